@@ -151,7 +151,8 @@ class LoadGoals:
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            help="Service level in ms, such as 'ttft:500 tpot:50' or mlperf:llama3.1-8b.", rich_help_panel=GOAL_PANEL
+            help="Bounds of p99 in ms, such as 'ttft:500 tpot:50', or mlperf:llama3.1-8b.",
+            rich_help_panel=GOAL_PANEL,
         ),
     ] = None
     search: Annotated[
@@ -235,17 +236,10 @@ def _given(*groups: Any) -> dict[str, Any]:
     """The options that were written, as LoadOptions has them: bounds in seconds by name."""
     given = {name: value for group in groups for name, value in given_options(group).items()}
     if "slo" in given:
-        given["slo_seconds"] = slo_seconds(given.pop("slo"))
+        from kvplan.planner.question.slo import measured_bounds
+
+        given["slo_seconds"] = measured_bounds(given.pop("slo"))
     return given
-
-
-def slo_seconds(texts: list[str]) -> dict[str, float]:
-    """``["ttft:500 tpot:50"]`` -> bounds in seconds by name."""
-    from kvplan.planner.question.slo import parse_slo
-
-    slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
-    bounds = {"ttft": slo.ttft_seconds, "tpot": slo.tpot_seconds, "e2el": slo.e2el_seconds}
-    return {name: seconds for name, seconds in bounds.items() if seconds is not None}
 
 
 def _without_key(words: list[str]) -> list[str]:

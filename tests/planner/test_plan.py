@@ -24,7 +24,7 @@ from kvplan.planner.answer.picture import concurrency_curve, memory_parts
 from kvplan.planner.choices.formats import weight_formats
 from kvplan.planner.launch.engines import ENGINES, launch_commands
 from kvplan.planner.question.request import PlanRequest, complete
-from kvplan.planner.question.slo import MLPERF, parse_slo
+from kvplan.planner.question.slo import MLPERF, measured_bounds, parse_slo
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import Plan, make_plan
 from kvplan.settings import ServingSettings
@@ -138,6 +138,7 @@ def test_capacity_miss_counts_what_would_be_needed() -> None:
         (["ttft:500", "tpot:50"], (0.5, 0.05, None)),
         (["e2el:5s"], (None, None, 5.0)),
         (["mlperf:llama3.1-8b-interactive"], (0.5, 0.03, None)),
+        (["p99_ttft:500", "p50_e2el:5s"], (0.5, None, 5.0)),
     ],
 )
 def test_slo(texts: list[str], expected: tuple[float | None, ...]) -> None:
@@ -145,7 +146,24 @@ def test_slo(texts: list[str], expected: tuple[float | None, ...]) -> None:
     assert (found.ttft_seconds, found.tpot_seconds, found.e2el_seconds) == expected
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:-1", "ttft:0", "speed:5", "mlperf:gpt9", "ttft:1e3"])
+def test_a_bound_says_which_statistic_it_is_of() -> None:
+    words = [bound.word for bound in parse_slo(["ttft:500", "p99_tpot:50", "p50_e2el:5s"]).bounds()]
+    assert words == ["ttft", "p99_tpot", "p50_e2el"]
+    assert [bound.text for bound in parse_slo(["mlperf:llama2-70b"]).bounds()] == [
+        "p99 TTFT within 2,000 ms",
+        "p99 TPOT within 200 ms",
+    ]
+
+
+def test_a_measured_load_is_judged_by_its_99th_percentiles() -> None:
+    assert measured_bounds(["ttft:500 p99_tpot:50", "e2el:5s"]) == {"ttft": 0.5, "tpot": 0.05, "e2el": 5.0}
+    with pytest.raises(UsageError, match="99th percentile"):
+        measured_bounds(["p50_ttft:500"])
+
+
+@pytest.mark.parametrize(
+    "text", ["p95_ttft:5", "p99:5", "ttft", "ttft:", "ttft:-1", "ttft:0", "speed:5", "mlperf:gpt9", "ttft:1e3"]
+)
 def test_slo_errors(text: str) -> None:
     with pytest.raises(UsageError):
         parse_slo([text])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
+from typing import Literal
 
 import pytest
 
@@ -14,6 +16,7 @@ from kvplan.planner.answer.queues import explained_steps, first_within_tails, qu
 from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import Slo
+from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import Plan, make_plan
 
 SPEC = resolve_model("llama-3.1-8b")
@@ -90,8 +93,40 @@ def test_a_service_level_that_averages_keep_and_one_in_a_hundred_does_not() -> N
     ttft, tpot = figures.figures.ttft, figures.figures.tpot
     between = Slo(ttft_seconds=(ttft.median + ttft.p99) / 2, tpot_seconds=1.01 * tpot.p99)
     (missed,) = missed_by_tail(between, figures.figures)
-    assert (missed.name, missed.p99_seconds, missed.bound_seconds) == ("ttft", ttft.p99, between.ttft_seconds)
+    assert (missed.bound.name, missed.p99_seconds, missed.bound.seconds) == ("ttft", ttft.p99, between.ttft_seconds)
     assert missed_by_tail(Slo(), figures.figures) == ()
+    assert missed_by_tail(replace(between, ttft_of="p50"), figures.figures) == ()
+
+
+@pytest.mark.parametrize("statistic", ["p50", "p99"])
+def test_a_bound_of_a_percentile_is_compared_with_that_percentile(statistic: Literal["p50", "p99"]) -> None:
+    """What averages serve with one GPU needs more of them, or serves by a part of the interval alone."""
+    sizes = ParallelSizes(tensor=(1, 2), pipeline=(1,), data=(1,))
+    alone = planned(sizes=sizes, max_gpus=2)
+    first = queues_of(alone.deployments[0], alone.workload)
+    assert first is not None
+    seen = first.figures.ttft.median if statistic == "p50" else first.figures.ttft.p99
+    strict = planned(sizes=sizes, max_gpus=2, slo=Slo(ttft_seconds=0.95 * seen, ttft_of=statistic))
+    assert all(each.num_gpus > alone.deployments[0].num_gpus for each in strict.deployments)
+    loose = planned(sizes=sizes, max_gpus=2, slo=Slo(ttft_seconds=1.05 * seen, ttft_of=statistic))
+    likely = next(each for each in loose.deployments if each.num_gpus == alone.deployments[0].num_gpus)
+    assert not likely.slo.sure and 0 < likely.slo.share < 1
+    interval = first.intervals["ttft"]
+    assert interval is not None
+    sure = planned(sizes=sizes, max_gpus=2, slo=Slo(ttft_seconds=1.01 * interval.high * seen, ttft_of=statistic))
+    assert sure.deployments[0].slo.sure and sure.deployments[0].num_gpus == alone.deployments[0].num_gpus
+
+
+def test_a_percentile_that_nothing_keeps_is_named_with_its_range() -> None:
+    asked = planned()
+    found = queues_of(asked.deployments[0], asked.workload)
+    assert found is not None
+    plan = planned(slo=Slo(ttft_seconds=0.8 * found.figures.ttft.p99, ttft_of="p99"))
+    assert plan.nearest_miss is not None and plan.nearest_miss.reason == "ttft"
+    assert re.match(r"TTFT p99 would be \d+ to \d+ ms with 24 requests in progress", plan.nearest_miss.sentence)
+    fix = cheapest_fix(plan)
+    assert fix is not None
+    assert "p99_ttft:" in fix.sentence or "GPUs" in fix.sentence or "format" in fix.sentence
 
 
 def test_the_next_deployment_that_keeps_the_level_for_nearly_all_is_found() -> None:

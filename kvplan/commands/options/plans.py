@@ -67,7 +67,7 @@ class LoadOptions:
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            help="ttft:500 tpot:50 e2el:5000 in ms, or mlperf:llama3.1-8b; takes several.",
+            help="Bounds in ms: ttft:500 tpot:50 e2el:5000 (averages), p99_ttft:500, or mlperf:llama3.1-8b.",
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None

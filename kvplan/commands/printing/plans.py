@@ -122,6 +122,8 @@ def _print_plan(found: Plan) -> None:
     print_sentence(f"{_origin_sentence(shown)} {load_assumption(found)}")
     if any(each.served.speed.origin in ("roofline", "kernels", "scaled") for each in shown):
         print_sentence(UNSURE)
+    if not found.request.slo.is_empty:
+        print_sentence(f"SLO met: {' and '.join(bound.text for bound in found.request.slo.bounds())}.")
     if any(not deployment.slo.sure for deployment in shown):
         print_sentence(
             "likely: the share of the predicted speeds and KV pools at which it serves the load within its bounds."
@@ -187,7 +189,7 @@ def _print_best(best: Deployment, plan: Plan) -> None:
         if beyond:
             keeps = first_within_tails(plan.deployments, plan.workload, plan.request.slo)
             instead = "" if keeps is None else f"; {keeps.name} keeps it for 99 in 100 requests"
-            print_sentence(f"--slo is compared with averages; beyond it {tail_text(beyond)}{instead}")
+            print_sentence(f"averages are within --slo; beyond it {tail_text(beyond)}{instead}")
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")

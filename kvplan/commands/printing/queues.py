@@ -35,7 +35,7 @@ def intervals_text(queues: Queues) -> str:
 def tail_text(beyond: Sequence[TailMiss]) -> str:
     """``TTFT p99 190 ms (100 asked for)``, for each bound that is missed."""
     return ", ".join(
-        f"{each.name.upper()} p99 {1000 * each.p99_seconds:,.0f} ms ({1000 * each.bound_seconds:,.0f} asked for)"
+        f"{each.bound.name.upper()} p99 {1000 * each.p99_seconds:,.0f} ms ({1000 * each.bound.seconds:,.0f} asked for)"
         for each in beyond
     )
 

@@ -46,6 +46,7 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
                 "tpot": _milliseconds(slo.tpot_seconds),
                 "e2el": _milliseconds(slo.e2el_seconds),
             },
+            "slo_statistics": {bound.name: bound.statistic for bound in slo.bounds()},
             "max_gpus": plan.request.max_gpus,
             "max_loras": 0 if slots is None else slots.number,
             "max_lora_rank": None if slots is None else slots.rank,
@@ -83,12 +84,12 @@ RATE_ASSUMPTION = "Requests arrive independently of each other, and no prompt sh
 
 
 def _queueing(deployment: Deployment, workload: Workload, slo: Slo) -> dict[str, Any] | None:
-    """With the names of the bounds that 1 request in 100 is beyond, by the middle of the prediction."""
+    """With the bounds of averages that 1 request in 100 is beyond, by the middle of the prediction."""
     found = queues_of(deployment, workload)
     document = queues_document(found)
     if found is None or document is None:
         return None
-    return document | {"p99_beyond_slo": [each.name for each in missed_by_tail(slo, found.figures)]}
+    return document | {"p99_beyond_slo": [each.bound.name for each in missed_by_tail(slo, found.figures)]}
 
 
 def load_assumption(plan: Plan) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
-from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.deployment import Capacity, Choice, Miss
 from kvplan.planner.choices.load import Served
-from kvplan.planner.choices.slo_check import SloCheck
+from kvplan.planner.choices.slo_check import Predicted, SloCheck
 from kvplan.planner.question.request import Workload
-from kvplan.planner.question.slo import SLO_FIELDS
 from kvplan.units import format_bytes, plural
 
 
@@ -64,24 +62,27 @@ def lacks_room(
 
 
 def lacks_speed(
-    choice: Choice,
-    replicas: int,
-    prediction: VllmPrediction,
-    served: Served,
-    check: SloCheck,
-    alone: tuple[Served, SloCheck],
+    choice: Choice, replicas: int, prediction: VllmPrediction, served: Served, check: SloCheck, alone: SloCheck
 ) -> Miss:
     """It holds the load, but not the service level. ``alone``: the same for one request at a time."""
-    is_reachable = alone[1].possible
-    if not is_reachable:
-        served, check = alone
-    name = check.broken or "ttft"
-    predicted: Range = getattr(served.speed, SLO_FIELDS[name])
-    high = f"{predicted.high * 1000:,.0f}" if predicted.is_bounded else "more"
+    is_reachable = alone.possible
+    broken = check.broken if is_reachable else alone.broken
+    assert broken is not None, "only what breaks a bound lacks speed"
     users = max(round(served.num_users), 1)
-    times = f"{name.upper()} would be {predicted.low * 1000:,.0f} to {high} ms"
-    if not is_reachable:
-        sentence = f"{times} even for one request alone."
+    if is_reachable:
+        sentence = f"{_times(broken)} with {plural(users, 'request')} in progress on each instance."
     else:
-        sentence = f"{times} with {plural(users, 'request')} in progress on each instance."
-    return Miss(choice, replicas, "slo", name, 0, check.excess, sentence, prediction, is_final=not is_reachable)
+        sentence = f"{_times(broken)} even for one request alone."
+    name = broken.bound.name
+    return Miss(choice, replicas, "slo", name, 0, broken.excess, sentence, prediction, is_final=not is_reachable)
+
+
+def _times(broken: Predicted) -> str:
+    """``TTFT would average 449 to 835 ms``, ``TTFT p99 would be ...``; why not, where a load cannot be played."""
+    bound, between = broken.bound, broken.between
+    is_average = bound.statistic == "mean"
+    name = bound.name.upper() + ("" if is_average else f" {bound.statistic}")
+    if math.isinf(between.low):
+        return f"{name} is not known, as the server's own work on so many requests would fill its time,"
+    high = f"to {between.high * 1000:,.0f} ms" if between.is_bounded else "ms and up"
+    return f"{name} would {'average' if is_average else 'be'} {between.low * 1000:,.0f} {high}"

@@ -3,65 +3,135 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
+from kvplan.estimate.speed.queues import Queues
 from kvplan.planner.choices.load import Served, share_within
-from kvplan.planner.question.slo import SLO_FIELDS, Slo
+from kvplan.planner.question.slo import SLO_FIELDS, Bound, Slo
+
+
+class Predicted(NamedTuple):
+    """What a bound is compared with, in seconds. ``middle``: infinite where a load is not kept up with."""
+
+    bound: Bound
+    middle: float
+    between: Range
+
+    @property
+    def excess(self) -> float:
+        """By what share the middle is beyond the bound; negative within it."""
+        return self.middle / self.bound.seconds - 1
+
+    @property
+    def share(self) -> float:
+        """How much of the range is within the bound; without an upper end all of it that is possible."""
+        if self.between.low > self.bound.seconds:
+            return 0.0
+        return share_within(self.between, self.bound.seconds) if self.between.is_bounded else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SloCheck:
     """A predicted speed against the bounds. ``possible``: by the middle of the range; ``sure``: by its high end.
 
-    ``broken`` names the bound that is missed by most, ``excess`` by what share. ``share``: how much of the range of
-    speeds keeps every bound and keeps up with the load, and of the range of KV pools holds it.
+    ``broken`` is the bound that is missed by most, with what was predicted of it, and ``excess`` by what share.
+    ``share``: how much of the range of speeds keeps every bound and keeps up with the load, and of the range of KV
+    pools holds it.
     """
 
     possible: bool
     sure: bool
-    broken: str | None
-    excess: float
+    broken: Predicted | None
     num_bounds: int
     share: float = 1.0
 
+    @property
+    def excess(self) -> float:
+        return 0.0 if self.broken is None else self.broken.excess
 
-def check_slo(slo: Slo, served: Served) -> SloCheck:
-    """Compare the speeds with the bounds. A load that the replica does not keep up with breaks every bound."""
-    excess, broken, share = 0.0, None, served.share
-    for name, field in SLO_FIELDS.items():
-        bound = getattr(slo, field)
-        if bound is None:
-            continue
-        predicted: Range = getattr(served.speed, field)
-        middle = math.inf if served.middle is None else getattr(served.middle, field)
-        share = min(share, share_within(predicted, bound)) if predicted.is_bounded else share
-        if predicted.low > bound:
-            share = 0.0
-        if middle / bound - 1 > excess:
-            excess, broken = middle / bound - 1, name
-    bounds = sum(getattr(slo, field) is not None for field in SLO_FIELDS.values())
-    return SloCheck(broken is None and served.keeps_up, share >= 1.0, broken, excess, bounds, share)
+
+def check_averages(slo: Slo, served: Served) -> SloCheck:
+    """Compare the averages with their bounds. A load that the replica does not keep up with breaks every bound.
+
+    An average beyond the bound of a 99th percentile breaks it too, but only bounds of averages decide what is sure.
+    """
+    asked = [bound for bound in slo.bounds() if bound.statistic != "p50"]
+    seen = [Predicted(bound._replace(statistic="mean"), *_average(bound, served)) for bound in asked]
+    shares = (each.share for each, bound in zip(seen, asked, strict=True) if bound.statistic == "mean")
+    return _check(slo, seen, min([served.share, *shares]), served)
+
+
+def check_percentiles(check: SloCheck, slo: Slo, served: Served, queues: Queues | None) -> SloCheck:
+    """``check`` of the averages, and the percentiles of a played load against theirs.
+
+    Without a play (the server's own work would fill its time) every bound of a percentile counts as broken.
+    """
+    asked = [bound for bound in slo.bounds() if bound.statistic != "mean"]
+    if not asked:
+        return check
+    seen = [each for bound in asked if (each := _percentile(bound, served, queues)) is not None]
+    return _check(slo, seen, min([check.share, *(each.share for each in seen)]), served)
+
+
+def _check(slo: Slo, seen: Iterable[Predicted], share: float, served: Served) -> SloCheck:
+    worst = max(seen, key=lambda each: each.excess, default=None)
+    broken = worst if worst is not None and worst.excess > 0 else None
+    return SloCheck(broken is None and served.keeps_up, share >= 1.0, broken, len(slo.bounds()), share)
+
+
+def _average(bound: Bound, served: Served) -> tuple[float, Range]:
+    field = SLO_FIELDS[bound.name]
+    return math.inf if served.middle is None else getattr(served.middle, field), getattr(served.speed, field)
+
+
+def _percentile(bound: Bound, served: Served, queues: Queues | None) -> Predicted | None:
+    """None for a time per output token of answers that have one token."""
+    if queues is None:
+        return Predicted(bound, math.inf, Range(math.inf, math.inf))
+    found = played(queues.figures)[bound.name]
+    if found is None:
+        return None
+    middle = found.median if bound.statistic == "p50" else found.p99
+    low, high = _factors(bound, served, queues)
+    return Predicted(bound, middle, Range(middle * low, middle * high))
+
+
+def _factors(bound: Bound, served: Served, queues: Queues) -> tuple[float, float]:
+    """Between which 9 in 10 measurements lie; where nothing was compared, the ends of the averages around their middle.
+
+    A whole request is its first token and the others: both intervals hold it.
+    """
+    names = ("ttft", "tpot") if bound.name == "e2el" else (bound.name,)
+    found = [interval for name, interval in queues.intervals.items() if name in names and interval is not None]
+    if len(found) == len(names):
+        return min(each.low for each in found), max(each.high for each in found)
+    middle, between = _average(bound, served)
+    return between.low / middle, between.high / middle
+
+
+def played(figures: PlayedFigures) -> dict[str, Distribution | None]:
+    """By objective."""
+    return {"ttft": figures.ttft, "tpot": figures.tpot, "e2el": figures.e2el}
 
 
 class TailMiss(NamedTuple):
-    """A bound that the 99th percentile of a played load is beyond. Seconds."""
+    """A bound of an average that the 99th percentile of a played load is beyond."""
 
-    name: str
+    bound: Bound
     p99_seconds: float
-    bound_seconds: float
 
 
 def missed_by_tail(slo: Slo, figures: PlayedFigures) -> tuple[TailMiss, ...]:
-    """``check_slo`` compares averages; of a load with queues 1 request in 100 sees more than these."""
-    played = {"ttft": figures.ttft, "tpot": figures.tpot, "e2el": figures.e2el}
+    """Of averages that are within their bounds: of a load with queues 1 request in 100 sees more than these."""
     found = []
-    for name, field in SLO_FIELDS.items():
-        bound, seen = getattr(slo, field), played[name]
-        if bound is not None and seen is not None and seen.p99 > bound:
-            found.append(TailMiss(name, seen.p99, bound))
+    for bound in slo.bounds():
+        seen = played(figures)[bound.name]
+        if bound.statistic == "mean" and seen is not None and seen.p99 > bound.seconds:
+            found.append(TailMiss(bound, seen.p99))
     return tuple(found)
 
 

@@ -25,7 +25,8 @@ from kvplan.planner.choices.deployment import Capacity, Choice, Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
 from kvplan.planner.choices.load import Served, replica_load, serve_users
-from kvplan.planner.choices.slo_check import check_slo, within_pool
+from kvplan.planner.choices.played import Replica
+from kvplan.planner.choices.slo_check import SloCheck, check_averages, check_percentiles, within_pool
 from kvplan.planner.question.request import PlanRequest, Workload
 
 _SEQUENCE_STEP = 8
@@ -50,6 +51,10 @@ class Trial:
     predictions: dict[tuple[object, ...], VllmPrediction] = field(default_factory=dict)
     models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
+    alone: dict[tuple[object, ...], SloCheck] = field(default_factory=dict)
+    """What one request at a time gets, of choices that miss the service level under their load."""
+    dearest: Deployment | None = None
+    """What costs as much as this, or without prices takes as many GPUs, need not be tried."""
 
     def device_speed(self, choice: Choice, speed_format: str) -> DeviceSpeed | None:
         """What the GPU reached in this format; None where it was not measured."""
@@ -78,8 +83,18 @@ class Trial:
         return False
 
     def most_replicas(self, choice: Choice) -> int:
-        """Replicas beside the spare ones that the limit on GPUs allows."""
-        return self.request.max_gpus // choice.layout.num_gpus - self.request.num_spare_replicas
+        """Replicas beside the spare ones that the limit on GPUs allows, and ``dearest``."""
+        return self._most_gpus(choice.gpu) // choice.layout.num_gpus - self.request.num_spare_replicas
+
+    def _most_gpus(self, gpu: GpuProfile) -> int:
+        limit, dearest = self.request.max_gpus, self.dearest
+        if dearest is None:
+            return limit
+        if gpu.price is None or dearest.usd_per_hour is None:
+            return min(limit, dearest.num_gpus - 1)
+        if gpu.price.usd_per_hour == 0:
+            return limit if dearest.usd_per_hour > 0 else 0
+        return min(limit, math.ceil(dearest.usd_per_hour / gpu.price.usd_per_hour) - 1)
 
 
 def try_choice(trial: Trial, choice: Choice) -> list[Deployment] | Miss | None:
@@ -152,12 +167,13 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
         return misses.lacks_room(
             trial.workload, choice, replicas, prediction, capacity, served, trial.request.worst_case
         )
-    check = check_slo(trial.request.slo, served)
+    replica = Replica(trial.workload, choice, replicas, prediction, capacity, model)
+    check = _check(trial, replica, served)
     check = within_pool(check, _pool_share(trial, choice, prediction, served.num_users, room))
     if not check.possible:
-        one = serve_users(model, 1)
-        alone = (one, check_slo(trial.request.slo, one))
-        return misses.lacks_speed(choice, replicas, prediction, served, check, alone)
+        if choice.key not in trial.alone:
+            trial.alone[choice.key] = _check(trial, replica, serve_users(model, 1))
+        return misses.lacks_speed(choice, replicas, prediction, served, check, trial.alone[choice.key])
     rate = trial.workload.requests_per_second
     return Deployment(
         choice=choice,
@@ -167,7 +183,7 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
         capacity=capacity,
         served=served,
         slo=check,
-        limit=_limit(trial, model, served, room, seats),
+        limit=_limit(trial, replica, served, room, seats),
         offered_tokens_per_second=None if rate is None else rate * trial.workload.output_tokens,
         speed_model=model,
     )
@@ -270,12 +286,21 @@ def _room(trial: Trial, capacity: Capacity) -> int:
     return capacity.worst_sequences if trial.request.worst_case else capacity.average_sequences
 
 
-def _limit(trial: Trial, model: SpeedModel, served: Served, room: int, seats: int) -> str:
+def _check(trial: Trial, replica: Replica, served: Served) -> SloCheck:
+    """Against the service level: percentiles of a load with queues, where it has any, only if averages do not fail."""
+    slo = trial.request.slo
+    check = check_averages(slo, served)
+    if not check.possible or not slo.has_percentiles:
+        return check
+    return check_percentiles(check, slo, served, replica.play(served))
+
+
+def _limit(trial: Trial, replica: Replica, served: Served, room: int, seats: int) -> str:
     """What stops the next users: the service level if it breaks before the pool is full, else the pool."""
     if not trial.request.slo.is_empty:
-        full = check_slo(trial.request.slo, serve_users(model, room))
+        full = check_averages(trial.request.slo, serve_users(replica.model, room))
         if full.broken is not None:
-            return full.broken
+            return full.broken.bound.name
     if room < 1.5 * served.num_users:
         return "kv" if room < seats else "seats"
     return "bandwidth" if served.speed.bandwidth_bound else "compute"

@@ -5,21 +5,61 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
 
 from kvplan.errors import UsageError
+
+Statistic = Literal["mean", "p50", "p99"]
+"""Of all requests: what a bound is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper bounds in seconds; None: not asked for."""
+    """Upper bounds in seconds; None: not asked for. ``ttft_of`` and its like: the statistic that each bounds."""
 
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
     e2el_seconds: float | None = None
+    ttft_of: Statistic = "mean"
+    tpot_of: Statistic = "mean"
+    e2el_of: Statistic = "mean"
 
     @property
     def is_empty(self) -> bool:
-        return self.ttft_seconds is None and self.tpot_seconds is None and self.e2el_seconds is None
+        return not self.bounds()
+
+    @property
+    def has_percentiles(self) -> bool:
+        return any(bound.statistic != "mean" for bound in self.bounds())
+
+    def with_bound(self, bound: Bound) -> Slo:
+        """In place of what was asked of the same objective."""
+        changed: dict[str, Any] = {SLO_FIELDS[bound.name]: bound.seconds, f"{bound.name}_of": bound.statistic}
+        return replace(self, **changed)
+
+    def bounds(self) -> list[Bound]:
+        """Those that were asked for, in the order of ``SLO_FIELDS``."""
+        found = ((name, getattr(self, field), getattr(self, f"{name}_of")) for name, field in SLO_FIELDS.items())
+        return [Bound(name, seconds, statistic) for name, seconds, statistic in found if seconds is not None]
+
+
+class Bound(NamedTuple):
+    """One objective: ``seconds`` at most, by ``statistic``."""
+
+    name: str
+    seconds: float
+    statistic: Statistic
+
+    @property
+    def word(self) -> str:
+        """As after ``--slo``, before the colon: ``ttft``, ``p99_ttft``."""
+        return self.name if self.statistic == "mean" else f"{self.statistic}_{self.name}"
+
+    @property
+    def text(self) -> str:
+        """``average TTFT within 500 ms``"""
+        statistic = "average" if self.statistic == "mean" else self.statistic
+        return f"{statistic} {self.name.upper()} within {self.seconds * 1000:,g} ms"
 
 
 MLPERF: dict[str, tuple[float, float]] = {
@@ -33,28 +73,48 @@ MLPERF: dict[str, tuple[float, float]] = {
 }
 """MLPerf Inference's server scenarios as published: p99 of time to first token and per output token, milliseconds."""
 
-SLO_FIELDS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2el_seconds"}
+SLO_FIELDS: Final = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2el_seconds"}
+_EXAMPLE: Final = "write it like ttft:500 p99_tpot:50 e2el:5000 (ms)"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(ms|s)?")
+_STATISTICS: Final[dict[str | None, Statistic]] = {None: "mean", "p50": "p50", "p99": "p99"}
+_NAME = re.compile(r"(?:(p50|p99)_)?(ttft|tpot|e2el)")
 
 
 def parse_slo(texts: Sequence[str]) -> Slo:
-    """``["ttft:500", "tpot:50ms"]`` or ``["mlperf:llama3.1-8b"]``; a plain number is milliseconds. UsageError else."""
+    """``["ttft:500", "p99_tpot:50ms"]`` or ``["mlperf:llama3.1-8b"]``; a plain number is milliseconds.
+
+    A bound without a percentile is one of the average. UsageError for anything else.
+    """
     found = Slo()
     for text in texts:
         name, colon, value = text.strip().lower().partition(":")
         if name == "mlperf" and colon:
             found = _mlperf(value)
             continue
-        match = _NUMBER.fullmatch(value)
-        if name not in SLO_FIELDS or match is None or float(match.group(1)) <= 0:
-            raise UsageError(f"'{text}' is not a service level.", hint="write it like ttft:500 tpot:50 e2el:5000 (ms)")
-        seconds = float(match.group(1)) / (1 if match.group(2) == "s" else 1000)
-        found = replace(found, **{SLO_FIELDS[name]: seconds})
+        named, number = _NAME.fullmatch(name), _NUMBER.fullmatch(value)
+        if named is None or number is None or float(number.group(1)) <= 0:
+            raise UsageError(f"'{text}' is not a service level.", hint=_EXAMPLE)
+        seconds = float(number.group(1)) / (1 if number.group(2) == "s" else 1000)
+        found = found.with_bound(Bound(named.group(2), seconds, _STATISTICS[named.group(1)]))
     return found
+
+
+def measured_bounds(texts: Sequence[str]) -> dict[str, float]:
+    """Seconds by objective, for a load that is measured: there the 99th percentile of each is within its bound.
+
+    UsageError for a bound of another percentile.
+    """
+    slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
+    if any(bound.statistic == "p50" for bound in slo.bounds()):
+        raise UsageError(
+            "A load that is measured is judged by the 99th percentile of each objective, not by the median.",
+            hint="leave p50_ out; rows have medians too",
+        )
+    return {bound.name: bound.seconds for bound in slo.bounds()}
 
 
 def _mlperf(name: str) -> Slo:
     if name not in MLPERF:
         raise UsageError(f"Unknown MLPerf scenario '{name}'.", hint="one of " + ", ".join(sorted(MLPERF)))
     ttft, tpot = MLPERF[name]
-    return Slo(ttft / 1000, tpot / 1000)
+    return Slo(ttft / 1000, tpot / 1000, ttft_of="p99", tpot_of="p99")

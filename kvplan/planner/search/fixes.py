@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,6 @@ from kvplan.catalog.devices.gpus import load_gpus
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.question.request import PlanRequest
-from kvplan.planner.question.slo import SLO_FIELDS, Slo
 from kvplan.planner.search.plan import Plan, first_deployment
 
 _SLACK = (1.0, 1.25, 1.6, 2.5, 5.0)
@@ -75,14 +75,13 @@ def _changes(plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
 
 def _slower(request: PlanRequest, miss: Miss) -> Iterator[tuple[str, PlanRequest]]:
     """The bound that is missed by most, relaxed to what the nearest choice would reach and more, rounded up."""
-    field = SLO_FIELDS.get(miss.reason)
-    bound = getattr(request.slo, field) if field is not None else None
-    if field is None or bound is None:
+    bound = next((each for each in request.slo.bounds() if each.name == miss.reason), None)
+    if bound is None or not math.isfinite(miss.shortfall):
         return
     for factor in _SLACK:  # what one request alone reaches is too little for many
-        reached = _rounded_up(bound * (1 + miss.shortfall) * factor * 1000)
-        relaxed: Slo = replace(request.slo, **{field: reached / 1000})
-        yield f"allow {miss.reason}:{reached:g}", replace(request, slo=relaxed)
+        reached = _rounded_up(bound.seconds * (1 + miss.shortfall) * factor * 1000)
+        relaxed = request.slo.with_bound(bound._replace(seconds=reached / 1000))
+        yield f"allow {bound.word}:{reached:g}", replace(request, slo=relaxed)
 
 
 def _rounded_up(milliseconds: float) -> float:

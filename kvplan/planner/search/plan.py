@@ -75,6 +75,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
             )
         )
     affordable = tuple(each for each in found.deployments if within_budget(each, request.usd_per_hour))
+    trial.dearest = affordable[0] if affordable else None
     in_others = search(trial, others, budget=request.usd_per_hour)
     return Plan(
         spec=spec,

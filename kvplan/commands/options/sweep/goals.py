@@ -19,7 +19,8 @@ class GoalOptions:
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            help="Service level in ms, such as 'ttft:500 tpot:50' or mlperf:llama3.1-8b.", rich_help_panel=GOAL_PANEL
+            help="Bounds of p99 in ms, such as 'ttft:500 tpot:50', or mlperf:llama3.1-8b.",
+            rich_help_panel=GOAL_PANEL,
         ),
     ] = None
     search: Annotated[
@@ -66,16 +67,9 @@ def given_goals(goals: GoalOptions) -> dict[str, Any]:
     """The goals as SweepOptions has them: bounds in seconds by name, axes as a tuple."""
     given = dict(given_options(goals))
     if "slo" in given:
-        given["slo_seconds"] = _slo_seconds(given.pop("slo"))
+        from kvplan.planner.question.slo import measured_bounds
+
+        given["slo_seconds"] = measured_bounds(given.pop("slo"))
     if "boundary" in given:
         given["boundary"] = tuple(name.strip() for text in given["boundary"] for name in text.split(","))
     return given
-
-
-def _slo_seconds(texts: list[str]) -> dict[str, float]:
-    """``["ttft:500 tpot:50"]`` -> bounds in seconds by name."""
-    from kvplan.planner.question.slo import parse_slo
-
-    slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
-    bounds = {"ttft": slo.ttft_seconds, "tpot": slo.tpot_seconds, "e2el": slo.e2el_seconds}
-    return {name: seconds for name, seconds in bounds.items() if seconds is not None}

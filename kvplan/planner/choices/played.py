@@ -1,0 +1,66 @@
+"""A plan's load, played on one replica of a choice: percentiles instead of averages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvplan.catalog.engines import EngineChoice
+from kvplan.estimate.speed.engine_speed import engine_rules
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.queues import Queues, play_queues
+from kvplan.estimate.vllm.prediction import VllmPrediction
+from kvplan.planner.choices.deployment import Capacity, Choice
+from kvplan.planner.choices.load import Served
+from kvplan.planner.question.request import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One of ``number`` replicas under its share of ``workload``."""
+
+    workload: Workload
+    choice: Choice
+    number: int
+    prediction: VllmPrediction
+    capacity: Capacity
+    model: SpeedModel
+
+    def play(self, served: Served) -> Queues | None:
+        """What its requests see. None where they pile up without end, and as for ``play_queues``."""
+        middle = served.middle
+        if middle is None:
+            return None
+        load, rate = self._load(served), self._rate
+        if rate is None:
+            return play_queues(self.model, load, self._rules, middle.requests_per_second)
+        found = play_queues(self.model, load, self._rules, rate)
+        return None if found is None else _as_they_come(found, served, rate)
+
+    @property
+    def _rate(self) -> float | None:
+        """Requests per second that come to it; None under users."""
+        rate = self.workload.requests_per_second
+        return None if rate is None else rate / self.number
+
+    def _load(self, served: Served) -> PlayedLoad:
+        prompt, answer, rate = self.workload.input_tokens, self.workload.output_tokens, self._rate
+        if rate is None:
+            return steady_users(round(served.num_users), prompt, answer)
+        return steady_rate(rate, served.num_users, prompt, answer)
+
+    @property
+    def _rules(self) -> SchedulingRules:
+        tokens = self.capacity.average_sequences * self.workload.average_context
+        engine = EngineChoice("vllm", self.prediction.version)
+        return engine_rules(engine, self.prediction.settings.serving, self.choice.layout, tokens)
+
+
+def _as_they_come(found: Queues, served: Served, rate: float) -> Queues:
+    """Of requests at a ``rate`` no more are answered than come, and fewer only where the replica can answer so few."""
+    interval = found.intervals["throughput"]
+    if interval is None or served.supply is None:
+        return found
+    low = min(served.supply.middle * interval.low / rate, 1.0)
+    return replace(found, intervals=found.intervals | {"throughput": replace(interval, low=low, high=1.0)})
