@@ -32,8 +32,17 @@ def model_profile_folders() -> list[Path]:
 
 def kernel_cache_dir() -> Path:
     """Compiled kernels are kept in $KVPLAN_CACHE_DIR/kernels, or in kvplan/kernels in the user's cache folder."""
+    return _cache_dir() / "kernels"
+
+
+def tokenizer_cache_dir() -> Path:
+    """Tokenizers that were converted from .gguf files, beside the kernels."""
+    return _cache_dir() / "tokenizers"
+
+
+def _cache_dir() -> Path:
     explicit = os.environ.get("KVPLAN_CACHE_DIR")
     if explicit:
-        return Path(explicit) / "kernels"
+        return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvplan" / "kernels"
+    return (Path(base) if base else Path.home() / ".cache") / "kvplan"

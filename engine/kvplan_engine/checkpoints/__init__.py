@@ -11,7 +11,7 @@ row_order     the rows of queries and keys, in the order of the kernels; latent_
               state_rows those of layers with a state and of gates
 checkpoint    an open checkpoint: its parameters, and how its tensors are read
 quantised/    weights in few bits, of every method that is read, and rounding
-tokenizer     a model's tokenizer
+tokenizer     a model's tokenizer; converted_tokenizer: that of a .gguf file, kept in the user's cache
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
 shared_layers which layers use the same dummy weights

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvplan_engine.checkpoints.converted_tokenizer import converted
 from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.errors import EngineError
 
@@ -35,16 +36,18 @@ def load_tokenizer(path: Path | None) -> Any:
     """From a .gguf file, a directory, or a file in one. EngineError where there is none."""
     if path is None:
         raise EngineError("this model has no tokenizer.", hint=_HINT)
-    from transformers import AutoTokenizer
-
     try:
-        if path.suffix == ".gguf":
-            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-        folder = path if path.is_dir() else path.parent
-        return AutoTokenizer.from_pretrained(str(folder), **_known_config(folder))
+        return converted(path, _of_folder) if path.suffix == ".gguf" else _of_folder(path)
     except (OSError, ValueError, KeyError) as problem:
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise EngineError(f"no tokenizer could be loaded from {path}: {first_line}", hint=_HINT) from None
+
+
+def _of_folder(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = path if path.is_dir() else path.parent
+    return AutoTokenizer.from_pretrained(str(folder), **_known_config(folder))
 
 
 def _known_config(folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,78 @@ def test_the_models_class_is_not_imported_for_it(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
     declare(folder, name)
     assert load_tokenizer(folder).decode(load_tokenizer(folder).encode("the cache")) == "the cache"
+
+
+@pytest.fixture
+def gguf_file(folder: Path) -> Path:
+    """The same vocabulary as llama.cpp's converter writes it."""
+    backend = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokens = sorted(backend["model"]["vocab"], key=backend["model"]["vocab"].__getitem__)
+    path = folder / "alone" / "vocabulary.gguf"
+    path.parent.mkdir()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in ("<|end|>", "<|start|>") else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
+    writer.add_eos_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_chat_template("{{ messages }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_files_tokenizer_is_converted_once(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    expected = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
+    converted = load_tokenizer(gguf_file)
+    (kept,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    whole, calls = AutoTokenizer.from_pretrained, []
+
+    def seen(*words: Any, **options: Any) -> Any:
+        calls.append(options.get("gguf_file"))
+        return whole(*words, **options)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", seen)
+    again = load_tokenizer(gguf_file)
+    assert calls == [None]
+    for own in (converted, again):
+        assert type(own) is type(expected)
+        assert own.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+        assert (own.special_tokens_map, own.chat_template) == (expected.special_tokens_map, expected.chat_template)
+        assert own.decode(own.encode(TEXT)) == expected.decode(expected.encode(TEXT))
+    (kept / "tokenizer.json").write_text("{", encoding="utf-8")
+    assert load_tokenizer(gguf_file).encode(TEXT) == expected.encode(TEXT)
+    assert calls[-2:] == [gguf_file.name, None]  # converted anew, and read back
+
+
+def test_what_it_is_made_of_decides_which_is_taken(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    assert load_tokenizer(gguf_file).chat_template == "{{ messages }}"
+    gguf_file.write_bytes(gguf_file.read_bytes().replace(b"{{ messages }}", b"{{ messages}} "))
+    assert load_tokenizer(gguf_file).chat_template == "{{ messages}} "
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # which transformers prefers, where they are
+        shutil.copy(tmp_path / name, gguf_file.parent)
+    expected = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
+    assert expected.chat_template != "{{ messages}} "
+    assert load_tokenizer(gguf_file).chat_template == expected.chat_template
+
+
+def test_a_cache_that_cannot_be_written_is_none(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocker = tmp_path / "blocker"
+    blocker.write_text("", encoding="utf-8")
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(blocker))
+    assert load_tokenizer(gguf_file).encode("the cache")
 
 
 def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path) -> None:
