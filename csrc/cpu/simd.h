@@ -280,10 +280,44 @@ KVPLAN_INLINE Floats4 sums_of_four(Floats a, Floats b, Floats c, Floats d) {
 #endif
 }
 
+// Each lane the sum of one of the vectors.
+KVPLAN_INLINE Floats sums_of_each(const Floats (&vectors)[kLanes]) {
+#if KVPLAN_AVX512
+  Floats fours[4];  // of each vector four partial sums, side by side those of four vectors
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = (__m512)vectors[4 * i], b = (__m512)vectors[4 * i + 1];
+    const __m512 c = (__m512)vectors[4 * i + 2], d = (__m512)vectors[4 * i + 3];
+    const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    fours[i] = (Floats)_mm512_unpacklo_pd(ab, cd) + (Floats)_mm512_unpackhi_pd(ab, cd);
+  }
+  const auto join = [](Floats a, Floats b) {
+    return (Floats)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0x88) +
+           (Floats)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0xdd);
+  };
+  return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
+#else
+  float sums[kLanes];
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; i += 4) {
+    const Floats4 four = sums_of_four(vectors[i], vectors[i + 1], vectors[i + 2], vectors[i + 3]);
+    std::memcpy(sums + i, &four, sizeof four);
+  }
+  return load(sums);
+#endif
+}
+
 // Into the second-level cache.
 KVPLAN_INLINE void prefetch_bytes(const void* address, int64_t bytes) {
   const char* line = static_cast<const char*>(address);
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(line + at, 0, 2);
+}
+
+// Into the first-level cache.
+KVPLAN_INLINE void prefetch_near(const void* address, int64_t bytes) {
+  const char* line = static_cast<const char*>(address);
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(line + at, 0, 3);
 }
 
 }  // namespace kvplan

@@ -52,19 +52,21 @@ KVPLAN_INLINE void score_four_tokens(const float* query, int64_t query_stride, c
 }
 
 // out[r][0 .. kVectors * kLanes) (+)= sum over k of left[r][k] * right[k][offset ..], for kRows rows.
-// left [kRows, depth], right: depth row pointers, out [kRows, out_stride]. `ahead` (or null) is memory needed soon:
-// as many bytes of it are prefetched, in order, as are read.
+// left [kRows, depth], right: depth row pointers, out [kRows, out_stride]. What `out` holds is multiplied with shrink
+// [kRows] before the sum is added to it. `ahead` (or null) is memory needed soon: as many bytes of it are prefetched, in
+// order, as are read.
 template <class T, int kRows, int kVectors, bool kAccumulate>
 KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
-                                 int depth, float* out, int64_t out_stride, const T* ahead) {
+                                 int depth, float* out, int64_t out_stride, const float* shrink, const T* ahead) {
   Floats sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = kAccumulate ? load(out + r * out_stride + v * kLanes) : Floats{};
+    for (int v = 0; v < kVectors; ++v)
+      sums[r][v] = kAccumulate ? load(out + r * out_stride + v * kLanes) * shrink[r] : Floats{};
   for (int k = 0; k < depth; ++k) {
     const T* row = right[k] + offset;
-    if (ahead != nullptr) prefetch_bytes(ahead + k * kVectors * kLanes, kVectors * kLanes * int64_t{sizeof(T)});
+    if (ahead != nullptr) prefetch_near(ahead + k * kVectors * kLanes, kVectors * kLanes * int64_t{sizeof(T)});
     Floats values[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) values[v] = load(row + v * kLanes);
@@ -84,23 +86,25 @@ KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T
 // The same for any number of rows: kRows at a time, then the rest.
 template <class T, int kRows, int kVectors, bool kAccumulate>
 KVPLAN_INLINE void multiply_rows(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
-                                 int rows, int depth, float* out, int64_t out_stride, const T* ahead) {
+                                 int rows, int depth, float* out, int64_t out_stride, const float* shrink, const T* ahead) {
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     multiply_tile<T, kRows, kVectors, kAccumulate>(left + r * left_stride, left_stride, right, offset, depth,
-                                                   out + r * out_stride, out_stride, r == 0 ? ahead : nullptr);
+                                                   out + r * out_stride, out_stride, kAccumulate ? shrink + r : nullptr,
+                                                   r == 0 ? ahead : nullptr);
   if constexpr (kRows > 1) {
     if (r < rows)
       multiply_rows<T, kRows - 1, kVectors, kAccumulate>(left + r * left_stride, left_stride, right, offset, rows - r,
                                                          depth, out + r * out_stride, out_stride,
-                                                         r == 0 ? ahead : nullptr);
+                                                         kAccumulate ? shrink + r : nullptr, r == 0 ? ahead : nullptr);
   }
 }
 
 // The last width % kLanes columns of the same sum, into padded rows of `out`.
 template <class T>
 void multiply_tail(const float* left, int64_t left_stride, const T* const* right, int64_t offset, int width, int rows,
-                   int depth, float* out, int64_t out_stride) {
+                   int depth, float* out, int64_t out_stride, const float* shrink) {
+  for (int r = 0; r < rows; ++r) store(out + r * out_stride, load(out + r * out_stride) * shrink[r]);
   for (int k = 0; k < depth; ++k) {
     const Floats values = load_part(right[k] + offset, width);
     for (int r = 0; r < rows; ++r) {
@@ -111,26 +115,27 @@ void multiply_tail(const float* left, int64_t left_stride, const T* const* right
 }
 
 // out [rows, width] (+)= left [rows, depth] * right [depth, offset + width], in register tiles of kRows x kVectors.
-// Without kAccumulate, width must be a multiple of kLanes.
+// With kAccumulate, shrink [rows] is as in multiply_tile; without, width must be a multiple of kLanes.
 template <class T, int kRows, int kVectors, bool kAccumulate>
 void multiply(const float* left, int64_t left_stride, const T* const* right, int64_t offset, int width, int rows,
-              int depth, float* out, int64_t out_stride, const T* ahead = nullptr) {
+              int depth, float* out, int64_t out_stride, const float* shrink = nullptr, const T* ahead = nullptr) {
   int column = 0;
   for (; column + kVectors * kLanes <= width; column += kVectors * kLanes)
     multiply_rows<T, kRows, kVectors, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
-                                                   out_stride, ahead == nullptr ? nullptr : ahead + column * depth);
+                                                   out_stride, shrink, ahead == nullptr ? nullptr : ahead + column * depth);
   if (kVectors > 2 && column + 2 * kLanes <= width) {
     multiply_rows<T, kRows, 2, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
-                                            out_stride, nullptr);
+                                            out_stride, shrink, nullptr);
     column += 2 * kLanes;
   }
   if (column + kLanes <= width) {
     multiply_rows<T, kRows, 1, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
-                                            out_stride, nullptr);
+                                            out_stride, shrink, nullptr);
     column += kLanes;
   }
   if (column < width)
-    multiply_tail(left, left_stride, right, offset + column, width - column, rows, depth, out + column, out_stride);
+    multiply_tail(left, left_stride, right, offset + column, width - column, rows, depth, out + column, out_stride,
+                  shrink);
 }
 
 KVPLAN_INLINE Floats4 load_four(const float* source) {

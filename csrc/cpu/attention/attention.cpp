@@ -18,7 +18,7 @@ namespace {
 Partial take_partial(Cutter& cutter, const Call& call, int64_t rows) {
   Partial partial;
   partial.output = cutter.take<float>(rows * call.padded_value);
-  partial.maximum = cutter.take<float>(rows);
+  partial.maximum = cutter.take<float>(padded_to_lanes(rows));
   partial.sum = cutter.take<float>(rows * kLanes);
   return partial;
 }
@@ -27,6 +27,7 @@ Scratch take_scratch(Cutter& cutter, const Call& call) {
   Scratch scratch;
   scratch.query = cutter.take<float>(static_cast<int64_t>(call.max_rows) * call.padded_head);
   scratch.scores = cutter.take<float>(static_cast<int64_t>(call.max_rows) * kTileTokens);
+  scratch.shrink = cutter.take<float>(padded_to_lanes(call.max_rows));
   const int64_t pair_rows = call.by_pairs ? call.max_rows : 0;
   scratch.query_pairs = cutter.take<BFloat16>(pair_rows * padded_to_pairs(call.args.head_size));
   scratch.packed_keys = cutter.take<float>(call.args.head_size * kTileTokens);

@@ -4,13 +4,12 @@
 // the item take their scores from it, then all take its values: the processor sees one long run of addresses, which it
 // fetches faster than runs of one head (plain reads of 384 MiB in random runs, one core of a 2-core AMD EPYC VM,
 // 2026-11: runs of 4 KiB 7 GB/s, of 24 KiB 12, of 96 KiB 20). The loops here read rows in fours and values by columns,
-// which hides that order from the processor, so each head's step prefetches those of kStepsAhead steps on (`ahead`), into
-// the second-level cache, which has room for more requests under way than the first.
+// which hides that order from the processor, so each head's step prefetches those of kStepsAhead steps on (`ahead`).
 #pragma once
 
 #include <type_traits>
 
-#include "attention_work.h"
+#include "attention_softmax.h"
 
 namespace kvplan {
 
@@ -32,7 +31,7 @@ KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     for (int t = 0; t < tile.tokens; t += 4) {
-      if (r == 0 && ahead != nullptr) prefetch_bytes(ahead + t * head_size, 4 * head_size * int64_t{sizeof(T)});
+      if (r == 0 && ahead != nullptr) prefetch_near(ahead + t * head_size, 4 * head_size * int64_t{sizeof(T)});
       score_four_tokens<T, kRows>(query + r * call.padded_head, call.padded_head, tile.keys + t, offset, head_size,
                                   scores + r * kTileTokens + t, kTileTokens);
     }
@@ -54,7 +53,7 @@ KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     for (int t = 0; t < tile.tokens; t += 4) {
-      if (r == 0 && ahead != nullptr) prefetch_bytes(ahead + t * head_size, 4 * head_size * int64_t{sizeof(BFloat16)});
+      if (r == 0 && ahead != nullptr) prefetch_near(ahead + t * head_size, 4 * head_size * int64_t{sizeof(BFloat16)});
       score_four_tokens_by_pairs<kRows>(query + r * query_stride, query_stride, tile.keys + t, offset, head_size,
                                         call.args.scale, scores + r * kTileTokens + t, kTileTokens);
     }
@@ -67,6 +66,36 @@ KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16
 
 #endif
 
+// Scores of rows and all the tile's tokens, whose keys, side by side, begin at `keys`. What is prefetched is spread over
+// the rows: a burst of it would keep their loads waiting.
+// query [rows, kHead]; scores [rows, kTileTokens]
+template <class T, int kHead>
+void score_runs(const T* query, const T* keys, int tokens, int rows, float scale, float* scores, const T* ahead) {
+  constexpr int kLines = kLanes * kHead * static_cast<int>(sizeof(T)) / 64;
+  for (int t = 0; t < tokens; t += kLanes)
+    for (int r = 0; r < rows; ++r) {
+      if (ahead != nullptr) {
+        const int begin = kLines * r / rows, end = kLines * (r + 1) / rows;
+        prefetch_near(reinterpret_cast<const char*>(ahead + t * kHead) + 64 * begin, 64 * (end - begin));
+      }
+      score_run<T, kHead>(query + r * kHead, keys + t * kHead, scale, scores + r * kTileTokens + t);
+    }
+}
+
+// The same for the sizes of a head that models have. Whether `head_size` is one of them.
+template <class T>
+KVPLAN_INLINE bool score_in_runs(int head_size, const T* query, const T* keys, int tokens, int rows, float scale,
+                                 float* scores, const T* ahead) {
+  if (head_size == 64) {
+    score_runs<T, 64>(query, keys, tokens, rows, scale, scores, ahead);
+  } else if (head_size == 128) {
+    score_runs<T, 128>(query, keys, tokens, rows, scale, scores, ahead);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 // Scores of one head's `rows` rows, the item's from `first_row` on, and all the tile's tokens.
 template <class T>
 KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t offset, int first_row, int rows,
@@ -76,17 +105,26 @@ KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (call.by_pairs) {
       const BFloat16* query = scratch.query_pairs + first_row * padded_to_pairs(call.args.head_size);
+      if (tile.side_by_side && score_in_runs(static_cast<int>(call.args.head_size), query, tile.keys[0] + offset,
+                                             tile.tokens, rows, call.args.scale, scores, ahead))
+        return;
       score_rows_by_pairs<kDirectRows>(call, tile, offset, query, rows, scores, ahead);
       return;
     }
   }
 #endif
-  score_rows<T, kDirectRows>(call, tile, offset, scratch.query + first_row * call.padded_head, rows, scores, ahead);
+  const float* query = scratch.query + first_row * call.padded_head;
+  if constexpr (std::is_same_v<T, float>) {
+    if (tile.side_by_side && score_in_runs(static_cast<int>(call.args.head_size), query, tile.keys[0] + offset,
+                                           tile.tokens, rows, 1.0f, scores, ahead))
+      return;
+  }
+  score_rows<T, kDirectRows>(call, tile, offset, query, rows, scores, ahead);
 }
 
 // A step is one head's keys of a tile, or its values: all heads' keys come first. How far steps are prefetched: not
 // beyond the next tile, which with one head has two.
-constexpr int kStepsAhead = 3;
+constexpr int kStepsAhead = 4;
 
 inline int steps_ahead(int heads) {
   return 2 * heads < kStepsAhead ? 2 * heads : kStepsAhead;
@@ -119,7 +157,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   const int64_t step_bytes = int64_t{tile_tokens} * head_size * int64_t{sizeof(T)};
   const int far = steps_ahead(item.num_heads);
   for (int step = 0; step < far; ++step)
-    prefetch_bytes(step_start(tiles[0], static_cast<TileRows<T>*>(nullptr), step, item.num_heads, key_step, value_step),
+    prefetch_near(step_start(tiles[0], static_cast<TileRows<T>*>(nullptr), step, item.num_heads, key_step, value_step),
                    step_bytes);
   for (int first = item.kv_begin; first < item.kv_end; first += tiles[1 - current].tokens) {
     const TileRows<T>& tile = tiles[current];
@@ -138,13 +176,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
         multiply_scales(tile.key_scales, head * call.args.block_size, rows, tile.tokens,
                         scratch.scores + head * rows * kTileTokens);
     }
-    for (int query = 0; query < item.num_queries; ++query) {
-      const Seen seen = seen_tokens(call, item, query, first, tile.tokens);
-      for (int head = 0; head < item.num_heads; ++head)
-        for (int row = head * rows + query * call.group; row < head * rows + (query + 1) * call.group; ++row)
-          update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
-                         scratch.scores + row * kTileTokens, scratch.partial);
-    }
+    update_softmax(call, item, first, tile.tokens, scratch);
     for (int head = 0; head < item.num_heads; ++head) {
       const int following = item.num_heads + head + far;
       const T* ahead = step_start(tile, next, following, item.num_heads, key_step, value_step);
@@ -154,7 +186,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
       multiply<T, kDirectRows, 4, true>(scratch.scores + head * rows * kTileTokens, kTileTokens, tile.values,
                                         head * value_step, value_size, rows, tile.tokens,
                                         scratch.partial.output + head * rows * call.padded_value, call.padded_value,
-                                        ahead);
+                                        scratch.shrink + head * rows, ahead);
     }
   }
 }

@@ -2,7 +2,7 @@
 // all rows through small matrix products.
 #pragma once
 
-#include "attention_work.h"
+#include "attention_softmax.h"
 
 namespace kvplan {
 
@@ -24,16 +24,12 @@ void attend_packed(const Call& call, const Item& item, Scratch& scratch) {
                                                         padded_to_lanes(tile.tokens), rows, head_size, scratch.scores,
                                                         kTileTokens);
     if constexpr (kHasScales<T>) multiply_scales(tile.key_scales, 0, rows, tile.tokens, scratch.scores);
-    for (int row = 0; row < rows; ++row) {
-      const Seen seen = seen_tokens(call, item, row / call.group, first, tile.tokens);
-      update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
-                     scratch.scores + row * kTileTokens, scratch.partial);
-    }
+    update_softmax(call, item, first, tile.tokens, scratch);
     if constexpr (kHasScales<T>) multiply_scales(tile.value_scales, 0, rows, tile.tokens, scratch.scores);
     pack_rows(tile.values, tile.tokens, value_size, call.padded_value, scratch.packed_values);
     multiply<float, kPackedRows, kPackedVectors, true>(scratch.scores, kTileTokens, scratch.value_rows, 0,
                                                        call.padded_value, rows, tile.tokens, scratch.partial.output,
-                                                       call.padded_value);
+                                                       call.padded_value, scratch.shrink);
   }
 }
 

@@ -91,13 +91,9 @@ void attend_wide(const Call& call, const Item& item, Scratch& scratch) {
       for (int ahead = t; ahead < t + 4 && ahead < next.tokens; ++ahead) prefetch_bytes(next.keys[ahead], key_bytes);
       score_wide<T, kDirectRows>(call, scratch, tile.keys, t, 0, rows);
     }
-    const Seen all{0, tile.tokens};
-    const Seen seen = call.args.chosen == nullptr ? seen_tokens(call, item, 0, first, tile.tokens) : all;
-    for (int row = 0; row < rows; ++row)
-      update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
-                     scratch.scores + row * kTileTokens, scratch.partial);
+    update_softmax(call, item, first, tile.tokens, scratch);
     multiply<T, kPackedRows, kPackedVectors, true>(scratch.scores, kTileTokens, tile.values, 0, value_size, rows,
-                                                   tile.tokens, scratch.partial.output, call.padded_value);
+                                                   tile.tokens, scratch.partial.output, call.padded_value, scratch.shrink);
   }
 }
 

@@ -56,7 +56,7 @@ def test_matches_definition(
     assert_matches_definition(native, make_case(shape, ragged(block_size)))
 
 
-@pytest.mark.parametrize("head_size", [64, 80, 256])
+@pytest.mark.parametrize("head_size", [64, 80, 128, 256])
 @pytest.mark.parametrize("block_size", [1, 16, 48])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
 def test_bfloat16_matches_definition(
