@@ -100,11 +100,11 @@ class Decoder:
         logits = workspace["logits"][:num_rows]
         if not num_rows:
             return logits
-        if batch.sampled_attention is None:
+        if batch.sampled_attention is not None or (num_rows == batch.num_tokens and batch.graph is None):
+            last_hidden = normed[:num_rows]  # every row is sampled, in order
+        else:
             last_hidden = workspace["last_hidden"][:num_rows]
             torch.index_select(normed, 0, batch.sampled_rows, out=last_hidden)
-        else:
-            last_hidden = normed[:num_rows]
         return self._apply_head(last_hidden, logits)
 
     def logits_of_rows(self, workspace: Workspace, first: int, last: int) -> torch.Tensor:
