@@ -16,16 +16,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
-from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine import Engine, EngineConfig, SamplingParams  # before torch, whose threads it sets
 from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight
+
+import torch  # isort: skip
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2-124m": {
@@ -56,7 +57,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 CONTEXT_TOKENS = 160
 CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+CURVE_ROUNDS = 11
 Times = dict[str, float]
+Work = dict[str, tuple[int, int]]
 
 
 def best_seconds(action: Callable[[], object], repeat: int) -> float:
@@ -161,17 +164,21 @@ def fill(engine: Engine, batch: int) -> float:
     return seconds / most_tokens
 
 
-def floors(engine: Engine, batch: int, bandwidth: float, rate: float) -> Times:
-    """Seconds that each part takes at least: bytes read at ``bandwidth``, operations at ``rate``."""
+def work(engine: Engine, batch: int) -> Work:
+    """Bytes that each part reads at least, and its operations."""
     model = engine.model.config
     size = torch.empty(0, dtype=getattr(torch, engine.model.dtype)).element_size()
     weights = {"head": model.vocab_size * model.hidden_size}
     for part in ("qkv", "output", "up", "down"):
         matrices = [each for each in model_parameters(model) if each.part == part and each.kind == "matrix"]
         weights[f"product {part}"] = sum(each.num_elements for each in matrices)
-    result = {part: max(count * size / bandwidth, 2 * count * batch / rate) for part, count in weights.items()}
-    kv_bytes = engine.stats.num_used_tokens * engine.memory.block_bytes / engine.memory.block_size
-    return result | {"attend": kv_bytes / bandwidth}
+    kv_bytes = engine.stats.num_used_tokens * engine.memory.block_bytes // engine.memory.block_size
+    return {part: (count * size, 2 * count * batch) for part, count in weights.items()} | {"attend": (kv_bytes, 0)}
+
+
+def floors(parts: Work, bandwidth: float, rate: float) -> Times:
+    """Seconds that each part takes at least: bytes read at ``bandwidth``, operations at ``rate``."""
+    return {part: max(num_bytes / bandwidth, operations / rate) for part, (num_bytes, operations) in parts.items()}
 
 
 def profile(model: str, dtype: str, batch: int) -> None:
@@ -194,7 +201,7 @@ def profile(model: str, dtype: str, batch: int) -> None:
     forward = parts.pop("forward")
     parts["scheduler, sampling"] = best - forward
     parts["Python of the loop"] = forward - sum(seconds for part, seconds in parts.items() if part[:5] != "sched")
-    least = floors(engine, batch, bandwidth, rate)
+    least = floors(work(engine, batch), bandwidth, rate)
     print(f"\n{model}, {dtype}, one decode step of {batch} sequences with about {CONTEXT_TOKENS} tokens each")
     print(f"{'part':22}{'ms':>9}{'floor':>9}{'ratio':>7}")
     for part, seconds in sorted(parts.items(), key=lambda item: -item[1]):
@@ -208,17 +215,26 @@ def profile(model: str, dtype: str, batch: int) -> None:
 
 
 def curve(model: str, dtype: str, threads: int) -> None:
-    """Tokens per second of decode steps by batch, beside the roofline of products and KV."""
+    """Tokens per second of decode steps by batch, beside the roofline of products and KV.
+
+    The memory's speed drifts, within seconds too: so steps are timed between two measurements of the rates, of which
+    the faster counts, and the medians of several such rounds are printed.
+    """
     torch.set_num_threads(threads)
-    bandwidth, rate = read_bandwidth(), peak_rate(dtype)
-    print(f"\n{model}, {dtype}, {threads} thread(s): {bandwidth / 1e9:.1f} GB/s, {rate / 1e9:.0f} GFLOP/s")
-    print(f"{'batch':>6}{'tokens/s':>10}{'roofline':>10}{'share':>7}")
+    print(f"\n{model}, {dtype}, {threads} thread(s), medians of {CURVE_ROUNDS} rounds")
+    print(f"{'batch':>6}{'tokens/s':>10}{'roofline':>10}{'share':>7}{'GB/s':>7}{'GFLOP/s':>9}")
     for batch in CURVE_BATCHES:
         engine = make_engine(model, dtype, batch)
         fill(engine, batch)
-        seconds = best_seconds(engine.step, 6)
-        least = sum(floors(engine, batch, bandwidth, rate).values())
-        print(f"{batch:6}{batch / seconds:10.0f}{batch / least:10.0f}{least / seconds:7.0%}", flush=True)
+        rates, rounds = (read_bandwidth(), peak_rate(dtype)), []
+        for _ in range(CURVE_ROUNDS):
+            seconds = best_seconds(engine.step, 4)
+            before, rates = rates, (read_bandwidth(), peak_rate(dtype))
+            bandwidth, rate = (max(pair) for pair in zip(before, rates, strict=True))
+            least = sum(floors(work(engine, batch), bandwidth, rate).values())
+            rounds.append((least / seconds, batch / seconds, batch / least, bandwidth / 1e9, rate / 1e9))
+        share, reached, roofline, read, multiplied = (median(column) for column in zip(*rounds, strict=True))
+        print(f"{batch:6}{reached:10.0f}{roofline:10.0f}{share:7.0%}{read:7.1f}{multiplied:9.0f}", flush=True)
         engine.close()
 
 
