@@ -77,7 +77,7 @@ def measure(model: Any, quantization: str) -> dict[str, int]:
     libraries = resident_memory_bytes()
     loaded = {"load_format": "dummy", "quantization": quantization}
     with LLM(model, **SETTINGS | loaded | {"device_memory": _device_memory(model, quantization)}) as llm:
-        llm.engine._runner.kv.blocks.zero_()
+        llm.engine._runner.kv.planes.zero_()
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
         llm.generate([{"prompt_token_ids": list(range(1, 500))}, {"prompt_token_ids": [1, 2, 3]}], params)
         memory = llm.engine.memory

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from small_models import VOCAB_SIZE
 
 from kvplan_engine import LLM, SamplingParams
@@ -43,6 +44,11 @@ def answers_with_text(llm: LLM, prompts: list[list[int]], params: Sequence[Sampl
         text = None if one.detokenizer is None else one.detokenizer.text
         found.append((one.output_token_ids, one.finish_reason, one.stop_match, text, one.logprobs))
     return found
+
+
+def in_planes(blocks: torch.Tensor, num_planes: int) -> torch.Tensor:
+    """A copy of ``blocks`` [num_blocks, size] as a pool [num_planes, num_blocks, size / num_planes]."""
+    return blocks.view(len(blocks), num_planes, -1).transpose(0, 1).contiguous()
 
 
 def ragged_prompts() -> list[list[int]]:

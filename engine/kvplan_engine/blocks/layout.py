@@ -16,7 +16,7 @@ The rule by which the size of a block follows from the units is in ARCHITECTURE.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
@@ -66,11 +66,15 @@ class KvGroup:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Blocks of ``block_bytes`` bytes for ``block_size`` tokens. groups: full, windows and chunks by length, states."""
+    """Blocks of ``block_bytes`` bytes for ``block_size`` tokens. groups: full, windows and chunks by length, states.
+
+    num_planes: equal parts of a block of which each holds whole layers, so that each part of all blocks may lie apart.
+    """
 
     block_bytes: int
     block_size: int
     groups: tuple[KvGroup, ...]
+    num_planes: int = field(default=1, repr=False)  # where bytes lie, not which: files stay valid
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -161,7 +165,26 @@ def plan_layout(
     alignment = _STATE_ALIGNMENT_BYTES if any(kept.kind == "state" for kept in parts) else 1
     block_bytes = _block_bytes(ordered, alignment)
     groups = tuple(_group(kept, members, block_bytes, alignment) for kept, members in ordered.items())
-    return KvLayout(block_bytes, block_size, groups)
+    return KvLayout(block_bytes, block_size, groups, _num_planes(ordered, groups, block_bytes))
+
+
+def _num_planes(parts: Mapping[Kept, list[KeptPart]], groups: Sequence[KvGroup], block_bytes: int) -> int:
+    """The most equal parts of a block between which no layer is cut; 1 beside states, whose rows fill whole blocks."""
+    if any(group.is_state for group in groups):
+        return 1
+    extents: dict[tuple[Kept, int, int], tuple[int, int]] = {}  # of a layer within a block: first byte, end
+    for group in groups:
+        for part in parts[group.kept]:
+            place = group.places[part.key]
+            key = (group.kept, place.slot, part.key[0])
+            begin, end = extents.get(key, (block_bytes, 0))
+            extents[key] = min(begin, place.offset), max(end, place.offset + part.num_bytes)
+    largest = max(end - begin for begin, end in extents.values())
+    for number in range(block_bytes // largest, 1, -1):
+        size = block_bytes // number
+        if block_bytes % number == 0 and all(begin // size == (end - 1) // size for begin, end in extents.values()):
+            return number
+    return 1
 
 
 def _order(kept: Kept) -> tuple[int, int]:

@@ -107,13 +107,14 @@ class ModelRunner:
         if self._adapter_rows is not None:
             self._adapter_rows.reset()
         self.chooser.clear()
-        self.kv.blocks[:num_blocks].zero_()
+        self.kv.planes[:, :num_blocks].zero_()
 
     def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
         """Allocate the pool of ``num_blocks`` blocks."""
-        blocks = allocate_kv_pool(num_blocks, self._layout.block_bytes, self.device.torch_device)
+        num_planes = 1 if self.device.is_asynchronous else self._layout.num_planes
+        planes = allocate_kv_pool(num_blocks, self._layout.block_bytes, self.device.torch_device, num_planes)
         dtypes = (getattr(torch, name) for name in (kv_dtype, self._model.dtype))
-        self.kv = KvPool(blocks, self._layout, self._model.config, *dtypes)
+        self.kv = KvPool(planes, self._layout, self._model.config, *dtypes)
 
     def drop_pool(self) -> None:
         """Free the pool, and the graphs with it, which hold its address."""
@@ -123,9 +124,9 @@ class ModelRunner:
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
         """See StepRunner.make_mover. OutOfDeviceMemory(phase="kv_host") when the slots cannot be allocated."""
         assert self.kv is not None
-        blocks = self.kv.blocks
-        pool = HostPool(num_host_slots, blocks.shape[1], is_pinned=blocks.is_cuda) if num_host_slots else None
-        return BlockMover(self._model.ops, self.device, blocks, pool, disk)
+        planes, block_bytes = self.kv.planes, self._layout.block_bytes
+        pool = HostPool(num_host_slots, block_bytes, is_pinned=planes.is_cuda) if num_host_slots else None
+        return BlockMover(self._model.ops, self.device, planes, pool, disk)
 
     # ---- one step
 

@@ -59,7 +59,11 @@ def keeper_in(layer: Layer) -> Attention | LatentAttention | None:
 
 
 class KvPool:
-    """blocks [num_blocks, block_bytes] uint8, laid out as ``layout`` says, with KV in ``dtype``.
+    """planes [num_planes, num_blocks, plane_bytes] uint8: blocks laid out as ``layout`` says, with KV in ``dtype``.
+
+    A block is its part of each plane, one behind the other: byte ``offset`` of a block lies in plane
+    ``offset // plane_bytes``. With several planes, of which each holds whole layers, the pages of one layer in
+    neighbouring blocks lie side by side.
 
     model_dtype: of states that name none of their own. layers: of each layer its place in the blocks, None for one
     without attention.
@@ -67,13 +71,13 @@ class KvPool:
 
     def __init__(
         self,
-        blocks: torch.Tensor,
+        planes: torch.Tensor,
         layout: KvLayout,
         model: ModelDescription,
         dtype: torch.dtype,
         model_dtype: torch.dtype,
     ) -> None:
-        self.blocks, self.layout, self.dtype = blocks, layout, dtype
+        self.planes, self.layout, self.dtype = planes, layout, dtype
         self.layers: list[LayerCache | None] = []
         self._indexes: dict[int, LayerCache] = {}
         self._states: dict[tuple[int, UnitPart], StateRows] = {}
@@ -100,10 +104,11 @@ class KvPool:
 
     def _add_states(self, index: int, state: State, model_dtype: torch.dtype) -> None:
         (places,) = (group.places for group in self.layout.groups if group.is_state)
+        (blocks,) = self.planes  # rows of a state cross the places where planes would end
         for unit in state_units(index, state):
             place = places[index, unit.part]
             dtype = model_dtype if unit.dtype == "model" else getattr(torch, unit.dtype)
-            rows = StateRows(self.blocks, dtype, unit.num_rows, unit.row_elements, place.slot, place.offset)
+            rows = StateRows(blocks, dtype, unit.num_rows, unit.row_elements, place.slot, place.offset)
             self._states[index, unit.part] = rows
 
     def _cache_of(self, index: int, attention: Attention | LatentAttention) -> LayerCache:
@@ -139,7 +144,7 @@ class KvPool:
     def _pages(self, place: Place, shape: tuple[int, int, int]) -> torch.Tensor:
         """The pages [num_blocks, *shape] at ``place``, over the whole pool."""
         num_bytes = shape[0] * shape[1] * shape[2] * self.dtype.itemsize
-        pages = self.blocks[:, place.offset : place.offset + num_bytes]
+        pages = self._bytes(place.offset, num_bytes)
         return pages.view(self.dtype).unflatten(1, shape)
 
     def _scales(self, place: Place, shape: tuple[int, int], head_size: int) -> torch.Tensor | None:
@@ -147,5 +152,10 @@ class KvPool:
         if self.dtype is not torch.int8:
             return None
         begin = place.offset + scales_offset(shape[0] * shape[1] * head_size)
-        scales = self.blocks[:, begin : begin + shape[0] * shape[1] * SCALE_BYTES]
+        scales = self._bytes(begin, shape[0] * shape[1] * SCALE_BYTES)
         return scales.view(torch.float32).unflatten(1, shape)
+
+    def _bytes(self, offset: int, num_bytes: int) -> torch.Tensor:
+        """Of every block the bytes from ``offset`` on: [num_blocks, num_bytes]."""
+        plane, begin = divmod(offset, self.planes.shape[2])
+        return self.planes[plane, :, begin : begin + num_bytes]

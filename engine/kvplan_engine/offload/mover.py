@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -41,7 +42,8 @@ class CountedMover:
 class BlockMover:
     """Moves blocks between the device pool, a host pool of the same layout, and files.
 
-    device: the pool's. device_kv [num_blocks, block_bytes] uint8; host_pool: None without slots.
+    device: the pool's. device_kv [num_planes, num_blocks, plane_bytes] uint8: a block is its part of each plane, one
+    behind the other. host_pool: whole blocks; None without slots.
     """
 
     def __init__(
@@ -56,7 +58,11 @@ class BlockMover:
         self._device = device
         self._device_kv = device_kv
         self._host_pool = host_pool
-        self._host_kv = None if host_pool is None else host_pool.blocks
+        num_planes, num_blocks, plane_bytes = device_kv.shape
+        self._device_parts = _Parts(device_kv.view(-1, plane_bytes), 1, num_blocks, num_planes)
+        self._host_parts: _Parts | None = None
+        if host_pool is not None:
+            self._host_parts = _Parts(host_pool.blocks.view(-1, plane_bytes), num_planes, 1, num_planes)
         self._disk = disk
 
     def run(self, transfers: list[Transfer]) -> None:
@@ -74,28 +80,44 @@ class BlockMover:
         """Give the host pool back."""
         if self._host_pool is not None:
             self._host_pool.close()
-        self._host_pool = self._host_kv = None
+        self._host_pool = self._host_parts = None
 
     def _copy(self, group: list[Transfer]) -> None:
-        pairs = self._device.upload(np.array([_ends(transfer) for transfer in group], dtype=np.int64))
+        ends = np.array([_ends(transfer) for transfer in group], dtype=np.int64)
         kind = type(group[0])
-        source = self._host_kv if kind is FromHost else self._device_kv
-        target = self._host_kv if kind is ToHost else self._device_kv
+        source = self._host_parts if kind is FromHost else self._device_parts
+        target = self._host_parts if kind is ToHost else self._device_parts
         assert source is not None and target is not None, "a transfer to or from host memory, but there is no host pool"
-        self._ops.copy_blocks(source, target, pairs)
+        pairs = np.stack([source.rows_of(ends[:, 0]), target.rows_of(ends[:, 1])], axis=1)
+        self._ops.copy_blocks(source.rows, target.rows, self._device.upload(pairs))
 
     def _store(self, transfer: ToDisk) -> None:
-        pool = self._host_kv if transfer.from_host else self._device_kv
-        assert pool is not None and self._disk is not None, "a transfer to disk, but there is no disk tier"
+        parts = self._host_parts if transfer.from_host else self._device_parts
+        assert parts is not None and self._disk is not None, "a transfer to disk, but there is no disk tier"
         if self._device_kv.is_cuda:  # copies to host memory may still be running
             torch.cuda.synchronize()
-        parts = [pool[index].cpu().view(-1).view(torch.uint8) for index in transfer.indices]
-        content = parts[0] if len(parts) == 1 else torch.cat(parts)
-        self._disk.write(transfer.block_hash, content.numpy().data)
+        rows = torch.from_numpy(parts.rows_of(np.array(transfer.indices, dtype=np.int64)))
+        content = parts.rows.view(torch.uint8)[rows.to(parts.rows.device)].cpu()
+        self._disk.write(transfer.block_hash, content.view(-1).numpy().data)
 
     def _load(self, transfer: FromDisk) -> None:
         content = torch.frombuffer(transfer.payload, dtype=torch.uint8)
-        self._device_kv[transfer.block].view(-1).view(torch.uint8).copy_(content)
+        parts = self._device_kv[:, transfer.block].view(torch.uint8)
+        parts.copy_(content.view(parts.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A pool as rows [num_blocks x num_planes, plane_bytes]: part p of block b is row b block_step + p plane_step."""
+
+    rows: torch.Tensor
+    block_step: int
+    plane_step: int
+    num_planes: int
+
+    def rows_of(self, blocks: np.ndarray) -> np.ndarray:
+        """All parts of ``blocks`` [n], block by block: [n x num_planes] int64."""
+        return (blocks[:, None] * self.block_step + np.arange(self.num_planes) * self.plane_step).reshape(-1)
 
 
 def group_transfers(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:

@@ -71,6 +71,7 @@ def test_layers_that_all_keep_the_same_tokens_are_one_block_of_all_keys_and_valu
     assert layout.is_uniform
     page = 16 * elements * dtype_bytes
     assert layout.groups[0].places[num_layers - 1, "values"] == Place(0, (2 * num_layers - 1) * page)
+    assert layout.num_planes == num_layers
 
 
 def test_windows_of_one_length_in_all_layers_are_uniform_too() -> None:
@@ -83,6 +84,7 @@ def test_gemma_3_27b() -> None:
     # pages of 64 KiB: 20 in the 10 full layers, 104 in the 52 windows. 20, 10, 7 of a block waste 15, 6, 5 %, 5 1 %
     layout = gemma_3(62, 16 * 128, 1024)
     assert layout.block_bytes == 320 * KIB
+    assert layout.num_planes == 1  # a layer's two pages of 64 KiB would be cut
     assert widths(layout) == [4, 21]
     assert [group.kept for group in layout.groups] == [FULL, Kept("window", 1024)]
     window = layout.groups[1].places
@@ -104,11 +106,13 @@ def test_gpt_oss_20b() -> None:
     layout = plan_layout(units, 16, BF16)
     assert layout.block_bytes == 384 * KIB
     assert widths(layout) == [1, 1]
+    assert layout.num_planes == 12
 
 
 def test_qwen_3_5_27b() -> None:
     layout = hybrid(64, 4 * 256, heads=48, channels=10_240)
     assert layout.block_bytes == 1024 * KIB
+    assert layout.num_planes == 1  # rows of states fill whole blocks
     # a layer: 60 KiB of convolution and 3 MiB of state, 48 of them: 146.8 blocks of 1 MiB
     assert widths(layout) == [1, 147]
     assert layout.groups[1].unit_bytes == 48 * (3 * 10_240 * 2 + 48 * 128 * 128 * 4)

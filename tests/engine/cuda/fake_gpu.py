@@ -249,7 +249,7 @@ def device_tensors(engine: Engine) -> list[torch.Tensor]:
     """One tensor in each piece of memory that ``engine`` holds on its device."""
     runner = engine._runner
     assert runner.kv is not None
-    found = [runner.workspace["hidden"], runner.kv.blocks, *engine.model.weights.values()]
+    found = [runner.workspace["hidden"], runner.kv.planes, *engine.model.weights.values()]
     found += [runner.chooser.tokens.chosen, runner._batches._numbers]
     stage = runner._batches._inputs.stage
     if stage is not None:

@@ -35,7 +35,7 @@ def _run(
         engine.add_request(str(index), prompt, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
     while engine.has_unfinished_requests():
         engine.step()
-    kv = runner.kv.blocks.view(runner.kv.dtype).clone()
+    kv = runner.kv.planes.view(runner.kv.dtype).clone()
     engine.close()
     monkeypatch.undo()
     return logits, kv, rows

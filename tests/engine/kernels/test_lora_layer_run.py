@@ -39,12 +39,12 @@ def _run(folder: Path, dtype: str, one_call: bool) -> tuple[list[list[int]], tor
         assert decoder.layer_run is not None, "this model's layers are all the kernels', yet the slow loop runs"
         if not one_call:
             decoder.layer_run = None
-        kv.blocks.zero_()
+        kv.planes.zero_()
         own = [LoRARequest(f"adapter-{index}", str(folder / f"adapter-{index}")) for index in range(2)]
         prompts = [{"prompt_token_ids": [(7 * n + 3 * i) % 190 for i in range(n)]} for n in PROMPT_LENGTHS]
         params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
         outputs = llm.generate(prompts, params, lora_request=[own[0], own[1], None, own[0]])
-        return [list(output.outputs[0].token_ids) for output in outputs], kv.blocks.view(kv.dtype).clone()
+        return [list(output.outputs[0].token_ids) for output in outputs], kv.planes.view(kv.dtype).clone()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

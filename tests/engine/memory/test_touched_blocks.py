@@ -13,16 +13,27 @@ SETTINGS = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 12
 def test_the_first_blocks_are_written_before_anything_has_run(checkpoints: dict[str, Checkpoint]) -> None:
     with LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="192MiB", **SETTINGS) as llm:
         engine = llm.engine
-        blocks = engine._runner.kv.blocks  # type: ignore[attr-defined]
-        blocks.fill_(255)
+        planes = engine._runner.kv.planes  # type: ignore[attr-defined]
+        planes.fill_(255)
         engine.touch_blocks(3)
-        assert not blocks[:3].any()
-        assert bool((blocks[3:] == 255).all())
+        assert not planes[:, :3].any()
+        assert bool((planes[:, 3:] == 255).all())
         engine.touch_blocks(engine.memory.num_blocks + 1)
-        assert not blocks.any()
+        assert not planes.any()
         llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=2))
         with pytest.raises(AssertionError, match="prefix cache"):
             engine.touch_blocks(1)
+
+
+def test_pages_of_one_layer_in_neighbouring_blocks_lie_side_by_side(checkpoints: dict[str, Checkpoint]) -> None:
+    with LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="192MiB", **SETTINGS) as llm:
+        kv, memory = llm.engine._runner.kv, llm.engine.memory  # type: ignore[attr-defined]
+        layers = [kv.of(layer) for layer in range(len(kv.layers))]
+        assert kv.planes.shape[0] == len(layers) > 1
+        for layer in layers:
+            page_bytes = layer.keys[0].nbytes + layer.values[0].nbytes
+            assert layer.block_stride * layer.keys.itemsize == page_bytes == memory.block_bytes // len(layers)
+            assert layer.values.data_ptr() - layer.keys.data_ptr() == layer.keys[0].nbytes
 
 
 def test_an_engine_that_only_counts_has_nothing_to_write_to(checkpoints: dict[str, Checkpoint]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_answers import in_planes
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
@@ -123,9 +124,10 @@ def test_each_logical_block_that_comes_back_is_counted_once() -> None:
     assert (tiers.num_host_hit_tokens, tiers.num_disk_hit_tokens) == (4, 0)
 
 
-def test_a_file_holds_a_whole_bundle(tmp_path: Path) -> None:
-    kv = torch.randn(6, 16)  # 64 bytes a block
-    want = kv.clone()
+@pytest.mark.parametrize("num_planes", [1, 4])
+def test_a_file_holds_a_whole_bundle(tmp_path: Path, num_planes: int) -> None:
+    want = torch.randn(6, 16)  # 64 bytes a block
+    kv = in_planes(want, num_planes)
     disk = DiskTier(tmp_path, 1 << 20, 64, b"k" * 16, LAYOUT.widths)
     mover = BlockMover(ops, CpuDevice(1), kv, None, disk)  # type: ignore[arg-type]
     name = b"n" * 15 + b"\x02"  # of the third group, bundles of three
@@ -138,7 +140,7 @@ def test_a_file_holds_a_whole_bundle(tmp_path: Path) -> None:
     kv.zero_()
     parts = [memoryview(payload)[first : first + 64] for first in (0, 64, 128)]
     mover.run([FromDisk(part, block) for part, block in zip(parts, (4, 0, 2), strict=True)])
-    assert torch.equal(kv[[4, 0, 2]], want[[4, 0, 2]])
+    assert torch.equal(kv[:, [4, 0, 2]], in_planes(want, num_planes)[:, [4, 0, 2]])
 
 
 @pytest.mark.parametrize("widths", [(1, 2, 2), (1, 2)])

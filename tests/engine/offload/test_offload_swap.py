@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from engine_answers import answer, shrink_pool
+from engine_answers import answer, in_planes, shrink_pool
 from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
@@ -151,7 +151,8 @@ def test_groups_never_reorder_what_depends_on_each_other() -> None:
     assert sizes == [2, 1, 2, 1, 1]
 
 
-def test_the_mover_does_what_one_transfer_after_another_would() -> None:
+@pytest.mark.parametrize("num_planes", [1, 4])
+def test_the_mover_does_what_one_transfer_after_another_would(num_planes: int) -> None:
     rng = np.random.default_rng(0)
     start = [torch.from_numpy(rng.integers(0, 256, (number, 512), np.uint8)) for number in (6, 5)]
     for _ in range(50):
@@ -167,10 +168,10 @@ def test_the_mover_does_what_one_transfer_after_another_would() -> None:
             elif a != b:
                 transfers.append(BlockCopy(a, b))
                 device[b] = device[a]
-        got_device, pool = start[0].clone(), HostPool(*start[1].shape, is_pinned=False)
+        planes, pool = in_planes(start[0], num_planes), HostPool(*start[1].shape, is_pinned=False)
         got_host = pool.blocks.copy_(start[1])
-        BlockMover(ops, CpuDevice(1), got_device, pool).run(transfers)  # type: ignore[arg-type]
-        assert torch.equal(got_device, device)
+        BlockMover(ops, CpuDevice(1), planes, pool).run(transfers)  # type: ignore[arg-type]
+        assert torch.equal(planes, in_planes(device, num_planes))
         assert torch.equal(got_host, host)
 
 
