@@ -45,7 +45,9 @@ class Served:
 
 def make_engine(settings: dict[str, Any], **changes: Any) -> Engine:
     """An engine with the user's settings and an experiment's changes."""
-    return Engine(EngineConfig(**{**settings, **changes}))
+    engine = Engine(EngineConfig(**{**settings, **changes}))
+    engine.touch_pool()
+    return engine
 
 
 def set_up(engine: Engine, *, num_blocks: int | None = None, **changes: Any) -> None:
@@ -57,6 +59,7 @@ def set_up(engine: Engine, *, num_blocks: int | None = None, **changes: Any) -> 
         budget = held + num_blocks * memory.block_bytes + memory.block_bytes // 2
         engine.reconfigure(gpu_memory_utilization=budget / memory.device_total_bytes)
         assert engine.memory.num_blocks == num_blocks, "the pool has a different size than requested"
+    engine.touch_pool()
 
 
 def serve(engine: Engine, requests: Sequence[BenchRequest]) -> Served:

@@ -91,7 +91,10 @@ class ModelFacts(_Message):
 
 
 class PoolFacts(_Message):
-    """How the engine is configured now: changes with a reconfiguration."""
+    """How the engine is configured now: changes with a reconfiguration.
+
+    touched_bytes: of the pool, written to already, so that memory backs them.
+    """
 
     config: dict[str, Any]
     max_model_len: int
@@ -100,6 +103,7 @@ class PoolFacts(_Message):
     block_size: int
     block_bytes: int
     memory: dict[str, Any]
+    touched_bytes: int = 0
 
 
 class Ready(_Message):

@@ -230,9 +230,10 @@ def _announce(state: ServerState, listener: socket.socket) -> None:
     num_tokens = pool.num_blocks * pool.block_size
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
+    touched = f"; {pool.touched_bytes / 2**20:,.0f} MiB of it written to already" if pool.touched_bytes else ""
     print(
         f"KV cache: {num_tokens:,} tokens in {pool.num_blocks:,} blocks of {pool.block_size}, "
-        f"{num_tokens / pool.max_model_len:.1f} sequences of {pool.max_model_len:,} tokens{each}\n"
+        f"{num_tokens / pool.max_model_len:.1f} sequences of {pool.max_model_len:,} tokens{each}{touched}\n"
         f"serving {state.options.model_names[0]} at http://{shown}:{port}",
         file=sys.stderr,
         flush=True,

@@ -71,7 +71,7 @@ def _chat_template(template: Any) -> str | None:
 
 
 def pool_facts(engine: Engine) -> PoolFacts:
-    """``engine`` as it is configured now."""
+    """``engine`` as it is configured now, its pool ready to serve: nothing has run in it."""
     config = {each.name: getattr(engine.config, each.name) for each in fields(engine.config) if each.name != "model"}
     return PoolFacts(
         config=config,
@@ -81,4 +81,5 @@ def pool_facts(engine: Engine) -> PoolFacts:
         block_size=engine.memory.block_size,
         block_bytes=engine.memory.block_bytes,
         memory=asdict(engine.memory),
+        touched_bytes=engine.touch_pool(),
     )
