@@ -174,6 +174,26 @@ def test_titles_are_broken_into_lines_of_equal_length():
     assert canvas.balanced("as much as 9 %", 13).splitlines()[-1].endswith("9\N{NO-BREAK SPACE}%")
 
 
+def test_a_speed_that_was_estimated_before_any_trial_is_marked_and_no_error_of_the_others(tmp_path):
+    kept = [record for record in records() if record["row"]["status"] == "ok"][:3]
+    for number, record in enumerate(kept):
+        scale = 1.0 if number == 0 else 0.7
+        record["row"] |= {"prediction_origin": "roofline", "prediction_scale": scale}
+        record["row"] |= {"pred_output_throughput": (50.0 if number == 0 else 99.0), "output_throughput": 100.0}
+    with drawing():
+        figure = new_figure(9.6, 7.4)
+        predictions.draw(load_run(write_trials(tmp_path, kept)), figure)
+        panels = {axes.get_title(loc="left").split("\n")[0]: axes for axes in figure.axes}
+        assert panels["Output throughput"].get_title(loc="left").endswith("error: median 1 %, max 1 %")
+        texts = [text.get_text() for text in panels["Output throughput"].get_legend().get_texts()]
+        assert texts == ["before any trial", "ok"]
+        assert panels["KV pool blocks"].get_title(loc="left").endswith("exact in 3 trials")
+        figure.clear()
+        predictions.draw(load_run(write_trials(tmp_path / "one", kept[:1])), figure)
+        (panel,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Output throughput")]
+        assert panel.get_title(loc="left").endswith("error before any trial: max 50 %")
+
+
 def test_ticks_of_a_logarithmic_panel_do_not_touch(tmp_path):
     kept = [record for record in records() if record["row"]["status"] == "ok"][:2]
     for record, value in zip(kept, (1500.0, 42000.0), strict=True):

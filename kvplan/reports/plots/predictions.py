@@ -27,24 +27,30 @@ class Pair:
     predicted: str
     measured: str
     unit: str
+    is_speed: bool = False
 
 
 PAIRS: Final = (
     Pair("KV pool blocks", "num_blocks_predicted", "num_blocks_total", "blocks"),
     Pair("Peak concurrency", "pred_max_concurrency", "meas_max_concurrency", "sequences"),
-    Pair("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s"),
-    Pair("Median TTFT", "pred_median_ttft_ms", "median_ttft_ms", "ms"),
-    Pair("Median TPOT", "pred_median_tpot_ms", "median_tpot_ms", "ms"),
+    Pair("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s", is_speed=True),
+    Pair("Median TTFT", "pred_median_ttft_ms", "median_ttft_ms", "ms", is_speed=True),
+    Pair("Median TPOT", "pred_median_tpot_ms", "median_tpot_ms", "ms", is_speed=True),
 )
 _COLUMNS: Final = 3
 
 
 def points_of(trials: pd.DataFrame, pair: Pair) -> pd.DataFrame:
-    """One row per trial with both figures and a positive measured one: predicted, measured, error_pct, status."""
+    """One row per trial with both figures and a positive measured one: the two, status, error_pct and is_blind.
+
+    is_blind: a speed estimated before anything was measured on the device, as of a first trial without a profile.
+    """
     found = trials[[pair.predicted, pair.measured, "status"]].dropna()
     found.columns = ["predicted", "measured", "status"]
     found = found[found["measured"] > 0]
-    return found.assign(error_pct=100 * (found["predicted"] / found["measured"] - 1))
+    origins = trials.loc[found.index, ["prediction_origin", "prediction_scale"]]
+    is_blind = pair.is_speed & (origins["prediction_origin"] == "roofline") & (origins["prediction_scale"] == 1)
+    return found.assign(error_pct=100 * (found["predicted"] / found["measured"] - 1), is_blind=is_blind)
 
 
 def draw(run: Run, figure: Figure) -> str | None:
@@ -62,6 +68,9 @@ def draw(run: Run, figure: Figure) -> str | None:
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     panels[0].legend(loc="upper left", handletextpad=0.3)
+    blind = [axes for axes, (_, points) in zip(panels, shown, strict=False) if points["is_blind"].any()]
+    if blind:
+        blind[0].legend(loc="upper left", handletextpad=0.3)
     return finish(figure, run, _finding(run, shown))
 
 
@@ -71,7 +80,10 @@ def _panel(axes: Axes, pair: Pair, points: pd.DataFrame) -> None:
     wide = high > 12 * low
     limits = (low / 1.6, high * 1.6) if wide else (0, high * 1.15)
     axes.plot(limits, limits, color=FAINT, linewidth=1, zorder=1)
-    for status, group in points.groupby("status", sort=False):
+    blind = points[points["is_blind"]]
+    axes.scatter(blind["predicted"], blind["measured"], s=34, zorder=3, facecolor="none", edgecolor="#333333",
+                 linewidth=0.9, label="before any trial" if len(blind) else None)  # fmt: skip
+    for status, group in points[~points["is_blind"]].groupby("status", sort=False):
         axes.scatter(group["predicted"], group["measured"], s=34, alpha=0.8, zorder=3, color=look_of(status).colour,
                      edgecolor="#333333", linewidth=0.6, label=status)  # fmt: skip
     if wide:
@@ -101,7 +113,11 @@ def _few_ticks(axis: Axis, log_limits: tuple[float, float] | None, most: int, *,
 
 
 def _error_phrase(points: pd.DataFrame) -> str:
-    sizes = points["error_pct"].abs()
+    """Of predictions that had something to go by, where there are any."""
+    informed = points[~points["is_blind"]]
+    if informed.empty:
+        return f"error before any trial: max {short_number(points['error_pct'].abs().max())} %"
+    sizes = informed["error_pct"].abs()
     if not sizes.max():
         return "exact in " + plural(len(points), "trial")
     return f"error: median {short_number(sizes.median())} %, max {short_number(sizes.max())} %"
