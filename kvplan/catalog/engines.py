@@ -85,6 +85,8 @@ class VllmRelease:
     ``scaled_cache``: a KV cache in int8_per_token_head, read by Triton's attention alone (documented for 0.21, unknown
     to 0.18.1: supported_kv_cache_dtypes in vllm/v1/attention/backends/triton_attn.py).
     ``schedules_ahead``: asynchronous scheduling is on where nothing is said (pull request 27614 of vllm-project/vllm).
+    ``parses_templates``: the server parses the chat template anew for each chat, to find the format of its contents
+    (0.6.5 to 0.9.1) or the arguments that it takes (0.11.0 alone: vllm/entrypoints/chat_utils.py of these releases).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -103,6 +105,7 @@ class VllmRelease:
     scaled_cache: bool = False
     in_flight_batches: int = 1
     schedules_ahead: bool = False
+    parses_templates: bool = False
     counts_non_torch: bool = True
     latent_cache: bool = True
     large_gpu_defaults: bool = True
@@ -129,12 +132,14 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 2, 5), {"counts_non_torch": True, "keeps_reduced_tensors": True}),
     ((0, 2, 7), {"keeps_reduced_tensors": False}),
     ((0, 3, 0), {"awq_keeps_partial_sums": False}),
+    ((0, 6, 5), {"parses_templates": True}),
     ((0, 7, 1), {"latent_cache": True}),
     ((0, 8, 0), {"v1": True, "samples_with_flashinfer": True, "block_size_multiple": 16}),
     ((0, 8, 3), {"large_gpu_defaults": True, "a100_is_large": True}),
     ((0, 9, 0), {"a100_is_large": False}),
-    ((0, 9, 2), {"hybrid": "min_layers"}),
-    ((0, 11, 1), {"samples_with_flashinfer": False}),
+    ((0, 9, 2), {"hybrid": "min_layers", "parses_templates": False}),
+    ((0, 11, 0), {"parses_templates": True}),
+    ((0, 11, 1), {"samples_with_flashinfer": False, "parses_templates": False}),
     ((0, 12, 0), {"hybrid": "balanced"}),
     ((0, 14, 0), {"keeps_moe_workspace": True, "schedules_ahead": True}),
     ((0, 17, 0), {"sampler": "triton"}),

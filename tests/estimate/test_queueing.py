@@ -14,7 +14,7 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, users
 from kvplan.estimate.speed.queueing.play import play
-from kvplan.estimate.speed.queueing.rules import FrontEnd, SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
+from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
 from kvplan.estimate.speed.simulation.batching import simulate_requests
 from kvplan.estimate.speed.simulation.figures import simulated_figures
 from kvplan.estimate.speed.simulation.interface import BatchLimits
@@ -123,15 +123,6 @@ def test_a_step_composed_ahead_finds_a_request_one_step_later() -> None:
     load = STAGGERED
     at_once, ahead = (play(load, replace(ROOMY, schedules_ahead=flag), Clock()) for flag in (False, True))
     assert ahead.ttft.mean > at_once.ttft.mean
-
-
-def test_a_front_end_takes_requests_one_by_one_and_streams_after_that() -> None:
-    load, front = PlayedLoad(Lengths(16), Lengths(2), 50), FrontEnd(request_seconds=0.1)
-    played = play(load, replace(ROOMY, front_end=front), Clock())
-    assert 50 * 0.1 < played.ttft.median < 50 * 0.1 + 0.3
-    assert play(users(1, 100, 4), replace(ROOMY, front_end=FrontEnd(0.02, 1e-4)), Clock()).ttft.median == pytest.approx(
-        play(users(1, 100, 4), ROOMY, Clock()).ttft.median + 0.03
-    )
 
 
 def test_a_prefix_in_the_cache_is_not_read_again() -> None:

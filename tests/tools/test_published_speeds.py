@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.commands.printing.plans import UNSURE
-from kvplan.estimate.speed.queueing.rules import NO_FRONT_END, VLLM_FRONT_END
+from kvplan.estimate.speed.queueing.rules import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
 from published_speeds.playing import engine_rules, played_load
-from published_speeds.predictions import Figure, start_of
+from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore, score_row, summarize
 from published_speeds.settings import deployed
@@ -217,6 +218,30 @@ def test_accelmark_reads_prompts_of_its_suite_in_the_engines_own_process(tmp_pat
     assert not start.settings.serving.max_num_batched_tokens < start.settings.serving.max_model_len
     assert engine_rules(row, found, start, 1e6).front_end == NO_FRONT_END
     assert engine_rules(_parsed(tmp_path), found, start, 1e6).front_end == VLLM_FRONT_END
+
+
+def test_front_ends_of_rows(tmp_path: Path) -> None:
+    """Of chats where a source's command says so, and one for all groups unless these are servers of their own."""
+
+    def front_end(**cells: str) -> FrontEnd:
+        row = _parsed(tmp_path, engine_version="0.11.0", **cells)
+        found = deployed(row)
+        return engine_rules(row, found, start_of(found), 1e6).front_end
+
+    assert front_end() == VLLM_FRONT_END
+    assert front_end(id="gpustack-1") == replace(VLLM_FRONT_END, parsing_seconds=VLLM_TEMPLATE_SECONDS)
+    two = {"gpu_count": "2", "tp": "1", "dp": "2"}
+    assert front_end(**two) == VLLM_FRONT_END.shared_by(2)
+    assert front_end(notes="dp=2 independent instances", **two) == VLLM_FRONT_END
+
+
+def test_a_burst_of_chats_elsewhere(tmp_path: Path) -> None:
+    """Pull request 18566 of vllm-project/vllm: mean, median and p99 of TTFT were 9.6, 9.5 and 12.7 s."""
+    cells = {"id": "gpustack-1", "engine_version": "0.9.0", "prefix_cache_or_random": "sharegpt", "num_prompts": "1000"}
+    row = _parsed(tmp_path, input_len="229.7", output_len="203.1", median_ttft_ms="9460", **cells)
+    found = predict(row, deployed(row), load_measured()).ttft_ms
+    assert found is not None
+    assert found.middle == pytest.approx(9460, rel=0.05)
 
 
 def test_accelmarks_chats_are_cut_off(tmp_path: Path) -> None:

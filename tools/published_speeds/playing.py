@@ -31,6 +31,8 @@ from published_speeds.settings import Deployed
 _CLOSED_ROUNDS: Final = 10
 """Requests per user where a row does not say how many were sent: InferenceX sends ten."""
 _MOST_REQUESTS: Final = 4096
+_CHATS: Final = ("gpustack", "cloudrift")
+"""Their commands have ``--backend openai-chat`` (each page of gpustack's; benchmarks/3_vllm_benchmark.sh)."""
 _SWEPT_CONTEXTS: Final = (1024, 2048, 4096, 8192, 15000)
 """llm-benchmaxxing sends prompts of these lengths to one vLLM server, one length after the other (its server.py and
 benchmark.py). ``vllm bench serve`` makes its random prompts of one seed, so that each begins with the same prompt of
@@ -133,7 +135,10 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
     elif found.engine == "TensorRT-LLM":
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens)
     else:
-        rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens)
+        chats = row.source in _CHATS
+        rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens, chats=chats)
+        if "independent" not in row.notes:  # groups are beside each other, behind one API server
+            rules = replace(rules, front_end=rules.front_end.shared_by(found.replicas))
     if row.source == ACCELMARK:
         rules = replace(rules, front_end=NO_FRONT_END)
     return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)

@@ -45,7 +45,7 @@ def play_queues(
     None where the server's own work on so many requests leaves its event loop next to no time: the instance would wait
     for its server then, which neither the steady state nor published measurements tell how long.
     """
-    if requests_per_second * rules.front_end.seconds(model.input_tokens) > _BUSIEST_FRONT_END:
+    if requests_per_second * rules.front_end.seconds(model.output_tokens) > _BUSIEST_FRONT_END:
         return None
     figures = play(load, rules, model.steps)
     if load.max_concurrency is not None:

@@ -15,17 +15,21 @@ NEVER: Final = math.inf
 
 
 class Arrivals:
-    """requests: all that were sent, in this order. handled_until: when the front end is through with these, in seconds:
-    it streams no token before."""
+    """requests: all that were sent, in this order.
+
+    The front end is one event loop. It parses all requests that were sent at one moment before it turns to anything
+    else, and hands them over one after another, between the tokens that it streams.
+    """
 
     def __init__(self, load: PlayedLoad, front_end: FrontEnd) -> None:
         self._load, self._front_end = load, front_end
         self._in_flight_limit = load.max_concurrency or load.num_requests
         self._num_ended = 0
-        self._arriving: deque[Sequence] = deque()
-        self._entering: deque[tuple[float, Sequence]] = deque()
+        self._sent_together: deque[Sequence] = deque()
+        self._parsed: deque[tuple[float, Sequence]] = deque()
+        self._handed: deque[tuple[float, Sequence]] = deque()
         self._freed: deque[float] = deque()
-        self.handled_until = 0.0
+        self._busy_until = 0.0
         self.requests: list[PlayedRequest] = []
 
     def send_running(self) -> Sequence:
@@ -41,10 +45,11 @@ class Arrivals:
                 self._freed.popleft()
             sequence = self._sequence(number, sent)
             sequence.found = min(self._load.cached_tokens, sequence.known - 1) if number else 0
-            self.handled_until = max(self.handled_until, sent) + self._front_end.seconds(sequence.known)
-            self._arriving.append(sequence)
+            self._busy_until = max(self._busy_until, sent) + self._front_end.parsing_seconds
+            self._sent_together.append(sequence)
             if self._next_sending() != sent:
-                self._hand_over()
+                while self._sent_together:
+                    self._parsed.append((self._busy_until, self._sent_together.popleft()))
 
     def _sequence(self, number: int, sent: float) -> Sequence:
         prompt, answer = self._load.lengths[number]
@@ -52,27 +57,42 @@ class Arrivals:
         self.requests.append(request)
         return Sequence(request, number, prompt, num_left=answer)
 
-    def _hand_over(self) -> None:
-        """Those that were sent at one moment take turns in the server's event loop, so they are through together."""
-        while self._arriving:
-            self._entering.append((self.handled_until, self._arriving.popleft()))
-
     def take(self, until: float) -> list[Sequence]:
-        """What the front end was through with by then."""
+        """What the front end had handed over by then."""
+        self._hand_over(until)
         found = []
-        while self._entering and self._entering[0][0] <= until:
-            found.append(self._entering.popleft()[1])
+        while self._handed and self._handed[0][0] <= until:
+            found.append(self._handed.popleft()[1])
         return found
 
+    def _hand_over(self, until: float) -> None:
+        """Turn to those that were parsed, as long as the event loop is free before ``until``."""
+        while self._parsed and (begun := max(self._parsed[0][0], self._busy_until)) <= until:
+            self._busy_until = begun + self._front_end.request_seconds
+            self._handed.append((self._busy_until, self._parsed.popleft()[1]))
+
+    def stream(self, first_step: float, last_step: float, num_steps: int, num_tokens: int) -> float:
+        """When clients have the last step's tokens: of ``num_steps`` steps with ``num_tokens`` each, the first and the
+        last of which end at these moments."""
+        self._hand_over(first_step)
+        seconds = self._front_end.token_seconds * num_tokens
+        begun = max(self._busy_until, first_step)
+        self._busy_until = max(begun + num_steps * seconds, last_step + seconds)
+        return self._busy_until
+
     def note_end(self, now: float) -> None:
-        """A request has its last token: its client may send another."""
+        """A client has its last token: it may send another request."""
         self._num_ended += 1
         self._freed.append(now)
 
     def next_event(self) -> float:
         """When a client sends the next request, or the engine is handed one."""
-        entering = self._entering[0][0] if self._entering else NEVER
-        return min(entering, self._next_sending())
+        return min(self._next_handing_over(), self._next_sending())
+
+    def _next_handing_over(self) -> float:
+        if self._handed:
+            return self._handed[0][0]
+        return max(self._parsed[0][0], self._busy_until) + self._front_end.request_seconds if self._parsed else NEVER
 
     def _is_held_back(self, number: int) -> bool:
         """The first of those that may be in flight are sent when they are ready, others when one has ended."""

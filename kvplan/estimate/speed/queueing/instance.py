@@ -97,12 +97,12 @@ class Instance:
         sequence.computed += num_tokens
         self._reading_tokens += num_tokens
 
-    def first_token(self, sequence: Sequence, streams_from: float) -> None:
-        """A prompt has been read: its sequence has a token more, seen from ``streams_from`` on, and decodes now."""
+    def first_token(self, sequence: Sequence, streamed: float) -> None:
+        """A prompt has been read: its sequence has a token more, which clients see at ``streamed``, and decodes now."""
         request = sequence.request
         self._leave_reading(sequence)
         if not request.first:
-            request.first = max(self.now, streams_from)
+            request.first = streamed
         sequence.num_left -= 1
         sequence.end_tick = self.ticks + sequence.num_left
         self.num_decoding += 1
@@ -110,13 +110,13 @@ class Instance:
         self._end_ticks += sequence.end_tick
         heapq.heappush(self._ends, (sequence.end_tick, sequence.number, sequence))
 
-    def take_ended(self) -> list[Sequence]:
-        """Those that got their last token leave."""
+    def take_ended(self, streamed: float) -> list[Sequence]:
+        """Those that got their last token, which clients see at ``streamed``, leave."""
         ended = []
         while self._ends and self._ends[0][0] <= self.ticks:
             _, _, sequence = heapq.heappop(self._ends)
             request = sequence.request
-            request.last = max(self.now, request.first)
+            request.last = streamed
             self._leave_decoding(sequence, request.num_prompt_tokens + request.num_output_tokens - 1)
             ended.append(sequence)
         if len(self._order) > 2 * self.num_running + 32:

@@ -57,7 +57,7 @@ class _Play:
             sequence.num_left -= done - 1
             instance.start(sequence)
             instance.hold(sequence, sequence.known)
-            instance.first_token(sequence, self._arrivals.handled_until)
+            instance.first_token(sequence, instance.now)
         instance.make_room()
 
     def _send(self) -> None:
@@ -84,9 +84,10 @@ class _Play:
                 done.append(sequence)
         seconds = self._clock.seconds(num_tokens, decoding + len(chunks), decoding + len(done), kv_tokens, pairs)
         instance.spend(seconds, 1 if decoding else 0)
+        streamed = self._arrivals.stream(instance.now, instance.now, 1, decoding + len(done))
         for sequence in done:
-            instance.first_token(sequence, self._arrivals.handled_until)
-        self._end_step()
+            instance.first_token(sequence, streamed)
+        self._end_step(streamed)
 
     def _decode(self) -> None:
         """As many decode steps as differ in lengths only."""
@@ -101,8 +102,9 @@ class _Play:
         if instance.now + steps * seconds > arrival:
             steps = max(min(steps, math.ceil((arrival - instance.now) / seconds)), 1)
             seconds = self._decode_seconds(steps)
+        first_step = instance.now + seconds
         instance.spend(seconds, steps)
-        self._end_step()
+        self._end_step(self._arrivals.stream(first_step, instance.now, steps, count))
 
     def _decode_seconds(self, steps: int) -> float:
         """Of the middle one of ``steps`` decode steps."""
@@ -116,10 +118,11 @@ class _Play:
             return NEVER
         return self._arrivals.next_event()
 
-    def _end_step(self) -> None:
+    def _end_step(self, streamed: float) -> None:
+        """Clients have its tokens at ``streamed``."""
         instance = self._instance
-        for sequence in instance.take_ended():
-            self._arrivals.note_end(instance.now)
+        for sequence in instance.take_ended(streamed):
+            self._arrivals.note_end(streamed)
             self._num_counted += sequence.number < self._last
         instance.make_room()
 

@@ -27,28 +27,49 @@ TRTLLM_MAX_NUM_TOKENS: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """The server's own work on a request before the engine sees it: parsing, tokenizing, handing over. Seconds.
+    """The server's own work on a request, in one event loop for all of them. Seconds.
 
-    One event loop does it for all requests and streams tokens when it is done with them. Requests that were sent at one
-    moment take turns in it, so that the engine is handed all of them at the end.
+    parsing_seconds: before a request waits for anything, so that requests which were sent at one moment are all parsed
+    before one goes on. request_seconds: the rest until the engine is handed it, one request after another.
+    token_seconds: of each token that is streamed, between the requests.
     """
 
+    parsing_seconds: float = 0.0
     request_seconds: float = 0.0
-    prompt_token_seconds: float = 0.0
+    token_seconds: float = 0.0
 
-    def seconds(self, num_prompt_tokens: int) -> float:
-        return self.request_seconds + self.prompt_token_seconds * num_prompt_tokens
+    def seconds(self, num_output_tokens: float) -> float:
+        """Of a request with all tokens of its answer."""
+        return self.parsing_seconds + self.request_seconds + self.token_seconds * num_output_tokens
+
+    def shared_by(self, count: int) -> FrontEnd:
+        """As one of ``count`` instances sees it that share one server: for each request of its own ``count`` come."""
+        return FrontEnd(count * self.parsing_seconds, count * self.request_seconds, count * self.token_seconds)
 
 
 NO_FRONT_END: Final = FrontEnd()
-VLLM_FRONT_END: Final = FrontEnd(0.007)
-"""Pull request 18566 of vllm-project/vllm (May 2025): 1,000 chats at once to Llama-3.1-8B have a median TTFT of 9.46 s,
-which is what a play on H100 SXM says with 7 ms (7.49 s with 5, 12.49 s with 10). The request does not name the GPU, but
-its 30.9 s in all are those of no slower one. A request costs one server 13 ms with all tokens of its answer (pull
-request 17546). Neither is among the rows that ``tools/score_published_speeds.py`` scores."""
-SGLANG_FRONT_END: Final = FrontEnd(0.001)
+VLLM_FRONT_END: Final = FrontEnd(request_seconds=0.0035, token_seconds=47.5e-6)
+"""From pull requests of vllm-project/vllm, none of which ``tools/score_published_speeds.py`` scores. A request with all
+200 tokens of its answer costs one API server 13 ms (17546: 10,000 of ShareGPT in 131 s where 120 a second are sent, the
+reason for several servers). Parsing the chat template takes 6 to 8 ms (20065) and is two thirds of what a request of
+one token costs (19735: three times as many of them without), so 3.5 ms are not parsing; the rest is the tokens'.
+
+Played with these, a burst of 8,192 chats to four servers gets 780 requests/s where 740 were measured (41181), and 1,000
+at once to vLLM's first engine, which parsed no templates then, 55 where 53 were measured (10635)."""
+VLLM_TEMPLATE_SECONDS: Final = 0.007
+"""Of a release that parses the template of each chat (``VllmRelease.parses_templates``): 6 to 8 s for 1,000 chats
+"before prompts actually are started to process" (pull request 20065). 1,000 chats at once to Llama-3.1-8B (18566, May
+2025) have a TTFT of 9.6 s in the mean, 9.5 s in the median and 12.7 s at p99; played on H100 SXM, 9.5, 9.5 and 12.1 s
+(the request does not name the GPU, but its 30.9 s in all are those of no slower one)."""
+SGLANG_FRONT_END: Final = FrontEnd(parsing_seconds=0.001)
 """A rough choice on 12 of gpustack's bursts of ShareGPT to SGLang 0.5, among the rows that
 ``tools/score_published_speeds.py`` scores: these are not held out for it. TensorRT-LLM has none."""
+
+
+def vllm_front_end(release: VllmRelease, *, chats: bool) -> FrontEnd:
+    """Of one API server, the default. ``chats``: requests are messages (/v1/chat/completions), not prompts."""
+    is_parsed = chats and release.parses_templates
+    return replace(VLLM_FRONT_END, parsing_seconds=VLLM_TEMPLATE_SECONDS if is_parsed else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +105,13 @@ class SchedulingRules:
         )
 
 
-def vllm_rules(settings: FilledSettings, release: VllmRelease, pool_tokens: float) -> SchedulingRules:
-    """The first engine read whole prompts, unless they could be so long that it chunked by itself."""
+def vllm_rules(
+    settings: FilledSettings, release: VllmRelease, pool_tokens: float, *, chats: bool = True
+) -> SchedulingRules:
+    """The first engine read whole prompts, unless they could be so long that it chunked by itself.
+
+    ``chats``: as for ``vllm_front_end``.
+    """
     chunks = release.v1 or settings.max_num_batched_tokens < settings.max_model_len
     return SchedulingRules(
         settings.max_num_seqs,
@@ -94,7 +120,7 @@ def vllm_rules(settings: FilledSettings, release: VllmRelease, pool_tokens: floa
         prompts_first=not chunks,
         chunks_prompts=chunks,
         schedules_ahead=release.schedules_ahead,
-        front_end=VLLM_FRONT_END,
+        front_end=vllm_front_end(release, chats=chats),
     )
 
 

@@ -1,0 +1,102 @@
+"""The server's own work on requests: what is parsed together, what goes on one by one, and tokens in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvplan.catalog.engines import vllm_release
+from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import (
+    VLLM_FRONT_END,
+    VLLM_TEMPLATE_SECONDS,
+    FrontEnd,
+    SchedulingRules,
+    vllm_front_end,
+)
+
+
+class Clock:
+    """Every step takes 10 ms."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        return 0.01
+
+
+def _played(load: PlayedLoad, front_end: FrontEnd, **rules: bool) -> PlayedFigures:
+    return play(load, SchedulingRules(256, 8192, 1e9, front_end=front_end, **rules), Clock())
+
+
+BURST = PlayedLoad(Lengths(16), Lengths(2), 50)
+
+
+def test_requests_that_were_sent_together_are_parsed_before_one_goes_on() -> None:
+    ttft = _played(BURST, FrontEnd(parsing_seconds=0.1)).ttft
+    assert (ttft.median, ttft.p99) == (pytest.approx(5.01), pytest.approx(5.01))
+
+
+def test_the_engine_is_handed_one_after_another() -> None:
+    """A token waits for the request that the loop has turned to: the k-th until (k + 1) x 0.1 s."""
+    ttft = _played(BURST, FrontEnd(request_seconds=0.1)).ttft
+    assert (ttft.median, ttft.p99) == (pytest.approx(2.65), pytest.approx(5.0, abs=0.02))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_request_alone_waits_for_all_of_it_and_streams_at_the_engines_pace(ahead: bool) -> None:
+    played = _played(users(1, 16, 10), FrontEnd(0.02, 0.03, 0.001), schedules_ahead=ahead)
+    assert played.ttft.median == pytest.approx(0.02 + 0.03 + 0.01 + 0.001)
+    assert played.tpot is not None
+    assert played.tpot.median == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_busy_event_loop_bounds_the_throughput_and_starves_nobody(ahead: bool) -> None:
+    """50 tokens of 5 ms and 10 ms more: under 4 requests a second, where the engine answers 32 in half a second."""
+    front = FrontEnd(request_seconds=0.01, token_seconds=0.005)
+    played = _played(users(32, 16, 50, rounds=8), front, schedules_ahead=ahead)
+    assert played.request_throughput == pytest.approx(1 / front.seconds(50), rel=0.05)
+    assert played.max_running > 1
+
+
+def test_tokens_that_are_streamed_in_time_cost_no_throughput() -> None:
+    free, busy = (_played(users(8, 16, 50), FrontEnd(token_seconds=each)) for each in (0.0, 0.001))
+    assert busy.tpot is not None and free.tpot is not None
+    assert busy.tpot.median == pytest.approx(free.tpot.median)
+    assert busy.e2el.median == pytest.approx(free.e2el.median + 8 * 0.001, abs=0.002)
+
+
+def test_instances_behind_one_server_wait_for_each_others_requests() -> None:
+    front = FrontEnd(0.001, 0.01, 0.0001)
+    whole, half = _played(replace(BURST, num_requests=100), front), _played(BURST, front.shared_by(2))
+    assert half.ttft.p99 == pytest.approx(whole.ttft.p99, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("version", "parses"),
+    [
+        ("0.6.4", False),
+        ("0.6.5", True),
+        ("0.9.1", True),
+        ("0.9.2", False),
+        ("0.10.2", False),
+        ("0.11.0", True),
+        ("0.11.1", False),
+        ("latest", False),
+    ],
+)
+def test_releases_that_parse_the_template_of_each_chat(version: str, parses: bool) -> None:
+    release = vllm_release(version)
+    assert vllm_front_end(release, chats=True).parsing_seconds == (VLLM_TEMPLATE_SECONDS if parses else 0)
+    assert vllm_front_end(release, chats=False) == VLLM_FRONT_END
+
+
+def test_a_request_with_its_tokens_costs_what_was_measured() -> None:
+    """10,000 chats of 200 tokens in 131 s, and one token's request without parsing a third of one with it."""
+    assert VLLM_FRONT_END.seconds(200) == pytest.approx(0.0131, rel=0.02)
+    alone = VLLM_FRONT_END.seconds(1)
+    assert 2.8 < (alone + VLLM_TEMPLATE_SECONDS) / alone < 3.2
