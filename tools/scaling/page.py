@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.estimate.speed.queueing.rules import VLLM_FRONT_END
 from scaling.collectives import PUBLISHED, modelled
 from scaling.paper import ANSWER_TOKENS, PROMPT_TOKENS, USERS_PER_GPU, PaperPoint, paper_points
 from scaling.published import Series, median_error, published_series
@@ -61,6 +62,7 @@ def _series_table(series: Iterable[Series]) -> list[str]:
 
 
 def _paper(measured: MeasuredProfiles) -> list[str]:
+    of_a_server = VLLM_FRONT_END.seconds(ANSWER_TOKENS)
     lines = [
         "",
         "## On paper: 1 to 64 GPUs",
@@ -69,7 +71,9 @@ def _paper(measured: MeasuredProfiles) -> list[str]:
             f"vLLM's latest release, {USERS_PER_GPU} users for each GPU, prompts of {PROMPT_TOKENS:,} tokens and "
             f"answers of {ANSWER_TOKENS}: output tokens/s of all GPUs, by the steady state's formula and by playing "
             "the load step by step. Tensor parallelism stays within a node of eight; stages (`pp`) and replicas "
-            "(`dp`) lie across nodes."
+            "(`dp`) lie across nodes. A replica has one API server, whose event loop takes "
+            f"{1000 * of_a_server:.1f} ms for a request with its tokens and so streams "
+            f"{ANSWER_TOKENS / of_a_server:,.0f} tokens/s at most; the steady state does not know it."
         ),
         "",
         "| | GPUs | layout | steady state | played | played, per GPU |",
