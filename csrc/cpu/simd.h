@@ -168,13 +168,18 @@ KVPLAN_INLINE void store(float* target, Floats value) {
   std::memcpy(target, &value, sizeof value);
 }
 
-// Round to nearest, ties to even; a NaN stays a NaN.
+// Round to nearest, ties to even; a NaN stays a NaN. The unit makes zeros of subnormal numbers.
 KVPLAN_INLINE void store(BFloat16* target, Floats value) {
+#if KVPLAN_BFLOAT16_DOT
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)value);
+  std::memcpy(target, &rounded, sizeof rounded);
+#else
   const Words bits = reinterpret_cast<Words>(value);
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Words is_nan = reinterpret_cast<Words>(value != value);
   const Halves halves = narrowed((is_nan & 0x7fc0u) | (~is_nan & rounded));
   std::memcpy(target, &halves, sizeof halves);
+#endif
 }
 
 // Round to nearest, ties to even; what is larger than 448, infinities too, becomes 448; a NaN stays a NaN.
