@@ -182,6 +182,37 @@ KVPLAN_INLINE void store(BFloat16* target, Floats value) {
 #endif
 }
 
+// Whether there are stores that write whole cache lines to memory without reading them first.
+constexpr bool kStoresPastCaches = KVPLAN_AVX512;
+
+// The same two for what is not read soon: `target` is a multiple of the vector's bytes, and the rest of its line follows
+// at once. Other threads see it after finish_past_caches().
+KVPLAN_INLINE void store_past_caches(float* target, Floats value) {
+#if KVPLAN_AVX512
+  _mm512_stream_ps(target, (__m512)value);
+#else
+  store(target, value);
+#endif
+}
+
+KVPLAN_INLINE void store_past_caches(BFloat16* target, Floats value) {
+#if KVPLAN_AVX512
+  BFloat16 rounded[kLanes];
+  store(rounded, value);
+  __m256i halves;
+  std::memcpy(&halves, rounded, sizeof halves);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(target), halves);
+#else
+  store(target, value);
+#endif
+}
+
+KVPLAN_INLINE void finish_past_caches() {
+#if KVPLAN_AVX512
+  _mm_sfence();
+#endif
+}
+
 // Round to nearest, ties to even; what is larger than 448, infinities too, becomes 448; a NaN stays a NaN.
 KVPLAN_INLINE void store(Float8E4M3* target, Floats value) {
   const Words sign = reinterpret_cast<Words>(value) & 0x80000000u;

@@ -163,7 +163,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
                                  args.out_stride,
                                  pairs ? args.outputs / 2 : args.outputs,
                                  args.activation,
-                                 0.0f};
+                                 0.0f,
+                                 goes_past_caches(args)};
   const LoraRows<T> lora(args, row, row + rows);
   const int64_t panels = num_panels(args.outputs, pairs);
   // One row's weights are shared out by pairs of panels: of 12 in units of four one thread would read twice as many.
@@ -186,6 +187,7 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
     static thread_local LineMemory<float> sums(kUnitSums);
     const int64_t end = units * (item + 1) / items * unit;
     run_panels(product, units * item / items * unit, end < panels ? end : panels, pairs, sums.data(), finish);
+    if (result.past_caches) finish_past_caches();
   };
   for_each_item_in_turn(copies + lora.items(), prepare, items, multiply, threads);
 }

@@ -132,6 +132,7 @@ struct PanelResult {
   int64_t columns;  // of out
   int activation;
   float limit;      // of the activation, see gated()
+  bool past_caches = false;
 
   // Stores one panel, or the pair of gate and up that begins at `panel`.
   void operator()(int64_t panel, int64_t rows, const float* sums) const {
@@ -153,7 +154,9 @@ struct PanelResult {
           value = activated(value, activation);
         }
         Out* target = out + r * out_stride + column;
-        if (count == kLanes) {
+        if (past_caches) {
+          store_past_caches(target, value);
+        } else if (count == kLanes) {
           store(target, value);
         } else {
           store_part(target, value, count);
@@ -162,6 +165,16 @@ struct PanelResult {
     }
   }
 };
+
+// Whether a product has so many columns that the caches have lost their lines since the step before: a head's logits.
+// Written past the caches they need not be read first, which the stores would wait for. Lines must be written whole.
+inline bool goes_past_caches(const kvplan_packed_linear& args) {
+  constexpr int64_t kManyColumns = 16384;
+  const int64_t element = args.storage == KVPLAN_BFLOAT16 ? 2 : 4;
+  const bool has_whole_lines = reinterpret_cast<uintptr_t>(args.out) % 64 == 0 && args.out_stride * element % 64 == 0 &&
+                               args.outputs % kPanelOutputs == 0;
+  return kStoresPastCaches && args.outputs >= kManyColumns && args.activation == KVPLAN_NO_ACTIVATION && has_whole_lines;
+}
 
 // The product with a quantised weight (args.format).
 void multiply_quantised(const kvplan_packed_linear& args, int threads);

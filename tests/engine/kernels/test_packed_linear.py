@@ -74,6 +74,19 @@ def test_gate_and_up(kernels: CpuKernels, activation: str, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_heads_columns_are_the_same_in_whole_lines_and_across_them(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """Where every row begins with a cache line, many columns are written past the caches."""
+    x, weight, bias = _operands(9, 40, 16384 + 64, dtype)
+    packed = PackedWeight(kernels, weight, bias)
+    memory = torch.empty(10 * 16448 + 64, dtype=dtype)
+    first = -memory.data_ptr() % 64 // memory.itemsize
+    lines = memory[first : first + 10 * 16448].view(10, 16448).fill_(7.0)
+    packed.multiply(x, lines[:9])
+    assert torch.equal(lines[:9], _result(packed, x))
+    assert (lines[9] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1500, 200), (40, 48)])
 def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     x, weight, bias = _operands(401, inputs, outputs, dtype)
