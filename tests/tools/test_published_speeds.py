@@ -244,6 +244,12 @@ def test_a_burst_of_chats_elsewhere(tmp_path: Path) -> None:
     assert found.middle == pytest.approx(9460, rel=0.05)
 
 
+def test_accelmark_sets_seats_for_offline_runs_alone(tmp_path: Path) -> None:
+    for load, seats in (("5", None), ("closed loop", None), ("offline batch", 512)):
+        row = _accelmark(tmp_path, "A", request_rate=load, max_num_seqs="512")
+        assert deployed(row).settings.max_num_seqs == seats
+
+
 def test_accelmarks_chats_are_cut_off(tmp_path: Path) -> None:
     load = played_load(_accelmark(tmp_path, "A", num_prompts="300"), 1, 1e6)
     prompts, answers = (sorted(each) for each in zip(*load.lengths, strict=True))
