@@ -147,6 +147,36 @@ template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, in
 
 namespace {
 
+// Panels that are left over when every thread has as many whole ones, and into how many pieces of their rows each of them
+// is cut: of 9 panels one of two threads would have 5.
+struct LeftOver {
+  int64_t panels, pieces;
+};
+
+inline LeftOver left_over(int64_t panels, int64_t rows, int threads) {
+  constexpr int64_t kFewRounds = 16;  // a panel more is nothing beside more of them
+  const int64_t left = panels % threads;
+  LeftOver best{0, 1};
+  if (left == 0 || panels > kFewRounds * threads) return best;
+  double least = 1.0;  // panels' time that the left ones take
+  for (int64_t pieces = 2; pieces <= 4 && rows / pieces >= kPanelTileRows; ++pieces) {
+    const double time = static_cast<double>(divided_up(left * pieces, threads)) / static_cast<double>(pieces);
+    if (time < least) least = time, best = {left, pieces};
+  }
+  return best;
+}
+
+// Rows [begin, end) of one panel.
+template <class T>
+void run_piece(PackedProduct<T> product, PanelResult<T, T> result, int64_t panel, int64_t begin, int64_t end,
+               float* sums) {
+  product.x += begin * product.x_stride;
+  product.rows = end - begin;
+  product.unit_panels = 1;
+  result.out += begin * result.out_stride;
+  run_panels(product, panel, panel + 1, false, sums, [&](int64_t at, int64_t rows, float* own) { result(at, rows, own); });
+}
+
 template <class T>
 void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std::vector<Input<T>>& memory,
                int threads) {
@@ -169,8 +199,9 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
   const int64_t panels = num_panels(args.outputs, pairs);
   // One row's weights are shared out by pairs of panels: of 12 in units of four one thread would read twice as many.
   const int64_t unit = rows == 1 ? 2 : product.unit_panels;
-  const int64_t units = divided_up(panels, unit);
-  const int64_t rounds = divided_up(panels, kItemPanels * threads);
+  const LeftOver left = pairs || lora.items() > 0 ? LeftOver{0, 1} : left_over(panels, rows, threads);
+  const int64_t whole = panels - left.panels, units = divided_up(whole, unit);
+  const int64_t rounds = divided_up(whole, kItemPanels * threads);
   const int64_t items = rounds * threads < units ? rounds * threads : units;
   const int64_t copies = direct ? 0 : rows;
   const auto prepare = [&](int64_t i) {
@@ -185,11 +216,17 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
   };
   const auto multiply = [&](int64_t item) {
     static thread_local LineMemory<float> sums(kUnitSums);
-    const int64_t end = units * (item + 1) / items * unit;
-    run_panels(product, units * item / items * unit, end < panels ? end : panels, pairs, sums.data(), finish);
+    if (item < items) {
+      const int64_t end = units * (item + 1) / items * unit;
+      run_panels(product, units * item / items * unit, end < whole ? end : whole, pairs, sums.data(), finish);
+    } else {
+      const int64_t panel = whole + (item - items) / left.pieces, piece = (item - items) % left.pieces;
+      run_piece(product, result, panel, rows * piece / left.pieces, rows * (piece + 1) / left.pieces, sums.data());
+    }
     if (result.past_caches) finish_past_caches();
   };
-  for_each_item_in_turn(copies + lora.items(), prepare, items, multiply, threads);
+  const int64_t pieces = left.panels * left.pieces;
+  for_each_item_in_turn(copies + lora.items(), prepare, items + pieces, multiply, threads);
 }
 
 template <class T>

@@ -86,6 +86,20 @@ def test_a_heads_columns_are_the_same_in_whole_lines_and_across_them(kernels: Cp
     assert (lines[9] == 7.0).all()
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_share_panels_that_do_not_come_out_even(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """What is left over is cut into pieces of its rows, which are those of one thread."""
+    x, weight, bias = _operands(70, 96, 9 * kernels.packed_outputs(1) - 3, dtype)
+    packed = PackedWeight(kernels, weight, bias, "gelu_new")
+    for rows in (11, 12, 18, 70):
+        torch.set_num_threads(1)
+        want = _result(packed, x[:rows]).clone()
+        for threads in (2, 4, 5, 7):
+            torch.set_num_threads(threads)
+            assert torch.equal(_result(packed, x[:rows]), want), (rows, threads)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1500, 200), (40, 48)])
 def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype) -> None:
