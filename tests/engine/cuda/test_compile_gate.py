@@ -1,5 +1,6 @@
 """Every kernel compiles for every architecture without a warning, and takes the registers that csrc/cuda says it takes.
 
+What is as it was when a compiler said yes is not compiled again (``gate_results``).
 Needs no GPU: NVRTC comes as the package nvidia-cuda-nvrtc-cu12 (12.8 knows sm_70 to sm_120), nvcc with a toolkit. No
 package has nvcc; where there is one, it is the second compiler on a few architectures.
 After a change that is meant, write the figures anew:
@@ -8,11 +9,14 @@ After a change that is meant, write the figures anew:
 
 from __future__ import annotations
 
+import inspect
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gate_results
 import pytest
+from gate_results import known_resources
 from kernel_matrix import (
     CAPABILITIES,
     SHAPE_CAPABILITY,
@@ -28,7 +32,7 @@ from kernel_matrix import (
     parse_resources,
 )
 
-from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, compile_options, load_nvrtc
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 from kvplan_engine.paths import source_dir
 
@@ -54,9 +58,20 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def measure_one(nvrtc: Nvrtc, variant: KernelVariant, arch: str) -> Resources:
-    compiled = nvrtc.compile(variant, variant.only_for or arch, ("--ptxas-options=-v",))
-    assert not compiled.warnings, f"{variant.label()} for {arch}: {compiled.warnings}"
-    return parse_resources(compiled.log, variant.kernel)
+    chosen, extra = variant.only_for or arch, ("--ptxas-options=-v",)
+
+    def compile_now() -> Resources:
+        compiled = nvrtc.compile(variant, chosen, extra)
+        assert not compiled.warnings, f"{variant.label()} for {arch}: {compiled.warnings}"
+        return parse_resources(compiled.log, variant.kernel)
+
+    options = compile_options(variant, chosen, Path())
+    return known_resources(variant, Path(nvrtc.path), (str(nvrtc.version), *options, *extra), compile_now)
+
+
+def measure_with_nvcc(nvcc: str, release: str, variant: KernelVariant, arch: str) -> Resources:
+    told = ("nvcc", release, variant.only_for or arch, inspect.getsource(compile_with_nvcc))
+    return known_resources(variant, Path(nvcc), told, lambda: compile_with_nvcc(nvcc, variant, arch))
 
 
 def measure(nvrtc: Nvrtc, variants: list[KernelVariant], arch: str) -> dict[str, dict[str, int]]:
@@ -105,9 +120,33 @@ def test_nvcc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     if capability in NVCC_FOR_ALL:
         variants += kernels_of_some_models(capability)
     with ThreadPoolExecutor(PARALLEL) as pool:
-        found = list(pool.map(lambda one: compile_with_nvcc(nvcc, one, architecture(capability)), variants))
+        release, arch = nvcc_release(nvcc), architecture(capability)
+        found = list(pool.map(lambda one: measure_with_nvcc(nvcc, release, one, arch), variants))
     spilling = [one.label() for one, figures in zip(variants, found, strict=True) if figures.spill_bytes]
-    assert nvcc_release(nvcc) != NVCC_RELEASE or spilling == []
+    assert release != NVCC_RELEASE or spilling == []
+
+
+def test_only_what_changed_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path))
+    (variant, *_), compiled = kernels_of_every_model(SHAPE_CAPABILITY), []
+
+    def asked(*options: str) -> Resources:
+        def compile_now() -> Resources:
+            compiled.append(options)
+            return Resources(len(compiled), 0, 0)
+
+        return known_resources(variant, Path(__file__), options, compile_now)
+
+    assert [asked("12.8").registers, asked("12.8").registers, asked("13.0").registers] == [1, 1, 2]
+    monkeypatch.setattr(gate_results, "_digest", lambda _: "another source")
+    assert asked("12.8").registers == 3
+
+    def refuse() -> Resources:
+        raise AssertionError("a warning")
+
+    for _ in range(2):  # what fails is not kept
+        with pytest.raises(AssertionError, match="a warning"):
+            known_resources(variant, Path(__file__), ("new",), refuse)
 
 
 def test_nothing_spills_in_the_record() -> None:
