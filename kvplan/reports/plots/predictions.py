@@ -70,7 +70,7 @@ def draw(run: Run, figure: Figure) -> str | None:
     panels[0].legend(loc="upper left", handletextpad=0.3)
     blind = [axes for axes, (_, points) in zip(panels, shown, strict=False) if points["is_blind"].any()]
     if blind:
-        blind[0].legend(loc="upper left", handletextpad=0.3)
+        blind[0].legend(loc="best", handletextpad=0.3)
     return finish(figure, run, _finding(run, shown))
 
 
