@@ -185,8 +185,8 @@ KVPLAN_INLINE void store(BFloat16* target, Floats value) {
 // Whether there are stores that write whole cache lines to memory without reading them first.
 constexpr bool kStoresPastCaches = KVPLAN_AVX512;
 
-// The same two for what is not read soon: `target` is a multiple of the vector's bytes, and the rest of its line follows
-// at once. Other threads see it after finish_past_caches().
+// store() for what nobody reads soon. `target` is aligned to what is stored; the rest of its line is stored next. Other
+// threads see it after finish_past_caches().
 KVPLAN_INLINE void store_past_caches(float* target, Floats value) {
 #if KVPLAN_AVX512
   _mm512_stream_ps(target, (__m512)value);
@@ -301,13 +301,22 @@ KVPLAN_INLINE float maximum_of(Floats value) {
   return two[0] > two[1] ? two[0] : two[1];
 }
 
-// The sums of four vectors, side by side.
-KVPLAN_INLINE Floats4 sums_of_four(Floats a, Floats b, Floats c, Floats d) {
 #if KVPLAN_AVX512
+
+// In each quarter of the result, that quarter's sums of the four vectors, side by side.
+KVPLAN_INLINE Floats sums_by_quarters(Floats a, Floats b, Floats c, Floats d) {
   const __m512 va = (__m512)a, vb = (__m512)b, vc = (__m512)c, vd = (__m512)d;
   const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(va, vb), _mm512_unpackhi_ps(va, vb));
   const __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(vc, vd), _mm512_unpackhi_ps(vc, vd));
-  return fold_to_four((Floats)_mm512_unpacklo_pd(ab, cd) + (Floats)_mm512_unpackhi_pd(ab, cd));
+  return (Floats)_mm512_unpacklo_pd(ab, cd) + (Floats)_mm512_unpackhi_pd(ab, cd);
+}
+
+#endif
+
+// The sums of four vectors, side by side.
+KVPLAN_INLINE Floats4 sums_of_four(Floats a, Floats b, Floats c, Floats d) {
+#if KVPLAN_AVX512
+  return fold_to_four(sums_by_quarters(a, b, c, d));
 #else
   const Floats4 fa = fold_to_four(a), fb = fold_to_four(b), fc = fold_to_four(c), fd = fold_to_four(d);
   const Floats4 ab = KVPLAN_SHUFFLE4(fa, fb, 0, 1, 4, 5) + KVPLAN_SHUFFLE4(fa, fb, 2, 3, 6, 7);
@@ -319,15 +328,10 @@ KVPLAN_INLINE Floats4 sums_of_four(Floats a, Floats b, Floats c, Floats d) {
 // Each lane the sum of one of the vectors.
 KVPLAN_INLINE Floats sums_of_each(const Floats (&vectors)[kLanes]) {
 #if KVPLAN_AVX512
-  Floats fours[4];  // of each vector four partial sums, side by side those of four vectors
+  Floats fours[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512 a = (__m512)vectors[4 * i], b = (__m512)vectors[4 * i + 1];
-    const __m512 c = (__m512)vectors[4 * i + 2], d = (__m512)vectors[4 * i + 3];
-    const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    fours[i] = (Floats)_mm512_unpacklo_pd(ab, cd) + (Floats)_mm512_unpackhi_pd(ab, cd);
-  }
+  for (int i = 0; i < 4; ++i)
+    fours[i] = sums_by_quarters(vectors[4 * i], vectors[4 * i + 1], vectors[4 * i + 2], vectors[4 * i + 3]);
   const auto join = [](Floats a, Floats b) {
     return (Floats)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0x88) +
            (Floats)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0xdd);

@@ -66,8 +66,8 @@ KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16
 
 #endif
 
-// Scores of rows and all the tile's tokens, whose keys, side by side, begin at `keys`. What is prefetched is spread over
-// the rows: a burst of it would keep their loads waiting.
+// Scores of rows and all the tile's tokens, whose keys lie side by side from `keys` on. Prefetches are spread over the
+// rows: a burst of them would keep their loads waiting.
 // query [rows, kHead]; scores [rows, kTileTokens]
 template <class T, int kHead>
 void score_runs(const T* query, const T* keys, int tokens, int rows, float scale, float* scores, const T* ahead) {
@@ -82,14 +82,16 @@ void score_runs(const T* query, const T* keys, int tokens, int rows, float scale
     }
 }
 
-// The same for the sizes of a head that models have. Whether `head_size` is one of them.
+// The same for heads of the usual sizes. False, and nothing written, where the tokens lie apart or heads have others.
 template <class T>
-KVPLAN_INLINE bool score_in_runs(int head_size, const T* query, const T* keys, int tokens, int rows, float scale,
-                                 float* scores, const T* ahead) {
-  if (head_size == 64) {
-    score_runs<T, 64>(query, keys, tokens, rows, scale, scores, ahead);
-  } else if (head_size == 128) {
-    score_runs<T, 128>(query, keys, tokens, rows, scale, scores, ahead);
+KVPLAN_INLINE bool score_in_runs(const Call& call, const TileRows<T>& tile, int64_t offset, const T* query, int rows,
+                                 float scale, float* scores, const T* ahead) {
+  if (!tile.side_by_side) return false;
+  const T* keys = tile.keys[0] + offset;
+  if (call.args.head_size == 64) {
+    score_runs<T, 64>(query, keys, tile.tokens, rows, scale, scores, ahead);
+  } else if (call.args.head_size == 128) {
+    score_runs<T, 128>(query, keys, tile.tokens, rows, scale, scores, ahead);
   } else {
     return false;
   }
@@ -105,9 +107,7 @@ KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (call.by_pairs) {
       const BFloat16* query = scratch.query_pairs + first_row * padded_to_pairs(call.args.head_size);
-      if (tile.side_by_side && score_in_runs(static_cast<int>(call.args.head_size), query, tile.keys[0] + offset,
-                                             tile.tokens, rows, call.args.scale, scores, ahead))
-        return;
+      if (score_in_runs(call, tile, offset, query, rows, call.args.scale, scores, ahead)) return;
       score_rows_by_pairs<kDirectRows>(call, tile, offset, query, rows, scores, ahead);
       return;
     }
@@ -115,9 +115,7 @@ KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t
 #endif
   const float* query = scratch.query + first_row * call.padded_head;
   if constexpr (std::is_same_v<T, float>) {
-    if (tile.side_by_side && score_in_runs(static_cast<int>(call.args.head_size), query, tile.keys[0] + offset,
-                                           tile.tokens, rows, 1.0f, scores, ahead))
-      return;
+    if (score_in_runs(call, tile, offset, query, rows, 1.0f, scores, ahead)) return;  // queries are scaled
   }
   score_rows<T, kDirectRows>(call, tile, offset, query, rows, scores, ahead);
 }

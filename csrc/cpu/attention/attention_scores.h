@@ -1,9 +1,9 @@
-// Scores of a run of tokens that lie side by side, and scores in the processor's dot products of pairs of bfloat16, for
-// queries and keys in bfloat16.
+// Scores of a run of tokens that lie side by side, and scores of queries and keys in bfloat16 by the processor's dot
+// products of pairs.
 //
 // Products of two bfloat16 numbers are exact in float32, and so are their sums here as everywhere. Values are widened all
 // the same (tile.h): their pairs would be two tokens', with the softmax's weights rounded to bfloat16, which shows in the
-// result. Where there are no such instructions nothing here is compiled.
+// result.
 #pragma once
 
 #include "../pairs.h"
@@ -54,7 +54,8 @@ __attribute__((noinline)) void score_run(const T* query, const T* keys, float sc
     const T* key = keys + t * kHead;
     sums[t] = Floats{};
 #pragma GCC unroll 32
-    for (int i = 0; i < kRegisters; ++i) sums[t] = Dot::added(sums[t], parts[i], Dot::load_whole(key + i * Dot::kNumbers));
+    for (int i = 0; i < kRegisters; ++i)
+      sums[t] = Dot::added(sums[t], parts[i], Dot::load_whole(key + i * Dot::kNumbers));
   }
   store(scores, sums_of_each(sums) * scale);
 }

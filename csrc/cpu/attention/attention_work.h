@@ -54,7 +54,7 @@ struct TileRows : TileScales<T> {
   const T* values[kTileTokens];
   int first;
   int tokens;
-  bool side_by_side;  // in one block, with slots behind them up to a whole vector of tokens
+  bool side_by_side = false;  // in one block, with slots behind them up to a whole vector of tokens
 };
 
 // Looks up to `most_tokens` tokens from `first` on up in the block table.

@@ -147,8 +147,8 @@ template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, in
 
 namespace {
 
-// Panels that are left over when every thread has as many whole ones, and into how many pieces of their rows each of them
-// is cut: of 9 panels one of two threads would have 5.
+// Panels left over when every thread has as many whole ones, and the pieces into which each one's rows are cut: of 9
+// panels one of two threads would have 5.
 struct LeftOver {
   int64_t panels, pieces;
 };
@@ -174,7 +174,7 @@ void run_piece(PackedProduct<T> product, PanelResult<T, T> result, int64_t panel
   product.rows = end - begin;
   product.unit_panels = 1;
   result.out += begin * result.out_stride;
-  run_panels(product, panel, panel + 1, false, sums, [&](int64_t at, int64_t rows, float* own) { result(at, rows, own); });
+  run_panels(product, panel, panel + 1, false, sums, result);
 }
 
 template <class T>

@@ -173,7 +173,8 @@ inline bool goes_past_caches(const kvplan_packed_linear& args) {
   const int64_t element = args.storage == KVPLAN_BFLOAT16 ? 2 : 4;
   const bool has_whole_lines = reinterpret_cast<uintptr_t>(args.out) % 64 == 0 && args.out_stride * element % 64 == 0 &&
                                args.outputs % kPanelOutputs == 0;
-  return kStoresPastCaches && args.outputs >= kManyColumns && args.activation == KVPLAN_NO_ACTIVATION && has_whole_lines;
+  const bool is_plain = args.activation == KVPLAN_NO_ACTIVATION;
+  return kStoresPastCaches && args.outputs >= kManyColumns && is_plain && has_whole_lines;
 }
 
 // The product with a quantised weight (args.format).

@@ -123,10 +123,6 @@ KVPLAN_INLINE void add_unit(TileSums<kRows, 1>& tile, const BFloat16* x, int64_t
 // How far ahead codes are prefetched.
 constexpr int64_t kCodesAheadBytes = 4096;
 
-KVPLAN_INLINE void prefetch_lines(const uint8_t* first, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i, 0, 3);
-}
-
 // One group's scales and minimums; these where there are some.
 inline void widen_scales(const StoredGroup& group, float* scales) {
   const StoredScales stored = group.scales(), minimums = group.minimums();
@@ -150,7 +146,7 @@ void run_codes(const GroupStep<W>& step, const CodeLayout& layout, const Decoder
     TileSums<kRows, 1> tile = {};
     const StoredGroup group(step.panel, step.first_group + g, layout);
     const uint8_t* codes = group.codes();
-    if (is_read_once) prefetch_lines(group.first + ahead, layout.scales_bytes());
+    if (is_read_once) prefetch_near(group.first + ahead, layout.scales_bytes());
     for (int64_t k = 0; k < layout.group; k += kInputs) {
 #pragma GCC unroll 12
       for (int64_t line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(codes + ahead + line, 0, 3);

@@ -116,14 +116,14 @@ void run_rounded(const RoundedStep& step, const CodeLayout& layout) {
     const StoredGroup group(step.panel, step.first_group + g, layout);
     const uint8_t* codes = kFrom == CodesFrom::kBytes ? bytes : group.codes();
     if constexpr (kOnce) {
-      prefetch_lines(group.first + ahead, scales_bytes);
+      prefetch_near(group.first + ahead, scales_bytes);
     } else {
       for (int64_t i = 0; i < next_bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
       next += next_bytes;
       bytes += inputs * kPanelOutputs;
     }
     for (int64_t k = 0; k < inputs; k += kInputs) {
-      if constexpr (kOnce) prefetch_lines(codes + ahead, kUnitBytes);
+      if constexpr (kOnce) prefetch_near(codes + ahead, kUnitBytes);
       add_codes<kRows, kBits>(tile, x, x_stride, codes);
       x += kInputs;
       codes += kUnitBytes;
