@@ -87,6 +87,8 @@ class VllmRelease:
     ``schedules_ahead``: asynchronous scheduling is on where nothing is said (pull request 27614 of vllm-project/vllm).
     ``parses_templates``: the server parses the chat template anew for each chat, to find the format of its contents
     (0.6.5 to 0.9.1) or the arguments that it takes (0.11.0 alone: vllm/entrypoints/chat_utils.py of these releases).
+    ``server_per_group``: as many API servers as data-parallel groups (vllm/entrypoints/cli/serve.py, read in 0.14.1 and
+    0.15.0), before it one.
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -106,6 +108,7 @@ class VllmRelease:
     in_flight_batches: int = 1
     schedules_ahead: bool = False
     parses_templates: bool = False
+    server_per_group: bool = False
     counts_non_torch: bool = True
     latent_cache: bool = True
     large_gpu_defaults: bool = True
@@ -142,6 +145,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 11, 1), {"samples_with_flashinfer": False, "parses_templates": False}),
     ((0, 12, 0), {"hybrid": "balanced"}),
     ((0, 14, 0), {"keeps_moe_workspace": True, "schedules_ahead": True}),
+    ((0, 15, 0), {"server_per_group": True}),
     ((0, 17, 0), {"sampler": "triton"}),
     (
         (0, 20, 0),

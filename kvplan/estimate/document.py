@@ -177,7 +177,10 @@ def range_causes(deployment: Deployment) -> list[dict[str, object]]:
 
 
 def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
-    """The speed of one deployment, alone and full: ranges of step times, and percentiles with queues."""
+    """The speed of one deployment, alone and full: ranges of step times, and percentiles with queues.
+
+    server_share_full: how much of its time the server would work, were only the engine to bound it; above 1 it bounds.
+    """
     return {
         "origin": speed.origin,
         "profile": speed.note,
@@ -190,6 +193,7 @@ def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
         "output_throughput_full": _rounded(speed.full.output_tokens_per_second),
         "queueing_alone": queues_document(speed.queues(1)),
         "queueing_full": queues_document(speed.queues(speed.num_users)),
+        "server_share_full": round(speed.model.server_share(speed.num_users), 3),
     }
 
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 
 from kvplan.catalog.engines import vllm_release
+from kvplan.estimate.speed.latency import behind_server, steady_state
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, users
-from kvplan.estimate.speed.queueing.play import play
-from kvplan.estimate.speed.queueing.rules import (
+from kvplan.estimate.speed.queueing.front_end import (
     VLLM_FRONT_END,
     VLLM_TEMPLATE_SECONDS,
     FrontEnd,
-    SchedulingRules,
     vllm_front_end,
 )
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users, users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
 
 
 class Clock:
@@ -74,6 +75,37 @@ def test_instances_behind_one_server_wait_for_each_others_requests() -> None:
     front = FrontEnd(0.001, 0.01, 0.0001)
     whole, half = _played(replace(BURST, num_requests=100), front), _played(BURST, front.shared_by(2))
     assert half.ttft.p99 == pytest.approx(whole.ttft.p99, rel=0.02)
+
+
+def test_several_servers_share_the_work_and_a_request_alone_takes_as_long() -> None:
+    front = FrontEnd(0.02, 0.03, 0.002)
+    four = replace(front, servers=4)
+    busy, shared = (_played(users(32, 16, 50, rounds=16), each) for each in (front, four))
+    assert shared.request_throughput == pytest.approx(4 * busy.request_throughput, rel=0.05)
+    alone = _played(users(1, 16, 10), four).ttft
+    assert alone.median == pytest.approx(0.02 / 4 + 0.03 + 0.01 + 0.002 / 4)
+
+
+@pytest.mark.parametrize(("version", "groups", "servers"), [("0.14.1", 8, 1), ("0.15.0", 8, 8), ("latest", 1, 1)])
+def test_releases_with_a_server_for_each_group(version: str, groups: int, servers: int) -> None:
+    assert vllm_front_end(vllm_release(version), chats=True, groups=groups).servers == servers
+
+
+@pytest.mark.parametrize(("num_users", "is_bounded"), [(32, False), (96, False), (192, True), (512, True)])
+def test_a_steady_state_answers_what_a_play_does(num_users: int, is_bounded: bool) -> None:
+    """With the server's event loop idle and busy: throughput within 6 %, and TTFT once the queue before it is long.
+
+    In the play a busy loop takes longer to settle than requests are played, hence the larger bound for it.
+    """
+    step = Clock().seconds(num_users, num_users, num_users, 0, 0.0)
+    free = steady_state(step, 0.0, num_users, 128)
+    steady = behind_server(free, VLLM_FRONT_END, 128)
+    played = _played(replace(steady_users(num_users, 512, 128), num_requests=12 * num_users), VLLM_FRONT_END)
+    tolerance = 0.1 if is_bounded else 0.06
+    assert steady.requests_per_second == pytest.approx(num_users / played.e2el.mean, rel=tolerance)
+    assert (VLLM_FRONT_END.busy_share(free.requests_per_second, 128) > 1) is is_bounded
+    assert (steady.ttft_seconds > 10 * free.ttft_seconds) is is_bounded
+    assert steady.tpot_seconds == free.tpot_seconds
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
+from kvplan.commands.printing.queues import server_text
+from kvplan.estimate.speed.queueing.front_end import VLLM_FRONT_END
 from kvplan.estimate.speed.queues import queues_document
 from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
 from kvplan.planner.choices.slo_check import missed_by_tail
@@ -165,3 +167,34 @@ def test_the_parts_of_a_step(gpu: str) -> None:
     assert mixed.products > decode.products
     # 16 GB at 3.35 TB/s (H100) or 0.6 TB/s (A10), read as fast as at most: 4.5 and 25 ms
     assert parts["weights"] > {"h100-sxm": 0.0045, "a10": 0.025}[gpu]
+
+
+def test_no_replica_is_promised_more_than_its_server_has_time_for() -> None:
+    """A model of 0.5 B parameters would make 80,000 tokens/s: a second server doubles what one streams."""
+    small = resolve_model("qwen2.5-0.5b-instruct")
+    asked = replace(REQUEST, num_users=1000, input_tokens=200)
+    (one,) = make_plan(small, asked, load_measured()).deployments
+    most = 200 / VLLM_FRONT_END.seconds(200)
+    assert one.limit == "server" and one.served.server_share > 2
+    assert one.output_tokens_per_second == pytest.approx((most, most))
+    assert one.served.speed.ttft_seconds.low <= one.served.speed.ttft_seconds.high
+    few = make_plan(small, replace(asked, num_users=4), load_measured()).deployments[0]
+    assert few.limit != "server" and few.served.server_share < 0.5
+    replicas = make_plan(small, replace(asked, num_users=None, requests_per_second=1.5 * most / 200, max_gpus=2))
+    assert [each.replicas for each in replicas.deployments] == [2]
+    alone = make_plan(small, replace(asked, num_users=None, requests_per_second=1.5 * most / 200))
+    assert alone.nearest_miss is not None
+    assert "1 server of vLLM has time for; " in alone.nearest_miss.sentence
+
+
+@pytest.mark.parametrize(
+    ("share", "servers", "words"),
+    [
+        (0.8, 1, None),
+        (0.91, 1, "API server would work for 91% of the time"),
+        (2.34, 2, "2 API servers can stream, the engine would make 2.3 times"),
+    ],
+)
+def test_a_busy_server_is_said(share: float, servers: int, words: str | None) -> None:
+    text = server_text(share, servers)
+    assert text is None if words is None else text is not None and words in text and "--api-server-count" in text

@@ -12,7 +12,7 @@ import pytest
 
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.commands.printing.plans import UNSURE
-from kvplan.estimate.speed.queueing.rules import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
 from published_speeds.playing import engine_rules, played_load
 from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows

@@ -11,9 +11,9 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.sglang_defaults import chunked_prefill_tokens
 from kvplan.errors import KvplanError
 from kvplan.estimate.sglang import predict_sglang
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.rules import (
-    NO_FRONT_END,
     SGLANG_MOST_RUNNING,
     SchedulingRules,
     sglang_rules,
@@ -137,7 +137,8 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
     else:
         chats = row.source in _CHATS
         rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens, chats=chats)
-        if "independent" not in row.notes:  # groups are beside each other, behind one API server
+        is_shared = "independent" not in row.notes and not vllm_release(found.version).server_per_group
+        if is_shared:  # groups are beside each other, behind one API server
             rules = replace(rules, front_end=rules.front_end.shared_by(found.replicas))
     if row.source == ACCELMARK:
         rules = replace(rules, front_end=NO_FRONT_END)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.estimate.speed.queueing.rules import VLLM_FRONT_END
+from kvplan.estimate.speed.queueing.front_end import VLLM_FRONT_END
 from scaling.collectives import PUBLISHED, modelled
 from scaling.paper import ANSWER_TOKENS, PROMPT_TOKENS, USERS_PER_GPU, PaperPoint, paper_points
 from scaling.published import Series, median_error, published_series
@@ -73,7 +73,7 @@ def _paper(measured: MeasuredProfiles) -> list[str]:
             "the load step by step. Tensor parallelism stays within a node of eight; stages (`pp`) and replicas "
             "(`dp`) lie across nodes. A replica has one API server, whose event loop takes "
             f"{1000 * of_a_server:.1f} ms for a request with its tokens and so streams "
-            f"{ANSWER_TOKENS / of_a_server:,.0f} tokens/s at most; the steady state does not know it."
+            f"{ANSWER_TOKENS / of_a_server:,.0f} tokens/s at most; more of them (--api-server-count) would stream more."
         ),
         "",
         "| | GPUs | layout | steady state | played | played, per GPU |",

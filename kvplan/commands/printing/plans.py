@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, span, tail_text
+from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, tail_text
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
@@ -190,6 +190,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
             keeps = first_within_tails(plan.deployments, plan.workload, plan.request.slo)
             instead = "" if keeps is None else f"; {keeps.name} keeps it for 99 in 100 requests"
             print_sentence(f"averages are within --slo; beyond it {tail_text(beyond)}{instead}")
+    server = server_text(best.served.server_share, best.speed_model.front_end.servers)
+    if server is not None:
+        print_sentence(f"server: {server}")
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")

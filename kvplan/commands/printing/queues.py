@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.commands.printing.render import print_sentence, print_table
 from kvplan.estimate.speed.queueing.figures import Distribution
+from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
 from kvplan.estimate.speed.steps.step_terms import StepTerms
 
@@ -38,6 +39,17 @@ def tail_text(beyond: Sequence[TailMiss]) -> str:
         f"{each.bound.name.upper()} p99 {1000 * each.p99_seconds:,.0f} ms ({1000 * each.bound.seconds:,.0f} asked for)"
         for each in beyond
     )
+
+
+def server_text(share: float, num_servers: int) -> str | None:
+    """Of API servers that the engine would keep busy for ``share`` of their time; None where they hardly matter."""
+    if share <= BUSIEST:
+        return None
+    servers = "API server" if num_servers == 1 else f"{num_servers} API servers"
+    more = "more of them (--api-server-count, vLLM 0.9.1 and later), data-parallel groups or replicas raise it"
+    if share <= 1:
+        return f"vLLM's {servers} would work for {share:.0%} of the time, which queues are not played for; {more}"
+    return f"tokens/s are what vLLM's {servers} can stream, the engine would make {share:.1f} times as many; {more}"
 
 
 def print_steps(name: str, steps: Sequence[ExplainedStep]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text
+from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text
 from kvplan.commands.printing.render import print_sentence
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
@@ -34,6 +34,8 @@ def _lines(speed: DeploymentSpeed, *, explain: bool) -> list[str]:
     for count, (name, state) in states.items():
         queues = played[count]
         lines.append(f"    {name}: {_ranges(state) if queues is None else queues_text(queues)}")
+        server = server_text(speed.model.server_share(count), speed.model.front_end.servers)
+        lines += [] if server is None else [f"    {name}: {server}"]
     return lines
 
 
@@ -46,10 +48,12 @@ def _learned(speed: DeploymentSpeed, queues: Queues) -> str:
 
 
 def _ranges(speed: ServingSpeed) -> str:
-    tokens = speed.output_tokens_per_second
+    found = speed.output_tokens_per_second
+    low, high = f"{found.low:,.0f}", f"{found.high:,.0f}"
+    tokens = low if low == high else f"{low} to {high}"
     return (
         f"without queues TTFT {_milliseconds(speed.ttft_seconds)} ms, TPOT {_milliseconds(speed.tpot_seconds)} ms, "
-        f"{tokens.low:,.0f} to {tokens.high:,.0f} tokens/s"
+        f"{tokens} tokens/s"
     )
 
 

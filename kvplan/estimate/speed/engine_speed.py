@@ -6,6 +6,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, vllm_front_end
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
@@ -27,16 +28,26 @@ def engine_speed_model(
 ) -> SpeedModel:
     """Prompts of ``input_tokens``, answers of ``output_tokens``; ``kv_bytes`` as for ``SpeedModel``."""
     host, tile_rows = NO_HOST, 1
+    release = vllm_release(engine.version if engine.name == "vllm" else "latest")
     if not gpu.is_cpu:
-        release = vllm_release(engine.version if engine.name == "vllm" else "latest")
         host = host_work(engine.name, release, gpu, work.layout.tensor_parallel_size)
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
             device_speed = None if device_speed is None else of_release(device_speed, work, release)
         if device_speed is not None:
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
+    groups = work.layout.data_parallel_size
     return SpeedModel(
-        work, gpu, input_tokens, output_tokens, kv_bytes, device_speed, engine.name, host, mixed_tile_rows=tile_rows
+        work,
+        gpu,
+        input_tokens,
+        output_tokens,
+        kv_bytes,
+        device_speed,
+        engine.name,
+        host,
+        mixed_tile_rows=tile_rows,
+        front_end=vllm_front_end(release, chats=True, groups=groups) if engine.name == "vllm" else NO_FRONT_END,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Final, Literal
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, error_group, published_errors
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import StepClock
 from kvplan.estimate.speed.steps.clocks import (
@@ -108,6 +109,7 @@ class SpeedModel:
     engine: str = "vllm"
     engine_host: HostWork = NO_HOST
     mixed_tile_rows: int = 1
+    front_end: FrontEnd = NO_FRONT_END
 
     @property
     def host(self) -> HostWork:
@@ -119,11 +121,19 @@ class SpeedModel:
         return "roofline" if self.device_speed is None else self.device_speed.origin
 
     def steady(self, num_users: float, end: End) -> SteadyState:
-        """The steady state of ``num_users`` users at one end of what is likely."""
+        """The steady state of ``num_users`` users at one end of what is likely, behind the engine's server."""
+        return behind_server(self._of_engine(num_users, end), self.front_end, self.output_tokens)
+
+    def server_share(self, num_users: float) -> float:
+        """How much of its time the server would work on what the engine answers; above 1 it bounds the throughput."""
+        return self.front_end.busy_share(self._of_engine(num_users, "middle").requests_per_second, self.output_tokens)
+
+    def _of_engine(self, num_users: float, end: End) -> SteadyState:
+        """The steady state without the server's own work."""
         if self.device_speed is not None:
             return self._measured(num_users, end, self.device_speed)
         if end == "middle":
-            return middle_state(self.steady(num_users, "best"), self.steady(num_users, "worst"))
+            return middle_state(self._of_engine(num_users, "best"), self._of_engine(num_users, "worst"))
         return self._state(self._rooflines[end], self._prefills[end], num_users)
 
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:
@@ -158,12 +168,13 @@ class SpeedModel:
     def between(self, best: SteadyState, worst: SteadyState | None, num_users: float) -> ServingSpeed:
         """The ranges from ``best`` to ``worst``; without a worst one nothing bounds the times."""
         slowest = (math.inf, math.inf, math.inf)
-        if worst is not None:
-            slowest = (worst.ttft_seconds, worst.tpot_seconds, worst.e2el_seconds)
+        if worst is not None:  # behind a busy server a faster engine's requests wait longer for their first token
+            slowest = (max(best.ttft_seconds, worst.ttft_seconds), worst.tpot_seconds, worst.e2el_seconds)
+        first = best.ttft_seconds if worst is None else min(best.ttft_seconds, worst.ttft_seconds)
         requests = sorted([best.requests_per_second, 0.0 if worst is None else worst.requests_per_second])
         return ServingSpeed(
             num_users=num_users,
-            ttft_seconds=Range(best.ttft_seconds, slowest[0]),
+            ttft_seconds=Range(first, slowest[0]),
             tpot_seconds=Range(best.tpot_seconds, slowest[1]),
             e2el_seconds=Range(best.e2el_seconds, slowest[2]),
             output_tokens_per_second=Range(requests[0] * self.output_tokens, requests[1] * self.output_tokens),
@@ -278,6 +289,17 @@ def middle_state(best: SteadyState, worst: SteadyState) -> SteadyState:
         Range(best.tpot_seconds, worst.tpot_seconds).middle,
         Range(best.e2el_seconds, worst.e2el_seconds).middle,
     )
+
+
+def behind_server(state: SteadyState, front_end: FrontEnd, output_tokens: int) -> SteadyState:
+    """``state`` with the server's work until the first token, and no more requests than its event loops have time for.
+
+    The engine does not wait for its server, so what is late waits before the engine and before the client, a request as
+    a whole: its first token comes later, the others as far apart as before (as a play has it).
+    """
+    least = state.num_users * front_end.seconds(output_tokens) / front_end.servers
+    late = max(front_end.seconds(1), least - state.e2el_seconds)
+    return replace(state, ttft_seconds=state.ttft_seconds + late, e2el_seconds=state.e2el_seconds + late)
 
 
 def steady_state(

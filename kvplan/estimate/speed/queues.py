@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from kvplan.catalog.published_errors import ErrorInterval, FigureName
 from kvplan.estimate.speed.latency import FIGURES, SpeedModel
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
+from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.steps.step_terms import StepLoad, StepTerms
-
-_BUSIEST_FRONT_END: Final = 0.8
-"""Share of its time that a server works on requests at most for the load to be played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ def play_queues(
     None where the server's own work on so many requests leaves its event loop next to no time: the instance would wait
     for its server then, which neither the steady state nor published measurements tell how long.
     """
-    if requests_per_second * rules.front_end.seconds(model.output_tokens) > _BUSIEST_FRONT_END:
+    if rules.front_end.busy_share(requests_per_second, model.output_tokens) > BUSIEST:
         return None
     figures = play(load, rules, model.steps)
     if load.max_concurrency is not None:

@@ -195,6 +195,7 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
             "request_capacity": None if supply is None else [_requests(supply.low), _requests(supply.high)],
             "slo": "met" if deployment.slo.sure else "likely",
             "share_of_range_that_serves": round(deployment.slo.share, 3),
+            "server_share": round(deployment.served.server_share, 3),
         },
         "cost": cost_document(deployment),
         "commands": launch_commands(deployment, model_id),

@@ -74,7 +74,7 @@ class Deployment:
     served: Served
     slo: SloCheck
     limit: str
-    """What runs out first when more load comes: kv, seats, bandwidth, compute, ttft, tpot or e2el."""
+    """What runs out first when more load comes: kv, seats, server, bandwidth, compute, ttft, tpot or e2el."""
     offered_tokens_per_second: float | None
     """Output tokens that the load asks for, all replicas together; None for users, who take what they get."""
     speed_model: SpeedModel

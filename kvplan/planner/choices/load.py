@@ -27,6 +27,7 @@ class Served:
     ``most_users``: the same at the slowest of them.
     ``middle``: None in that case. ``supply``: requests per second that the replica can answer, None for a closed load.
     ``share``: how much of the range of speeds keeps up with the load, from 0 to 1.
+    ``server_share``: how much of its time the replica's server would work, were only the engine to bound it.
     """
 
     num_users: float
@@ -35,6 +36,7 @@ class Served:
     middle: SteadyState | None
     supply: Range | None = None
     share: float = 1.0
+    server_share: float = 0.0
 
     @property
     def keeps_up(self) -> bool:
@@ -43,7 +45,8 @@ class Served:
 
 def serve_users(model: SpeedModel, num_users: int) -> Served:
     """``num_users`` requests in progress at all times."""
-    return Served(num_users, num_users, model.speed(num_users), model.steady(num_users, "middle"))
+    middle, server_share = model.steady(num_users, "middle"), model.server_share(num_users)
+    return Served(num_users, num_users, model.speed(num_users), middle, server_share=server_share)
 
 
 def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Served:
@@ -60,7 +63,8 @@ def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Serv
     speed = model.between(best or model.steady(room, "best"), worst, room if middle is None else num_users)
     share = 1.0 if worst is not None else 1.0 - share_within(supply, requests_per_second)
     most_users = math.inf if worst is None else worst.num_users
-    return Served(num_users, most_users, speed, middle, supply, share)
+    server_share = model.front_end.busy_share(requests_per_second, model.output_tokens)
+    return Served(num_users, most_users, speed, middle, supply, share, server_share)
 
 
 def share_within(found: Range, bound: float) -> float:

@@ -47,8 +47,13 @@ def lacks_room(
     room = capacity.worst_sequences if worst_case else capacity.average_sequences
     context = workload.longest_context if worst_case else workload.average_context
     if workload.requests_per_second is not None and served.supply is not None:
-        supply = f"{served.supply.low * replicas:,.2g} to {served.supply.high * replicas:,.2g}"
-        sentence = f"It answers {supply} requests/s; {workload.requests_per_second:g} are needed."
+        low, high = served.supply.low * replicas, served.supply.high * replicas
+        supply = f"{low:,.3g}" if served.server_share > 1 else f"{low:,.2g} to {high:,.2g}"
+        why = f", all that {plural(replicas, 'server')} of vLLM {'has' if replicas == 1 else 'have'} time for"
+        sentence = (
+            f"It answers {supply} requests/s{why if served.server_share > 1 else ''}; "
+            f"{workload.requests_per_second:g} are needed."
+        )
         shortfall = workload.requests_per_second / max(replicas * served.supply.middle, 1e-9)
         return Miss(choice, replicas, "capacity", "rate", 0, shortfall, sentence, prediction)
     each = capacity.worst_bytes if worst_case else capacity.average_bytes

@@ -15,6 +15,7 @@ from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
@@ -301,6 +302,8 @@ def _limit(trial: Trial, replica: Replica, served: Served, room: int, seats: int
         full = check_averages(trial.request.slo, serve_users(replica.model, room))
         if full.broken is not None:
             return full.broken.bound.name
+    if served.server_share > BUSIEST:
+        return "server"
     if room < 1.5 * served.num_users:
         return "kv" if room < seats else "seats"
     return "bandwidth" if served.speed.bandwidth_bound else "compute"

@@ -2,7 +2,8 @@
 
 loads      requests with lengths and moments of sending: users, a rate, or all at once
 rules      how an engine composes its steps: seats, token budget, prompts first or beside decoding, admission
-arrivals   requests on their way: sending, and the server's front end
+front_end  the server before an engine: its own work on requests and tokens
+arrivals   requests on their way: sending, and handing over by the front end
 instance   who waits, reads and decodes between two steps, and the tokens they hold
 admission  which prompts the next step reads
 play       the play itself, step by step

@@ -7,9 +7,9 @@ from collections import deque
 from typing import Final
 
 from kvplan.estimate.speed.queueing.figures import PlayedRequest
+from kvplan.estimate.speed.queueing.front_end import FrontEnd
 from kvplan.estimate.speed.queueing.instance import Sequence
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
-from kvplan.estimate.speed.queueing.rules import FrontEnd
 
 NEVER: Final = math.inf
 
@@ -17,8 +17,9 @@ NEVER: Final = math.inf
 class Arrivals:
     """requests: all that were sent, in this order.
 
-    The front end is one event loop. It parses all requests that were sent at one moment before it turns to anything
-    else, and hands them over one after another, between the tokens that it streams.
+    The front end is an event loop, or several that share all requests evenly and are as busy. It parses all requests
+    that were sent at one moment before it turns to anything else, and hands them over one after another, between the
+    tokens that it streams.
     """
 
     def __init__(self, load: PlayedLoad, front_end: FrontEnd) -> None:
@@ -45,7 +46,7 @@ class Arrivals:
                 self._freed.popleft()
             sequence = self._sequence(number, sent)
             sequence.found = min(self._load.cached_tokens, sequence.known - 1) if number else 0
-            self._busy_until = max(self._busy_until, sent) + self._front_end.parsing_seconds
+            self._busy_until = max(self._busy_until, sent) + self._front_end.parsing_seconds / self._front_end.servers
             self._sent_together.append(sequence)
             if self._next_sending() != sent:
                 while self._sent_together:
@@ -68,14 +69,14 @@ class Arrivals:
     def _hand_over(self, until: float) -> None:
         """Turn to those that were parsed, as long as the event loop is free before ``until``."""
         while self._parsed and (begun := max(self._parsed[0][0], self._busy_until)) <= until:
-            self._busy_until = begun + self._front_end.request_seconds
-            self._handed.append((self._busy_until, self._parsed.popleft()[1]))
+            self._busy_until = begun + self._front_end.request_seconds / self._front_end.servers
+            self._handed.append((begun + self._front_end.request_seconds, self._parsed.popleft()[1]))
 
     def stream(self, first_step: float, last_step: float, num_steps: int, num_tokens: int) -> float:
         """When clients have the last step's tokens: of ``num_steps`` steps with ``num_tokens`` each, the first and the
         last of which end at these moments."""
         self._hand_over(first_step)
-        seconds = self._front_end.token_seconds * num_tokens
+        seconds = self._front_end.token_seconds * num_tokens / self._front_end.servers
         begun = max(self._busy_until, first_step)
         self._busy_until = max(begun + num_steps * seconds, last_step + seconds)
         return self._busy_until
