@@ -89,6 +89,9 @@ class VllmRelease:
     (0.6.5 to 0.9.1) or the arguments that it takes (0.11.0 alone: vllm/entrypoints/chat_utils.py of these releases).
     ``server_per_group``: as many API servers as data-parallel groups (vllm/entrypoints/cli/serve.py, read in 0.14.1 and
     0.15.0), before it one.
+    ``expert_chunk_tokens``: tokens that the fused experts take at once, None: all (vllm/envs.py:
+    VLLM_FUSED_MOE_CHUNK_SIZE, read in 0.7.3, 0.11.0 and 0.13.0 to 0.15.0). 0.32.0 does not chunk (pull request 34086);
+    the release that ended it is taken as 0.17.0, the earliest after main still did (pull request 35839, March 2026).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -105,6 +108,7 @@ class VllmRelease:
     caches_hybrid_prefixes: bool = False
     sparse_cache_in_8_bits: bool = False
     scaled_cache: bool = False
+    expert_chunk_tokens: int | None = 32 * 1024
     in_flight_batches: int = 1
     schedules_ahead: bool = False
     parses_templates: bool = False
@@ -144,9 +148,10 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 11, 0), {"parses_templates": True}),
     ((0, 11, 1), {"samples_with_flashinfer": False, "parses_templates": False}),
     ((0, 12, 0), {"hybrid": "balanced"}),
+    ((0, 13, 0), {"expert_chunk_tokens": 16 * 1024}),
     ((0, 14, 0), {"keeps_moe_workspace": True, "schedules_ahead": True}),
     ((0, 15, 0), {"server_per_group": True}),
-    ((0, 17, 0), {"sampler": "triton"}),
+    ((0, 17, 0), {"sampler": "triton", "expert_chunk_tokens": None}),
     (
         (0, 20, 0),
         {"gpu_memory_utilization": 0.92, "prints_concurrency_tokens": True},

@@ -39,9 +39,12 @@ class ErrorGroup:
         return (self, of_all_engines, ErrorGroup(self.origin, None, None), ErrorGroup(None, None, None))
 
 
-def error_group(origin: str, engine: str, is_mixture: bool) -> ErrorGroup:
-    """``engine``: as kvplan or its publisher writes it; kvplan's engine has been published by nobody."""
-    name = engine.casefold().replace("-", "").replace("trtllm", "tensorrtllm")
+def error_group(origin: str, engine: str, is_mixture: bool, *, is_first: bool = False) -> ErrorGroup:
+    """``engine``: as kvplan or its publisher writes it; kvplan's engine has been published by nobody.
+
+    ``is_first``: vLLM's first engine, another one than that of 0.8.0 and later under the same name.
+    """
+    name = engine.casefold().replace("-", "").replace("trtllm", "tensorrtllm") + (" v0" if is_first else "")
     return ErrorGroup(origin, name, "mixture" if is_mixture else "dense")
 
 

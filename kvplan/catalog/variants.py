@@ -73,6 +73,16 @@ _FP8_OF_OTHERS: Final = NamedFormat(
 )
 """``-FP8`` alone: Qwen publishes blocks, NVIDIA and Red Hat one scale per tensor."""
 
+_FP8_OF_META: Final = NamedFormat(
+    r"-fp8",
+    "fp8, one scale per channel; the attention and the first and last layers in 16 bits",
+    {
+        "quant_method": "fbgemm_fp8",
+        "modules_to_not_convert": ["lm_head", "self_attn", "model.layers.0", "model.layers.125"],
+    },
+)
+"""Meta's own fp8 of Llama 3.1 405B, after llama-405B-FP8.py of huggingface/huggingface-llama-recipes."""
+
 _SAME_SHAPE: Final[tuple[tuple[str, str], ...]] = (
     (r"qwen2\.5-coder-(1\.5b|3b|7b|14b|32b)(?:-instruct)?", r"qwen2.5-\1-instruct"),
     (r"qwen2\.5-coder-0\.5b(?:-instruct)?", "qwen2.5-0.5b"),
@@ -148,12 +158,17 @@ def _sibling(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str,
 
 
 def _split(last: str, organisation: str) -> tuple[str, NamedFormat | None]:
-    fp8 = _FP8_OF_QWEN if organisation in ("qwen", "") else _FP8_OF_OTHERS
-    for stored in (*_FORMATS, fp8):
+    for stored in (*_FORMATS, _fp8(last, organisation)):
         match = re.fullmatch(rf"(.+?)(?:{stored.pattern})", last)
         if match:
             return match.group(1), stored
     return last, None
+
+
+def _fp8(last: str, organisation: str) -> NamedFormat:
+    if organisation in ("meta-llama", "") and re.search(r"\bllama-3\.1-405b\b", last):
+        return _FP8_OF_META
+    return _FP8_OF_QWEN if organisation in ("qwen", "") else _FP8_OF_OTHERS
 
 
 def _stored_as(config: Mapping[str, Any], stored: NamedFormat) -> Config:

@@ -62,6 +62,9 @@ CHECKPOINTS = [  # id on the hub, profile with its shape, format of its weights 
     ("TheBloke/CodeLlama-13B-Instruct-AWQ", "codellama-13b", "awq 4-bit, group 128"),
     ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b", "awq 4-bit, group 128"),
     ("hugging-quants/Meta-Llama-3.1-405B-Instruct-AWQ-INT4", "llama-3.1-405b", "awq 4-bit, group 128"),
+    ("meta-llama/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b", "fbgemm_fp8 8-bit, per channel"),
+    ("meta-llama/Meta-Llama-3.1-405B-FP8", "llama-3.1-405b", "fbgemm_fp8 8-bit, per channel"),
+    ("nvidia/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b", "fp8 8-bit, per tensor"),
     ("casperhansen/llama-3.3-70b-instruct-awq", "llama-3.3-70b", "awq 4-bit, group 128"),
     ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b", "fp8 8-bit, per tensor"),
     ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", "compressed-tensors 8-bit, per channel"),
@@ -140,3 +143,11 @@ def test_published_weights_agree_with_what_the_name_says() -> None:
         published = resolve_model(profile)
         expected = size_weights(published, "bfloat16").total_bytes
         assert size_weights(by_name, "bfloat16").total_bytes == pytest.approx(expected, rel=0.02)
+
+
+def test_metas_fp8_of_the_405b_keeps_its_attention_in_16_bits() -> None:
+    """As in its maker's script; vllm issue 6746 counts 109 files: 4.5 GB each, where one byte a weight gave 3.8."""
+    from kvplan.estimate.weights import size_weights
+
+    stored = size_weights(resolve_model("meta-llama/Llama-3.1-405B-Instruct-FP8"), "bfloat16")
+    assert 440 < stored.total_bytes / 2**30 < 455

@@ -194,3 +194,15 @@ def test_the_first_engine_profiles_one_image_for_each_sequence() -> None:
     rank = predict_vllm(resolve_model("llama-3.2-11b-vision-base"), H100, settings, "0.6.6").rank
     assert (gib(rank.weight_bytes), gib(rank.activation.peak_bytes)) == (19.86, 36.63)
     assert rank.blocks.bytes_per_block == 40 * 16 * 2 * 8 * 128 * 2
+
+
+def test_experts_take_so_many_tokens_at_once_as_their_release_does() -> None:
+    """Buffers of 8 rows a token, two of 7168 wide, for the 8 x 8,192 tokens of all groups; in 0.15 for 16,384."""
+    model = resolve_model("deepseek-r1")
+    settings = ServingSettings(
+        max_num_batched_tokens=8192, max_model_len=8192, data_parallel_size=8, enable_expert_parallel=True
+    )
+    rank = {each: predict_vllm(model, find_gpu("h200"), settings, each).rank for each in ("0.15.0", "0.32.0")}
+    more = rank["0.32.0"].activation.decoder_bytes - rank["0.15.0"].activation.decoder_bytes
+    outputs = 65536 * 7168 * 2
+    assert more == (65536 - 16384) * 8 * (7168 + 7168) * 2 - outputs

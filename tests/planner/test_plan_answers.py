@@ -236,7 +236,8 @@ def test_a_model_that_needs_two_nodes_is_planned_over_two(capsys: pytest.Capture
     assert "16 x h100-sxm, tp 8, pp 2" in printed and "400 Gb/s" in printed
     assert "--nnodes 2 --node-rank 1" in printed and "--headless" in printed
     layouts = {each.choice.layout for each in plan("h100", model="deepseek-v3", max_gpus=16).deployments}
-    assert ParallelLayout(1, 1, 16, True) in layouts
+    assert ParallelLayout(8, 1, 2, True) in layouts
+    assert ParallelLayout(1, 1, 16, True) not in layouts, "its experts' buffers hold the tokens of all 16 groups"
 
 
 def test_nodes_are_crossed_only_where_one_is_not_enough() -> None:
@@ -260,7 +261,7 @@ def test_layouts_of_a_mixture_whose_slices_do_not_divide_keep_experts_whole() ->
 
 
 def test_data_parallel_processes_of_two_nodes() -> None:
-    found = plan("h100", model="deepseek-v3", max_gpus=16, sizes=ParallelSizes(tensor=(1,), data=(16,)))
+    found = plan("h200", model="deepseek-v3", max_gpus=16, sizes=ParallelSizes(tensor=(1,), data=(16,)))
     first, second = vllm_processes(found.deployments[0], "deepseek-ai/DeepSeek-V3")
     assert "--data-parallel-size 16 --enable-expert-parallel" in first.command
     assert "--data-parallel-size-local 8" in first.command and first.port == 8000

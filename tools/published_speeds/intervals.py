@@ -23,7 +23,7 @@ from published_speeds.scores import FIGURES, Compared, RowScore, percentile
 LEAST_ROWS: Final = 20
 LEAST_SOURCES: Final = 3
 LEVEL: Final = 0.9
-_TAILS: Final = (0.05, 0.04, 0.03, 0.02, 0.01, 0.0)
+_TAILS: Final = tuple(n / 200 for n in range(10, -1, -1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.published_errors import ErrorGroup, FigureName, error_group, published_errors
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
@@ -80,7 +79,7 @@ def start_of(found: Deployed) -> VllmPrediction:
     That engine chunks prompts by itself where requests may be longer than 32,768 tokens.
     """
     spec, gpu, settings, version = found.spec, found.choice.gpu, found.settings, found.version
-    if found.engine == "vLLM" and not found.states_longest and not vllm_release(version).v1:
+    if found.is_first_engine and not found.states_longest:
         with contextlib.suppress(KvplanError):
             start = predict_vllm(spec, gpu, replace(settings, max_model_len=None), version, memo=_MEMO)
             if start.fits:
@@ -90,7 +89,7 @@ def start_of(found: Deployed) -> VllmPrediction:
 
 def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str) -> Predicted:
     """With the intervals that ship."""
-    group = error_group(origin, found.engine, model_kind(found.spec) != "dense")
+    group = error_group(origin, found.engine, model_kind(found.spec) != "dense", is_first=found.is_first_engine)
     tpot = None if played.tpot is None else getattr(played.tpot, row.measured.tpot_kind)
     return Predicted(
         origin,

@@ -50,11 +50,12 @@ class RowScore:
     generation: str
     kind: str
     figures: Mapping[str, Compared]
+    is_first_engine: bool = False
 
     @property
     def group(self) -> ErrorGroup:
         """What an interval for such rows is learned from."""
-        return error_group(self.origin, self.engine, self.kind != "dense")
+        return error_group(self.origin, self.engine, self.kind != "dense", is_first=self.is_first_engine)
 
 
 def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
@@ -74,8 +75,9 @@ def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
     }
     if not figures:
         return f"{row.id}: no figure to compare"
-    gpu = found.choice.gpu
-    return RowScore(row, predicted.origin, found.engine, gpu.id, generation(gpu), model_kind(found.spec), figures)
+    gpu, kind = found.choice.gpu, model_kind(found.spec)
+    is_first = found.is_first_engine
+    return RowScore(row, predicted.origin, found.engine, gpu.id, generation(gpu), kind, figures, is_first)
 
 
 @dataclass(frozen=True, slots=True)

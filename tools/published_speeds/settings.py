@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
@@ -44,6 +44,11 @@ class Deployed:
     @property
     def spec(self) -> ModelSpec:
         return self.choice.weights.spec
+
+    @property
+    def is_first_engine(self) -> bool:
+        """vLLM's, before 0.8."""
+        return self.engine == "vLLM" and not vllm_release(self.version).v1
 
     @property
     def request(self) -> PlanRequest:

@@ -48,6 +48,7 @@ def engine_speed_model(
         host,
         mixed_tile_rows=tile_rows,
         front_end=vllm_front_end(release, chats=True, groups=groups) if engine.name == "vllm" else NO_FRONT_END,
+        is_first_engine=engine.name == "vllm" and not release.v1,
     )
 
 

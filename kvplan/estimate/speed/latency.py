@@ -110,6 +110,7 @@ class SpeedModel:
     engine_host: HostWork = NO_HOST
     mixed_tile_rows: int = 1
     front_end: FrontEnd = NO_FRONT_END
+    is_first_engine: bool = False
 
     @property
     def host(self) -> HostWork:
@@ -141,7 +142,7 @@ class SpeedModel:
 
         Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin.
         """
-        group = error_group(self.origin, self.engine, self.work.num_experts > 0)
+        group = error_group(self.origin, self.engine, self.work.num_experts > 0, is_first=self.is_first_engine)
         published = published_errors().interval(group, figure)
         if self.device_speed is None or (published is not None and self.origin not in ("measured", "calibrated")):
             return published

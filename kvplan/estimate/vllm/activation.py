@@ -52,8 +52,6 @@ _BLAS_WORKSPACE = 8320 * KIB
 _RESIDUAL_WIDTHS = 3
 _LATENT_CHUNK_TOKENS = 64 * KIB
 _VOCAB_PADDING = 64
-_EXPERT_CHUNK_TOKENS = 16 * KIB
-"""Tokens that the fused experts take at once (vllm/envs.py: VLLM_FUSED_MOE_CHUNK_SIZE, 32k before 0.13)."""
 _INDEXER_LOGIT_BYTES = 512 * MIB
 """What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
@@ -96,7 +94,7 @@ def activation_peak(
     if samples:
         sampler = workspace + kept + sampler_bytes(spec, gpu, resolved, release)
         if release.keeps_moe_workspace:
-            sampler += moe_workspace_bytes(spec, layers, settings)
+            sampler += moe_workspace_bytes(layers, settings, release)
     stages = {"encoder": encoder + workspace, "decoder": decoder, "sampler": sampler}
     if vision is None:
         stages["encoder"] = 0
@@ -141,26 +139,35 @@ def decoder_bytes(
         widths += 1  # the all-reduce's output, before its input is freed
     if settings.pipeline_parallel_size > 1:
         widths += 2  # hidden states and residual, handed from stage to stage
-    layout = ParallelLayout.of(settings)
-    inner = max((_layer_width(layer, layout) for layer in layers), default=0)
+    inside = max((_inside_layer(layer, spec, settings, release) for layer in layers), default=0)
     chunk = max((_latent_chunk_bytes(layer, settings) for layer in layers), default=0)
-    gathered = max((_gathered_bytes(layer, spec, settings) for layer in layers), default=0)
-    return tokens * (widths * spec.hidden_size + inner) * size + max(chunk, gathered)
+    return (tokens * widths * spec.hidden_size + inside) * size + chunk
 
 
-def _gathered_bytes(layer: LayerSpec, spec: ModelSpec, settings: FilledSettings) -> int:
-    """What data-parallel experts work on: every group's tokens before and after, and the experts' buffers for a chunk.
+def _inside_layer(layer: LayerSpec, spec: ModelSpec, settings: FilledSettings, release: VllmRelease) -> int:
+    """Elements at the widest part of a layer on one rank, beside the residual stream.
 
-    All groups run a step together, and each rank gathers the tokens of all (vllm's default, allgather_reducescatter).
-    Derived, not measured: none of the collected start-ups has data-parallel experts.
+    Data-parallel experts work on the tokens of all groups, which run a step together: each rank gathers them (vllm's
+    default, allgather_reducescatter) and has them before and after. Derived, not measured: none of the collected
+    start-ups has data-parallel experts.
     """
-    layout, part = ParallelLayout.of(settings), layer.feed_forward
-    if not layout.exchanges_tokens or not isinstance(part, MoeFeedForward):
-        return 0
-    size = element_bytes(settings.dtype)
-    tokens = layout.data_parallel_size * settings.max_num_batched_tokens
-    more = min(tokens, _EXPERT_CHUNK_TOKENS) - settings.max_num_batched_tokens
-    return (2 * tokens * spec.hidden_size + max(more, 0) * _experts_width(part, layout)) * size
+    layout, part, tokens = ParallelLayout.of(settings), layer.feed_forward, settings.max_num_batched_tokens
+    widths = [activation_width(mixer, layout.tensor_parallel_size) for mixer in layer.mixers]
+    elements = [tokens * max([*widths, _feed_forward_width(part, layout)])]
+    if isinstance(part, MoeFeedForward):
+        gathered = tokens * layout.data_parallel_size if layout.exchanges_tokens else 0
+        rows = _expert_rows(settings, release)
+        outputs = max(gathered, tokens) if rows < max(gathered, tokens) else 0  # of all chunks
+        elements.append(rows * _experts_width(part, layout) + (2 * gathered + outputs) * spec.hidden_size)
+    return max(elements)
+
+
+def _expert_rows(settings: FilledSettings, release: VllmRelease) -> int:
+    """Tokens in the buffers of the fused experts: those of a step, of all groups, as far as they are taken at once."""
+    layout = ParallelLayout.of(settings)
+    groups = layout.data_parallel_size if layout.exchanges_tokens else 1
+    tokens = groups * settings.max_num_batched_tokens
+    return tokens if release.expert_chunk_tokens is None else min(tokens, release.expert_chunk_tokens)
 
 
 def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: FilledSettings, release: VllmRelease) -> int:
@@ -177,21 +184,15 @@ def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: FilledSetti
     return (1 + 2 * num_layers) * tensor_bytes
 
 
-def _layer_width(layer: LayerSpec, layout: ParallelLayout) -> int:
-    """Elements per token inside the widest part of a layer on one rank, beside the residual stream."""
-    mixers = (activation_width(mixer, layout.tensor_parallel_size) for mixer in layer.mixers)
-    return max([*mixers, _feed_forward_width(layer.feed_forward, layout)])
-
-
 def _feed_forward_width(part: FeedForward | None, layout: ParallelLayout) -> int:
+    """Elements per token, of a mixture those of its shared expert."""
     tp = layout.tensor_parallel_size
     if part is None:
         return 0
     if isinstance(part, DenseFeedForward):
         return (3 if part.gated else 2) * part.intermediate_size // tp
     if isinstance(part, MoeFeedForward):
-        shared = (3 if part.gated else 2) * part.shared_intermediate_size // layout.shared_expert_slices
-        return max(shared, _experts_width(part, layout))
+        return (3 if part.gated else 2) * part.shared_intermediate_size // layout.shared_expert_slices
     raise unhandled_kind(part, "_feed_forward_width")
 
 
@@ -209,13 +210,13 @@ def _hidden_of(part: MoeFeedForward) -> int:
     return routers[0] if routers else 0
 
 
-def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: FilledSettings) -> int:
+def moe_workspace_bytes(layers: tuple[LayerSpec, ...], settings: FilledSettings, release: VllmRelease) -> int:
     """The two buffers of the fused experts: tokens x experts per token rows, one inner or hidden wide, one 2 inner."""
     width = 0
     for layer in layers:
         if isinstance(layer.feed_forward, MoeFeedForward):
             width = max(width, _experts_width(layer.feed_forward, ParallelLayout.of(settings)))
-    return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
+    return _expert_rows(settings, release) * width * element_bytes(settings.dtype)
 
 
 def _latent_chunk_bytes(layer: LayerSpec, settings: FilledSettings) -> int:
