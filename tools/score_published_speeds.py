@@ -13,7 +13,8 @@
 For each group: rows, median and 90th percentile of |predicted / measured - 1|, its median with sign, how many
 measurements lie in the interval (of CSV's rows in one that was learned without their source, of further rows in the one
 that ships), and how many are 0.7 to 1.3 times what is predicted. TPOT is the mean over requests, where it was
-published, else the median; TTFT the median, else the mean.
+published, else the median; TTFT the median, else the mean. The last tables are of the groups with a row that
+its own source contradicts (published_speeds/hindered.py), without such rows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured  # n
 from kvplan.catalog.published_errors import FILE  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.paths import profiles_dir  # noqa: E402
+from published_speeds.hindered import hindered_rows  # noqa: E402
 from published_speeds.intervals import held_out, source_of, write_intervals  # noqa: E402
 from published_speeds.models import gpu_named  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
@@ -66,6 +68,7 @@ def main() -> None:
             print_rows(scores)
         for name, key in _GROUPINGS:
             print_groups(name, grouped(scores, key))
+        print_without_hindered(scores)
 
 
 def _known(row: PublishedRow, measured: MeasuredProfiles, left_out: str | None) -> MeasuredProfiles:
@@ -98,6 +101,18 @@ def print_groups(name: str, groups: dict[str, list[RowScore]]) -> None:
     print(f"\n{name:34}{columns}")
     for group, scores in groups.items():
         print(f"{group:34}" + "".join(f" | {_cell(scores, figure)}" for figure in FIGURES))
+
+
+def print_without_hindered(scores: Sequence[RowScore]) -> None:
+    found = hindered_rows(score.row for score in scores)
+    if not found:
+        return
+    pairs = ", ".join(f"{row} by {other}" for row, other in sorted(found.items()))
+    print(f"\ncontradicted by their own source: {pairs}")
+    for name, key in _GROUPINGS[:2]:
+        touched = {key(score) for score in scores if score.row.id in found}
+        left = [score for score in scores if key(score) in touched and score.row.id not in found]
+        print_groups(f"{name}, without", grouped(left, key))
 
 
 def _cell(scores: Sequence[RowScore], figure: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.commands.printing.plans import UNSURE
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
+from published_speeds.hindered import hindered_rows
 from published_speeds.playing import engine_rules, played_load
 from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
@@ -149,6 +150,31 @@ def test_gpus_without_access_to_each_other_have_no_bridge(tmp_path: Path) -> Non
 def _score(row: PublishedRow, measured: float) -> RowScore:
     figures = {"tpot": Compared(measured, Figure(8.0, 10.0, 12.0))}
     return RowScore(row, "roofline", "vLLM", "h100-sxm", "Hopper", "dense", figures)
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "is_hindered"),
+    [
+        ({"output_throughput_tok_s": "1000"}, {"gpu": "H200", "output_throughput_tok_s": "2200"}, True),
+        ({"output_throughput_tok_s": "1000"}, {"gpu": "H200", "output_throughput_tok_s": "1800"}, False),
+        ({"output_throughput_tok_s": "1000"}, {"output_throughput_tok_s": "1400"}, True),
+        ({"output_throughput_tok_s": "1000"}, {"output_len": "300", "output_throughput_tok_s": "2200"}, False),
+        ({"output_throughput_tok_s": "1000"}, {"id": "theirs-1", "output_throughput_tok_s": "2200"}, False),
+    ],
+)
+def test_a_source_contradicts_itself(
+    tmp_path: Path, slow: dict[str, str], fast: dict[str, str], is_hindered: bool
+) -> None:
+    """An H200 has 1.43 times the bandwidth of an H100 and as many multipliers: 1.93 times is the most."""
+    rows = [_parsed(tmp_path, **slow), _parsed(tmp_path, **({"id": "ours-2"} | fast))]
+    assert hindered_rows(rows) == ({"ours-1": rows[1].id} if is_hindered else {})
+
+
+def test_what_a_larger_pool_explains_is_no_contradiction(tmp_path: Path) -> None:
+    load = {"model": "meta-llama/Llama-3.3-70B-Instruct", "gpu_count": "2", "tp": "2", "input_len": "15000"}
+    slow = _parsed(tmp_path, **load, output_throughput_tok_s="200")
+    fast = _parsed(tmp_path, **load, id="ours-2", gpu="H200", output_throughput_tok_s="1000")
+    assert hindered_rows([slow, fast]) == {}
 
 
 def test_a_summary_by_hand(tmp_path: Path) -> None:

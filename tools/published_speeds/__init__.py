@@ -6,6 +6,7 @@ accelmark     what the suites of one source say that its rows do not: lengths, l
 settings      the deployment of a row: model, GPU, settings, engine
 playing       the load of a row and its engine's rules, as kvplan.estimate.speed.queueing plays them
 predictions   what kvplan's planner answers to it
+hindered      rows that other rows of their source contradict
 intervals     intervals from those errors, held out by source
 scores        errors, one per figure, and their summaries by group
 """
