@@ -64,7 +64,14 @@ AsJson = Annotated[
 
 @takes_groups
 @takes_settings(
-    "gpu_memory_utilization", "block_size", "dtype", "group_size", "enable_lora", "max_loras", "max_lora_rank"
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "block_size",
+    "dtype",
+    "group_size",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
 )
 def plan(
     model: Model,

@@ -240,6 +240,14 @@ def test_a_model_that_needs_two_nodes_is_planned_over_two(capsys: pytest.Capture
     assert ParallelLayout(1, 1, 16, True) not in layouts, "its experts' buffers hold the tokens of all 16 groups"
 
 
+def test_shorter_steps_make_room_for_groups_that_share_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16 --tp 1 --dp 16"
+    code, _, complaint = run(words, capsys)
+    assert code == 1 and "a step of all 16 data-parallel groups: --max-num-batched-tokens shortens it" in complaint
+    code, printed, _ = run(f"{words} --max-num-batched-tokens 2048", capsys)
+    assert code == 0 and "--max-num-batched-tokens 2048" in printed and "--data-parallel-size 16" in printed
+
+
 def test_nodes_are_crossed_only_where_one_is_not_enough() -> None:
     assert all(each.choice.num_nodes == 1 for each in plan("h100", max_gpus=64).deployments)
     one = plan("h100", model="deepseek-v3", max_gpus=16, sizes=ParallelSizes(num_nodes=1))

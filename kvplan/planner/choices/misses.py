@@ -28,6 +28,9 @@ def lacks_memory(workload: Workload, choice: Choice, replicas: int, prediction: 
     missing = prediction.missing_bytes
     if prediction.outcome == "oom_kv_init":
         sentence = "Weights and activations leave no room for a KV cache."
+        if choice.layout.exchanges_tokens:
+            groups = plural(choice.layout.data_parallel_size, "data-parallel group")
+            sentence += f" Experts' buffers hold a step of all {groups}: --max-num-batched-tokens shortens it."
         return Miss(choice, replicas, "weights", "weights", missing, missing * gpus, sentence, prediction)
     longest = workload.longest_context
     sentence = f"One request of {longest:,} tokens does not fit; {prediction.largest_max_model_len:,} do."
