@@ -7,6 +7,8 @@
 namespace kvplan {
 namespace {
 
+constexpr int64_t kStepGroups = 3;  // of a tile's inputs: 12 KiB of a panel, beside rows and their sums in the first-level cache
+
 // Some inputs of some rows and of a panel, where tiles read them: in place, or the last few copied beside zeros.
 struct TileInputs {
   const BFloat16* x;  // of the first row
@@ -19,13 +21,13 @@ struct Rest {
   alignas(64) BFloat16 x[2 * kTileHeight * kTileInputs];
   alignas(64) BFloat16 panel[kTilePairs * 2 * kPanelOutputs];
 
-  TileInputs filled(const TileStep<BFloat16>& step, int64_t begin, int64_t rows) {
-    const size_t inputs = static_cast<size_t>(step.depth - begin);
+  // The last `inputs` of rows x_stride elements apart and of a panel.
+  TileInputs filled(const BFloat16* rows_x, int64_t x_stride, const BFloat16* from_panel, int64_t rows, int64_t inputs) {
+    const size_t row_bytes = static_cast<size_t>(inputs) * sizeof(BFloat16);
     std::memset(x, 0, sizeof x);
     std::memset(panel, 0, sizeof panel);
-    for (int64_t r = 0; r < rows; ++r)
-      std::memcpy(x + r * kTileInputs, step.x + r * step.x_stride + begin, inputs * sizeof(BFloat16));
-    std::memcpy(panel, step.panel + begin * kPanelOutputs, inputs * kPanelOutputs * sizeof(BFloat16));
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(x + r * kTileInputs, rows_x + r * x_stride, row_bytes);
+    std::memcpy(panel, from_panel, row_bytes * kPanelOutputs);
     settle(x);
     settle(panel);
     return {x, kTileInputs * int64_t{sizeof(BFloat16)}, panel};
@@ -128,31 +130,115 @@ struct TwoTilesOfRows {
   }
 };
 
-// One group of rows: its sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs.
+// Rows that tiles multiply together, and some inputs of one panel. Passed on by value: what has just been stored piece by
+// piece and is then read as a whole would wait for the stores before it, and those wait for the tiles.
+struct GroupStep {
+  const BFloat16* x;
+  int64_t x_stride, rows;
+  const BFloat16* panel;
+  int64_t depth;  // inputs
+  float* sums;    // [rows, kPanelOutputs]
+  bool starts;    // the sums begin here
+};
+
+// Memory that is needed soon, a few lines at each turn of the loop over inputs.
+struct Ahead {
+  const char* next;
+  int64_t each;
+
+  KVPLAN_INLINE void ask() {
+    prefetch_bytes(next, each);
+    next += each;
+  }
+};
+
+// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs.
 template <class Group, int kQuarters>
-void run_group(const TileStep<BFloat16>& step, int64_t rows, int64_t ahead_bytes) {
-  const int64_t whole = step.depth / kTileInputs, upper = (rows + 1) / 2, x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
-  const int64_t loops = whole * (4 / kQuarters), ahead_each = loops == 0 ? 0 : (ahead_bytes + loops - 1) / loops;
-  const char* ahead = step.ahead;
+KVPLAN_INLINE Ahead run_group(const GroupStep step, Ahead ahead) {
+  const int64_t whole = step.depth / kTileInputs, left = step.depth % kTileInputs, upper = (step.rows + 1) / 2;
+  const int64_t x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
   Rest rest;
   TileInputs last{};
-  if (whole * kTileInputs < step.depth) last = rest.filled(step, whole * kTileInputs, rows);
+  if (left > 0) {
+    const int64_t begin = whole * kTileInputs;
+    last = rest.filled(step.x + begin, step.x_stride, step.panel + begin * kPanelOutputs, step.rows, left);
+  }
   for (int first = 0; first < 4; first += kQuarters) {
     Group::begin(step.sums, first, upper, step.starts);
-    for (int64_t i = 0; i < whole; ++i) {
-      prefetch_bytes(ahead, ahead_each);
-      ahead += ahead_each;
-      const int64_t begin = i * kTileInputs;
+    for (int64_t begin = 0; begin < whole * kTileInputs; begin += kTileInputs) {
+      ahead.ask();
       Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, first, upper);
     }
-    if (last.x != nullptr) Group::multiply(last, first, upper);
+    if (left > 0) Group::multiply(last, first, upper);
     Group::end(step.sums, first, upper);
   }
+  return ahead;
+}
+
+// Configures tiles for so many rows, unless they are: that costs as much as multiplying a few kilobytes of weights.
+template <class Group>
+KVPLAN_INLINE void configure(int64_t rows, ConfiguredTiles& tiles) {
+  if (tiles.rows == rows) return;
+  Group::configure(rows);
+  tiles.rows = rows;
+}
+
+// Up to a tile's height of rows: a panel's weights pass by once, in the order in which they lie, and its sums stay in
+// tiles. Then the processor's own prefetching is ahead of any that a program asks for (measured: benchmarks/README.md).
+void run_few_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, float* sums, ConfiguredTiles& tiles) {
+  configure<OneTileOfRows>(product.rows, tiles);
+  const int64_t inputs = packed_inputs<BFloat16>(product.inputs);
+  run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, {nullptr, 0});
+}
+
+// More rows, in groups of up to two tiles: steps of a panel, which all groups pass over while they lie in the first-level
+// cache and the next step is asked for. Every other step goes through the groups backwards, so that tiles of the same
+// shape follow each other. has_next: another panel follows.
+void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums,
+                   ConfiguredTiles& tiles) {
+  const int64_t inputs = packed_inputs<BFloat16>(product.inputs), groups = divided_up(product.rows, 2 * kTileHeight);
+  const int64_t tiles_deep = divided_up(inputs, kTileInputs), steps = divided_up(tiles_deep, kStepGroups);
+  const auto start = [&](int64_t step) {
+    return step == steps ? inputs : tiles_deep * step / steps * kTileInputs;
+  };
+  for (int64_t i = 0; i < steps; ++i) {
+    const int64_t begin = start(i), depth = start(i + 1) - begin;
+    const int64_t next = i + 1 < steps ? start(i + 2) - start(i + 1) : has_next ? start(1) : 0;
+    const int64_t turns = (depth / kTileInputs > 0 ? depth / kTileInputs : 1) * 2 * groups;
+    const BFloat16* const weights = panel + begin * kPanelOutputs;
+    Ahead ahead{reinterpret_cast<const char*>(weights + depth * kPanelOutputs),
+                divided_up(next * kPanelOutputs * int64_t{sizeof(BFloat16)}, turns * 64) * 64};
+    for (int64_t k = 0; k < groups; ++k) {
+      const int64_t group = i % 2 == 0 ? k : groups - 1 - k;
+      const int64_t row = product.rows * group / groups, rows = product.rows * (group + 1) / groups - row;
+      const GroupStep step{product.x + row * product.x_stride + begin, product.x_stride, rows, weights, depth,
+                           sums + row * kPanelOutputs, i == 0};
+      if (rows <= kTileHeight) {
+        configure<OneTileOfRows>(rows, tiles);
+        ahead = run_group<OneTileOfRows, 4>(step, ahead);
+      } else {
+        configure<TwoTilesOfRows>(rows, tiles);
+        ahead = run_group<TwoTilesOfRows, 2>(step, ahead);
+      }
+    }
+  }
+}
+
+bool are_loops(const std::vector<BFloat16>& x, const std::vector<BFloat16>& panel, int64_t rows, int64_t inputs,
+               const std::vector<float>& sums) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int lane = 0; lane < kPanelOutputs; ++lane) {
+      float want = 0;
+      for (int64_t k = 0; k < inputs; ++k)
+        want += to_float(x[r * inputs + k]) * to_float(panel[panel_position<BFloat16>(k, lane)]);
+      if (sums[r * kPanelOutputs + lane] != want) return false;
+    }
+  return true;
 }
 
 // Products of small integers, whose sums are exact in any order: with rests of rows and inputs, and sums that go on.
 bool give_what_loops_give() {
-  constexpr int64_t kRows = 37, kInputs = 70;
+  constexpr int64_t kRows = 37, kInputs = 134;
   std::vector<BFloat16> x(kRows * kInputs), panel(kInputs * kPanelOutputs);
   std::vector<float> sums(kRows * kPanelOutputs);
   const auto integer = [](int64_t i) {
@@ -162,24 +248,12 @@ bool give_what_loops_give() {
   };
   for (size_t i = 0; i < x.size(); ++i) x[i] = integer(static_cast<int64_t>(i));
   for (size_t i = 0; i < panel.size(); ++i) panel[i] = integer(static_cast<int64_t>(i / 3));
-  TileStep<BFloat16> step{};
-  step.x = x.data();
-  step.x_stride = kInputs;
-  step.panel = panel.data();
-  step.depth = kInputs;
-  step.sums = sums.data();
-  step.ahead = reinterpret_cast<const char*>(panel.data());
-  for (const bool starts : {true, false}) {
-    step.starts = starts;
-    run_rows_in_tiles(step, kRows, 0);
+  for (const int64_t rows : {int64_t{3}, kRows}) {
+    const PackedProduct<BFloat16> product{panel.data(), kInputs, rows, x.data(), kInputs, 1};
+    ConfiguredTiles tiles;
+    multiply_panels_in_tiles(product, 0, 1, 1, sums.data(), tiles);
+    if (!are_loops(x, panel, rows, kInputs, sums)) return false;
   }
-  for (int64_t r = 0; r < kRows; ++r)
-    for (int lane = 0; lane < kPanelOutputs; ++lane) {
-      float want = 0;
-      for (int64_t k = 0; k < kInputs; ++k)
-        want += 2 * to_float(x[r * kInputs + k]) * to_float(panel[panel_position<BFloat16>(k, lane)]);
-      if (sums[r * kPanelOutputs + lane] != want) return false;
-    }
   return true;
 }
 
@@ -199,25 +273,27 @@ void use_tiles(bool wanted) {
   tiles_are_wanted() = wanted;
 }
 
-void run_rows_in_tiles(const TileStep<BFloat16>& step, int64_t rows, int64_t ahead_bytes) {
-  const int64_t groups = (rows + 2 * kTileHeight - 1) / (2 * kTileHeight);
-  for (int64_t i = 0; i < groups; ++i) {
-    const int64_t begin = rows * i / groups, count = rows * (i + 1) / groups - begin;
-    TileStep<BFloat16> group = step;
-    group.x += begin * step.x_stride;
-    group.sums += begin * kPanelOutputs;
-    group.ahead += ahead_bytes * i / groups;
-    if (count <= kTileHeight) {
-      OneTileOfRows::configure(count);
-      run_group<OneTileOfRows, 4>(group, count, ahead_bytes / groups);
-    } else {
-      TwoTilesOfRows::configure(count);
-      run_group<TwoTilesOfRows, 2>(group, count, ahead_bytes / groups);
-    }
-  }
+void release_tiles() {
   KVPLAN_TILE_RELEASE();
 }
 
+void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t panel, int64_t panels, int64_t end_panel,
+                              float* sums, ConfiguredTiles& tiles) {
+  const int64_t panel_elements = packed_inputs<BFloat16>(product.inputs) * kPanelOutputs;
+  for (int64_t c = 0; c < panels; ++c) {
+    const BFloat16* const weights = product.packed + (panel + c) * panel_elements;
+    if (product.rows <= kTileHeight) {
+      run_few_rows(product, weights, sums + c * kPanelSums, tiles);
+    } else {
+      run_many_rows(product, weights, panel + c + 1 < end_panel, sums + c * kPanelSums, tiles);
+    }
+  }
+}
+
 }  // namespace kvplan
+
+#else
+
+void kvplan::release_tiles() {}
 
 #endif

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../amx.h"
-#include "packed_tile.h"
+#include "packed_product.h"
 
 namespace kvplan {
 
@@ -29,8 +29,9 @@ bool tiles_are_used();
 // For comparisons: with tiles, where they can be used, or without. Not while products run.
 void use_tiles(bool wanted);
 
-// sums[r] (+)= x[r] . panel for any number of rows. ahead_bytes: of all the memory that is needed next.
-void run_rows_in_tiles(const TileStep<BFloat16>& step, int64_t rows, int64_t ahead_bytes);
+// multiply_unit in tiles.
+void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t panel, int64_t panels, int64_t end_panel,
+                              float* sums, ConfiguredTiles& tiles);
 
 }  // namespace kvplan
 

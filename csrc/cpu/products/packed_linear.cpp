@@ -77,37 +77,22 @@ void run_rows(const PackedProduct<T>& product, TileStep<T> step, int64_t ahead_b
   }
 }
 
-// Whether AMX's tiles multiply, which every product with weights of this type then does, so that rows are alike.
-template <class T>
-bool is_by_tiles() {
-#if KVPLAN_AMX
-  if constexpr (sizeof(T) == sizeof(BFloat16)) return tiles_are_used();
-#endif
-  return false;
-}
-
-template <class T>
-void run_step(const PackedProduct<T>& product, const TileStep<T>& step, int64_t ahead_bytes) {
-#if KVPLAN_AMX
-  if constexpr (sizeof(T) == sizeof(BFloat16)) {
-    if (tiles_are_used()) return run_rows_in_tiles(step, product.rows, ahead_bytes);
-  }
-#endif
-  run_rows(product, step, ahead_bytes);
-}
-
 }  // namespace
 
 template <class T>
-void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums) {
-  const bool by_tiles = is_by_tiles<T>();
-  // inputs that belong together: where a step ends within a tile of weights, the tile is filled up with zeros
-  const int64_t grain = by_tiles ? kTileInputs : Inner<T>::kInputs;
-  const int64_t inputs = packed_inputs<T>(product.inputs), groups = divided_up(inputs, grain);
+void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums,
+                   [[maybe_unused]] ConfiguredTiles& tiles) {
+#if KVPLAN_AMX
+  // then for any number of rows, so that rows are alike
+  if constexpr (sizeof(T) == sizeof(BFloat16)) {
+    if (tiles_are_used()) return multiply_panels_in_tiles(product, panel, panels, end_panel, sums, tiles);
+  }
+#endif
+  const int64_t grain = Inner<T>::kInputs, inputs = packed_inputs<T>(product.inputs), groups = inputs / grain;
   const bool pair_of_one_row = product.rows == 1 && panels == 2;
   const bool together =
-      (panels == product.unit_panels || pair_of_one_row) && panels > 1 && product.rows <= 2 && !by_tiles;
-  const bool streams = product.rows <= kTallTileRows && !together && !by_tiles;
+      (panels == product.unit_panels || pair_of_one_row) && panels > 1 && product.rows <= 2;
+  const bool streams = product.rows <= kTallTileRows && !together;
   const int64_t step_bytes = streams ? kStreamedStepBytes : kStepBytes;
   const int64_t steps = divided_up(inputs * kPanelOutputs * int64_t{sizeof(T)}, step_bytes);
   const T* weights = product.packed + panel * inputs * kPanelOutputs;
@@ -138,12 +123,12 @@ void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panel
       const int64_t bytes = step.depth * kPanelOutputs * int64_t{sizeof(T)};
       const bool more = panel + c + 1 < end_panel || i + 1 < steps;
       step.ahead = reinterpret_cast<const char*>(step.panel) + (more ? bytes : 0);
-      run_step(product, step, more ? bytes : 0);
+      run_rows(product, step, more ? bytes : 0);
     }
 }
 
-template void multiply_unit(const PackedProduct<float>&, int64_t, int64_t, int64_t, float*);
-template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, int64_t, float*);
+template void multiply_unit(const PackedProduct<float>&, int64_t, int64_t, int64_t, float*, ConfiguredTiles&);
+template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, int64_t, float*, ConfiguredTiles&);
 
 namespace {
 
