@@ -119,7 +119,7 @@ void run_product(const ExpertWeight& weight, const TakenRows<T>& taken, int64_t 
   int64_t stride;
   const Input<T>* x = gathered<T>(weight, taken, is_there, stride);
   const PackedProduct<T> product{reinterpret_cast<const T*>(weight.packed), weight.inputs, taken.rows, x, stride,
-                                 unit_panels(pairs, taken.rows)};
+                                 unit_panels<T>(pairs, taken.rows)};
   run_panels(product, begin, end, pairs, unit_sums(), finish);
 }
 

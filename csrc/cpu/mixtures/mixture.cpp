@@ -98,7 +98,7 @@ void cut_items(const std::vector<Expert<T>>& experts, int64_t most, std::vector<
     const int64_t panels = up_panels(experts[e]), chunks = divided_up(experts[e].rows, product_rows<T>(experts[e].up));
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t begin = experts[e].rows * c / chunks, rows = experts[e].rows * (c + 1) / chunks - begin;
-      const int64_t unit = unit_panels(is_gated(experts[e].activation), rows);
+      const int64_t unit = unit_panels<T>(is_gated(experts[e].activation), rows);
       const int64_t units = divided_up(panels, unit), parts = divided_up(units, std::max<int64_t>(1, most / unit));
       for (int64_t i = 0; i < parts; ++i)
         items.push_back({static_cast<int64_t>(e), begin, rows, units * i / parts * unit,

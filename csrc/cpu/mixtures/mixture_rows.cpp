@@ -30,7 +30,7 @@ void score_rows(const kvplan_mixture& args, int64_t row, int64_t rows, float* lo
   for (int64_t i = 0; i < rows; ++i)
     copy_row(static_cast<const T*>(args.x) + (row + i) * args.x_stride, copy + i * stride, inputs);
   const PackedProduct<T> product{static_cast<const T*>(args.router.packed), inputs, rows, copy, stride,
-                                 unit_panels(false, rows)};
+                                 unit_panels<T>(false, rows)};
   const PanelResult<T, float> result{static_cast<const T*>(args.router.bias), logits, whole_vectors(outputs), outputs,
                                      KVPLAN_NO_ACTIVATION,                    0.0f};
   run_panels(product, 0, num_panels(outputs, false), false, unit_sums(), result);

@@ -27,7 +27,7 @@ void multiply_head(const kvplan_head_products& args, int64_t head, int64_t begin
   const T* packed = static_cast<const T*>(args.packed) + head * panels * kPanelOutputs * packed_inputs<T>(args.inputs);
   const PackedProduct<T> product{packed, args.inputs, rows,
                                  direct ? reinterpret_cast<const Input<T>*>(x) : memory.data(), x_stride,
-                                 unit_panels(false, rows)};
+                                 unit_panels<T>(false, rows)};
   T* out = static_cast<T*>(args.out) + begin * args.out_row_stride + head * args.out_head_stride;
   const PanelResult<T, T> result{nullptr, out, args.out_row_stride, args.outputs, KVPLAN_NO_ACTIVATION, 0.0f};
   run_panels(product, 0, panels, false, sums.data(), result);

@@ -56,7 +56,7 @@ struct OneTileOfRows {
     KVPLAN_TILE_CONFIGURE(&shapes);
   }
 
-  KVPLAN_INLINE static void begin(float* sums, int, int64_t, bool starts) {
+  KVPLAN_INLINE static void begin(float* sums, bool starts, int = 0, int64_t = 0) {
     if (starts) return zero_sums();
     settle(sums);
     KVPLAN_TILE_LOAD(0, sums, kSumsRowBytes);
@@ -65,7 +65,7 @@ struct OneTileOfRows {
     KVPLAN_TILE_LOAD(3, sums + 3 * kTileOutputs, kSumsRowBytes);
   }
 
-  KVPLAN_INLINE static void multiply(const TileInputs& in, int, int64_t) {
+  KVPLAN_INLINE static void multiply(const TileInputs& in, int = 0, int64_t = 0) {
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
     KVPLAN_TILE_LOAD(5, quarter(in.panel, 0), kPanelRowBytes);
     KVPLAN_TILE_MULTIPLY(0, 4, 5);
@@ -77,7 +77,7 @@ struct OneTileOfRows {
     KVPLAN_TILE_MULTIPLY(3, 4, 5);
   }
 
-  KVPLAN_INLINE static void end(float* sums, int, int64_t) {
+  KVPLAN_INLINE static void end(float* sums, int = 0, int64_t = 0) {
     KVPLAN_TILE_STORE(0, sums, kSumsRowBytes);
     KVPLAN_TILE_STORE(1, sums + kTileOutputs, kSumsRowBytes);
     KVPLAN_TILE_STORE(2, sums + 2 * kTileOutputs, kSumsRowBytes);
@@ -98,7 +98,7 @@ struct TwoTilesOfRows {
     KVPLAN_TILE_CONFIGURE(&shapes);
   }
 
-  KVPLAN_INLINE static void begin(float* sums, int first, int64_t upper, bool starts) {
+  KVPLAN_INLINE static void begin(float* sums, bool starts, int first, int64_t upper) {
     if (starts) return zero_sums();
     settle(sums);
     float* const one = sums + first * kTileOutputs;
@@ -164,7 +164,7 @@ KVPLAN_INLINE Ahead run_group(const GroupStep step, Ahead ahead) {
     last = rest.filled(step.x + begin, step.x_stride, step.panel + begin * kPanelOutputs, step.rows, left);
   }
   for (int first = 0; first < 4; first += kQuarters) {
-    Group::begin(step.sums, first, upper, step.starts);
+    Group::begin(step.sums, step.starts, first, upper);
     for (int64_t begin = 0; begin < whole * kTileInputs; begin += kTileInputs) {
       ahead.ask();
       Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, first, upper);
@@ -189,6 +189,31 @@ void run_few_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel,
   configure<OneTileOfRows>(product.rows, tiles);
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs);
   run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, {nullptr, 0});
+}
+
+// Up to kPairedTileRows, two panels in turn, a tile's inputs of each: one core has more lines on their way from two runs of
+// memory than from one, and sums of few rows are soon stored and loaded. has_next: two more panels follow.
+void run_few_rows_of_two(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums,
+                         ConfiguredTiles& tiles) {
+  configure<OneTileOfRows>(product.rows, tiles);
+  constexpr int64_t kTurn = kTileInputs * kPanelOutputs, kTurnBytes = kTurn * int64_t{sizeof(BFloat16)};
+  const int64_t inputs = packed_inputs<BFloat16>(product.inputs), stride = inputs * kPanelOutputs;
+  const int64_t whole = inputs / kTileInputs * kTileInputs, x_bytes = product.x_stride * int64_t{sizeof(BFloat16)};
+  for (int64_t begin = 0; begin < inputs; begin += kTileInputs)
+    for (int64_t c = 0; c < 2; ++c) {
+      const BFloat16* const weights = panel + c * stride + begin * kPanelOutputs;
+      const BFloat16* const next = begin + kTileInputs < inputs ? weights + kTurn : panel + (2 + c) * stride;
+      OneTileOfRows::begin(sums + c * kPanelSums, begin == 0);
+      if (begin + kTileInputs < inputs || has_next) prefetch_bytes(next, kTurnBytes);
+      if (begin < whole) {
+        OneTileOfRows::multiply({product.x + begin, x_bytes, weights});
+      } else {
+        Rest rest;
+        const BFloat16* const x = product.x + begin;
+        OneTileOfRows::multiply(rest.filled(x, product.x_stride, weights, product.rows, inputs - begin));
+      }
+      OneTileOfRows::end(sums + c * kPanelSums);
+    }
 }
 
 // More rows, in groups of up to two tiles: steps of a panel, which all groups pass over while they lie in the first-level
@@ -282,7 +307,10 @@ void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t pa
   const int64_t panel_elements = packed_inputs<BFloat16>(product.inputs) * kPanelOutputs;
   for (int64_t c = 0; c < panels; ++c) {
     const BFloat16* const weights = product.packed + (panel + c) * panel_elements;
-    if (product.rows <= kTileHeight) {
+    if (product.rows <= kPairedTileRows && c + 1 < panels) {
+      run_few_rows_of_two(product, weights, panel + c + 3 < end_panel, sums + c * kPanelSums, tiles);
+      ++c;
+    } else if (product.rows <= kTileHeight) {
       run_few_rows(product, weights, sums + c * kPanelSums, tiles);
     } else {
       run_many_rows(product, weights, panel + c + 1 < end_panel, sums + c * kPanelSums, tiles);
@@ -295,5 +323,9 @@ void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t pa
 #else
 
 void kvplan::release_tiles() {}
+
+bool kvplan::tiles_are_used() {
+  return false;
+}
 
 #endif

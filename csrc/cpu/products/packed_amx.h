@@ -23,9 +23,6 @@ constexpr int64_t kPanelRowBytes = 2 * kPanelOutputs * int64_t{sizeof(BFloat16)}
 constexpr int64_t kSumsRowBytes = kPanelOutputs * int64_t{sizeof(float)};
 static_assert(kPanelOutputs == 4 * kTileOutputs);
 
-// Whether tiles multiply here: the process may use them, and they gave what plain loops give when first asked.
-bool tiles_are_used();
-
 // For comparisons: with tiles, where they can be used, or without. Not while products run.
 void use_tiles(bool wanted);
 

@@ -83,7 +83,6 @@ template <class T>
 void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums,
                    [[maybe_unused]] ConfiguredTiles& tiles) {
 #if KVPLAN_AMX
-  // then for any number of rows, so that rows are alike
   if constexpr (sizeof(T) == sizeof(BFloat16)) {
     if (tiles_are_used()) return multiply_panels_in_tiles(product, panel, panels, end_panel, sums, tiles);
   }
@@ -172,7 +171,7 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
   Input<T>* copy = memory.data();
   const PackedProduct<T> product{static_cast<const T*>(args.packed), args.inputs, rows,
                                  direct ? reinterpret_cast<const Input<T>*>(x) : copy, x_stride,
-                                 unit_panels(pairs, rows)};
+                                 unit_panels<T>(pairs, rows)};
   const PanelResult<T, T> result{static_cast<const T*>(args.bias),
                                  static_cast<T*>(args.out) + row * args.out_stride,
                                  args.out_stride,
@@ -269,10 +268,8 @@ int unpack_rows(const T* packed, const int64_t* indices, T* out, int64_t out_str
 int kvplan_use_tiles([[maybe_unused]] int wanted) {
 #if KVPLAN_AMX
   if (wanted >= 0) kvplan::use_tiles(wanted != 0);
-  return kvplan::tiles_are_used();
-#else
-  return 0;
 #endif
+  return kvplan::tiles_are_used();
 }
 
 int64_t kvplan_packed_outputs(int64_t outputs) {

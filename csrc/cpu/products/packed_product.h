@@ -50,10 +50,19 @@ struct PackedProduct {
   int unit_panels;    // panels that are computed together and finished together
 };
 
-// Panels computed in one unit: so many that few rows still keep the multipliers busy, and pairs where gate meets up.
-inline int unit_panels(bool gated, int64_t rows) {
+// Whether AMX's tiles multiply bfloat16 here: the process may use them, and they gave what plain loops give when first
+// asked. Then they do for any number of rows, so that rows are alike.
+bool tiles_are_used();
+
+constexpr int64_t kPairedTileRows = 8;  // up to so many, tiles read two panels in turn
+
+// Panels computed in one unit: so many that few rows still keep the multipliers or the memory busy, and pairs where gate
+// meets up.
+template <class T>
+int unit_panels(bool gated, int64_t rows) {
   if (rows == 1) return 4;
-  return rows == 2 || gated ? 2 : 1;
+  if (rows == 2 || gated) return 2;
+  return sizeof(T) == sizeof(BFloat16) && rows <= kPairedTileRows && tiles_are_used() ? 2 : 1;
 }
 
 void release_tiles();
