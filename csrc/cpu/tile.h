@@ -4,7 +4,7 @@
 // knows about blocks: block size 1 and block size 128 run the same code.
 #pragma once
 
-#include "simd.h"
+#include "ahead.h"
 
 namespace kvplan {
 
@@ -53,11 +53,10 @@ KVPLAN_INLINE void score_four_tokens(const float* query, int64_t query_stride, c
 
 // out[r][0 .. kVectors * kLanes) (+)= sum over k of left[r][k] * right[k][offset ..], for kRows rows.
 // left [kRows, depth], right: depth row pointers, out [kRows, out_stride]. What `out` holds is multiplied with shrink
-// [kRows] before the sum is added to it. `ahead` (or null) is memory needed soon: as many bytes of it are prefetched, in
-// order, as are read.
+// [kRows] before the sum is added to it. Of `ahead` (or null) as many lines are asked for as are read.
 template <class T, int kRows, int kVectors, bool kAccumulate>
 KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
-                                 int depth, float* out, int64_t out_stride, const float* shrink, const T* ahead) {
+                                 int depth, float* out, int64_t out_stride, const float* shrink, Ahead* ahead) {
   Floats sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
@@ -66,7 +65,7 @@ KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T
       sums[r][v] = kAccumulate ? load(out + r * out_stride + v * kLanes) * shrink[r] : Floats{};
   for (int k = 0; k < depth; ++k) {
     const T* row = right[k] + offset;
-    if (ahead != nullptr) prefetch_near(ahead + k * kVectors * kLanes, kVectors * kLanes * int64_t{sizeof(T)});
+    if (ahead != nullptr) ahead->ask(kVectors * kLanes * static_cast<int>(sizeof(T)) / 64);
     Floats values[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) values[v] = load(row + v * kLanes);
@@ -86,7 +85,7 @@ KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T
 // The same for any number of rows: kRows at a time, then the rest.
 template <class T, int kRows, int kVectors, bool kAccumulate>
 KVPLAN_INLINE void multiply_rows(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
-                                 int rows, int depth, float* out, int64_t out_stride, const float* shrink, const T* ahead) {
+                                 int rows, int depth, float* out, int64_t out_stride, const float* shrink, Ahead* ahead) {
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     multiply_tile<T, kRows, kVectors, kAccumulate>(left + r * left_stride, left_stride, right, offset, depth,
@@ -118,11 +117,11 @@ void multiply_tail(const float* left, int64_t left_stride, const T* const* right
 // With kAccumulate, shrink [rows] is as in multiply_tile; without, width must be a multiple of kLanes.
 template <class T, int kRows, int kVectors, bool kAccumulate>
 void multiply(const float* left, int64_t left_stride, const T* const* right, int64_t offset, int width, int rows,
-              int depth, float* out, int64_t out_stride, const float* shrink = nullptr, const T* ahead = nullptr) {
+              int depth, float* out, int64_t out_stride, const float* shrink = nullptr, Ahead* ahead = nullptr) {
   int column = 0;
   for (; column + kVectors * kLanes <= width; column += kVectors * kLanes)
     multiply_rows<T, kRows, kVectors, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
-                                                   out_stride, shrink, ahead == nullptr ? nullptr : ahead + column * depth);
+                                                   out_stride, shrink, ahead);
   if (kVectors > 2 && column + 2 * kLanes <= width) {
     multiply_rows<T, kRows, 2, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
                                             out_stride, shrink, nullptr);

@@ -26,12 +26,12 @@ inline int direct_tile_tokens(int64_t block_size) {
 // scores[r][t] of one head's rows and all the tile's tokens, whose keys lie `offset` behind the tile's pointers.
 template <class T, int kRows>
 KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t offset, const float* query, int rows,
-                              float* scores, const T* ahead) {
+                              float* scores, Ahead* ahead) {
   const int head_size = static_cast<int>(call.args.head_size);
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     for (int t = 0; t < tile.tokens; t += 4) {
-      if (r == 0 && ahead != nullptr) prefetch_near(ahead + t * head_size, 4 * head_size * int64_t{sizeof(T)});
+      if (r == 0 && ahead != nullptr) ahead->ask(4 * head_size * static_cast<int>(sizeof(T)) / 64);
       score_four_tokens<T, kRows>(query + r * call.padded_head, call.padded_head, tile.keys + t, offset, head_size,
                                   scores + r * kTileTokens + t, kTileTokens);
     }
@@ -47,13 +47,13 @@ KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t
 // The same by pairs.
 template <int kRows>
 KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16>& tile, int64_t offset,
-                                       const BFloat16* query, int rows, float* scores, const BFloat16* ahead) {
+                                       const BFloat16* query, int rows, float* scores, Ahead* ahead) {
   const int head_size = static_cast<int>(call.args.head_size);
   const int64_t query_stride = padded_to_pairs(head_size);
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     for (int t = 0; t < tile.tokens; t += 4) {
-      if (r == 0 && ahead != nullptr) prefetch_near(ahead + t * head_size, 4 * head_size * int64_t{sizeof(BFloat16)});
+      if (r == 0 && ahead != nullptr) ahead->ask(4 * head_size * static_cast<int>(sizeof(BFloat16)) / 64);
       score_four_tokens_by_pairs<kRows>(query + r * query_stride, query_stride, tile.keys + t, offset, head_size,
                                         call.args.scale, scores + r * kTileTokens + t, kTileTokens);
     }
@@ -70,14 +70,11 @@ KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16
 // rows: a burst of them would keep their loads waiting.
 // query [rows, kHead]; scores [rows, kTileTokens]
 template <class T, int kHead>
-void score_runs(const T* query, const T* keys, int tokens, int rows, float scale, float* scores, const T* ahead) {
+void score_runs(const T* query, const T* keys, int tokens, int rows, float scale, float* scores, Ahead* ahead) {
   constexpr int kLines = kLanes * kHead * static_cast<int>(sizeof(T)) / 64;
   for (int t = 0; t < tokens; t += kLanes)
     for (int r = 0; r < rows; ++r) {
-      if (ahead != nullptr) {
-        const int begin = kLines * r / rows, end = kLines * (r + 1) / rows;
-        prefetch_near(reinterpret_cast<const char*>(ahead + t * kHead) + 64 * begin, 64 * (end - begin));
-      }
+      ahead->ask(kLines * (r + 1) / rows - kLines * r / rows);
       score_run<T, kHead>(query + r * kHead, keys + t * kHead, scale, scores + r * kTileTokens + t);
     }
 }
@@ -85,7 +82,7 @@ void score_runs(const T* query, const T* keys, int tokens, int rows, float scale
 // The same for heads of the usual sizes. False, and nothing written, where the tokens lie apart or heads have others.
 template <class T>
 KVPLAN_INLINE bool score_in_runs(const Call& call, const TileRows<T>& tile, int64_t offset, const T* query, int rows,
-                                 float scale, float* scores, const T* ahead) {
+                                 float scale, float* scores, Ahead* ahead) {
   if (!tile.side_by_side) return false;
   const T* keys = tile.keys[0] + offset;
   if (call.args.head_size == 64) {
@@ -101,7 +98,7 @@ KVPLAN_INLINE bool score_in_runs(const Call& call, const TileRows<T>& tile, int6
 // Scores of one head's `rows` rows, the item's from `first_row` on, and all the tile's tokens.
 template <class T>
 KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t offset, int first_row, int rows,
-                              Scratch& scratch, const T* ahead) {
+                              Scratch& scratch, Ahead* ahead) {
   float* scores = scratch.scores + first_row * kTileTokens;
 #if KVPLAN_PAIR_DOT
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -120,25 +117,50 @@ KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t
   score_rows<T, kDirectRows>(call, tile, offset, query, rows, scores, ahead);
 }
 
-// A step is one head's keys of a tile, or its values: all heads' keys come first. How far steps are prefetched: not
-// beyond the next tile, which with one head has two.
+// Where the steps of a tile lie: a step is one head's keys, or its values, and all heads' keys come first.
+template <class T>
+struct TileSteps {
+  int heads;
+  int64_t key_step, value_step;  // elements from head to head
+  int64_t step_bytes;
+
+  int count() const { return 2 * heads; }
+
+  const char* start(const TileRows<T>& tile, int step) const {
+    const T* first = step < heads ? tile.keys[0] + step * key_step : tile.values[0] + (step - heads) * value_step;
+    return reinterpret_cast<const char*>(first);
+  }
+};
+
+// How far steps are asked for where they are in the order of addresses: not beyond the next tile, which with one head has
+// two.
 constexpr int kStepsAhead = 4;
 
-inline int steps_ahead(int heads) {
-  return 2 * heads < kStepsAhead ? 2 * heads : kStepsAhead;
+template <class T>
+int steps_ahead(const TileSteps<T>& steps) {
+  return steps.count() < kStepsAhead ? steps.count() : kStepsAhead;
 }
 
-// Where the bytes of a step lie that follows `tile`'s first by `step`, in it or in `next`; null beyond (no next).
+// What is asked for at a step of `tile`, of it or of `next` (null: no more): the step that comes so many later, or, where
+// runs are read in turn, steps of the next tile that lie far apart, until all of it has been asked for.
 template <class T>
-KVPLAN_INLINE const T* step_start(const TileRows<T>& tile, const TileRows<T>* next, int step, int heads,
-                                  int64_t key_step, int64_t value_step) {
-  const TileRows<T>* rows = &tile;
-  if (step >= 2 * heads) {
-    rows = next;
-    step -= 2 * heads;
-    if (rows == nullptr || step >= 2 * heads) return nullptr;
+KVPLAN_INLINE void look_ahead(const TileSteps<T>& steps, const TileRows<T>& tile, const TileRows<T>* next, int step,
+                              Ahead& ahead) {
+  const int count = steps.count();
+  if constexpr (kAheadRuns == 1) {
+    const int wanted = step + steps_ahead(steps);
+    ahead.stop();
+    if (wanted >= count && (next == nullptr || wanted >= 2 * count)) return;
+    ahead.begin(steps.step_bytes);
+    ahead.add(wanted < count ? steps.start(tile, wanted) : steps.start(*next, wanted - count));
+  } else {
+    const int apart = (count + kAheadRuns - 1) / kAheadRuns;
+    if (step == 0) ahead.restart();
+    if (next == nullptr || !ahead.is_done() || ahead.rounds() == apart) return;
+    const int round = ahead.rounds();
+    ahead.begin(steps.step_bytes);
+    for (int i = round; i < count; i += apart) ahead.add(steps.start(*next, i));
   }
-  return step < heads ? rows->keys[0] + step * key_step : rows->values[0] + (step - heads) * value_step;
 }
 
 template <class T>
@@ -152,11 +174,9 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   TileRows<T> tiles[2];
   int current = 0;
   find_rows(call, item, item.kv_begin, tile_tokens - item.kv_begin % tile_tokens, tiles[0]);
-  const int64_t step_bytes = int64_t{tile_tokens} * head_size * int64_t{sizeof(T)};
-  const int far = steps_ahead(item.num_heads);
-  for (int step = 0; step < far; ++step)
-    prefetch_near(step_start(tiles[0], static_cast<TileRows<T>*>(nullptr), step, item.num_heads, key_step, value_step),
-                   step_bytes);
+  const TileSteps<T> steps{item.num_heads, key_step, value_step, int64_t{tile_tokens} * head_size * int64_t{sizeof(T)}};
+  Ahead ahead;
+  for (int step = 0; step < steps_ahead(steps); ++step) prefetch_near(steps.start(tiles[0], step), steps.step_bytes);
   for (int first = item.kv_begin; first < item.kv_end; first += tiles[1 - current].tokens) {
     const TileRows<T>& tile = tiles[current];
     TileRows<T>* next = &tiles[1 - current];
@@ -168,23 +188,22 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
       next = nullptr;
     }
     for (int head = 0; head < item.num_heads; ++head) {
-      const T* ahead = step_start(tile, next, head + far, item.num_heads, key_step, value_step);
-      score_head(call, tile, head * key_step, head * rows, rows, scratch, ahead);
+      look_ahead(steps, tile, next, head, ahead);
+      score_head(call, tile, head * key_step, head * rows, rows, scratch, &ahead);
       if constexpr (kHasScales<T>)
         multiply_scales(tile.key_scales, head * call.args.block_size, rows, tile.tokens,
                         scratch.scores + head * rows * kTileTokens);
     }
     update_softmax(call, item, first, tile.tokens, scratch);
     for (int head = 0; head < item.num_heads; ++head) {
-      const int following = item.num_heads + head + far;
-      const T* ahead = step_start(tile, next, following, item.num_heads, key_step, value_step);
+      look_ahead(steps, tile, next, item.num_heads + head, ahead);
       if constexpr (kHasScales<T>)
         multiply_scales(tile.value_scales, head * call.args.block_size, rows, tile.tokens,
                         scratch.scores + head * rows * kTileTokens);
       multiply<T, kDirectRows, 4, true>(scratch.scores + head * rows * kTileTokens, kTileTokens, tile.values,
                                         head * value_step, value_size, rows, tile.tokens,
                                         scratch.partial.output + head * rows * call.padded_value, call.padded_value,
-                                        scratch.shrink + head * rows, ahead);
+                                        scratch.shrink + head * rows, &ahead);
     }
   }
 }
