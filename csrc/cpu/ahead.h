@@ -5,8 +5,8 @@
 
 namespace kvplan {
 
-// How many runs of memory are asked for in turn. One core of an Intel server has few lines on their way from one run of
-// addresses, because its own prefetching ends at each page: four runs a page or more apart give 1.3 times as much
+// How many runs of memory attention asks for in turn. One core of an Intel server has few lines on their way from one run
+// of addresses, because its own prefetching ends at each page: four runs a page or more apart give 1.3 times as much
 // (measured: benchmarks/README.md). Zen 4 and 5 read fastest in the order of addresses, into the first-level cache.
 #if defined(__AMX_TILE__)
 constexpr int kAheadRuns = 4;
@@ -19,6 +19,8 @@ constexpr int kAheadCache = 3;
 // Runs of as many bytes each, a line of each in turn.
 class Ahead {
  public:
+  static constexpr int kMostRuns = 4;
+
   void restart() { rounds_ = 0, at_ = end_ = 0; }
   void begin(int64_t run_bytes) { ++rounds_, count_ = turn_ = 0, at_ = 0, end_ = run_bytes; }
   void add(const char* run) { runs_[count_++] = run; }
@@ -34,9 +36,11 @@ class Ahead {
   }
 
  private:
-  const char* runs_[kAheadRuns] = {};
+  const char* runs_[kMostRuns] = {};
   int rounds_ = 0, count_ = 0, turn_ = 0;
   int64_t at_ = 0, end_ = 0;
 };
+
+static_assert(kAheadRuns <= Ahead::kMostRuns);
 
 }  // namespace kvplan

@@ -2,12 +2,15 @@
 
 #include <vector>
 
+#include "../ahead.h"
+
 #if KVPLAN_AMX
 
 namespace kvplan {
 namespace {
 
-constexpr int64_t kStepGroups = 3;  // of a tile's inputs: 12 KiB of a panel, beside rows and their sums in the first-level cache
+// Tiles' inputs of a step of a panel, for one group of rows and for several: 12 and 24 KiB.
+constexpr int64_t kStepTiles = 3, kStepTilesOfGroups = 6;
 
 // Some inputs of some rows and of a panel, where tiles read them: in place, or the last few copied beside zeros.
 struct TileInputs {
@@ -141,20 +144,9 @@ struct GroupStep {
   bool starts;    // the sums begin here
 };
 
-// Memory that is needed soon, a few lines at each turn of the loop over inputs.
-struct Ahead {
-  const char* next;
-  int64_t each;
-
-  KVPLAN_INLINE void ask() {
-    prefetch_bytes(next, each);
-    next += each;
-  }
-};
-
-// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs.
+// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. lines: to ask for at each turn.
 template <class Group, int kQuarters>
-KVPLAN_INLINE Ahead run_group(const GroupStep step, Ahead ahead) {
+KVPLAN_INLINE void run_group(const GroupStep step, Ahead& ahead, int lines) {
   const int64_t whole = step.depth / kTileInputs, left = step.depth % kTileInputs, upper = (step.rows + 1) / 2;
   const int64_t x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
   Rest rest;
@@ -166,13 +158,12 @@ KVPLAN_INLINE Ahead run_group(const GroupStep step, Ahead ahead) {
   for (int first = 0; first < 4; first += kQuarters) {
     Group::begin(step.sums, step.starts, first, upper);
     for (int64_t begin = 0; begin < whole * kTileInputs; begin += kTileInputs) {
-      ahead.ask();
+      ahead.ask(lines);
       Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, first, upper);
     }
     if (left > 0) Group::multiply(last, first, upper);
     Group::end(step.sums, first, upper);
   }
-  return ahead;
 }
 
 // Configures tiles for so many rows, unless they are: that costs as much as multiplying a few kilobytes of weights.
@@ -188,7 +179,8 @@ KVPLAN_INLINE void configure(int64_t rows, ConfiguredTiles& tiles) {
 void run_few_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, float* sums, ConfiguredTiles& tiles) {
   configure<OneTileOfRows>(product.rows, tiles);
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs);
-  run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, {nullptr, 0});
+  Ahead nothing;
+  run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, nothing, 0);
 }
 
 // Up to kPairedTileRows, two panels in turn, a tile's inputs of each: one core has more lines on their way from two runs of
@@ -216,23 +208,33 @@ void run_few_rows_of_two(const PackedProduct<BFloat16>& product, const BFloat16*
     }
 }
 
-// More rows, in groups of up to two tiles: steps of a panel, which all groups pass over while they lie in the first-level
-// cache and the next step is asked for. Every other step goes through the groups backwards, so that tiles of the same
-// shape follow each other. has_next: another panel follows.
+// The next step of a panel, of which a few lines are asked for at each of so many turns. Of a long one in several runs:
+// one core then has more lines on their way (ahead.h).
+int look_ahead(const BFloat16* next, int64_t inputs, int64_t turns, int runs, Ahead& ahead) {
+  const int64_t bytes = inputs * kPanelOutputs * int64_t{sizeof(BFloat16)};
+  const int64_t run_bytes = divided_up(bytes, 64 * runs) * 64;
+  ahead.begin(run_bytes);
+  for (int i = 0; i < runs; ++i) ahead.add(reinterpret_cast<const char*>(next) + i * run_bytes);
+  return static_cast<int>(divided_up(runs * run_bytes, 64 * turns));
+}
+
+// More rows, in groups of up to two tiles: steps of a panel, which all groups pass over while the next step is asked for.
+// Every other step goes through the groups backwards, so that tiles of the same shape follow each other. has_next: another
+// panel follows.
 void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums,
                    ConfiguredTiles& tiles) {
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs), groups = divided_up(product.rows, 2 * kTileHeight);
-  const int64_t tiles_deep = divided_up(inputs, kTileInputs), steps = divided_up(tiles_deep, kStepGroups);
-  const auto start = [&](int64_t step) {
-    return step == steps ? inputs : tiles_deep * step / steps * kTileInputs;
-  };
+  const int64_t deep = divided_up(inputs, kTileInputs);
+  const int64_t steps = divided_up(deep, groups == 1 ? kStepTiles : kStepTilesOfGroups);
+  const auto start = [&](int64_t step) { return step == steps ? inputs : deep * step / steps * kTileInputs; };
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t begin = start(i), depth = start(i + 1) - begin;
     const int64_t next = i + 1 < steps ? start(i + 2) - start(i + 1) : has_next ? start(1) : 0;
     const int64_t turns = (depth / kTileInputs > 0 ? depth / kTileInputs : 1) * 2 * groups;
     const BFloat16* const weights = panel + begin * kPanelOutputs;
-    Ahead ahead{reinterpret_cast<const char*>(weights + depth * kPanelOutputs),
-                divided_up(next * kPanelOutputs * int64_t{sizeof(BFloat16)}, turns * 64) * 64};
+    Ahead ahead;
+    const int runs = groups == 1 ? 1 : Ahead::kMostRuns;
+    const int lines = look_ahead(weights + depth * kPanelOutputs, next, turns, runs, ahead);
     for (int64_t k = 0; k < groups; ++k) {
       const int64_t group = i % 2 == 0 ? k : groups - 1 - k;
       const int64_t row = product.rows * group / groups, rows = product.rows * (group + 1) / groups - row;
@@ -240,10 +242,10 @@ void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel
                            sums + row * kPanelOutputs, i == 0};
       if (rows <= kTileHeight) {
         configure<OneTileOfRows>(rows, tiles);
-        ahead = run_group<OneTileOfRows, 4>(step, ahead);
+        run_group<OneTileOfRows, 4>(step, ahead, lines);
       } else {
         configure<TwoTilesOfRows>(rows, tiles);
-        ahead = run_group<TwoTilesOfRows, 2>(step, ahead);
+        run_group<TwoTilesOfRows, 2>(step, ahead, lines);
       }
     }
   }
