@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,20 +74,41 @@ def best_seconds(action: Callable[[], object], repeat: int) -> float:
     return best
 
 
-def read_bandwidth() -> float:
-    """Bytes per second of reading 512 MiB in order."""
-    source = torch.ones(1 << 27)
-    return source.nbytes / best_seconds(source.sum, 5)
+READ_BYTES = 512 * 1024**2
+READ_INPUTS = 2048
+
+
+@cache
+def _read_weight(dtype: str) -> PackedWeight:
+    """READ_BYTES of weights in ``dtype``, packed as the engine's are."""
+    kernels = cpu_kernels()
+    assert kernels is not None, "this benchmark measures the compiled kernels"
+    kind = getattr(torch, dtype)
+    return PackedWeight(kernels, torch.ones(READ_BYTES // READ_INPUTS // kind.itemsize, READ_INPUTS, dtype=kind))
+
+
+def read_bandwidth(dtype: str) -> float:
+    """Bytes per second of reading READ_BYTES: by torch in order, or as the engine reads weights for one row; the faster."""
+    source, weight = torch.ones(READ_BYTES // 4), _read_weight(dtype)
+    x = torch.ones(1, READ_INPUTS, dtype=getattr(torch, dtype))
+    out = torch.empty(1, READ_BYTES // READ_INPUTS // x.itemsize, dtype=x.dtype)
+    seconds = min(best_seconds(source.sum, 3), best_seconds(lambda: weight.multiply(x, out), 3))
+    return READ_BYTES / seconds
 
 
 def peak_rate(dtype: str) -> float:
-    """Operations per second of the product in ``dtype`` on operands that stay in the caches."""
+    """Operations per second of products in ``dtype``: of ours on operands that stay in the caches, of torch's on large
+    ones; the faster."""
     kernels = cpu_kernels()
     assert kernels is not None, "this benchmark measures the compiled kernels"
     kind = getattr(torch, dtype)
     packed = PackedWeight(kernels, torch.randn(512, 256).to(kind))
     x, out = torch.randn(192, 256).to(kind), torch.empty(192, 512, dtype=kind)
-    return 2 * 192 * 256 * 512 / best_seconds(lambda: packed.multiply(x, out), 50)
+    square = torch.randn(1024, 1024).to(kind)
+    return max(
+        2 * 192 * 256 * 512 / best_seconds(lambda: packed.multiply(x, out), 50),
+        2 * 1024**3 / best_seconds(lambda: square @ square, 4),
+    )
 
 
 class PartTimer:
@@ -182,7 +204,7 @@ def floors(parts: Work, bandwidth: float, rate: float) -> Times:
 
 
 def profile(model: str, dtype: str, batch: int) -> None:
-    bandwidth, rate = read_bandwidth(), peak_rate(dtype)
+    bandwidth, rate = read_bandwidth(dtype), peak_rate(dtype)
     print(f"{torch.get_num_threads()} threads, {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s {dtype}")
     engine = make_engine(model, dtype, batch)
     per_token = fill(engine, batch)
@@ -226,10 +248,10 @@ def curve(model: str, dtype: str, threads: int) -> None:
     for batch in CURVE_BATCHES:
         engine = make_engine(model, dtype, batch)
         fill(engine, batch)
-        rates, rounds = (read_bandwidth(), peak_rate(dtype)), []
+        rates, rounds = (read_bandwidth(dtype), peak_rate(dtype)), []
         for _ in range(CURVE_ROUNDS):
             seconds = best_seconds(engine.step, 4)
-            before, rates = rates, (read_bandwidth(), peak_rate(dtype))
+            before, rates = rates, (read_bandwidth(dtype), peak_rate(dtype))
             bandwidth, rate = (max(pair) for pair in zip(before, rates, strict=True))
             least = sum(floors(work(engine, batch), bandwidth, rate).values())
             rounds.append((least / seconds, batch / seconds, batch / least, bandwidth / 1e9, rate / 1e9))
