@@ -208,6 +208,38 @@ void run_few_rows_of_two(const PackedProduct<BFloat16>& product, const BFloat16*
     }
 }
 
+// One row, two panels in turn, by vectors: a tile's sums of first and second numbers of pairs apart, then together, then
+// to the sum, as the instruction is defined, which gives its bits (but for subnormal numbers, which tiles take for zero).
+// So one row is as it is in a batch, and reads memory faster than tiles of one row do (measured: benchmarks/README.md).
+void run_one_row_of_two(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums) {
+  constexpr int64_t kTurn = kTileInputs * kPanelOutputs, kPair = 2 * kPanelOutputs;
+  const int64_t inputs = packed_inputs<BFloat16>(product.inputs), stride = inputs * kPanelOutputs;
+  Floats totals[2][kPanelVectors] = {};
+  for (int64_t begin = 0; begin < inputs; begin += kTileInputs) {
+    const int64_t end = begin + kTileInputs < inputs ? begin + kTileInputs : inputs;
+    const int64_t to_next = end < inputs ? kTurn : has_next ? 2 * stride - begin * kPanelOutputs : 0;
+    const BFloat16* weights = panel + begin * kPanelOutputs;
+    Floats first[2][kPanelVectors] = {}, second[2][kPanelVectors] = {};
+    for (int64_t k = begin; k < end; k += 2, weights += kPair) {
+      const Floats one = splat(to_float(product.x[k])), other = splat(to_float(product.x[k + 1]));
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c)
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+          const BFloat16* const line = weights + c * stride + v * 2 * kLanes;
+          __builtin_prefetch(line + to_next, 0, 2);
+          const Words words = load_words(line);
+          first[c][v] += one * reinterpret_cast<Floats>(words << 16);
+          second[c][v] += other * reinterpret_cast<Floats>(words & 0xffff0000u);
+        }
+    }
+    for (int c = 0; c < 2; ++c)
+      for (int v = 0; v < kPanelVectors; ++v) totals[c][v] += first[c][v] + second[c][v];
+  }
+  for (int c = 0; c < 2; ++c)
+    for (int v = 0; v < kPanelVectors; ++v) store(sums + c * kPanelSums + v * kLanes, totals[c][v]);
+}
+
 // The next step of a panel, of which a few lines are asked for at each of so many turns. Of a long one in several runs:
 // one core then has more lines on their way (ahead.h).
 int look_ahead(const BFloat16* next, int64_t inputs, int64_t turns, int runs, Ahead& ahead) {
@@ -284,6 +316,36 @@ bool give_what_loops_give() {
   return true;
 }
 
+// Whether one row by vectors has the bits that tiles give, here where numbers are rounded.
+bool gives_what_tiles_give() {
+  constexpr int64_t kInputs = 70;
+  std::vector<BFloat16> x(kInputs), panels(2 * kInputs * kPanelOutputs);
+  std::vector<float> by_tiles(2 * kPanelSums), by_vectors(2 * kPanelSums);
+  const auto fraction = [](int64_t i) {
+    BFloat16 result;
+    store_part(&result, splat(static_cast<float>(i * 37 % 101 - 50) / 83.0f), 1);
+    return result;
+  };
+  for (size_t i = 0; i < x.size(); ++i) x[i] = fraction(static_cast<int64_t>(i));
+  for (size_t i = 0; i < panels.size(); ++i) panels[i] = fraction(static_cast<int64_t>(i / 3));
+  const PackedProduct<BFloat16> product{panels.data(), kInputs, 1, x.data(), kInputs, 2};
+  {
+    ConfiguredTiles tiles;
+    run_few_rows_of_two(product, panels.data(), false, by_tiles.data(), tiles);
+  }
+  run_one_row_of_two(product, panels.data(), false, by_vectors.data());
+  for (const int64_t panel : {int64_t{0}, kPanelSums})
+    if (std::memcmp(&by_tiles[static_cast<size_t>(panel)], &by_vectors[static_cast<size_t>(panel)],
+                    kPanelOutputs * sizeof(float)) != 0)
+      return false;
+  return true;
+}
+
+bool one_row_is_as_in_tiles() {
+  static const bool is = gives_what_tiles_give();
+  return is;
+}
+
 bool& tiles_are_wanted() {
   static bool wanted = true;
   return wanted;
@@ -309,7 +371,10 @@ void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t pa
   const int64_t panel_elements = packed_inputs<BFloat16>(product.inputs) * kPanelOutputs;
   for (int64_t c = 0; c < panels; ++c) {
     const BFloat16* const weights = product.packed + (panel + c) * panel_elements;
-    if (product.rows <= kPairedTileRows && c + 1 < panels) {
+    if (product.rows == 1 && c + 1 < panels && one_row_is_as_in_tiles()) {
+      run_one_row_of_two(product, weights, panel + c + 3 < end_panel, sums + c * kPanelSums);
+      ++c;
+    } else if (product.rows <= kPairedTileRows && c + 1 < panels) {
       run_few_rows_of_two(product, weights, panel + c + 3 < end_panel, sums + c * kPanelSums, tiles);
       ++c;
     } else if (product.rows <= kTileHeight) {
