@@ -68,14 +68,18 @@ struct OneTileOfRows {
     KVPLAN_TILE_LOAD(3, sums + 3 * kTileOutputs, kSumsRowBytes);
   }
 
-  KVPLAN_INLINE static void multiply(const TileInputs& in, int = 0, int64_t = 0) {
+  KVPLAN_INLINE static void multiply(const TileInputs& in, Ahead& ahead, int lines, int = 0, int64_t = 0) {
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(5, quarter(in.panel, 0), kPanelRowBytes);
     KVPLAN_TILE_MULTIPLY(0, 4, 5);
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(6, quarter(in.panel, 1), kPanelRowBytes);
     KVPLAN_TILE_MULTIPLY(1, 4, 6);
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(7, quarter(in.panel, 2), kPanelRowBytes);
     KVPLAN_TILE_MULTIPLY(2, 4, 7);
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(5, quarter(in.panel, 3), kPanelRowBytes);
     KVPLAN_TILE_MULTIPLY(3, 4, 5);
   }
@@ -112,12 +116,16 @@ struct TwoTilesOfRows {
     KVPLAN_TILE_LOAD(3, other + kTileOutputs, kSumsRowBytes);
   }
 
-  KVPLAN_INLINE static void multiply(const TileInputs& in, int first, int64_t upper) {
+  KVPLAN_INLINE static void multiply(const TileInputs& in, Ahead& ahead, int lines, int first, int64_t upper) {
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(6, quarter(in.panel, first), kPanelRowBytes);
     KVPLAN_TILE_MULTIPLY(0, 4, 6);
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(5, reinterpret_cast<const char*>(in.x) + upper * in.x_bytes, in.x_bytes);
     KVPLAN_TILE_MULTIPLY(2, 5, 6);
+    ahead.ask(lines);
     KVPLAN_TILE_LOAD(7, quarter(in.panel, first + 1), kPanelRowBytes);
     KVPLAN_TILE_MULTIPLY(1, 4, 7);
     KVPLAN_TILE_MULTIPLY(3, 5, 7);
@@ -144,7 +152,8 @@ struct GroupStep {
   bool starts;    // the sums begin here
 };
 
-// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. lines: to ask for at each turn.
+// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. `lines` of what
+// is needed next are asked for beside each of the four loads of a turn.
 template <class Group, int kQuarters>
 KVPLAN_INLINE void run_group(const GroupStep step, Ahead& ahead, int lines) {
   const int64_t whole = step.depth / kTileInputs, left = step.depth % kTileInputs, upper = (step.rows + 1) / 2;
@@ -158,10 +167,9 @@ KVPLAN_INLINE void run_group(const GroupStep step, Ahead& ahead, int lines) {
   for (int first = 0; first < 4; first += kQuarters) {
     Group::begin(step.sums, step.starts, first, upper);
     for (int64_t begin = 0; begin < whole * kTileInputs; begin += kTileInputs) {
-      ahead.ask(lines);
-      Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, first, upper);
+      Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, ahead, lines, first, upper);
     }
-    if (left > 0) Group::multiply(last, first, upper);
+    if (left > 0) Group::multiply(last, ahead, lines, first, upper);
     Group::end(step.sums, first, upper);
   }
 }
@@ -183,29 +191,36 @@ void run_few_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel,
   run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, nothing, 0);
 }
 
-// Up to kPairedTileRows, two panels in turn, a tile's inputs of each: one core has more lines on their way from two runs of
-// memory than from one, and sums of few rows are soon stored and loaded. has_next: two more panels follow.
+// The same for two panels in turn, a tile's inputs of each, while what both read at the next turn is asked for: one core has
+// more lines on their way from two runs of memory than from one, and most where it asks for a few at a time. Sums of few
+// rows are soon stored and loaded. has_next: two more panels follow.
 void run_few_rows_of_two(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums,
                          ConfiguredTiles& tiles) {
   configure<OneTileOfRows>(product.rows, tiles);
   constexpr int64_t kTurn = kTileInputs * kPanelOutputs, kTurnBytes = kTurn * int64_t{sizeof(BFloat16)};
+  constexpr int kLines = 2 * kTurnBytes / 64 / (2 * 4);  // at each of four loads of two turns
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs), stride = inputs * kPanelOutputs;
-  const int64_t whole = inputs / kTileInputs * kTileInputs, x_bytes = product.x_stride * int64_t{sizeof(BFloat16)};
-  for (int64_t begin = 0; begin < inputs; begin += kTileInputs)
+  const int64_t x_bytes = product.x_stride * int64_t{sizeof(BFloat16)};
+  for (int64_t begin = 0; begin < inputs; begin += kTileInputs) {
+    const BFloat16* const weights = panel + begin * kPanelOutputs;
+    const bool ends = begin + kTileInputs >= inputs;
+    Ahead ahead;
+    if (!ends || has_next) ahead.begin(kTurnBytes);
+    for (int64_t c = 0; c < 2; ++c)
+      ahead.add(reinterpret_cast<const char*>(ends ? panel + (2 + c) * stride : weights + c * stride + kTurn));
     for (int64_t c = 0; c < 2; ++c) {
-      const BFloat16* const weights = panel + c * stride + begin * kPanelOutputs;
-      const BFloat16* const next = begin + kTileInputs < inputs ? weights + kTurn : panel + (2 + c) * stride;
       OneTileOfRows::begin(sums + c * kPanelSums, begin == 0);
-      if (begin + kTileInputs < inputs || has_next) prefetch_bytes(next, kTurnBytes);
-      if (begin < whole) {
-        OneTileOfRows::multiply({product.x + begin, x_bytes, weights});
+      if (begin + kTileInputs <= inputs) {
+        OneTileOfRows::multiply({product.x + begin, x_bytes, weights + c * stride}, ahead, kLines);
       } else {
         Rest rest;
-        const BFloat16* const x = product.x + begin;
-        OneTileOfRows::multiply(rest.filled(x, product.x_stride, weights, product.rows, inputs - begin));
+        const TileInputs last =
+            rest.filled(product.x + begin, product.x_stride, weights + c * stride, product.rows, inputs - begin);
+        OneTileOfRows::multiply(last, ahead, kLines);
       }
       OneTileOfRows::end(sums + c * kPanelSums);
     }
+  }
 }
 
 // One row, two panels in turn, by vectors: a tile's sums of first and second numbers of pairs apart, then together, then
@@ -240,14 +255,14 @@ void run_one_row_of_two(const PackedProduct<BFloat16>& product, const BFloat16* 
     for (int v = 0; v < kPanelVectors; ++v) store(sums + c * kPanelSums + v * kLanes, totals[c][v]);
 }
 
-// The next step of a panel, of which a few lines are asked for at each of so many turns. Of a long one in several runs:
+// The next step of a panel, of which a few lines are asked for at each of four loads of so many turns. Of a long one in several runs:
 // one core then has more lines on their way (ahead.h).
 int look_ahead(const BFloat16* next, int64_t inputs, int64_t turns, int runs, Ahead& ahead) {
   const int64_t bytes = inputs * kPanelOutputs * int64_t{sizeof(BFloat16)};
   const int64_t run_bytes = divided_up(bytes, 64 * runs) * 64;
   ahead.begin(run_bytes);
   for (int i = 0; i < runs; ++i) ahead.add(reinterpret_cast<const char*>(next) + i * run_bytes);
-  return static_cast<int>(divided_up(runs * run_bytes, 64 * turns));
+  return static_cast<int>(divided_up(runs * run_bytes, 4 * 64 * turns));
 }
 
 // More rows, in groups of up to two tiles: steps of a panel, which all groups pass over while the next step is asked for.
@@ -374,7 +389,7 @@ void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t pa
     if (product.rows == 1 && c + 1 < panels && one_row_is_as_in_tiles()) {
       run_one_row_of_two(product, weights, panel + c + 3 < end_panel, sums + c * kPanelSums);
       ++c;
-    } else if (product.rows <= kPairedTileRows && c + 1 < panels) {
+    } else if (product.rows <= kTileHeight && c + 1 < panels) {
       run_few_rows_of_two(product, weights, panel + c + 3 < end_panel, sums + c * kPanelSums, tiles);
       ++c;
     } else if (product.rows <= kTileHeight) {

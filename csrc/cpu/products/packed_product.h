@@ -54,7 +54,7 @@ struct PackedProduct {
 // asked. Then they do for any number of rows, so that rows are alike.
 bool tiles_are_used();
 
-constexpr int64_t kPairedTileRows = 8;  // up to so many, tiles read two panels in turn
+constexpr int64_t kPairedTileRows = 16;  // up to so many, tiles read two panels in turn
 
 // Panels computed in one unit: so many that few rows still keep the multipliers or the memory busy, and pairs where gate
 // meets up.
