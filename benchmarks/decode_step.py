@@ -88,7 +88,7 @@ def _read_weight(dtype: str) -> PackedWeight:
 
 
 def read_bandwidth(dtype: str) -> float:
-    """Bytes per second of reading READ_BYTES: by torch in order, or as the engine reads weights for one row; the faster."""
+    """Bytes per second of reading READ_BYTES: by torch in order or as weights for one row, whichever is faster."""
     source, weight = torch.ones(READ_BYTES // 4), _read_weight(dtype)
     x = torch.ones(1, READ_INPUTS, dtype=getattr(torch, dtype))
     out = torch.empty(1, READ_BYTES // READ_INPUTS // x.itemsize, dtype=x.dtype)
