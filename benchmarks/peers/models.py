@@ -175,7 +175,8 @@ def export_for_openvino(directory: Path, names: list[str]) -> None:
         for dtype, stored in (("bfloat16", "fp16"), ("float32", "fp32")):
             source = directory / f"{name}-{dtype}"
             command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
-            command += ["-m", str(source), "--weight-format", stored, "--task", "text-generation-with-past", f"{source}-openvino"]
+            command += ["-m", str(source), "--weight-format", stored]
+            command += ["--task", "text-generation-with-past", f"{source}-openvino"]
             subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
