@@ -9,6 +9,7 @@ from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, vllm_front_end
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
+from kvplan.estimate.speed.steps.blackwell_experts import blackwell_experts
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.host import NO_HOST, host_work
 from kvplan.estimate.speed.steps.release_kernels import of_release
@@ -33,7 +34,8 @@ def engine_speed_model(
         host = host_work(engine.name, release, gpu, work.layout.tensor_parallel_size)
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
-            device_speed = None if device_speed is None else of_release(device_speed, work, release)
+            if device_speed is not None:
+                device_speed = of_release(blackwell_experts(device_speed, work, gpu, release), work, release)
         if device_speed is not None:
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
     groups = work.layout.data_parallel_size

@@ -6,6 +6,7 @@ clocks              seconds of a step and of a prompt: by data sheet
 measured_clock      the same by coefficients that were measured
 step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
 rank_step           one step on one rank, in coefficients of measured kernels
+blackwell_experts   vLLM's experts on B200 in the formats and releases that no fit is of
 release_kernels     mixtures of older releases than the tables'
 widened_weights     weights in few bits that Marlin widens on A100
 host                what launching and the engine's own work add to a step
