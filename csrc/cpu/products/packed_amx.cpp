@@ -152,8 +152,8 @@ struct GroupStep {
   bool starts;    // the sums begin here
 };
 
-// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. `lines` of what
-// is needed next are asked for beside each of the four loads of a turn.
+// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. `lines` of what is needed next are
+// asked for beside each of the four loads of a turn.
 template <class Group, int kQuarters>
 KVPLAN_INLINE void run_group(const GroupStep step, Ahead& ahead, int lines) {
   const int64_t whole = step.depth / kTileInputs, left = step.depth % kTileInputs, upper = (step.rows + 1) / 2;
@@ -166,9 +166,8 @@ KVPLAN_INLINE void run_group(const GroupStep step, Ahead& ahead, int lines) {
   }
   for (int first = 0; first < 4; first += kQuarters) {
     Group::begin(step.sums, step.starts, first, upper);
-    for (int64_t begin = 0; begin < whole * kTileInputs; begin += kTileInputs) {
+    for (int64_t begin = 0; begin < whole * kTileInputs; begin += kTileInputs)
       Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, ahead, lines, first, upper);
-    }
     if (left > 0) Group::multiply(last, ahead, lines, first, upper);
     Group::end(step.sums, first, upper);
   }
@@ -255,8 +254,8 @@ void run_one_row_of_two(const PackedProduct<BFloat16>& product, const BFloat16* 
     for (int v = 0; v < kPanelVectors; ++v) store(sums + c * kPanelSums + v * kLanes, totals[c][v]);
 }
 
-// The next step of a panel, of which a few lines are asked for at each of four loads of so many turns. Of a long one in several runs:
-// one core then has more lines on their way (ahead.h).
+// The next step of a panel, of which a few lines are asked for at each of four loads of so many turns: how many. In several
+// runs, one core has more of them on their way (ahead.h).
 int look_ahead(const BFloat16* next, int64_t inputs, int64_t turns, int runs, Ahead& ahead) {
   const int64_t bytes = inputs * kPanelOutputs * int64_t{sizeof(BFloat16)};
   const int64_t run_bytes = divided_up(bytes, 64 * runs) * 64;
@@ -312,7 +311,7 @@ bool are_loops(const std::vector<BFloat16>& x, const std::vector<BFloat16>& pane
 
 // Products of small integers, whose sums are exact in any order: with rests of rows and inputs, and sums that go on.
 bool give_what_loops_give() {
-  constexpr int64_t kRows = 37, kInputs = 134;
+  constexpr int64_t kRows = 37, kInputs = 262;  // two steps of several groups
   std::vector<BFloat16> x(kRows * kInputs), panel(kInputs * kPanelOutputs);
   std::vector<float> sums(kRows * kPanelOutputs);
   const auto integer = [](int64_t i) {
