@@ -78,13 +78,17 @@ READ_BYTES = 512 * 1024**2
 READ_INPUTS = 2048
 
 
+def _packed(weight: torch.Tensor) -> PackedWeight:
+    kernels = cpu_kernels()
+    assert kernels is not None, "this benchmark measures the compiled kernels"
+    return PackedWeight(kernels, weight)
+
+
 @cache
 def _read_weight(dtype: str) -> PackedWeight:
     """READ_BYTES of weights in ``dtype``, packed as the engine's are."""
-    kernels = cpu_kernels()
-    assert kernels is not None, "this benchmark measures the compiled kernels"
     kind = getattr(torch, dtype)
-    return PackedWeight(kernels, torch.ones(READ_BYTES // READ_INPUTS // kind.itemsize, READ_INPUTS, dtype=kind))
+    return _packed(torch.ones(READ_BYTES // READ_INPUTS // kind.itemsize, READ_INPUTS, dtype=kind))
 
 
 def read_bandwidth(dtype: str) -> float:
@@ -99,10 +103,8 @@ def read_bandwidth(dtype: str) -> float:
 def peak_rate(dtype: str) -> float:
     """Operations per second of products in ``dtype``: of ours on operands that stay in the caches, of torch's on large
     ones; the faster."""
-    kernels = cpu_kernels()
-    assert kernels is not None, "this benchmark measures the compiled kernels"
     kind = getattr(torch, dtype)
-    packed = PackedWeight(kernels, torch.randn(512, 256).to(kind))
+    packed = _packed(torch.randn(512, 256).to(kind))
     x, out = torch.randn(192, 256).to(kind), torch.empty(192, 512, dtype=kind)
     square = torch.randn(1024, 1024).to(kind)
     return max(

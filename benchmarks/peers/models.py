@@ -169,15 +169,19 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(described))
 
 
+def run_export(source: Path, target: Path, weight_format: str, *options: str) -> None:
+    """OpenVINO's export of a Hugging Face directory, by the optimum-cli beside this interpreter."""
+    command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "-m", str(source)]
+    command += ["--weight-format", weight_format, "--task", "text-generation-with-past", *options, str(target)]
+    subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+
+
 def export_for_openvino(directory: Path, names: list[str]) -> None:
     """bfloat16 weights are stored as float16, which the plugin turns into bfloat16 when it loads them."""
     for name in names:
         for dtype, stored in (("bfloat16", "fp16"), ("float32", "fp32")):
             source = directory / f"{name}-{dtype}"
-            command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
-            command += ["-m", str(source), "--weight-format", stored]
-            command += ["--task", "text-generation-with-past", f"{source}-openvino"]
-            subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+            run_export(source, directory / f"{source.name}-openvino", stored)
 
 
 def main() -> None:

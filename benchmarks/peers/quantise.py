@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from formats import QUANTISED
+from models import run_export
 
 _INT4_OPTIONS = ["--sym", "--group-size", "64", "--ratio", "1.0"]
 
@@ -92,11 +90,8 @@ def write_gguf_files(directory: Path, name: str) -> None:
 def export_for_openvino(directory: Path, name: str) -> None:
     """NAME-bfloat16 as NAME-int8-openvino and NAME-int4-openvino."""
     for stored in sorted({each.openvino for each in QUANTISED.values()}):
-        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
-        command += ["-m", str(directory / f"{name}-bfloat16")]
-        command += ["--weight-format", stored, "--task", "text-generation-with-past"]
-        command += [*(_INT4_OPTIONS if stored == "int4" else []), str(directory / f"{name}-{stored}-openvino")]
-        subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        options = _INT4_OPTIONS if stored == "int4" else []
+        run_export(directory / f"{name}-bfloat16", directory / f"{name}-{stored}-openvino", stored, *options)
 
 
 def main() -> None:

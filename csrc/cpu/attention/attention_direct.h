@@ -4,7 +4,7 @@
 // the item take their scores from it, then all take its values: the processor sees one long run of addresses, which it
 // fetches faster than runs of one head (plain reads of 384 MiB in random runs, one core of a 2-core AMD EPYC VM,
 // 2026-11: runs of 4 KiB 7 GB/s, of 24 KiB 12, of 96 KiB 20). The loops here read rows in fours and values by columns,
-// which hides that order from the processor, so each head's step prefetches those of kStepsAhead steps on (`ahead`).
+// which hides that order from the processor, so each head's step asks for what is read later (look_ahead).
 #pragma once
 
 #include <type_traits>

@@ -12,6 +12,8 @@ namespace {
 // Tiles' inputs of a step of a panel, for one group of rows and for several: 12 and 24 KiB.
 constexpr int64_t kStepTiles = 3, kStepTilesOfGroups = 6;
 
+static_assert(kPairedTileRows <= kTileHeight);
+
 // Some inputs of some rows and of a panel, where tiles read them: in place, or the last few copied beside zeros.
 struct TileInputs {
   const BFloat16* x;  // of the first row
@@ -143,7 +145,7 @@ struct TwoTilesOfRows {
 
 // Rows that tiles multiply together, and some inputs of one panel. Passed on by value: what has just been stored piece by
 // piece and is then read as a whole would wait for the stores before it, and those wait for the tiles.
-struct GroupStep {
+struct RowGroup {
   const BFloat16* x;
   int64_t x_stride, rows;
   const BFloat16* panel;
@@ -155,7 +157,7 @@ struct GroupStep {
 // Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. `lines` of what is needed next are
 // asked for beside each of the four loads of a turn.
 template <class Group, int kQuarters>
-KVPLAN_INLINE void run_group(const GroupStep step, Ahead& ahead, int lines) {
+KVPLAN_INLINE void run_group(const RowGroup step, Ahead& ahead, int lines) {
   const int64_t whole = step.depth / kTileInputs, left = step.depth % kTileInputs, upper = (step.rows + 1) / 2;
   const int64_t x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
   Rest rest;
@@ -284,7 +286,7 @@ void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel
     for (int64_t k = 0; k < groups; ++k) {
       const int64_t group = i % 2 == 0 ? k : groups - 1 - k;
       const int64_t row = product.rows * group / groups, rows = product.rows * (group + 1) / groups - row;
-      const GroupStep step{product.x + row * product.x_stride + begin, product.x_stride, rows, weights, depth,
+      const RowGroup step{product.x + row * product.x_stride + begin, product.x_stride, rows, weights, depth,
                            sums + row * kPanelOutputs, i == 0};
       if (rows <= kTileHeight) {
         configure<OneTileOfRows>(rows, tiles);
@@ -295,6 +297,14 @@ void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel
       }
     }
   }
+}
+
+// `count` numbers: value(0), value(1), ...
+template <class Value>
+std::vector<BFloat16> numbers(int64_t count, const Value& value) {
+  std::vector<BFloat16> result(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) store_part(&result[static_cast<size_t>(i)], splat(value(i)), 1);
+  return result;
 }
 
 bool are_loops(const std::vector<BFloat16>& x, const std::vector<BFloat16>& panel, int64_t rows, int64_t inputs,
@@ -312,15 +322,10 @@ bool are_loops(const std::vector<BFloat16>& x, const std::vector<BFloat16>& pane
 // Products of small integers, whose sums are exact in any order: with rests of rows and inputs, and sums that go on.
 bool give_what_loops_give() {
   constexpr int64_t kRows = 37, kInputs = 262;  // two steps of several groups
-  std::vector<BFloat16> x(kRows * kInputs), panel(kInputs * kPanelOutputs);
+  const auto integer = [](int64_t i) { return static_cast<float>(i * 7 % 17 - 8); };
+  const auto x = numbers(kRows * kInputs, integer);
+  const auto panel = numbers(kInputs * kPanelOutputs, [&](int64_t i) { return integer(i / 3); });
   std::vector<float> sums(kRows * kPanelOutputs);
-  const auto integer = [](int64_t i) {
-    BFloat16 result;
-    store_part(&result, splat(static_cast<float>(i * 7 % 17 - 8)), 1);
-    return result;
-  };
-  for (size_t i = 0; i < x.size(); ++i) x[i] = integer(static_cast<int64_t>(i));
-  for (size_t i = 0; i < panel.size(); ++i) panel[i] = integer(static_cast<int64_t>(i / 3));
   for (const int64_t rows : {int64_t{3}, kRows}) {
     const PackedProduct<BFloat16> product{panel.data(), kInputs, rows, x.data(), kInputs, 1};
     ConfiguredTiles tiles;
@@ -333,15 +338,10 @@ bool give_what_loops_give() {
 // Whether one row by vectors has the bits that tiles give, here where numbers are rounded.
 bool gives_what_tiles_give() {
   constexpr int64_t kInputs = 70;
-  std::vector<BFloat16> x(kInputs), panels(2 * kInputs * kPanelOutputs);
+  const auto fraction = [](int64_t i) { return static_cast<float>(i * 37 % 101 - 50) / 83.0f; };
+  const auto x = numbers(kInputs, fraction);
+  const auto panels = numbers(2 * kInputs * kPanelOutputs, [&](int64_t i) { return fraction(i / 3); });
   std::vector<float> by_tiles(2 * kPanelSums), by_vectors(2 * kPanelSums);
-  const auto fraction = [](int64_t i) {
-    BFloat16 result;
-    store_part(&result, splat(static_cast<float>(i * 37 % 101 - 50) / 83.0f), 1);
-    return result;
-  };
-  for (size_t i = 0; i < x.size(); ++i) x[i] = fraction(static_cast<int64_t>(i));
-  for (size_t i = 0; i < panels.size(); ++i) panels[i] = fraction(static_cast<int64_t>(i / 3));
   const PackedProduct<BFloat16> product{panels.data(), kInputs, 1, x.data(), kInputs, 2};
   {
     ConfiguredTiles tiles;
@@ -383,19 +383,22 @@ void release_tiles() {
 void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t panel, int64_t panels, int64_t end_panel,
                               float* sums, ConfiguredTiles& tiles) {
   const int64_t panel_elements = packed_inputs<BFloat16>(product.inputs) * kPanelOutputs;
-  for (int64_t c = 0; c < panels; ++c) {
+  const bool in_pairs = product.rows <= kPairedTileRows;
+  for (int64_t c = 0; c < panels;) {
+    const int64_t taken = in_pairs && c + 1 < panels ? 2 : 1;
     const BFloat16* const weights = product.packed + (panel + c) * panel_elements;
-    if (product.rows == 1 && c + 1 < panels && one_row_is_as_in_tiles()) {
-      run_one_row_of_two(product, weights, panel + c + 3 < end_panel, sums + c * kPanelSums);
-      ++c;
-    } else if (product.rows <= kTileHeight && c + 1 < panels) {
-      run_few_rows_of_two(product, weights, panel + c + 3 < end_panel, sums + c * kPanelSums, tiles);
-      ++c;
-    } else if (product.rows <= kTileHeight) {
-      run_few_rows(product, weights, sums + c * kPanelSums, tiles);
+    const bool has_next = panel + c + 2 * taken <= end_panel;
+    float* const target = sums + c * kPanelSums;
+    if (!in_pairs) {
+      run_many_rows(product, weights, has_next, target, tiles);
+    } else if (taken == 1) {
+      run_few_rows(product, weights, target, tiles);
+    } else if (product.rows == 1 && one_row_is_as_in_tiles()) {
+      run_one_row_of_two(product, weights, has_next, target);
     } else {
-      run_many_rows(product, weights, panel + c + 1 < end_panel, sums + c * kPanelSums, tiles);
+      run_few_rows_of_two(product, weights, has_next, target, tiles);
     }
+    c += taken;
   }
 }
 
