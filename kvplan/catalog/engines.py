@@ -27,10 +27,15 @@ ENGINES = ("kvplan", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """``--engine``: one of ENGINES; ``version`` is vLLM's."""
+    """``--engine``: one of ENGINES; ``version`` is vLLM's.
+
+    Published results have other engines too, by their names here (sglang, trtllm), and a ``backend`` where one is named
+    that is not the release's default: pytorch or tensorrt, of TensorRT-LLM.
+    """
 
     name: str
     version: str = "latest"
+    backend: str = ""
 
     @classmethod
     def parse(cls, text: str, known: Sequence[str] = ENGINES) -> EngineChoice:
@@ -181,6 +186,15 @@ def vllm_release(version: str) -> VllmRelease:
     """
     number = _version_number(version)
     return _release(LATEST if _is_unknown(number) else number)
+
+
+def release_number(version: str) -> tuple[int, int, int] | None:
+    """Of any engine: (0, 4, 3) of ``0.4.3.post2``. None of ``latest`` and of what is no number: the newest."""
+    match = _VERSION.match(version.strip().lower())
+    if match is None:
+        return None
+    major, minor, patch = (int(part or 0) for part in match.groups())
+    return major, minor, patch
 
 
 def version_note(version: str) -> str | None:

@@ -4,6 +4,10 @@
 
 (docs/source/features/kvcache.md and tensorrt_llm/_torch/pyexecutor/_util.py of TensorRT-LLM 1.x.) Weights and the
 step's peak are those of vLLM with the same settings, which stand in for its own. Compared with no start-up.
+
+Before 0.19 the PyTorch backend counts the tokens as if latent attention kept keys and values, although it keeps one
+vector for both, so that its pool holds half of what there is room for (calculate_max_num_blocks is called without its
+kv_factor: tensorrt_llm/_torch/pyexecutor/resource_manager.py at 9b931c0f, of 0.17, and later).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.dtypes import cache_dtype
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.estimate.vllm.prediction import predict_vllm
@@ -20,6 +24,7 @@ from kvplan.settings import ServingSettings
 
 DEFAULT_FRACTION: Final = 0.9
 DEFAULT_BLOCK: Final = 32
+_COUNTS_LATENTS_ONCE: Final = (0, 19, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,16 @@ class TrtllmPrediction:
     dtype: str
 
 
-def predict_trtllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings = ServingSettings()) -> TrtllmPrediction:
+def predict_trtllm(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: ServingSettings = ServingSettings(),
+    release: tuple[int, int, int] | None = None,
+) -> TrtllmPrediction:
     """The pool of ``spec`` on ``gpu``; ``gpu_memory_utilization`` stands for ``free_gpu_memory_fraction``.
 
-    Layers with a window count like full attention. UsageError where the ranks cannot divide the model.
+    Layers with a window count like full attention. ``release``: of the PyTorch backend, None: the newest. UsageError
+    where the ranks cannot divide the model.
     """
     found = predict_vllm(spec, gpu, settings)
     rank, serving = found.rank, found.settings.serving
@@ -54,5 +65,12 @@ def predict_trtllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings =
     )
     each = sum(part.bytes_per_token + part.window_bytes_per_token for part in components_of(spec.layers, cache))
     block = settings.block_size or DEFAULT_BLOCK
-    tokens = pool // (block * each) * block if each else 0
+    counted = each * _vectors_counted(spec, release)
+    tokens = pool // (block * counted) * block if counted else 0
     return TrtllmPrediction(total, rank.weight_bytes, other, pool, each, block, tokens, serving.dtype)
+
+
+def _vectors_counted(spec: ModelSpec, release: tuple[int, int, int] | None) -> int:
+    """For each one that is kept."""
+    is_latent = any(isinstance(mixer, LatentAttention) for layer in spec.layers for mixer in layer.mixers)
+    return 2 if is_latent and release is not None and release < _COUNTS_LATENTS_ONCE else 1

@@ -7,9 +7,17 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.estimate.speed.queueing.steps import HostedSteps, mixed_tile_rows
-from kvplan.estimate.speed.steps.host import NO_HOST, HostWork, Launches, host_work, sglang_host, vllm_host
+from kvplan.estimate.speed.steps.host import (
+    NO_HOST,
+    HostWork,
+    Launches,
+    host_work,
+    sglang_host,
+    trtllm_host,
+    vllm_host,
+)
 
 LAYERS, MIXTURES = 32, 16
 
@@ -53,10 +61,28 @@ def test_newer_releases_cost_the_host_less(older: str, newer: str) -> None:
 
 def test_each_engine_has_its_own_host() -> None:
     release, gpu = vllm_release("0.14.0"), find_gpu("h100-sxm")
-    assert host_work("sglang", release, gpu, 1) == sglang_host(256)
-    assert host_work("sglang", release, gpu, 8) == sglang_host(512)
-    assert host_work("trtllm", release, gpu, 1) is NO_HOST
-    assert host_work("vllm", release, gpu, 1) == vllm_host(release)
+    assert host_work(EngineChoice("sglang"), release, gpu, 1) == sglang_host(256)
+    assert host_work(EngineChoice("sglang"), release, gpu, 8) == sglang_host(512)
+    assert host_work(EngineChoice("sglang", "0.4.3.post2"), release, gpu, 8) == sglang_host(160)
+    assert host_work(EngineChoice("kvplan"), release, gpu, 1) is NO_HOST
+    assert host_work(EngineChoice("vllm"), release, gpu, 1) == vllm_host(release)
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "decodes_captured", "reads_captured"),
+    [
+        ("0.17", "", True, True),
+        ("0.17", "pytorch", False, False),
+        ("1.0.0", "", True, False),
+        ("1.3.0rc14", "pytorch", True, False),
+        ("latest", "", True, False),
+        ("latest", "tensorrt", True, True),
+    ],
+)
+def test_what_tensorrt_llm_captures(version: str, backend: str, decodes_captured: bool, reads_captured: bool) -> None:
+    host = trtllm_host(EngineChoice("trtllm", version, backend))
+    assert (host.decode_seconds(1e-3, LAYERS, 0, 8, 500) == 1e-3) is decodes_captured
+    assert (host.mixed_seconds(1e-3, LAYERS, 0, 8, 500) == 1e-3) is reads_captured
 
 
 def test_older_gpus_pad_what_decodes_beside_prompts_to_a_tile() -> None:

@@ -99,6 +99,7 @@ def test_attention_in_groups_makes_ranks_that_share_experts(tmp_path: Path) -> N
     ("cells", "groups", "replicas"),
     [
         ({"dp": "1", "notes": "dp-attention on"}, 1, 1),  # SGLang turns it off
+        ({"dp": "1", "notes": "dp-attention on", "engine_version": "v0.4.3.post2"}, 8, 1),  # but not yet then
         ({"dp": "8", "notes": "dp-attention on"}, 8, 1),
         ({"dp": "2", "tp": "4"}, 1, 2),
     ],
@@ -309,3 +310,28 @@ def test_a_plan_says_of_its_ranges_what_the_scores_say() -> None:
     said = re.search(r"(\d+) % of TPOT, (\d+) % of tokens/s and (\d+) % of TTFT", UNSURE)
     assert scored is not None and said is not None
     assert said.groups() == scored.groups()
+
+
+@pytest.mark.parametrize(
+    ("version", "notes", "backend"),
+    [
+        ("0.17.post1.dev", "trtllm-serve --backend pytorch --tp_size 8", "pytorch"),
+        ("1.0 (doc version)", "", ""),
+        ("NIM 1.8.0", "", "tensorrt"),
+    ],
+)
+def test_the_backend_of_tensorrt_llm(tmp_path: Path, version: str, notes: str, backend: str) -> None:
+    found = deployed(_parsed(tmp_path, engine="TensorRT-LLM", engine_version=version, notes=notes))
+    assert found.request.engine.backend == backend
+    assert found.vllm_version == "latest"
+
+
+def test_a_row_of_an_older_release_takes_longer(tmp_path: Path) -> None:
+    cells = {"engine": "SGLang", "model": "deepseek-ai/DeepSeek-R1-0528", "gpu": "H200", "gpu_count": "8", "tp": "8"}
+    tpot = []
+    for version in ("0.4.3", "0.4.5", "0.5.12"):
+        row = _parsed(tmp_path, **cells, engine_version=version, max_concurrency="8", output_len="500")
+        figure = predict(row, deployed(row), load_measured(None)).tpot_ms
+        assert figure is not None
+        tpot.append(figure.middle)
+    assert tpot[0] > 1.2 * tpot[1] > 1.4 * tpot[2]

@@ -78,7 +78,7 @@ def start_of(found: Deployed) -> VllmPrediction:
 
     That engine chunks prompts by itself where requests may be longer than 32,768 tokens.
     """
-    spec, gpu, settings, version = found.spec, found.choice.gpu, found.settings, found.version
+    spec, gpu, settings, version = found.spec, found.choice.gpu, found.settings, found.vllm_version
     if found.is_first_engine and not found.states_longest:
         with contextlib.suppress(KvplanError):
             start = predict_vllm(spec, gpu, replace(settings, max_model_len=None), version, memo=_MEMO)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice, vllm_release
+from kvplan.catalog.engines import EngineChoice, release_number, vllm_release
+from kvplan.catalog.sglang_defaults import attends_on_each_gpu
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
@@ -29,6 +30,7 @@ _FORMATS = (("awq", "awq"), ("gptq", "gptq"), ("nvfp4", "nvfp4"), ("int8", "int8
 class Deployed:
     """A row's deployment: ``replicas`` instances of ``choice``, each with its share of ``workload``.
 
+    ``version``: of the row's engine; ``backend``: of TensorRT-LLM, where it is not its release's default.
     ``workload``: of one replica; its ``num_users`` are requests sent at once, or in flight at most. ``states_longest``:
     max_model_len is what was set, not a guess.
     """
@@ -40,6 +42,12 @@ class Deployed:
     settings: ServingSettings
     workload: Workload
     states_longest: bool = False
+    backend: str = ""
+
+    @property
+    def vllm_version(self) -> str:
+        """That of the start which stands for other engines' too."""
+        return self.version if self.engine == "vLLM" else "latest"
 
     @property
     def spec(self) -> ModelSpec:
@@ -53,7 +61,8 @@ class Deployed:
     @property
     def request(self) -> PlanRequest:
         """What a user of ``plan`` would ask, of the row's engine."""
-        return PlanRequest(engine=EngineChoice(ENGINES[self.engine], self.version), settings=self.settings)
+        engine = EngineChoice(ENGINES[self.engine], self.version, self.backend)
+        return PlanRequest(engine=engine, settings=self.settings)
 
 
 def deployed(row: PublishedRow) -> Deployed:
@@ -66,7 +75,8 @@ def deployed(row: PublishedRow) -> Deployed:
     kv_cache_dtype = row.text["kv_cache_dtype"] or _cache_of_checkpoint(row)
     return Deployed(
         engine=engine,
-        version=_version(row.text["engine_version"]) if engine == "vLLM" else "latest",
+        version=_version(row.text["engine_version"]),
+        backend=_backend(row),
         choice=Choice(_gpu(row), layout, weights, kv_cache_dtype),
         replicas=replicas,
         settings=_settings(row, layout, kv_cache_dtype),
@@ -108,12 +118,14 @@ def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
     """(one instance, number of them). Groups beside each other are instances unless they share experts.
 
     SGLang's do so with dp attention alone: each group has a whole model otherwise (server_info of llm-benchmaxxing).
+    Without --dp-size it turns that off, but in its first releases each GPU was a group then.
     """
     tensor, pipeline, data = row.tensor_parallel_size, row.pipeline_parallel_size, row.data_parallel_size
     is_mixture, words = model_kind(spec) != "dense", f"{row.text['dp']} {row.notes}"
     attends_in_groups = re.search(r"attention.dp|dp.attention|attention data parallel", words) is not None
-    if row.text["engine"] == "SGLang":  # it turns dp attention off where --dp-size is not given (server_args.py)
-        attends_in_groups = attends_in_groups and data > 1
+    if row.text["engine"] == "SGLang":
+        is_each_gpu = attends_on_each_gpu(release_number(row.text["engine_version"].lstrip("v")))
+        attends_in_groups = attends_in_groups and (data > 1 or is_each_gpu)
     if attends_in_groups and is_mixture:
         groups = max(data, 1) if data > 1 else row.num_gpus
         return _parallel(max(row.num_gpus // groups, 1), 1, groups, with_experts=True), 1
@@ -134,6 +146,15 @@ def _parallel(tensor: int, pipeline: int, data: int, *, with_experts: bool) -> P
         data_parallel_size=data,
         enable_expert_parallel=with_experts,
     )
+
+
+def _backend(row: PublishedRow) -> str:
+    """TensorRT-LLM's, where the command names it; NIM serves engines that were built."""
+    if row.text["engine"] != "TensorRT-LLM":
+        return ""
+    if row.text["engine_version"].startswith("NIM"):
+        return "tensorrt"
+    return "pytorch" if "--backend pytorch" in row.notes else ""
 
 
 def _version(text: str) -> str:

@@ -10,6 +10,7 @@ from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, vllm_front_en
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
 from kvplan.estimate.speed.steps.blackwell_experts import blackwell_experts
+from kvplan.estimate.speed.steps.block_kernels import older_blocks
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.host import NO_HOST, host_work
 from kvplan.estimate.speed.steps.release_kernels import of_release
@@ -31,12 +32,13 @@ def engine_speed_model(
     host, tile_rows = NO_HOST, 1
     release = vllm_release(engine.version if engine.name == "vllm" else "latest")
     if not gpu.is_cpu:
-        host = host_work(engine.name, release, gpu, work.layout.tensor_parallel_size)
+        host = host_work(engine, release, gpu, work.layout.tensor_parallel_size)
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
             if device_speed is not None:
                 device_speed = of_release(blackwell_experts(device_speed, work, gpu, release), work, release)
         if device_speed is not None:
+            device_speed = older_blocks(device_speed, work, engine)
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
     groups = work.layout.data_parallel_size
     return SpeedModel(

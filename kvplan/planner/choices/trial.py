@@ -237,7 +237,9 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
     work, kv_bytes = _work(trial, choice, prediction)
     workload = trial.workload
     measured = trial.device_speed(choice, work.speed_format)
-    engine = EngineChoice(trial.request.engine.name, prediction.version)
+    engine = trial.request.engine
+    if engine.name == "vllm":
+        engine = EngineChoice(engine.name, prediction.version)
     return engine_speed_model(
         engine, work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured
     )

@@ -8,6 +8,7 @@ step_time           seconds of one step, in coefficients that ``kvplan calibrate
 rank_step           one step on one rank, in coefficients of measured kernels
 blackwell_experts   vLLM's experts on B200 in the formats and releases that no fit is of
 release_kernels     mixtures of older releases than the tables'
+block_kernels       8-bit floats in blocks, and latent attention with them, of such releases
 widened_weights     weights in few bits that Marlin widens on A100
 host                what launching and the engine's own work add to a step
 step_terms          what a step's time consists of, for people

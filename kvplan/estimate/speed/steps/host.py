@@ -20,6 +20,10 @@ results that ``tools/score_published_speeds.py`` scores:
     largest graph         512 rows in V1 (cudagraph_capture_sizes, vllm/config), 256 in the first engine
                           (model_runner.py), SGLang's by memory and ranks (catalog/sglang_defaults.py)
     vLLM's V1 engine      0.45 ms a step without scheduling ahead (the same pull request, 5.83 and 6.03 requests/s)
+    TensorRT-LLM          its PyTorch backend, the default from 1.0 on, captures steps that decode only, before 1.0
+                          only where it is asked to (PyTorchConfig.use_cuda_graph, tensorrt_llm/_torch/pyexecutor/
+                          config.py; pull request 5480 of NVIDIA/TensorRT-LLM); others are launched one by one, as
+                          slowly as those of other engines. Engines that were built run without Python
     its first engine      0.02 ms a sequence and step (Qwen2.5-1.5B on H100: TPOT 21 to 23 ms over 1,000 chats at once,
                           pull request 10635, played), before 0.6 another 0.10 ms for outputs (3.4 ms of 32, issue
                           6913); 1 ms a step is assumed. It captures no step whose contexts are longer than 8,192
@@ -33,7 +37,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.engines import EngineChoice, VllmRelease, release_number
 from kvplan.catalog.sglang_defaults import largest_graph_rows
 
 _EAGER_LAYER: Final = 0.57e-3
@@ -48,6 +52,8 @@ _V0_LARGEST_CAPTURED: Final = 256
 _V1_LARGEST_CAPTURED: Final = 512
 _FULL_GRAPHS: Final = (0, 11, 0)
 _ASYNC_OUTPUTS: Final = (0, 6, 0)
+_TRTLLM_PYTORCH: Final = (1, 0, 0)
+"""The first release of TensorRT-LLM whose default is the PyTorch backend, with captured steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class HostWork:
 
 
 NO_HOST: Final = HostWork()
-"""TensorRT-LLM, whose runtime is not Python and works ahead; and speeds that were measured with the host in them."""
+"""TensorRT-LLM's built engines, whose runtime is not Python and works ahead, and speeds with the host in them."""
 
 
 def sglang_host(largest_captured: float) -> HostWork:
@@ -135,8 +141,21 @@ def vllm_host(release: VllmRelease) -> HostWork:
     )
 
 
-def host_work(engine: str, release: VllmRelease, gpu: GpuProfile, tensor_parallel_size: int) -> HostWork:
-    """Of an engine as settings call it; ``release`` counts for vLLM alone, the others for SGLang's largest graph."""
-    if engine == "sglang":
-        return sglang_host(largest_graph_rows(gpu.memory_bytes, tensor_parallel_size))
-    return vllm_host(release) if engine == "vllm" else NO_HOST
+def trtllm_host(engine: EngineChoice) -> HostWork:
+    """By release and backend."""
+    number = release_number(engine.version)
+    is_captured = number is None or number >= _TRTLLM_PYTORCH
+    is_python = engine.backend == "pytorch" or (not engine.backend and is_captured)
+    if not is_python:
+        return NO_HOST
+    return HostWork(decoding=CAPTURED if is_captured else _EAGER, reading=_EAGER, beyond=_EAGER)
+
+
+def host_work(engine: EngineChoice, release: VllmRelease, gpu: GpuProfile, tensor_parallel_size: int) -> HostWork:
+    """Of an engine as settings call it; ``release`` counts for vLLM alone."""
+    if engine.name == "sglang":
+        number = release_number(engine.version)
+        return sglang_host(largest_graph_rows(gpu.memory_bytes, tensor_parallel_size, number))
+    if engine.name == "trtllm":
+        return trtllm_host(engine)
+    return vllm_host(release) if engine.name == "vllm" else NO_HOST

@@ -142,4 +142,5 @@ def rank_step(
         routed_bytes=expert_tokens * work.routed_bytes() / stages,
         num_latent_layers=work.num_latent_layers / stages,
         latent_tokens=tokens * work.num_latent_layers / tp / stages,
+        reads_prompts=tokens > sequences,
     )

@@ -43,13 +43,19 @@ class LatentSpeed:
     """Latent attention: what a layer costs in place of an ordinary one, and what it reaches in place of K and V.
 
     token_seconds: of a token computed, for all heads of one layer, beyond its products: latents are expanded to keys
-    and values, which are copied together; a rank has its share of the heads.
+    and values, which are copied together; a rank has its share of the heads. prompt_share: of ``attention_flops``, what
+    steps that read prompts reach.
     """
 
     layer_seconds: float
     kv_bandwidth: float
     attention_flops: float
     token_seconds: float = 0.0
+    prompt_share: float = 1.0
+
+    def flops_of(self, step: RankStep) -> Any:
+        """Operations per second that attention reaches in ``step``."""
+        return self.attention_flops * (1 + (self.prompt_share - 1) * step.reads_prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,8 @@ class RankStep(NamedTuple):
     num_latent_layers: Any = 0
     latent_tokens: Any = 0.0
     """Tokens x latent layers x the rank's share of the heads."""
+    reads_prompts: Any = False
+    """Whether a sequence has more than one token in it."""
 
 
 def step_seconds(speed: KernelSpeed, step: RankStep) -> Any:
@@ -159,7 +167,7 @@ def _attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
     is_latent = step.num_latent_layers > 0
     own = step.num_latent_layers * (latent.layer_seconds - base.layer_seconds)
     own = own + step.latent_tokens * latent.token_seconds
-    own = own + step.kv_bytes / latent.kv_bandwidth + step.attention_operations / latent.attention_flops
+    own = own + step.kv_bytes / latent.kv_bandwidth + step.attention_operations / latent.flops_of(step)
     return is_latent * own + (1 - is_latent) * plain
 
 

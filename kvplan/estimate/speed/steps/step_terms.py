@@ -123,5 +123,5 @@ def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[fl
         weights,
         step.kv_bytes / reached.kv_bandwidth,
         products,
-        step.attention_operations / reached.attention_flops,
+        step.attention_operations / (base.attention_flops if latent is None else latent.flops_of(step)),
     )
