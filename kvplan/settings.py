@@ -25,7 +25,28 @@ FLAG_WORDS: Final = {"false": False, FLAG_ON: True}
 
 SERVING_DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 KV_CACHE_DTYPES: Final = (*SERVING_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8", "int8_per_token_head")
-_SYNONYMS: Final = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+MOE_BACKENDS: Final = (
+    "auto",
+    "triton",
+    "deep_gemm",
+    "cutlass",
+    "flashinfer_trtllm",
+    "flashinfer_cutlass",
+    "flashinfer_cutedsl",
+    "marlin",
+)
+"""Those of vLLM's ``--moe-backend`` (vllm/config/kernel.py) for NVIDIA's GPUs; SGLang's ``--moe-runner-backend`` has
+the same names, and TensorRT-LLM's ``moe_config`` those among the synonyms."""
+_SYNONYMS: Final = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "trtllm": "flashinfer_trtllm",
+    "deepgemm": "deep_gemm",
+    "cutedsl": "flashinfer_cutedsl",
+}
 
 MODEL_PANEL: Final = "Model"
 GPU_PANEL: Final = "GPUs"
@@ -286,6 +307,13 @@ class ServingSettings:
         aliases=("--ep",),
         panel=GPU_PANEL,
         sweep_axis=SweepAxis(),
+    )
+    moe_backend: str = _knob(
+        "auto",
+        "Kernels of a mixture's experts (SGLang's --moe-runner-backend); auto is the engine's choice.",
+        kind="name",
+        choices=MOE_BACKENDS,
+        panel=GPU_PANEL,
     )
     decode_context_parallel_size: int = _knob(
         1,

@@ -18,6 +18,7 @@ from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
 from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
+from kvplan.estimate.speed.steps.expert_backends import check_backend
 from kvplan.estimate.vllm.prediction import as_vllm_stores
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
@@ -70,6 +71,7 @@ def make_estimate(
     model: ModelSpec, request: EstimateRequest, measured: MeasuredProfiles = MeasuredProfiles()
 ) -> Estimate:
     """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
+    check_backend(model, request.settings.moe_backend, request.engine.name)
     found = with_speculation(with_quantization(model, request.settings), request.settings)
     spec, asked = found.spec, found.settings
     notes = list(spec.assumptions)

@@ -213,6 +213,15 @@ def test_commands_of_every_engine() -> None:
     assert alone.startswith("kvplan sweep --model meta-llama/Llama-3.1-8B --gpu-memory-utilization ")
 
 
+def test_commands_ask_for_the_kernels_of_experts() -> None:
+    settings = ServingSettings(moe_backend="triton")
+    found = plan("b200", model=resolve_model("qwen3-30b-a3b"), num_users=8, settings=settings).deployments[0]
+    commands = launch_commands(found, "Qwen/Qwen3-30B-A3B")
+    assert "--moe-backend triton" in commands["vllm"] and "--moe-runner-backend triton" in commands["sglang"]
+    with pytest.raises(UsageError, match="has no experts"):
+        plan("b200", num_users=8, settings=settings)
+
+
 def test_the_command_of_the_own_engine_is_one_that_exists() -> None:
     found = plan("h100", model=resolve_model("gpt2"), average_context=512, longest_context=1024).deployments[0]
     words = shlex.split(launch_commands(found, "gpt2")["kvplan"], comments=True)

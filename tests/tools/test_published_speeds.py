@@ -326,6 +326,19 @@ def test_the_backend_of_tensorrt_llm(tmp_path: Path, version: str, notes: str, b
     assert found.vllm_version == "latest"
 
 
+@pytest.mark.parametrize(
+    ("notes", "backend"),
+    [
+        ("moe_config backend TRTLLM at this load", "flashinfer_trtllm"),
+        ("moe_config backend DEEPGEMM", "deep_gemm"),
+        ("", "auto"),
+    ],
+)
+def test_the_kernels_of_experts_that_a_script_names(tmp_path: Path, notes: str, backend: str) -> None:
+    row = _parsed(tmp_path, engine="TensorRT-LLM", engine_version="1.3.0rc14", notes=notes)
+    assert deployed(row).request.settings.moe_backend == backend
+
+
 def test_a_row_of_an_older_release_takes_longer(tmp_path: Path) -> None:
     cells = {"engine": "SGLang", "model": "deepseek-ai/DeepSeek-R1-0528", "gpu": "H200", "gpu_count": "8", "tp": "8"}
     tpot = []

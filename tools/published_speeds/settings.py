@@ -15,7 +15,7 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import WeightFormat, weight_formats
 from kvplan.planner.question.request import PlanRequest, Workload
-from kvplan.settings import ServingSettings
+from kvplan.settings import KNOBS, ServingSettings
 from published_speeds.accelmark import suite_of
 from published_speeds.models import FP4_CHECKPOINTS, gpu_named, model_kind, model_named
 from published_speeds.rows import PublishedRow
@@ -157,6 +157,12 @@ def _backend(row: PublishedRow) -> str:
     return "pytorch" if "--backend pytorch" in row.notes else ""
 
 
+def _moe_backend(row: PublishedRow) -> str:
+    """Of TensorRT-LLM, where the source's own script has a ``moe_config``."""
+    found = re.search(r"moe_config backend (\w+)", row.notes)
+    return KNOBS["moe_backend"].canonical_name(found.group(1)) if found else "auto"
+
+
 def _version(text: str) -> str:
     """``0.11.0`` of "v0.11.0 (inferred)"; the latest where no release is stated."""
     found = re.search(r"\d+\.\d+(\.\d+)?", text)
@@ -175,6 +181,7 @@ def _settings(row: PublishedRow, layout: ParallelLayout, kv_cache_dtype: str) ->
         data_parallel_size=layout.data_parallel_size,
         enable_expert_parallel=layout.enable_expert_parallel,
         kv_cache_dtype=kv_cache_dtype,
+        moe_backend=_moe_backend(row),
     )
 
 

@@ -9,9 +9,9 @@ from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, vllm_front_end
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
-from kvplan.estimate.speed.steps.blackwell_experts import blackwell_experts
 from kvplan.estimate.speed.steps.block_kernels import older_blocks
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.expert_backends import with_backend
 from kvplan.estimate.speed.steps.host import NO_HOST, host_work
 from kvplan.estimate.speed.steps.release_kernels import of_release
 from kvplan.estimate.speed.steps.widened_weights import with_widened_weights
@@ -27,17 +27,22 @@ def engine_speed_model(
     output_tokens: int,
     kv_bytes: float,
     device_speed: DeviceSpeed | None,
+    moe_backend: str = "auto",
 ) -> SpeedModel:
-    """Prompts of ``input_tokens``, answers of ``output_tokens``; ``kv_bytes`` as for ``SpeedModel``."""
+    """Prompts of ``input_tokens``, answers of ``output_tokens``; ``kv_bytes`` as for ``SpeedModel``.
+
+    ``moe_backend``: the experts' kernels, of MOE_BACKENDS.
+    """
     host, tile_rows = NO_HOST, 1
     release = vllm_release(engine.version if engine.name == "vllm" else "latest")
     if not gpu.is_cpu:
         host = host_work(engine, release, gpu, work.layout.tensor_parallel_size)
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
-            if device_speed is not None:
-                device_speed = of_release(blackwell_experts(device_speed, work, gpu, release), work, release)
         if device_speed is not None:
+            device_speed = with_backend(device_speed, work, gpu, engine, moe_backend)
+            if engine.name == "vllm":
+                device_speed = of_release(device_speed, work, release)
             device_speed = older_blocks(device_speed, work, engine)
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
     groups = work.layout.data_parallel_size

@@ -241,7 +241,14 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
     if engine.name == "vllm":
         engine = EngineChoice(engine.name, prediction.version)
     return engine_speed_model(
-        engine, work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured
+        engine,
+        work,
+        choice.gpu,
+        workload.input_tokens,
+        workload.output_tokens,
+        kv_bytes,
+        measured,
+        trial.request.settings.moe_backend,
     )
 
 

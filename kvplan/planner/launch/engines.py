@@ -100,6 +100,8 @@ def vllm_command(deployment: Deployment, checkpoint: str) -> str:
         words += ["--kv-cache-dtype", choice.kv_cache_dtype]
     if settings.lora_slots is not None:
         words += ["--enable-lora", *_slots(settings)]
+    if settings.moe_backend != "auto":
+        words += ["--moe-backend", settings.moe_backend]
     return _line(words)
 
 
@@ -126,6 +128,8 @@ def _sglang(deployment: Deployment, checkpoint: str) -> str:
         words += ["--quantization", "fp8"]
     if _kv_bits(deployment):
         words += ["--kv-cache-dtype", "fp8_e4m3"]
+    if settings.moe_backend != "auto":
+        words += ["--moe-runner-backend", settings.moe_backend]
     return _line(words)
 
 

@@ -9,6 +9,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
+from kvplan.estimate.speed.steps.expert_backends import check_backend
 from kvplan.planner.choices.deployment import Choice, Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, format_pairs
 from kvplan.planner.choices.trial import Trial, try_choice
@@ -63,6 +64,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
 
     KvplanError where the model cannot be divided over any of the GPUs, or the engine refuses the settings on all.
     """
+    check_backend(spec, request.settings.moe_backend, request.engine.name)
     trial = Trial(request, complete(request, spec), measured)
     asked, others = _formats_asked(spec, request)
     found = search(trial, asked, budget=None)

@@ -7,6 +7,7 @@ measured_clock      the same by coefficients that were measured
 step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
 rank_step           one step on one rank, in coefficients of measured kernels
 blackwell_experts   vLLM's experts on B200 in the formats and releases that no fit is of
+expert_backends     the kernels of a mixture's experts: those asked for, or those of the engine's release
 release_kernels     mixtures of older releases than the tables'
 block_kernels       8-bit floats in blocks, and latent attention with them, of such releases
 widened_weights     weights in few bits that Marlin widens on A100

@@ -43,17 +43,29 @@ _TRTLLM: Final = {"bfloat16": _Reached(1.0, 1.0), "fp8": _Reached(0.84, 1.61), "
 _TRITON: Final = {"bfloat16": _Reached(0.81, 0.72), "fp8": _Reached(0.60, 0.83), "fp8-block": _Reached(0.57, 0.43)}
 
 
-def blackwell_experts(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, release: VllmRelease) -> DeviceSpeed:
-    """``speed`` with experts as fast as their kernels in the model's format and in ``release`` of vLLM.
+_BACKENDS: Final = {"triton": _TRITON, "flashinfer_trtllm": _TRTLLM}
+
+
+def has_both(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile) -> bool:
+    """Whether the tables of ``gpu`` have Triton's experts and TensorRT-LLM's of the model's format."""
+    is_told = speed.engine == "vllm" and speed.engine_version is not None and speed.dtype == "bfloat16"
+    is_there = gpu.compute_capability == _COMPUTE_CAPABILITY and work.multiplies_weights_as_stored
+    return is_told and is_there and work.speed_format in _TRTLLM
+
+
+def blackwell_experts(
+    speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, release: VllmRelease, backend: str = "auto"
+) -> DeviceSpeed:
+    """``speed`` with experts as fast as their kernels in the model's format: those of ``backend``, or of ``release``.
 
     Of a fit in 16 bits to vLLM's tables of the GPU itself; others are left as they are.
     """
     experts = speed.speed.experts
-    is_told = speed.engine == "vllm" and speed.engine_version is not None and speed.dtype == "bfloat16"
-    is_there = gpu.compute_capability == _COMPUTE_CAPABILITY and work.multiplies_weights_as_stored
-    reached = (_TRITON if release.version < _BEFORE_TRTLLM else _TRTLLM).get(work.speed_format)
-    if experts is None or reached is None or not work.num_experts or not is_told or not is_there:
+    if backend == "auto":
+        backend = "triton" if release.version < _BEFORE_TRTLLM else "flashinfer_trtllm"
+    if experts is None or backend not in _BACKENDS or not work.num_experts or not has_both(speed, work, gpu):
         return speed
+    reached = _BACKENDS[backend][work.speed_format]
     # The clock multiplies by what data sheets say of the format, of which the factors here know more.
     by_data_sheet = gpu.flops(work.compute_dtype) / gpu.flops(speed.dtype)
     experts = replace(
