@@ -17,14 +17,15 @@ inline void pause_briefly() {
 #endif
 }
 
-// body(worker, item) for every item in [0, items): each thread takes the next item when it has finished one, so that
-// items of uneven cost balance. worker < threads is a number of the thread's own, for its scratch. Threads that do not
-// come in time leave their items to the others.
+// body(worker, item, next) for every item in [0, items): each thread takes the next item when it has finished one, so that
+// items of uneven cost balance. worker < threads is a number of the thread's own, for its scratch. next(): the item that
+// this thread would take if it took one now, `items` or more: none. Threads that do not come in time leave their items to
+// the others.
 template <class Body>
-void for_each_item(int64_t items, int threads, const Body& body) {
+void for_each_item_foreseen(int64_t items, int threads, const Body& body) {
   const int64_t wanted = items < threads ? items : threads;
   if (wanted <= 1) {
-    for (int64_t item = 0; item < items; ++item) body(0, item);
+    for (int64_t item = 0; item < items; ++item) body(0, item, [&] { return item + 1; });
     return;
   }
   struct Shared {
@@ -39,10 +40,16 @@ void for_each_item(int64_t items, int threads, const Body& body) {
     for (;;) {
       const int64_t item = work.next_item.fetch_add(1, std::memory_order_relaxed);
       if (item >= work.items) return;
-      work.body(worker, item);
+      work.body(worker, item, [&] { return work.next_item.load(std::memory_order_relaxed); });
     }
   };
   run_on_team(run, &shared, static_cast<int>(wanted));
+}
+
+// The same for a body(worker, item).
+template <class Body>
+void for_each_item(int64_t items, int threads, const Body& body) {
+  for_each_item_foreseen(items, threads, [&](int worker, int64_t item, const auto&) { body(worker, item); });
 }
 
 // first(item) for every item in [0, first_items), then second(item) for every item in [0, second_items), in one go: no

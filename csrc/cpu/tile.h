@@ -58,7 +58,7 @@ template <class T, int kRows, int kVectors, bool kAccumulate>
 KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
                                  int depth, float* out, int64_t out_stride, const float* shrink, Ahead* ahead) {
   constexpr int kRead = kVectors * kLanes * static_cast<int>(sizeof(T));
-  constexpr int kTurns = kRead < 64 ? 64 / kRead : 1;  // in which whole lines are read
+  constexpr int kEvery = kRead < 64 * Ahead::kTurnLines ? 64 * Ahead::kTurnLines / kRead : 1;
   Floats sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
@@ -67,7 +67,7 @@ KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T
       sums[r][v] = kAccumulate ? load(out + r * out_stride + v * kLanes) * shrink[r] : Floats{};
   for (int k = 0; k < depth; ++k) {
     const T* row = right[k] + offset;
-    if (ahead != nullptr && k % kTurns == 0) ahead->ask(kTurns * kRead / 64);
+    if (ahead != nullptr && k % kEvery == 0) ahead->ask_turn();
     Floats values[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) values[v] = load(row + v * kLanes);

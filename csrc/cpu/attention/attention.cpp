@@ -194,8 +194,9 @@ void finish_shared(const Run& run, const Item& item, const Partial& partial) {
   }
 }
 
-template <class T>
-void attend_over_cache(const Call& call, const Item& item, Scratch& scratch) {
+// find_following(): the item that this thread probably takes next, or null.
+template <class T, class Find>
+void attend_over_cache(const Call& call, const Item& item, const Find& find_following, Scratch& scratch) {
   if constexpr (!kHasScales<T>) {  // reads_wide_keys() is never true of these
     if (item.direct && call.by_wide_keys) {
       attend_wide<T>(call, item, scratch);
@@ -203,13 +204,14 @@ void attend_over_cache(const Call& call, const Item& item, Scratch& scratch) {
     }
   }
   if (item.direct) {
-    attend_directly<T>(call, item, scratch);
+    attend_directly<T>(call, item, find_following, scratch);
   } else {
     attend_packed<T>(call, item, scratch);
   }
 }
 
-void run_item(const Run& run, const Item& item, Scratch scratch) {
+template <class Find>
+void run_item(const Run& run, const Item& item, const Find& find_following, Scratch scratch) {
   const Call& call = run.call;
   if (item.num_parts > 1) scratch.partial = run.space.parts[item.part];
   clear(call, item_rows(call, item), scratch.partial);
@@ -221,13 +223,13 @@ void run_item(const Run& run, const Item& item, Scratch scratch) {
     load_queries<float>(call, run.shared, item, scratch.query);
   }
   if (call.args.kv_storage == KVPLAN_BFLOAT16) {
-    attend_over_cache<BFloat16>(call, item, scratch);
+    attend_over_cache<BFloat16>(call, item, find_following, scratch);
   } else if (call.args.kv_storage == KVPLAN_FLOAT8_E4M3) {
-    attend_over_cache<Float8E4M3>(call, item, scratch);
+    attend_over_cache<Float8E4M3>(call, item, find_following, scratch);
   } else if (call.args.kv_storage == KVPLAN_INT8) {
-    attend_over_cache<Int8>(call, item, scratch);
+    attend_over_cache<Int8>(call, item, find_following, scratch);
   } else {
-    attend_over_cache<float>(call, item, scratch);
+    attend_over_cache<float>(call, item, find_following, scratch);
   }
   if (item.num_members > 0) {
     finish_shared(run, item, scratch.partial);
@@ -255,8 +257,9 @@ int run_attention(const kvplan_attention& args, int threads) {
   const Run run{call, shared, plan, take_workspace(cutter, call, plan, threads, true)};
   const int64_t num_items = fill_items(args, shared, plan, run.space.items, run.space.owners);
   count_missing_parts(run, num_items);
-  for_each_item(num_items, threads, [&](int worker, int64_t i) {
-    run_item(run, run.space.items[i], run.space.workers[worker]);
+  for_each_item_foreseen(num_items, threads, [&](int worker, int64_t i, const auto& next) {
+    const auto find_following = [&] { return next() < num_items ? run.space.items + next() : nullptr; };
+    run_item(run, run.space.items[i], find_following, run.space.workers[worker]);
   });
   return KVPLAN_OK;
 }

@@ -23,6 +23,10 @@ inline int direct_tile_tokens(int64_t block_size) {
   return static_cast<int>(block_size >= kLeast ? block_size : kLeast / block_size * block_size);
 }
 
+KVPLAN_INLINE void ask_turns(Ahead& ahead, int bytes) {
+  for (int at = 0; at < bytes; at += 64 * Ahead::kTurnLines) ahead.ask_turn();
+}
+
 // scores[r][t] of one head's rows and all the tile's tokens, whose keys lie `offset` behind the tile's pointers.
 template <class T, int kRows>
 KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t offset, const float* query, int rows,
@@ -31,7 +35,7 @@ KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     for (int t = 0; t < tile.tokens; t += 4) {
-      if (r == 0 && ahead != nullptr) ahead->ask(4 * head_size * static_cast<int>(sizeof(T)) / 64);
+      if (r == 0 && ahead != nullptr) ask_turns(*ahead, 4 * head_size * static_cast<int>(sizeof(T)));
       score_four_tokens<T, kRows>(query + r * call.padded_head, call.padded_head, tile.keys + t, offset, head_size,
                                   scores + r * kTileTokens + t, kTileTokens);
     }
@@ -53,7 +57,7 @@ KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16
   int r = 0;
   for (; r + kRows <= rows; r += kRows)
     for (int t = 0; t < tile.tokens; t += 4) {
-      if (r == 0 && ahead != nullptr) ahead->ask(4 * head_size * static_cast<int>(sizeof(BFloat16)) / 64);
+      if (r == 0 && ahead != nullptr) ask_turns(*ahead, 4 * head_size * static_cast<int>(sizeof(BFloat16)));
       score_four_tokens_by_pairs<kRows>(query + r * query_stride, query_stride, tile.keys + t, offset, head_size,
                                         call.args.scale, scores + r * kTileTokens + t, kTileTokens);
     }
@@ -66,17 +70,30 @@ KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16
 
 #endif
 
-// Scores of rows and all the tile's tokens, whose keys lie side by side from `keys` on. Prefetches are spread over the
-// rows: a burst of them would keep their loads waiting.
+// Scores of kRows rows, or of `rows`, and all the tile's tokens, whose keys lie side by side from `keys` on. Lines are asked
+// for in small turns, over all rows: a burst of them would keep loads waiting.
 // query [rows, kHead]; scores [rows, kTileTokens]
-template <class T, int kHead>
-void score_runs(const T* query, const T* keys, int tokens, int rows, float scale, float* scores, Ahead* ahead) {
-  constexpr int kLines = kLanes * kHead * static_cast<int>(sizeof(T)) / 64;
+template <class T, int kHead, int kRows>
+KVPLAN_INLINE void score_runs(const T* query, const T* keys, int tokens, int rows, float scale, float* scores,
+                              Ahead* ahead) {
+  constexpr int kTurns = kLanes * kHead * static_cast<int>(sizeof(T)) / (64 * Ahead::kTurnLines);
+  constexpr int kRowTurns = kTurns > kRows ? (kTurns + kRows / 2) / kRows : 1;
   for (int t = 0; t < tokens; t += kLanes)
-    for (int r = 0; r < rows; ++r) {
-      ahead->ask(kLines * (r + 1) / rows - kLines * r / rows);
-      score_run<T, kHead>(query + r * kHead, keys + t * kHead, scale, scores + r * kTileTokens + t);
-    }
+    for (int r = 0; r < rows; ++r)
+      score_run<T, kHead, kRowTurns>(query + r * kHead, keys + t * kHead, scale, scores + r * kTileTokens + t, *ahead);
+}
+
+// The same: as many turns as suit the rows.
+template <class T, int kHead>
+KVPLAN_INLINE void score_runs(const T* query, const T* keys, int tokens, int rows, float scale, float* scores,
+                              Ahead* ahead) {
+  if (rows == 1) {
+    score_runs<T, kHead, 1>(query, keys, tokens, 1, scale, scores, ahead);
+  } else if (rows <= 3) {
+    score_runs<T, kHead, 3>(query, keys, tokens, rows, scale, scores, ahead);
+  } else {
+    score_runs<T, kHead, 8>(query, keys, tokens, rows, scale, scores, ahead);
+  }
 }
 
 // The same for heads of the usual sizes. False, and nothing written, where the tokens lie apart or heads have others.
@@ -122,13 +139,14 @@ template <class T>
 struct TileSteps {
   int heads;
   int64_t key_step, value_step;  // elements from head to head
-  int64_t step_bytes;
+  int64_t token_bytes;           // of one head's key
 
   int count() const { return 2 * heads; }
 
-  const char* start(const TileRows<T>& tile, int step) const {
-    const T* first = step < heads ? tile.keys[0] + step * key_step : tile.values[0] + (step - heads) * value_step;
-    return reinterpret_cast<const char*>(first);
+  Pieces pieces(const TileRows<T>& tile) const {
+    constexpr int64_t kSize = sizeof(T);
+    return {reinterpret_cast<const char*>(tile.keys[0]), reinterpret_cast<const char*>(tile.values[0]),
+            key_step * kSize, value_step * kSize, heads, count(), tile.tokens * token_bytes};
   }
 };
 
@@ -141,8 +159,8 @@ int steps_ahead(const TileSteps<T>& steps) {
   return steps.count() < kStepsAhead ? steps.count() : kStepsAhead;
 }
 
-// What is asked for at a step of `tile`, of it or of `next` (null: no more): the step that comes so many later, or, where
-// runs are read in turn, steps of the next tile that lie far apart, until all of it has been asked for.
+// What is asked for at a step of `tile`: where one run is read, the step of it or of `next` (null: no more) that comes so
+// many later; where several are, from the first step on, all of the next tile in runs that lie far apart.
 template <class T>
 KVPLAN_INLINE void look_ahead(const TileSteps<T>& steps, const TileRows<T>& tile, const TileRows<T>* next, int step,
                               Ahead& ahead) {
@@ -151,20 +169,27 @@ KVPLAN_INLINE void look_ahead(const TileSteps<T>& steps, const TileRows<T>& tile
     const int wanted = step + steps_ahead(steps);
     ahead.stop();
     if (wanted >= count && (next == nullptr || wanted >= 2 * count)) return;
-    ahead.begin(steps.step_bytes);
-    ahead.add(wanted < count ? steps.start(tile, wanted) : steps.start(*next, wanted - count));
-  } else {
-    const int apart = (count + kAheadRuns - 1) / kAheadRuns;
-    if (step == 0) ahead.restart();
-    if (next == nullptr || !ahead.is_done() || ahead.rounds() == apart) return;
-    const int round = ahead.rounds();
-    ahead.begin(steps.step_bytes);
-    for (int i = round; i < count; i += apart) ahead.add(steps.start(*next, i));
+    const Pieces pieces = steps.pieces(wanted < count ? tile : *next);
+    ahead.begin(pieces.bytes);
+    ahead.add(pieces.start(wanted % count));
+  } else if (step == 0) {
+    ahead.stop();
+    if (next != nullptr) ahead.begin(steps.pieces(*next));
   }
 }
 
+// Looks up the tile that this thread probably reads after an item's last one: the first of the item that is next, if that
+// is read in the same way. False: there is none.
 template <class T>
-void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
+bool find_first_rows(const Call& call, const Item& item, const Item* following, int tile_tokens, TileRows<T>& rows) {
+  if (following == nullptr || !following->direct || following->num_heads != item.num_heads) return false;
+  find_rows(call, *following, following->kv_begin, tile_tokens - following->kv_begin % tile_tokens, rows);
+  return true;
+}
+
+// find_following(): the item that this thread probably takes next, or null.
+template <class T, class Find>
+void attend_directly(const Call& call, const Item& item, const Find& find_following, Scratch& scratch) {
   const int head_size = static_cast<int>(call.args.head_size);
   const int value_size = static_cast<int>(call.args.value_size);
   const int64_t key_step = call.args.block_size * call.args.head_size;
@@ -174,9 +199,10 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   TileRows<T> tiles[2];
   int current = 0;
   find_rows(call, item, item.kv_begin, tile_tokens - item.kv_begin % tile_tokens, tiles[0]);
-  const TileSteps<T> steps{item.num_heads, key_step, value_step, int64_t{tile_tokens} * head_size * int64_t{sizeof(T)}};
+  const TileSteps<T> steps{item.num_heads, key_step, value_step, head_size * int64_t{sizeof(T)}};
   Ahead ahead;
-  for (int step = 0; step < steps_ahead(steps); ++step) prefetch_near(steps.start(tiles[0], step), steps.step_bytes);
+  const Pieces nearest = steps.pieces(tiles[0]);
+  for (int step = 0; step < steps_ahead(steps); ++step) prefetch_near(nearest.start(step), nearest.bytes);
   for (int first = item.kv_begin; first < item.kv_end; first += tiles[1 - current].tokens) {
     const TileRows<T>& tile = tiles[current];
     TileRows<T>* next = &tiles[1 - current];
@@ -184,7 +210,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
     const int after = first + tile.tokens;
     if (after < item.kv_end) {
       find_rows(call, item, after, tile_tokens - after % tile_tokens, *next);
-    } else {
+    } else if (!find_first_rows(call, item, find_following(), tile_tokens, *next)) {
       next = nullptr;
     }
     for (int head = 0; head < item.num_heads; ++head) {
@@ -194,7 +220,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
         multiply_scales(tile.key_scales, head * call.args.block_size, rows, tile.tokens,
                         scratch.scores + head * rows * kTileTokens);
     }
-    update_softmax(call, item, first, tile.tokens, scratch);
+    update_softmax(call, item, first, tile.tokens, scratch, &ahead);
     for (int head = 0; head < item.num_heads; ++head) {
       look_ahead(steps, tile, next, item.num_heads + head, ahead);
       if constexpr (kHasScales<T>)

@@ -6,6 +6,7 @@
 // result.
 #pragma once
 
+#include "../ahead.h"
 #include "../pairs.h"
 
 namespace kvplan {
@@ -37,12 +38,13 @@ struct DotProduct<BFloat16> {
 
 #endif
 
-// scores[t] = scale * query . keys[t] for kLanes tokens. query [kHead], keys [kLanes, kHead].
+// scores[t] = scale * query . keys[t] for kLanes tokens, while kTurns turns of `ahead` are asked for. query [kHead], keys
+// [kLanes, kHead].
 //
 // One row at a time, with all its sums in registers, takes fewer instructions than several rows and four tokens, whose
 // sums across lanes come in fours. Not inlined: in its caller's loop GCC keeps an address for each key, in memory.
-template <class T, int kHead>
-__attribute__((noinline)) void score_run(const T* query, const T* keys, float scale, float* scores) {
+template <class T, int kHead, int kTurns>
+__attribute__((noinline)) void score_run(const T* query, const T* keys, float scale, float* scores, Ahead& ahead) {
   using Dot = DotProduct<T>;
   constexpr int kRegisters = kHead / Dot::kNumbers;
   decltype(Dot::load_whole(query)) parts[kRegisters];
@@ -52,6 +54,7 @@ __attribute__((noinline)) void score_run(const T* query, const T* keys, float sc
 #pragma GCC unroll 16
   for (int t = 0; t < kLanes; ++t) {  // in the order of addresses, which the processor's own prefetching goes by
     const T* key = keys + t * kHead;
+    if (t * kTurns % kLanes < kTurns) ahead.ask_turn();
     sums[t] = Floats{};
 #pragma GCC unroll 32
     for (int i = 0; i < kRegisters; ++i)

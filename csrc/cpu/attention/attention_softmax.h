@@ -91,9 +91,10 @@ KVPLAN_INLINE Floats subtracted(Floats maximum) {
 
 // All rows of one tile: their running maxima rise to the tile's, their scores become exp(score - maximum), zero where
 // unseen, and scratch.shrink says what their outputs are to be multiplied with before the tile's values are added. No
-// branch depends on a score: which rows rise cannot be foreseen.
+// branch depends on a score: which rows rise cannot be foreseen. Of `ahead` (or null) lines are asked for meanwhile.
 // scratch.scores [rows, kTileTokens]
-inline void update_softmax(const Call& call, const Item& item, int first, int tokens, const Scratch& scratch) {
+inline void update_softmax(const Call& call, const Item& item, int first, int tokens, const Scratch& scratch,
+                           Ahead* ahead = nullptr) {
   const int padded = padded_to_lanes(tokens), rows = item_rows(call, item);
   const int queries = item.num_members > 0 ? item.num_members : item.num_queries;
   float* highest = scratch.partial.maximum;
@@ -110,6 +111,7 @@ inline void update_softmax(const Call& call, const Item& item, int first, int to
   for (int row = 0; row < rows; row += kLanes)
     store(scratch.shrink + row, exp(load(scratch.shrink + row) - subtracted(load(highest + row))));
   for (int row = 0; row < rows; ++row) {
+    if (ahead != nullptr) ahead->ask_turn();
     float* scores = scratch.scores + row * kTileTokens;
     float* lanes = scratch.partial.sum + row * kLanes;
     const Floats base = subtracted(splat(highest[row]));

@@ -9,10 +9,10 @@
 namespace kvplan {
 namespace {
 
-// Tiles' inputs of a step of a panel, for one group of rows and for several: 12 and 24 KiB.
-constexpr int64_t kStepTiles = 3, kStepTilesOfGroups = 6;
+// Tiles' inputs of a step of a panel, alone and of two in turn: 24 and 8 KiB.
+constexpr int64_t kStepTiles = 6, kStepTilesOfTwo = 2;
 
-static_assert(kPairedTileRows <= kTileHeight);
+static_assert(kPairedTileRows <= 2 * kTileHeight);
 
 // Some inputs of some rows and of a panel, where tiles read them: in place, or the last few copied beside zeros.
 struct TileInputs {
@@ -43,12 +43,79 @@ KVPLAN_INLINE const BFloat16* quarter(const BFloat16* panel, int index) {
   return panel + index * 2 * kTileOutputs;
 }
 
+// What is asked for between the instructions that multiply some inputs and that load or store sums: so many turns beside a
+// multiplication, in kPlaces places, and so many beside four tiles of sums. In a burst, they would keep tiles waiting.
+struct Beside {
+  static constexpr int kMostTurns = 16, kPlaces = 8;
+
+  Ahead ahead;
+  int64_t turns = 0;  // of all that is asked for
+  int product_turns = 0, sum_turns = 0;
+
+  // What panels, `stride` elements apart, read next: `inputs` from `next` on. Of one panel in several runs, as one core has
+  // more lines on their way so (ahead.h).
+  void ask_for(const BFloat16* next, int64_t inputs, int64_t stride, int64_t panels) {
+    const int64_t bytes = inputs * kPanelOutputs * int64_t{sizeof(BFloat16)}, runs = panels == 1 ? Ahead::kMostRuns : panels;
+    const int64_t run_bytes = panels == 1 ? divided_up(bytes, 64 * runs) * 64 : bytes;
+    const int64_t apart = panels == 1 ? run_bytes : stride * int64_t{sizeof(BFloat16)};
+    ahead.begin(run_bytes);
+    for (int64_t i = 0; i < runs; ++i) ahead.add(reinterpret_cast<const char*>(next) + i * apart);
+    turns = divided_up(bytes * panels, 64 * Ahead::kTurnLines);
+  }
+
+  // Over so many times that sums are begun, so many products are added, and the sums are stored.
+  void share_out(int64_t times, int64_t products) {
+    const int64_t each = divided_up(turns, times);
+    sum_turns = static_cast<int>((each + products) / (2 * products + 2));
+    product_turns = static_cast<int>(divided_up(each - 2 * sum_turns, products));
+  }
+
+  KVPLAN_INLINE void product(int place) {
+#pragma GCC unroll 2
+    for (int turn = place; turn < kMostTurns; turn += kPlaces)
+      if (turn < product_turns) ahead.ask_turn();
+  }
+
+  KVPLAN_INLINE void sums(int tile) {
+#pragma GCC unroll 2
+    for (int turn = tile; turn < kPlaces; turn += 4)
+      if (turn < sum_turns) ahead.ask_turn();
+  }
+};
+
 // The four tiles of sums, whichever way rows are taken.
-KVPLAN_INLINE void zero_sums() {
+KVPLAN_INLINE void zero_sums(Beside& beside) {
   KVPLAN_TILE_ZERO(0);
+  beside.sums(0);
   KVPLAN_TILE_ZERO(1);
+  beside.sums(1);
   KVPLAN_TILE_ZERO(2);
+  beside.sums(2);
   KVPLAN_TILE_ZERO(3);
+  beside.sums(3);
+}
+
+KVPLAN_INLINE void load_sums(const float* zero, const float* one, const float* two, const float* three, Beside& beside) {
+  settle(zero);
+  KVPLAN_TILE_LOAD(0, zero, kSumsRowBytes);
+  beside.sums(0);
+  KVPLAN_TILE_LOAD(1, one, kSumsRowBytes);
+  beside.sums(1);
+  KVPLAN_TILE_LOAD(2, two, kSumsRowBytes);
+  beside.sums(2);
+  KVPLAN_TILE_LOAD(3, three, kSumsRowBytes);
+  beside.sums(3);
+}
+
+KVPLAN_INLINE void store_sums(float* zero, float* one, float* two, float* three, Beside& beside) {
+  KVPLAN_TILE_STORE(0, zero, kSumsRowBytes);
+  beside.sums(0);
+  KVPLAN_TILE_STORE(1, one, kSumsRowBytes);
+  beside.sums(1);
+  KVPLAN_TILE_STORE(2, two, kSumsRowBytes);
+  beside.sums(2);
+  KVPLAN_TILE_STORE(3, three, kSumsRowBytes);
+  beside.sums(3);
 }
 
 // Up to 16 rows: sums in tiles 0 to 3, x in 4, weights in 5 to 7 by turns, so that none is loaded while it is multiplied.
@@ -61,36 +128,33 @@ struct OneTileOfRows {
     KVPLAN_TILE_CONFIGURE(&shapes);
   }
 
-  KVPLAN_INLINE static void begin(float* sums, bool starts, int = 0, int64_t = 0) {
-    if (starts) return zero_sums();
-    settle(sums);
-    KVPLAN_TILE_LOAD(0, sums, kSumsRowBytes);
-    KVPLAN_TILE_LOAD(1, sums + kTileOutputs, kSumsRowBytes);
-    KVPLAN_TILE_LOAD(2, sums + 2 * kTileOutputs, kSumsRowBytes);
-    KVPLAN_TILE_LOAD(3, sums + 3 * kTileOutputs, kSumsRowBytes);
+  KVPLAN_INLINE static void begin(const float* sums, bool starts, Beside& beside, int = 0, int64_t = 0) {
+    if (starts) return zero_sums(beside);
+    load_sums(sums, sums + kTileOutputs, sums + 2 * kTileOutputs, sums + 3 * kTileOutputs, beside);
   }
 
-  KVPLAN_INLINE static void multiply(const TileInputs& in, Ahead& ahead, int lines, int = 0, int64_t = 0) {
+  KVPLAN_INLINE static void multiply(const TileInputs& in, Beside& beside, int = 0, int64_t = 0) {
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
-    ahead.ask(lines);
+    beside.product(0);
     KVPLAN_TILE_LOAD(5, quarter(in.panel, 0), kPanelRowBytes);
+    beside.product(4);
     KVPLAN_TILE_MULTIPLY(0, 4, 5);
-    ahead.ask(lines);
+    beside.product(2);
     KVPLAN_TILE_LOAD(6, quarter(in.panel, 1), kPanelRowBytes);
+    beside.product(6);
     KVPLAN_TILE_MULTIPLY(1, 4, 6);
-    ahead.ask(lines);
+    beside.product(1);
     KVPLAN_TILE_LOAD(7, quarter(in.panel, 2), kPanelRowBytes);
+    beside.product(5);
     KVPLAN_TILE_MULTIPLY(2, 4, 7);
-    ahead.ask(lines);
+    beside.product(3);
     KVPLAN_TILE_LOAD(5, quarter(in.panel, 3), kPanelRowBytes);
+    beside.product(7);
     KVPLAN_TILE_MULTIPLY(3, 4, 5);
   }
 
-  KVPLAN_INLINE static void end(float* sums, int = 0, int64_t = 0) {
-    KVPLAN_TILE_STORE(0, sums, kSumsRowBytes);
-    KVPLAN_TILE_STORE(1, sums + kTileOutputs, kSumsRowBytes);
-    KVPLAN_TILE_STORE(2, sums + 2 * kTileOutputs, kSumsRowBytes);
-    KVPLAN_TILE_STORE(3, sums + 3 * kTileOutputs, kSumsRowBytes);
+  KVPLAN_INLINE static void end(float* sums, Beside& beside, int = 0, int64_t = 0) {
+    store_sums(sums, sums + kTileOutputs, sums + 2 * kTileOutputs, sums + 3 * kTileOutputs, beside);
   }
 };
 
@@ -107,39 +171,36 @@ struct TwoTilesOfRows {
     KVPLAN_TILE_CONFIGURE(&shapes);
   }
 
-  KVPLAN_INLINE static void begin(float* sums, bool starts, int first, int64_t upper) {
-    if (starts) return zero_sums();
-    settle(sums);
-    float* const one = sums + first * kTileOutputs;
-    float* const other = one + upper * kPanelOutputs;
-    KVPLAN_TILE_LOAD(0, one, kSumsRowBytes);
-    KVPLAN_TILE_LOAD(1, one + kTileOutputs, kSumsRowBytes);
-    KVPLAN_TILE_LOAD(2, other, kSumsRowBytes);
-    KVPLAN_TILE_LOAD(3, other + kTileOutputs, kSumsRowBytes);
+  KVPLAN_INLINE static void begin(const float* sums, bool starts, Beside& beside, int first, int64_t upper) {
+    if (starts) return zero_sums(beside);
+    const float* const one = sums + first * kTileOutputs;
+    const float* const other = one + upper * kPanelOutputs;
+    load_sums(one, one + kTileOutputs, other, other + kTileOutputs, beside);
   }
 
-  KVPLAN_INLINE static void multiply(const TileInputs& in, Ahead& ahead, int lines, int first, int64_t upper) {
-    ahead.ask(lines);
+  KVPLAN_INLINE static void multiply(const TileInputs& in, Beside& beside, int first, int64_t upper) {
+    beside.product(0);
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
-    ahead.ask(lines);
+    beside.product(4);
     KVPLAN_TILE_LOAD(6, quarter(in.panel, first), kPanelRowBytes);
+    beside.product(2);
     KVPLAN_TILE_MULTIPLY(0, 4, 6);
-    ahead.ask(lines);
+    beside.product(6);
     KVPLAN_TILE_LOAD(5, reinterpret_cast<const char*>(in.x) + upper * in.x_bytes, in.x_bytes);
+    beside.product(1);
     KVPLAN_TILE_MULTIPLY(2, 5, 6);
-    ahead.ask(lines);
+    beside.product(5);
     KVPLAN_TILE_LOAD(7, quarter(in.panel, first + 1), kPanelRowBytes);
+    beside.product(3);
     KVPLAN_TILE_MULTIPLY(1, 4, 7);
+    beside.product(7);
     KVPLAN_TILE_MULTIPLY(3, 5, 7);
   }
 
-  KVPLAN_INLINE static void end(float* sums, int first, int64_t upper) {
+  KVPLAN_INLINE static void end(float* sums, Beside& beside, int first, int64_t upper) {
     float* const one = sums + first * kTileOutputs;
     float* const other = one + upper * kPanelOutputs;
-    KVPLAN_TILE_STORE(0, one, kSumsRowBytes);
-    KVPLAN_TILE_STORE(1, one + kTileOutputs, kSumsRowBytes);
-    KVPLAN_TILE_STORE(2, other, kSumsRowBytes);
-    KVPLAN_TILE_STORE(3, other + kTileOutputs, kSumsRowBytes);
+    store_sums(one, one + kTileOutputs, other, other + kTileOutputs, beside);
   }
 };
 
@@ -154,10 +215,10 @@ struct RowGroup {
   bool starts;    // the sums begin here
 };
 
-// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. `lines` of what is needed next are
-// asked for beside each of the four loads of a turn.
+// Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. Of what is needed next, some is asked for
+// meanwhile.
 template <class Group, int kQuarters>
-KVPLAN_INLINE void run_group(const RowGroup step, Ahead& ahead, int lines) {
+KVPLAN_INLINE void run_group(const RowGroup step, Beside& beside) {
   const int64_t whole = step.depth / kTileInputs, left = step.depth % kTileInputs, upper = (step.rows + 1) / 2;
   const int64_t x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
   Rest rest;
@@ -167,11 +228,11 @@ KVPLAN_INLINE void run_group(const RowGroup step, Ahead& ahead, int lines) {
     last = rest.filled(step.x + begin, step.x_stride, step.panel + begin * kPanelOutputs, step.rows, left);
   }
   for (int first = 0; first < 4; first += kQuarters) {
-    Group::begin(step.sums, step.starts, first, upper);
+    Group::begin(step.sums, step.starts, beside, first, upper);
     for (int64_t begin = 0; begin < whole * kTileInputs; begin += kTileInputs)
-      Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, ahead, lines, first, upper);
-    if (left > 0) Group::multiply(last, ahead, lines, first, upper);
-    Group::end(step.sums, first, upper);
+      Group::multiply({step.x + begin, x_bytes, step.panel + begin * kPanelOutputs}, beside, first, upper);
+    if (left > 0) Group::multiply(last, beside, first, upper);
+    Group::end(step.sums, beside, first, upper);
   }
 }
 
@@ -188,8 +249,8 @@ KVPLAN_INLINE void configure(int64_t rows, ConfiguredTiles& tiles) {
 void run_few_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, float* sums, ConfiguredTiles& tiles) {
   configure<OneTileOfRows>(product.rows, tiles);
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs);
-  Ahead nothing;
-  run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, nothing, 0);
+  Beside nothing;
+  run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, nothing);
 }
 
 // The same for two panels in turn, a tile's inputs of each, while what both read at the next turn is asked for: one core has
@@ -198,28 +259,28 @@ void run_few_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel,
 void run_few_rows_of_two(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums,
                          ConfiguredTiles& tiles) {
   configure<OneTileOfRows>(product.rows, tiles);
-  constexpr int64_t kTurn = kTileInputs * kPanelOutputs, kTurnBytes = kTurn * int64_t{sizeof(BFloat16)};
-  constexpr int kLines = 2 * kTurnBytes / 64 / (2 * 4);  // at each of four loads of two turns
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs), stride = inputs * kPanelOutputs;
   const int64_t x_bytes = product.x_stride * int64_t{sizeof(BFloat16)};
   for (int64_t begin = 0; begin < inputs; begin += kTileInputs) {
     const BFloat16* const weights = panel + begin * kPanelOutputs;
-    const bool ends = begin + kTileInputs >= inputs;
-    Ahead ahead;
-    if (!ends || has_next) ahead.begin(kTurnBytes);
-    for (int64_t c = 0; c < 2; ++c)
-      ahead.add(reinterpret_cast<const char*>(ends ? panel + (2 + c) * stride : weights + c * stride + kTurn));
+    Beside beside;
+    if (begin + kTileInputs < inputs) {
+      beside.ask_for(weights + kTileInputs * kPanelOutputs, kTileInputs, stride, 2);
+    } else if (has_next) {
+      beside.ask_for(panel + 2 * stride, kTileInputs, stride, 2);
+    }
+    beside.share_out(2, 1);
     for (int64_t c = 0; c < 2; ++c) {
-      OneTileOfRows::begin(sums + c * kPanelSums, begin == 0);
+      OneTileOfRows::begin(sums + c * kPanelSums, begin == 0, beside);
       if (begin + kTileInputs <= inputs) {
-        OneTileOfRows::multiply({product.x + begin, x_bytes, weights + c * stride}, ahead, kLines);
+        OneTileOfRows::multiply({product.x + begin, x_bytes, weights + c * stride}, beside);
       } else {
         Rest rest;
         const TileInputs last =
             rest.filled(product.x + begin, product.x_stride, weights + c * stride, product.rows, inputs - begin);
-        OneTileOfRows::multiply(last, ahead, kLines);
+        OneTileOfRows::multiply(last, beside);
       }
-      OneTileOfRows::end(sums + c * kPanelSums);
+      OneTileOfRows::end(sums + c * kPanelSums, beside);
     }
   }
 }
@@ -256,44 +317,36 @@ void run_one_row_of_two(const PackedProduct<BFloat16>& product, const BFloat16* 
     for (int v = 0; v < kPanelVectors; ++v) store(sums + c * kPanelSums + v * kLanes, totals[c][v]);
 }
 
-// The next step of a panel, of which a few lines are asked for at each of four loads of so many turns: how many. In several
-// runs, one core has more of them on their way (ahead.h).
-int look_ahead(const BFloat16* next, int64_t inputs, int64_t turns, int runs, Ahead& ahead) {
-  const int64_t bytes = inputs * kPanelOutputs * int64_t{sizeof(BFloat16)};
-  const int64_t run_bytes = divided_up(bytes, 64 * runs) * 64;
-  ahead.begin(run_bytes);
-  for (int i = 0; i < runs; ++i) ahead.add(reinterpret_cast<const char*>(next) + i * run_bytes);
-  return static_cast<int>(divided_up(runs * run_bytes, 4 * 64 * turns));
-}
-
-// More rows, in groups of up to two tiles: steps of a panel, which all groups pass over while the next step is asked for.
-// Every other step goes through the groups backwards, so that tiles of the same shape follow each other. has_next: another
-// panel follows.
-void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums,
+// More rows, in groups of up to two tiles, `panels` in turn, one or two: steps of each, which all groups pass over while the
+// panels' next steps are asked for. Every other step goes through the groups backwards, so that tiles of the same shape
+// follow each other. has_next: as many panels follow.
+void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, int64_t panels, bool has_next, float* sums,
                    ConfiguredTiles& tiles) {
-  const int64_t inputs = packed_inputs<BFloat16>(product.inputs), groups = divided_up(product.rows, 2 * kTileHeight);
-  const int64_t deep = divided_up(inputs, kTileInputs);
-  const int64_t steps = divided_up(deep, groups == 1 ? kStepTiles : kStepTilesOfGroups);
+  const int64_t inputs = packed_inputs<BFloat16>(product.inputs), stride = inputs * kPanelOutputs;
+  const int64_t groups = divided_up(product.rows, 2 * kTileHeight), deep = divided_up(inputs, kTileInputs);
+  const int64_t steps = divided_up(deep, panels == 1 ? kStepTiles : kStepTilesOfTwo);
   const auto start = [&](int64_t step) { return step == steps ? inputs : deep * step / steps * kTileInputs; };
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t begin = start(i), depth = start(i + 1) - begin;
-    const int64_t next = i + 1 < steps ? start(i + 2) - start(i + 1) : has_next ? start(1) : 0;
-    const int64_t turns = (depth / kTileInputs > 0 ? depth / kTileInputs : 1) * 2 * groups;
     const BFloat16* const weights = panel + begin * kPanelOutputs;
-    Ahead ahead;
-    const int runs = groups == 1 ? 1 : Ahead::kMostRuns;
-    const int lines = look_ahead(weights + depth * kPanelOutputs, next, turns, runs, ahead);
-    for (int64_t k = 0; k < groups; ++k) {
-      const int64_t group = i % 2 == 0 ? k : groups - 1 - k;
+    Beside beside;
+    if (i + 1 < steps) {
+      beside.ask_for(weights + depth * kPanelOutputs, start(i + 2) - start(i + 1), stride, panels);
+    } else if (has_next) {
+      beside.ask_for(panel + panels * stride, start(1), stride, panels);
+    }
+    beside.share_out(2 * groups * panels, divided_up(depth, kTileInputs));
+    for (int64_t k = 0; k < groups * panels; ++k) {
+      const int64_t c = k / groups, group = (i * panels + c) % 2 == 0 ? k % groups : groups - 1 - k % groups;
       const int64_t row = product.rows * group / groups, rows = product.rows * (group + 1) / groups - row;
-      const RowGroup step{product.x + row * product.x_stride + begin, product.x_stride, rows, weights, depth,
-                           sums + row * kPanelOutputs, i == 0};
+      const RowGroup step{product.x + row * product.x_stride + begin, product.x_stride, rows, weights + c * stride, depth,
+                          sums + c * kPanelSums + row * kPanelOutputs, i == 0};
       if (rows <= kTileHeight) {
         configure<OneTileOfRows>(rows, tiles);
-        run_group<OneTileOfRows, 4>(step, ahead, lines);
+        run_group<OneTileOfRows, 4>(step, beside);
       } else {
         configure<TwoTilesOfRows>(rows, tiles);
-        run_group<TwoTilesOfRows, 2>(step, ahead, lines);
+        run_group<TwoTilesOfRows, 2>(step, beside);
       }
     }
   }
@@ -383,14 +436,13 @@ void release_tiles() {
 void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t panel, int64_t panels, int64_t end_panel,
                               float* sums, ConfiguredTiles& tiles) {
   const int64_t panel_elements = packed_inputs<BFloat16>(product.inputs) * kPanelOutputs;
-  const bool in_pairs = product.rows <= kPairedTileRows;
   for (int64_t c = 0; c < panels;) {
-    const int64_t taken = in_pairs && c + 1 < panels ? 2 : 1;
+    const int64_t taken = product.rows <= kPairedTileRows && c + 1 < panels ? 2 : 1;
     const BFloat16* const weights = product.packed + (panel + c) * panel_elements;
     const bool has_next = panel + c + 2 * taken <= end_panel;
     float* const target = sums + c * kPanelSums;
-    if (!in_pairs) {
-      run_many_rows(product, weights, has_next, target, tiles);
+    if (product.rows > kTileHeight) {
+      run_many_rows(product, weights, taken, has_next, target, tiles);
     } else if (taken == 1) {
       run_few_rows(product, weights, target, tiles);
     } else if (product.rows == 1 && one_row_is_as_in_tiles()) {

@@ -54,7 +54,7 @@ struct PackedProduct {
 // asked. Then they do for any number of rows, so that rows are alike.
 bool tiles_are_used();
 
-constexpr int64_t kPairedTileRows = 16;  // up to so many, tiles read two panels in turn
+constexpr int64_t kPairedTileRows = 32;  // up to so many, tiles read two panels in turn
 
 // Panels computed in one unit: so many that few rows still keep the multipliers or the memory busy, and pairs where gate
 // meets up.
@@ -164,6 +164,8 @@ struct PanelResult {
   void operator()(int64_t panel, int64_t rows, const float* sums) const {
     const bool pair = is_gated(activation);
     const int64_t first = (pair ? panel / 2 : panel) * kPanelOutputs;
+    if (bias == nullptr && activation == KVPLAN_NO_ACTIVATION && first + kPanelOutputs <= columns && !past_caches)
+      return store_plainly(first, rows, sums);
     // Row by row: where rows of out are a power of two apart, their lines take turns in one set of the first-level cache.
     for (int64_t r = 0; r < rows; ++r) {
       for (int v = 0; v < kPanelVectors; ++v) {
@@ -189,6 +191,14 @@ struct PanelResult {
         }
       }
     }
+  }
+
+ private:
+  // A whole panel as it is.
+  void store_plainly(int64_t first, int64_t rows, const float* sums) const {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int v = 0; v < kPanelVectors; ++v)
+        store(out + r * out_stride + first + v * kLanes, load(sums + r * kPanelOutputs + v * kLanes));
   }
 };
 

@@ -9,5 +9,5 @@ states       convolutions and recurrences of layers with a state, and their stru
 delta        the gated delta rule's structure for C
 mamba        the recurrences of Mamba's layers, and their structures for C (mamba_args)
 choice_args  the choice of tokens for sparse attention, as C takes it
-huge_pages   large pages for memory that every step reads
+huge_pages   large pages for memory that every step reads; memory for weights
 """

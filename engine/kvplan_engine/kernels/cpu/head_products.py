@@ -8,7 +8,7 @@ import torch
 
 from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
-from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
+from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
 
 
@@ -28,8 +28,7 @@ class PackedHeads:
         heads, outputs, inputs = self._shape
         code = STORAGE_CODES[weights.dtype]
         shape = heads, kernels.packed_outputs(outputs), kernels.packed_inputs(inputs, code)
-        self._packed = torch.empty(shape, dtype=weights.dtype)
-        advise_huge_pages(self._packed)
+        self._packed = empty_for_weights(shape, weights.dtype)
         for weight, packed in zip(weights, self._packed, strict=True):
             source = weight.contiguous()
             pointers = source.data_ptr(), packed.data_ptr()

@@ -8,7 +8,7 @@ import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.arguments import check_rows
-from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
+from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.mixture_args import (
     EXPERT_ACTIVATION_CODES,
@@ -46,8 +46,7 @@ def _pack(kernels: CpuKernels, weights: torch.Tensor, activation: int) -> torch.
     count, outputs, inputs = weights.shape
     storage = STORAGE_CODES[weights.dtype]
     elements = kernels.packed_expert_elements(inputs, outputs, activation, storage)
-    packed = torch.empty((count, elements), dtype=weights.dtype)
-    advise_huge_pages(packed)
+    packed = empty_for_weights((count, elements), weights.dtype)
     for source, target in zip(weights, packed, strict=True):
         kernels.pack_expert(
             *(source.data_ptr(), target.data_ptr(), inputs, outputs),

@@ -7,7 +7,7 @@ from ctypes import byref
 import torch
 
 from kvplan_engine.kernels.arguments import check_rows, check_vector
-from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
+from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs
 
 ACTIVATION_CODES = {None: 0, "gelu_new": 1, "gelu": 2, "silu_and_mul": 3, "gelu_tanh_and_mul": 4, "relu2": 6}
@@ -50,8 +50,7 @@ class PackedWeight:
             raise ValueError(f"{self._num_outputs} outputs do not make whole panels of gate and up")
         code = STORAGE_CODES[weight.dtype]
         shape = kernels.packed_outputs(self._num_outputs), kernels.packed_inputs(self._num_inputs, code)
-        self._packed = torch.empty(shape, dtype=weight.dtype)
-        advise_huge_pages(self._packed)
+        self._packed = empty_for_weights(shape, weight.dtype)
         kernels.pack_weight(
             *(weight.data_ptr(), self._packed.data_ptr(), self._num_inputs, self._num_outputs),
             *(gated, code, torch.get_num_threads()),

@@ -8,7 +8,7 @@ from ctypes import byref, pointer
 import torch
 
 from kvplan_engine.kernels.arguments import check_rows, check_vector
-from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
+from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs, WeightFormatArgs
 from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
 from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
@@ -46,8 +46,7 @@ def pack_in_panels(
     """Weights of one format and one shape in panels: uint8 [number of weights, bytes of each]."""
     outputs, inputs = weights[0].num_outputs, weights[0].num_inputs
     num_bytes = kernels.quantised_bytes(byref(panels.args), inputs, outputs, gated)
-    packed = torch.empty((len(weights), num_bytes), dtype=torch.uint8)
-    advise_huge_pages(packed)
+    packed = empty_for_weights((len(weights), num_bytes), torch.uint8)
     for weight, target in zip(weights, packed, strict=True):
         kernels.pack_quantised(
             *(byref(panels.args), weight.codes.data_ptr(), weight.scales.data_ptr()),
