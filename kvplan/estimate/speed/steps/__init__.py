@@ -10,6 +10,7 @@ blackwell_experts   vLLM's experts on B200 in the formats and releases that no f
 expert_backends     the kernels of a mixture's experts: those asked for, or those of the engine's release
 release_kernels     mixtures of older releases than the tables'
 block_kernels       8-bit floats in blocks, and latent attention with them, of such releases
+sparse_latents      latent attention that chooses the tokens to attend to
 widened_weights     weights in few bits that Marlin widens on A100
 host                what launching and the engine's own work add to a step
 step_terms          what a step's time consists of, for people

@@ -143,4 +143,8 @@ def rank_step(
         num_latent_layers=work.num_latent_layers / stages,
         latent_tokens=tokens * work.num_latent_layers / tp / stages,
         reads_prompts=tokens > sequences,
+        num_sparse_layers=work.num_sparse_layers / stages,
+        sparse_tokens=tokens * work.num_sparse_layers / stages,
+        seen_pairs=pairs * work.num_sparse_layers / stages,
+        chosen_pairs=min(pairs, tokens * work.chosen_tokens) * work.num_sparse_layers / stages,
     )

@@ -6,6 +6,7 @@
             + per mixture x mixtures + join(touched experts' bytes / bandwidth, operations / flops)
             + hidden vectors routed to experts / routed bandwidth
             + per latent layer x latent layers, in place of "per layer", + per latent token x tokens of its heads
+            + what choosing the tokens to attend to costs (``SparseSpeed``), where latent attention does
 
 ``join`` is that of ``step_time``. Mixtures and latent attention have coefficients of their own: their kernels launch
 more, and reach less of the bandwidth, than dense products and K and V do. Without them a mixture's experts count as
@@ -59,6 +60,47 @@ class LatentSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseSpeed:
+    """Latent attention to chosen tokens alone: seconds beyond those of ``LatentSpeed``, in one layer.
+
+    layer_seconds: of any step. token_seconds: of a token, in steps that read prompts. pair_seconds: of a token and one
+    that was chosen for it in such steps, all heads of a rank, in place of what attention takes otherwise.
+    seen_seconds, prompt_seen_seconds: of a token and one before it, of which some are chosen, in steps that only decode
+    and in those that read prompts. dense_context: prompts whose tokens see as many on average at most are read densely.
+    """
+
+    layer_seconds: float
+    token_seconds: float
+    pair_seconds: float
+    seen_seconds: float
+    prompt_seen_seconds: float
+    dense_context: float = 0.0
+
+    def seconds(self, latent: LatentSpeed, step: RankStep) -> AttentionSeconds:
+        """Those of ``step`` with ``latent``'s."""
+        share = step.chosen_pairs / max(step.seen_pairs, step.chosen_pairs, 1.0)
+        reading = share * step.kv_bytes / latent.kv_bandwidth
+        multiplying = step.attention_operations / latent.flops_of(step)
+        if not step.reads_prompts:
+            choosing = self.layer_seconds * step.num_sparse_layers
+            return AttentionSeconds(choosing, reading, multiplying + self.seen_seconds * step.seen_pairs)
+        if step.seen_pairs <= self.dense_context * step.sparse_tokens:
+            return AttentionSeconds(0.0, step.kv_bytes / latent.kv_bandwidth, multiplying)
+        choosing = self.layer_seconds * step.num_sparse_layers + self.token_seconds * step.sparse_tokens
+        # One kernel reads and multiplies.
+        multiplying = max(self.pair_seconds * step.chosen_pairs - reading, 0.0)
+        return AttentionSeconds(choosing, reading, multiplying + self.prompt_seen_seconds * step.seen_pairs)
+
+
+class AttentionSeconds(NamedTuple):
+    """choosing: which tokens to attend to."""
+
+    choosing: Any
+    reading: Any
+    multiplying: Any
+
+
+@dataclass(frozen=True, slots=True)
 class LinkSpeed:
     """All-reduces: seconds of a small one by number of ranks, and the share of the link that large ones reach.
 
@@ -90,6 +132,7 @@ class KernelSpeed:
     experts: ExpertSpeed | None = None
     latent: LatentSpeed | None = None
     links: LinkSpeed | None = None
+    sparse: SparseSpeed | None = None
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> KernelSpeed:
@@ -137,6 +180,13 @@ class RankStep(NamedTuple):
     """Tokens x latent layers x the rank's share of the heads."""
     reads_prompts: Any = False
     """Whether a sequence has more than one token in it."""
+    num_sparse_layers: Any = 0
+    sparse_tokens: Any = 0.0
+    """Tokens x layers that choose."""
+    seen_pairs: Any = 0.0
+    """Of a token and one before it, in all such layers."""
+    chosen_pairs: Any = 0.0
+    """Of a token and one that was chosen for it."""
 
 
 def step_seconds(speed: KernelSpeed, step: RankStep) -> Any:
@@ -167,6 +217,8 @@ def _attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
     is_latent = step.num_latent_layers > 0
     own = step.num_latent_layers * (latent.layer_seconds - base.layer_seconds)
     own = own + step.latent_tokens * latent.token_seconds
+    if speed.sparse is not None and step.num_sparse_layers:
+        return own + sum(speed.sparse.seconds(latent, step))
     own = own + step.kv_bytes / latent.kv_bandwidth + step.attention_operations / latent.flops_of(step)
     return is_latent * own + (1 - is_latent) * plain
 

@@ -24,7 +24,8 @@ class ModelWork:
     ``head_bytes``: of the dense bytes, those of the output head on one rank. ``step_activation_bytes``: written and
     read per token, all layers together; ``whole_activation_bytes`` of them on every rank of a group.
     ``multiplies_weights_as_stored``: not widened to the activations' format first. ``widens_weights``: activations stay
-    in 16 bits beside weights in fewer.
+    in 16 bits beside weights in fewer. ``num_sparse_layers``: of the latent ones, those whose tokens attend to
+    ``chosen_tokens`` at most; ``num_heads``: of one of these, over all ranks.
     """
 
     layout: ParallelLayout
@@ -49,6 +50,9 @@ class ModelWork:
     expert_intermediate_size: int = 0
     multiplies_weights_as_stored: bool = True
     widens_weights: bool = False
+    num_sparse_layers: int = 0
+    chosen_tokens: int = 0
+    num_heads: int = 0
 
     def touched_experts(self, tokens: float) -> float:
         """Share of the experts that at least one of ``tokens`` tokens is routed to, when they choose at random."""
@@ -114,6 +118,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     looked_up = count_elements(tuple(tensor for tensor in spec.tensors if tensor.role in ("embedding", "position")))
     if spec.tie_word_embeddings:
         looked_up = 0
+    sparse = [each.mixer for each in spec.layers if isinstance(each.mixer, LatentAttention) and each.mixer.indexer]
     tp = layout.tensor_parallel_size
     rank_experts = experts.num_elements / layout.expert_ranks
     rank_elements = max((spec.num_parameters - experts.num_elements) / tp + rank_experts, 1.0)
@@ -144,6 +149,9 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         expert_intermediate_size=experts.intermediate_size,
         multiplies_weights_as_stored=spec.quantization is None or compute_dtype(spec.quantization, dtype) != dtype,
         widens_weights=spec.quantization is not None and _widens(spec.quantization, dtype),
+        num_sparse_layers=len(sparse),
+        chosen_tokens=sparse[0].indexer.topk if sparse and sparse[0].indexer else 0,
+        num_heads=sparse[0].num_heads if sparse else 0,
     )
 
 
