@@ -339,6 +339,12 @@ def test_the_kernels_of_experts_that_a_script_names(tmp_path: Path, notes: str, 
     assert deployed(row).request.settings.moe_backend == backend
 
 
+@pytest.mark.parametrize(("format_of", "backend"), [("modelopt", "cutlass"), ("modelopt_fp4", "auto")])
+def test_the_kernels_that_sglang_chooses_for_modelopt(tmp_path: Path, format_of: str, backend: str) -> None:
+    row = _parsed(tmp_path, engine="SGLang", engine_version="v0.5.9", notes=f"--quantization {format_of} --tp 4")
+    assert deployed(row).request.settings.moe_backend == backend
+
+
 def test_a_row_of_an_older_release_takes_longer(tmp_path: Path) -> None:
     cells = {"engine": "SGLang", "model": "deepseek-ai/DeepSeek-R1-0528", "gpu": "H200", "gpu_count": "8", "tp": "8"}
     tpot = []

@@ -158,7 +158,13 @@ def _backend(row: PublishedRow) -> str:
 
 
 def _moe_backend(row: PublishedRow) -> str:
-    """Of TensorRT-LLM, where the source's own script has a ``moe_config``."""
+    """Of TensorRT-LLM, where the source's own script has a ``moe_config``, and of SGLang with "modelopt".
+
+    That leaves its default, cutlass_moe_fp4; fp8, modelopt_fp8 and modelopt_fp4 get TensorRT-LLM's experts (0.5.9,
+    sglang/srt/server_args.py and layers/quantization/modelopt_quant.py).
+    """
+    if row.text["engine"] == "SGLang" and re.search(r"--quantization modelopt\b(?!_)", row.notes):
+        return "cutlass"
     found = re.search(r"moe_config backend (\w+)", row.notes)
     return KNOBS["moe_backend"].canonical_name(found.group(1)) if found else "auto"
 
