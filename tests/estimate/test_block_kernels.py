@@ -58,7 +58,7 @@ def test_a_release_that_nobody_measured_says_so() -> None:
     assert older_blocks(_speed(), _work(), EngineChoice("vllm", "0.8.4")).note == "tables"
     note = older_blocks(_speed(), _work(), EngineChoice("vllm", "0.9.1")).note
     assert note == "tables; nobody measured the slower kernels that latent attention had in vllm 0.9.1"
-    assert "0.4.8" in older_blocks(_speed("sglang"), _work(), EngineChoice("sglang", "0.4.8")).note
+    assert "0.4.8" in older_blocks(_speed("sglang"), _work(), EngineChoice("sglang", "0.4.8")).short_note
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ _UNMEASURED: Final = {"vllm": _Releases((0, 9, 0), (0, 11, 0)), "sglang": _Relea
 def older_blocks(speed: DeviceSpeed, work: ModelWork, engine: EngineChoice) -> DeviceSpeed:
     """``speed`` of 8-bit floats in blocks as the release of ``engine`` had them; others are left as they are.
 
-    Of a fit to the engine's own tables, which are of newer releases. ``note`` says where a release was not measured.
+    Of a fit to the engine's own tables, which are of newer releases. Its notes say where a release was not measured.
     """
     number = release_number(engine.version)
     is_told = speed.engine == engine.name and speed.engine_version is not None and speed.dtype == _BLOCKS
@@ -103,8 +103,9 @@ def _with_slower_layers(speed: DeviceSpeed, engine: EngineChoice, number: tuple[
         return speed
     unmeasured = _UNMEASURED.get(engine.name)
     if unmeasured is not None and unmeasured.has(number):
-        gap = f"nobody measured the slower kernels that latent attention had in {engine.name} {engine.version}"
-        return replace(speed, note=f"{speed.note}; {gap}")
+        return speed.with_gap(
+            f"nobody measured the slower kernels that latent attention had in {engine.name} {engine.version}"
+        )
     for releases, seconds in _MORE_A_LAYER.get(engine.name, ()):
         if releases.has(number):
             latent = replace(latent, layer_seconds=latent.layer_seconds + seconds)

@@ -117,6 +117,6 @@ def _by_trtllm(speed: DeviceSpeed, work: ModelWork) -> DeviceSpeed:
 
 
 def _unmeasured(speed: DeviceSpeed, engine: EngineChoice, gpu: GpuProfile, asked: str) -> DeviceSpeed:
-    gap = f"experts by {asked} were not measured in {engine.name} on {gpu.id} and count as those that were"
-    short = f"{speed.short_note or speed.note}; {gap}"
-    return replace(speed, note=f"{speed.note}; {gap}", short_note=short)
+    return speed.with_gap(
+        f"experts by {asked} were not measured in {engine.name} on {gpu.id} and count as those that were"
+    )
