@@ -2,8 +2,6 @@
 
 #include <vector>
 
-#include "../ahead.h"
-
 #if KVPLAN_AMX
 
 namespace kvplan {
@@ -43,47 +41,46 @@ KVPLAN_INLINE const BFloat16* quarter(const BFloat16* panel, int index) {
   return panel + index * 2 * kTileOutputs;
 }
 
-// What is asked for between the instructions that multiply some inputs and that load or store sums: so many turns beside a
-// multiplication, in kPlaces places, and so many beside four tiles of sums. In a burst, they would keep tiles waiting.
+// What panels read next, asked for between the instructions that multiply and those that load or store sums, a few lines in
+// each of many places: a burst would keep tiles waiting. In kRuns runs of memory, of which one core has more lines on their
+// way than of one (ahead.h). kProductTurns: beside a multiplication; kSumTurns: beside four tiles of sums.
+template <int kRuns, int kProductTurns, int kSumTurns>
 struct Beside {
-  static constexpr int kMostTurns = 16, kPlaces = 8;
+  static constexpr int kProductPlaces = 8, kSumPlaces = 4;
 
-  Ahead ahead;
-  int64_t turns = 0;  // of all that is asked for
-  int product_turns = 0, sum_turns = 0;
+  const char* next = nullptr;
+  int64_t apart = 0;  // from run to run
+  int64_t left = 0;   // turns
 
-  // What panels, `stride` elements apart, read next: `inputs` from `next` on. Of one panel in several runs, as one core has
-  // more lines on their way so (ahead.h).
-  void ask_for(const BFloat16* next, int64_t inputs, int64_t stride, int64_t panels) {
-    const int64_t bytes = inputs * kPanelOutputs * int64_t{sizeof(BFloat16)}, runs = panels == 1 ? Ahead::kMostRuns : panels;
-    const int64_t run_bytes = panels == 1 ? divided_up(bytes, 64 * runs) * 64 : bytes;
-    const int64_t apart = panels == 1 ? run_bytes : stride * int64_t{sizeof(BFloat16)};
-    ahead.begin(run_bytes);
-    for (int64_t i = 0; i < runs; ++i) ahead.add(reinterpret_cast<const char*>(next) + i * apart);
-    turns = divided_up(bytes * panels, 64 * Ahead::kTurnLines);
+  // `inputs` of each of so many panels, `stride` elements apart, from `weights` on.
+  void begin(const BFloat16* weights, int64_t inputs, int64_t panels, int64_t stride) {
+    const int64_t bytes = inputs * kPanelOutputs * int64_t{sizeof(BFloat16)};
+    next = reinterpret_cast<const char*>(weights);
+    apart = panels == 1 ? divided_up(bytes, 64 * kRuns) * 64 : stride * int64_t{sizeof(BFloat16)};
+    left = divided_up(panels * bytes, 64 * kRuns);
   }
 
-  // Over so many times that sums are begun, so many products are added, and the sums are stored.
-  void share_out(int64_t times, int64_t products) {
-    const int64_t each = divided_up(turns, times);
-    sum_turns = static_cast<int>((each + products) / (2 * products + 2));
-    product_turns = static_cast<int>(divided_up(each - 2 * sum_turns, products));
+  KVPLAN_INLINE void turn() {
+    if (left == 0) return;
+    --left;
+#pragma GCC unroll 4
+    for (int run = 0; run < kRuns; ++run) __builtin_prefetch(next + run * apart, 0, 2);
+    next += 64;
   }
 
   KVPLAN_INLINE void product(int place) {
 #pragma GCC unroll 2
-    for (int turn = place; turn < kMostTurns; turn += kPlaces)
-      if (turn < product_turns) ahead.ask_turn();
+    for (int each = place; each < kProductTurns; each += kProductPlaces) turn();
   }
 
-  KVPLAN_INLINE void sums(int tile) {
+  KVPLAN_INLINE void sums(int place) {
 #pragma GCC unroll 2
-    for (int turn = tile; turn < kPlaces; turn += 4)
-      if (turn < sum_turns) ahead.ask_turn();
+    for (int each = place; each < kSumTurns; each += kSumPlaces) turn();
   }
 };
 
 // The four tiles of sums, whichever way rows are taken.
+template <class Beside>
 KVPLAN_INLINE void zero_sums(Beside& beside) {
   KVPLAN_TILE_ZERO(0);
   beside.sums(0);
@@ -95,6 +92,7 @@ KVPLAN_INLINE void zero_sums(Beside& beside) {
   beside.sums(3);
 }
 
+template <class Beside>
 KVPLAN_INLINE void load_sums(const float* zero, const float* one, const float* two, const float* three, Beside& beside) {
   settle(zero);
   KVPLAN_TILE_LOAD(0, zero, kSumsRowBytes);
@@ -107,6 +105,7 @@ KVPLAN_INLINE void load_sums(const float* zero, const float* one, const float* t
   beside.sums(3);
 }
 
+template <class Beside>
 KVPLAN_INLINE void store_sums(float* zero, float* one, float* two, float* three, Beside& beside) {
   KVPLAN_TILE_STORE(0, zero, kSumsRowBytes);
   beside.sums(0);
@@ -128,11 +127,13 @@ struct OneTileOfRows {
     KVPLAN_TILE_CONFIGURE(&shapes);
   }
 
+  template <class Beside>
   KVPLAN_INLINE static void begin(const float* sums, bool starts, Beside& beside, int = 0, int64_t = 0) {
     if (starts) return zero_sums(beside);
     load_sums(sums, sums + kTileOutputs, sums + 2 * kTileOutputs, sums + 3 * kTileOutputs, beside);
   }
 
+  template <class Beside>
   KVPLAN_INLINE static void multiply(const TileInputs& in, Beside& beside, int = 0, int64_t = 0) {
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
     beside.product(0);
@@ -153,6 +154,7 @@ struct OneTileOfRows {
     KVPLAN_TILE_MULTIPLY(3, 4, 5);
   }
 
+  template <class Beside>
   KVPLAN_INLINE static void end(float* sums, Beside& beside, int = 0, int64_t = 0) {
     store_sums(sums, sums + kTileOutputs, sums + 2 * kTileOutputs, sums + 3 * kTileOutputs, beside);
   }
@@ -171,6 +173,7 @@ struct TwoTilesOfRows {
     KVPLAN_TILE_CONFIGURE(&shapes);
   }
 
+  template <class Beside>
   KVPLAN_INLINE static void begin(const float* sums, bool starts, Beside& beside, int first, int64_t upper) {
     if (starts) return zero_sums(beside);
     const float* const one = sums + first * kTileOutputs;
@@ -178,6 +181,7 @@ struct TwoTilesOfRows {
     load_sums(one, one + kTileOutputs, other, other + kTileOutputs, beside);
   }
 
+  template <class Beside>
   KVPLAN_INLINE static void multiply(const TileInputs& in, Beside& beside, int first, int64_t upper) {
     beside.product(0);
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
@@ -197,6 +201,7 @@ struct TwoTilesOfRows {
     KVPLAN_TILE_MULTIPLY(3, 5, 7);
   }
 
+  template <class Beside>
   KVPLAN_INLINE static void end(float* sums, Beside& beside, int first, int64_t upper) {
     float* const one = sums + first * kTileOutputs;
     float* const other = one + upper * kPanelOutputs;
@@ -217,7 +222,7 @@ struct RowGroup {
 
 // Sums of `kQuarters` quarters of the panel at a time, over all of the step's inputs. Of what is needed next, some is asked for
 // meanwhile.
-template <class Group, int kQuarters>
+template <class Group, int kQuarters, class Beside>
 KVPLAN_INLINE void run_group(const RowGroup step, Beside& beside) {
   const int64_t whole = step.depth / kTileInputs, left = step.depth % kTileInputs, upper = (step.rows + 1) / 2;
   const int64_t x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
@@ -249,7 +254,7 @@ KVPLAN_INLINE void configure(int64_t rows, ConfiguredTiles& tiles) {
 void run_few_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, float* sums, ConfiguredTiles& tiles) {
   configure<OneTileOfRows>(product.rows, tiles);
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs);
-  Beside nothing;
+  Beside<1, 0, 0> nothing;
   run_group<OneTileOfRows, 4>({product.x, product.x_stride, product.rows, panel, inputs, sums, true}, nothing);
 }
 
@@ -263,13 +268,12 @@ void run_few_rows_of_two(const PackedProduct<BFloat16>& product, const BFloat16*
   const int64_t x_bytes = product.x_stride * int64_t{sizeof(BFloat16)};
   for (int64_t begin = 0; begin < inputs; begin += kTileInputs) {
     const BFloat16* const weights = panel + begin * kPanelOutputs;
-    Beside beside;
+    Beside<2, 16, 8> beside;
     if (begin + kTileInputs < inputs) {
-      beside.ask_for(weights + kTileInputs * kPanelOutputs, kTileInputs, stride, 2);
+      beside.begin(weights + kTileInputs * kPanelOutputs, kTileInputs, 2, stride);
     } else if (has_next) {
-      beside.ask_for(panel + 2 * stride, kTileInputs, stride, 2);
+      beside.begin(panel + 2 * stride, kTileInputs, 2, stride);
     }
-    beside.share_out(2, 1);
     for (int64_t c = 0; c < 2; ++c) {
       OneTileOfRows::begin(sums + c * kPanelSums, begin == 0, beside);
       if (begin + kTileInputs <= inputs) {
@@ -317,27 +321,27 @@ void run_one_row_of_two(const PackedProduct<BFloat16>& product, const BFloat16* 
     for (int v = 0; v < kPanelVectors; ++v) store(sums + c * kPanelSums + v * kLanes, totals[c][v]);
 }
 
-// More rows, in groups of up to two tiles, `panels` in turn, one or two: steps of each, which all groups pass over while the
+// More rows, in groups of up to two tiles, of kPanels panels in turn: steps of each, which all groups pass over while the
 // panels' next steps are asked for. Every other step goes through the groups backwards, so that tiles of the same shape
 // follow each other. has_next: as many panels follow.
-void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, int64_t panels, bool has_next, float* sums,
-                   ConfiguredTiles& tiles) {
+template <int kPanels, class Beside>
+void run_steps(const PackedProduct<BFloat16>& product, const BFloat16* panel, bool has_next, float* sums,
+               ConfiguredTiles& tiles) {
   const int64_t inputs = packed_inputs<BFloat16>(product.inputs), stride = inputs * kPanelOutputs;
   const int64_t groups = divided_up(product.rows, 2 * kTileHeight), deep = divided_up(inputs, kTileInputs);
-  const int64_t steps = divided_up(deep, panels == 1 ? kStepTiles : kStepTilesOfTwo);
+  const int64_t steps = divided_up(deep, kPanels == 1 ? kStepTiles : kStepTilesOfTwo);
   const auto start = [&](int64_t step) { return step == steps ? inputs : deep * step / steps * kTileInputs; };
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t begin = start(i), depth = start(i + 1) - begin;
     const BFloat16* const weights = panel + begin * kPanelOutputs;
     Beside beside;
     if (i + 1 < steps) {
-      beside.ask_for(weights + depth * kPanelOutputs, start(i + 2) - start(i + 1), stride, panels);
+      beside.begin(weights + depth * kPanelOutputs, start(i + 2) - start(i + 1), kPanels, stride);
     } else if (has_next) {
-      beside.ask_for(panel + panels * stride, start(1), stride, panels);
+      beside.begin(panel + kPanels * stride, start(1), kPanels, stride);
     }
-    beside.share_out(2 * groups * panels, divided_up(depth, kTileInputs));
-    for (int64_t k = 0; k < groups * panels; ++k) {
-      const int64_t c = k / groups, group = (i * panels + c) % 2 == 0 ? k % groups : groups - 1 - k % groups;
+    for (int64_t k = 0; k < groups * kPanels; ++k) {
+      const int64_t c = k / groups, group = (i * kPanels + c) % 2 == 0 ? k % groups : groups - 1 - k % groups;
       const int64_t row = product.rows * group / groups, rows = product.rows * (group + 1) / groups - row;
       const RowGroup step{product.x + row * product.x_stride + begin, product.x_stride, rows, weights + c * stride, depth,
                           sums + c * kPanelSums + row * kPanelOutputs, i == 0};
@@ -349,6 +353,19 @@ void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel
         run_group<TwoTilesOfRows, 2>(step, beside);
       }
     }
+  }
+}
+
+// With as many turns beside each multiplication as ask for all of the next step. Sums are begun and stored twice in a step
+// for each group, kStepTiles or kStepTilesOfTwo multiplications between.
+void run_many_rows(const PackedProduct<BFloat16>& product, const BFloat16* panel, int64_t panels, bool has_next, float* sums,
+                   ConfiguredTiles& tiles) {
+  if (panels == 2) {
+    run_steps<2, Beside<2, 10, 6>>(product, panel, has_next, sums, tiles);
+  } else if (product.rows <= 2 * 2 * kTileHeight) {
+    run_steps<1, Beside<4, 3, 3>>(product, panel, has_next, sums, tiles);
+  } else {
+    run_steps<1, Beside<4, 2, 1>>(product, panel, has_next, sums, tiles);
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import weakref
@@ -15,8 +16,8 @@ from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="huge pages are advised on Linux alone")
 
 
-def _newest() -> weakref.ref[mmap.mmap]:
-    newest = huge_pages._SLABS._newest
+def _newest() -> weakref.ref[ctypes.Array[ctypes.c_uint8]]:
+    newest = huge_pages._REGIONS._newest
     assert newest is not None
     return newest
 
@@ -35,8 +36,8 @@ def test_small_weights_share_huge_pages_and_no_byte() -> None:
     assert weights[-1].data_ptr() - weights[0].data_ptr() == 4 * 4096
 
 
-def test_what_is_left_of_a_large_weights_slab_is_used() -> None:
-    large = empty_for_weights((huge_pages._SLAB_BYTES + 1,), torch.uint8)
+def test_what_is_left_of_a_large_weights_region_is_used() -> None:
+    large = empty_for_weights((huge_pages._REGION_BYTES + 1,), torch.uint8)
     large[-1] = 7
     assert large[-1] == 7
     behind = empty_for_weights((8,), torch.uint8)
@@ -44,13 +45,13 @@ def test_what_is_left_of_a_large_weights_slab_is_used() -> None:
 
 
 def test_memory_is_free_when_nobody_holds_it() -> None:
-    first = empty_for_weights((huge_pages._SLAB_BYTES,), torch.uint8)  # nothing of an earlier test lies beside it
-    slab = _newest()
+    first = empty_for_weights((huge_pages._REGION_BYTES,), torch.uint8)  # nothing of an earlier test lies beside it
+    region = _newest()
     view = first[10:20]
     del first
     gc.collect()
-    assert slab() is not None
+    assert region() is not None
     del view
     gc.collect()
-    assert slab() is None
+    assert region() is None
     assert empty_for_weights((8,), torch.uint8).shape == (8,)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
 _PAGE_BYTES = 4096
 _HUGE_BYTES = 2 * 1024**2  # of a huge page on x86 and on most aarch64 kernels
-_SLAB_BYTES = 32 * _HUGE_BYTES
+_REGION_BYTES = 128 * _HUGE_BYTES
+_PROT_NONE = 0
+_Region = ctypes.Array[ctypes.c_uint8]
 
 
 def advise_huge_pages(tensor: torch.Tensor) -> None:
@@ -26,55 +30,82 @@ def advise_huge_pages(tensor: torch.Tensor) -> None:
         return
     start = -(-tensor.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
     end = (tensor.data_ptr() + tensor.nbytes) // _PAGE_BYTES * _PAGE_BYTES
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    madvise(start, end - start, advice)
+    _library().madvise(start, end - start, advice)
 
 
 def empty_for_weights(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """As ``torch.empty``, for what is kept as long as a model: weights lie beside each other in huge pages.
 
-    On their own, matrices smaller than two huge pages would have none. Their memory is free when nobody holds a tensor
-    of the same 64 MiB; until it is written, it takes none.
+    On their own, matrices smaller than two huge pages would have none. The memory of a region, 256 MiB or one weight,
+    is free when nobody holds a tensor of it; mapped is what was asked for, rounded up to one huge page in all.
 
     MemoryError when the system gives no more.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes == 0:
         return torch.empty(tuple(shape), dtype=dtype)
-    return _SLABS.take(num_bytes).view(dtype).view(*shape)
+    return _REGIONS.take(num_bytes).view(dtype).view(*shape)
 
 
-class _Slabs:
-    """Hands out memory of the newest slab that somebody still uses, else of a new one."""
+class _Regions:
+    """Hands out memory of the newest region that somebody still uses, else of a new one.
+
+    A region is address space at first, and becomes memory by whole huge pages, as far as it has been handed out: the
+    limit of a process's memory counts what may be written, and a huge page is one only if all of it is.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._newest: weakref.ref[mmap.mmap] | None = None
-        self._next = self._end = 0
+        self._newest: weakref.ref[_Region] | None = None
+        self._next = self._writable = self._end = 0  # offsets
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """[num_bytes] uint8, which begins on a page."""
         with self._lock:
-            mapping = None if self._newest is None else self._newest()
-            if mapping is None or self._next + num_bytes > self._end:
-                mapping = self._map(max(num_bytes, _SLAB_BYTES))
-            taken = torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes, offset=self._next)
-            self._next += -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+            region = None if self._newest is None else self._newest()
+            if region is None or self._next + num_bytes > self._end:
+                region = self._reserve(max(num_bytes, _REGION_BYTES))
+            taken = torch.frombuffer(region, dtype=torch.uint8, count=num_bytes, offset=self._next)
+            after = self._next + num_bytes
+            if after > self._writable:
+                more = _rounded_up(after - self._writable, _HUGE_BYTES)
+                _make_writable(taken.data_ptr() - self._next + self._writable, more)
+                self._writable += more
+            self._next = _rounded_up(after, _PAGE_BYTES)
         return taken
 
-    def _map(self, num_bytes: int) -> mmap.mmap:
-        whole = -(-num_bytes // _HUGE_BYTES) * _HUGE_BYTES + _HUGE_BYTES
-        try:
-            mapping = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise MemoryError(f"{num_bytes / 1024**3:.2f} GiB of memory for weights: {error.strerror}") from error
-        everything = torch.frombuffer(mapping, dtype=torch.uint8)
-        advise_huge_pages(everything)
-        self._newest = weakref.ref(mapping)
-        self._next = -everything.data_ptr() % _HUGE_BYTES
-        self._end = whole
-        return mapping
+    def _reserve(self, num_bytes: int) -> _Region:
+        """Of so many bytes and what aligns them."""
+        whole = _rounded_up(num_bytes, _HUGE_BYTES) + _HUGE_BYTES
+        address = _library().mmap(None, whole, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        if address == ctypes.c_void_p(-1).value:
+            raise MemoryError(f"no address space for {num_bytes / 1024**3:.2f} GiB of weights")
+        region: _Region = (ctypes.c_uint8 * whole).from_address(address)
+        weakref.finalize(region, _library().munmap, address, whole).atexit = False  # the system takes everything back
+        advise_huge_pages(torch.frombuffer(region, dtype=torch.uint8))
+        self._newest = weakref.ref(region)
+        self._next = self._writable = -address % _HUGE_BYTES
+        self._end = self._next + _rounded_up(num_bytes, _HUGE_BYTES)
+        return region
 
 
-_SLABS = _Slabs()
+def _rounded_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _make_writable(address: int, num_bytes: int) -> None:
+    if _library().mprotect(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE):
+        raise MemoryError(f"{num_bytes / 1024**3:.2f} GiB of memory for weights: {os.strerror(ctypes.get_errno())}")
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    memory, size, flags = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.argtypes, library.mmap.restype = (memory, size, flags, flags, flags, ctypes.c_long), memory
+    library.munmap.argtypes = (memory, size)
+    library.mprotect.argtypes = library.madvise.argtypes = (memory, size, flags)
+    return library
+
+
+_REGIONS = _Regions()
