@@ -33,18 +33,20 @@ Tile<T> single_panel_tile(int64_t rows) {
   return kTiles[rows - 1];
 }
 
-template <class T, int kRows>
-constexpr Tile<T> kTallTile = run_tile<T, kRows, 1, kPanelVectors / 2, Cache::kFirstLevel, 2>;
+// Where a tall tile's next step goes, see kLeastTallRows.
+constexpr Cache kTallAhead = kLeastTallRows < kPanelTileRows ? Cache::kSecondLevel : Cache::kFirstLevel;
 
-// Of all rows of a product of up to kTallTileRows: then each line of weights is read once, from the first-level cache,
-// where the step before has brought it. A second tile of rows would find its weights there, while the first one waits for
-// all of them.
+template <class T, int kRows>
+constexpr Tile<T> kTallTile = run_tile<T, kRows, 1, kPanelVectors / 2, kTallAhead, 2>;
+
+// Of all rows of a product of up to kTallTileRows: then each line of weights is read once, from the cache where the step
+// before has brought it. A second tile of rows would find its weights there, while the first one waits for all of them.
 template <class T>
 Tile<T> streaming_tile(int64_t rows) {
-  static constexpr Tile<T> kTiles[kTallTileRows - kPanelTileRows] = {kTallTile<T, 7>, kTallTile<T, 8>, kTallTile<T, 9>,
-                                                                     kTallTile<T, 10>};
-  if (rows <= kPanelTileRows) return single_panel_tile<T, Cache::kFirstLevel, 4>(rows);
-  return kTiles[rows - kPanelTileRows - 1];
+  static constexpr Tile<T> kTiles[] = {kTallTile<T, 3>, kTallTile<T, 4>, kTallTile<T, 5>, kTallTile<T, 6>,
+                                       kTallTile<T, 7>, kTallTile<T, 8>, kTallTile<T, 9>, kTallTile<T, 10>};
+  if (rows < kLeastTallRows) return single_panel_tile<T, Cache::kFirstLevel, 4>(rows);
+  return kTiles[rows - 3];
 }
 
 // The fewer tiles pass over a step of weights, the more lines of the next step each of them has to ask for, and the more
@@ -59,7 +61,7 @@ Tile<T> tile_of(int64_t rows, int64_t tiles) {
 template <class T>
 void run_rows(const PackedProduct<T>& product, TileStep<T> step, int64_t ahead_bytes) {
   if (product.rows <= kTallTileRows) {
-    const int64_t passes = product.rows <= kPanelTileRows ? 1 : 2;
+    const int64_t passes = product.rows < kLeastTallRows ? 1 : 2;
     step.ahead_bytes = divided_up(ahead_bytes * Inner<T>::kInputs, passes * step.depth);
     return streaming_tile<T>(product.rows)(step);
   }

@@ -19,8 +19,14 @@ namespace kvplan {
 constexpr int kPanelVectors = kLanes == 8 ? 2 : 4;
 constexpr int kPanelOutputs = kPanelVectors * kLanes;
 constexpr int kPanelTileRows = 6;
-// A tall tile has more rows, and half of the vectors at a time: 10 of AVX2's registers, 20 of AVX-512's or NEON's.
-constexpr int kTallTileRows = 10;
+// A tall tile has half of the vectors at a time, and more rows: up to 10 of AVX2's registers, 20 of AVX-512's or NEON's.
+// Intel's servers (those with AMX) read memory faster so with few rows, too, and ten rows faster in two tiles (measured:
+// benchmarks/README.md).
+#if defined(__AMX_TILE__)
+constexpr int kLeastTallRows = 3, kTallTileRows = 9;
+#else
+constexpr int kLeastTallRows = 7, kTallTileRows = 10;
+#endif
 
 // What a kind of weight is multiplied with: the type of x, and how many inputs one step of the inner loop takes.
 template <class T>
