@@ -91,13 +91,20 @@ def _read_weight(dtype: str) -> PackedWeight:
     return _packed(torch.ones(READ_BYTES // READ_INPUTS // kind.itemsize, READ_INPUTS, dtype=kind))
 
 
-def read_bandwidth(dtype: str) -> float:
-    """Bytes per second of reading READ_BYTES: by torch in order or as weights for one row, whichever is faster."""
-    source, weight = torch.ones(READ_BYTES // 4), _read_weight(dtype)
-    x = torch.ones(1, READ_INPUTS, dtype=getattr(torch, dtype))
-    out = torch.empty(1, READ_BYTES // READ_INPUTS // x.itemsize, dtype=x.dtype)
-    seconds = min(best_seconds(source.sum, 3), best_seconds(lambda: weight.multiply(x, out), 3))
-    return READ_BYTES / seconds
+def torch_bandwidth() -> float:
+    """Bytes per second of reading READ_BYTES by torch, in order."""
+    source = torch.ones(READ_BYTES // 4)
+    return READ_BYTES / best_seconds(source.sum, 3)
+
+
+def read_bandwidth(dtype: str = "float32") -> float:
+    """The same by torch or as weights of ``dtype`` for one row, whichever is faster."""
+    weight, kind = _read_weight(dtype), getattr(torch, dtype)
+    x, out = (
+        torch.ones(1, READ_INPUTS, dtype=kind),
+        torch.empty(1, READ_BYTES // READ_INPUTS // kind.itemsize, dtype=kind),
+    )
+    return max(torch_bandwidth(), READ_BYTES / best_seconds(lambda: weight.multiply(x, out), 3))
 
 
 def peak_rate(dtype: str) -> float:
@@ -242,24 +249,34 @@ def curve(model: str, dtype: str, threads: int) -> None:
     """Tokens per second of decode steps by batch, beside the roofline of products and KV.
 
     The memory's speed drifts, within seconds too: so steps are timed between two measurements of the rates, of which
-    the faster counts, and the medians of several such rounds are printed.
+    the faster counts, and the medians of several such rounds are printed. "by torch": the share of a roofline with what
+    torch reads, where the engine's own kernels may read faster.
     """
     torch.set_num_threads(threads)
     print(f"\n{model}, {dtype}, {threads} thread(s), medians of {CURVE_ROUNDS} rounds")
-    print(f"{'batch':>6}{'tokens/s':>10}{'roofline':>10}{'share':>7}{'GB/s':>7}{'GFLOP/s':>9}")
+    print(f"{'batch':>6}{'tokens/s':>10}{'share':>7}{'GB/s':>7}{'GFLOP/s':>9}{'by torch':>10}{'GB/s':>7}")
     for batch in CURVE_BATCHES:
         engine = make_engine(model, dtype, batch)
         fill(engine, batch)
-        rates, rounds = (read_bandwidth(dtype), peak_rate(dtype)), []
+        rates, rounds = _rates(dtype), []
         for _ in range(CURVE_ROUNDS):
             seconds = best_seconds(engine.step, 4)
-            before, rates = rates, (read_bandwidth(dtype), peak_rate(dtype))
-            bandwidth, rate = (max(pair) for pair in zip(before, rates, strict=True))
-            least = sum(floors(work(engine, batch), bandwidth, rate).values())
-            rounds.append((least / seconds, batch / seconds, batch / least, bandwidth / 1e9, rate / 1e9))
-        share, reached, roofline, read, multiplied = (median(column) for column in zip(*rounds, strict=True))
-        print(f"{batch:6}{reached:10.0f}{roofline:10.0f}{share:7.0%}{read:7.1f}{multiplied:9.0f}", flush=True)
+            before, rates = rates, _rates(dtype)
+            parts = work(engine, batch)
+            rate, bandwidth, torchs = (max(pair) for pair in zip(before, rates, strict=True))
+            shares = (sum(floors(parts, each, rate).values()) / seconds for each in (bandwidth, torchs))
+            rounds.append((batch / seconds, *shares, bandwidth / 1e9, torchs / 1e9, rate / 1e9))
+        reached, share, by_torch, read, torch_read, multiplied = (median(each) for each in zip(*rounds, strict=True))
+        print(
+            f"{batch:6}{reached:10.0f}{share:7.0%}{read:7.1f}{multiplied:9.0f}{by_torch:10.0%}{torch_read:7.1f}",
+            flush=True,
+        )
         engine.close()
+
+
+def _rates(dtype: str) -> tuple[float, float, float]:
+    """peak_rate, read_bandwidth, torch_bandwidth."""
+    return peak_rate(dtype), read_bandwidth(dtype), torch_bandwidth()
 
 
 def main() -> None:
