@@ -30,15 +30,16 @@ struct Pieces {
   }
 };
 
-// Runs of as many bytes each, a line of each in turn; of pieces, whole ones one round after another.
+// Runs of as many bytes each, a line of each in turn: one, or pieces, some at a time.
 class Ahead {
  public:
-  static constexpr int kMostRuns = 4;
   static constexpr int kTurnLines = 4;
 
-  // Runs of their own: as many as are then added.
-  void begin(int64_t run_bytes) { count_ = 0, at_ = 0, end_ = run_bytes, rounds_left_ = 0; }
-  void add(const char* run) { runs_[count_++] = run; }
+  // One run.
+  void begin(const char* run, int64_t bytes) {
+    runs_[0] = run;
+    count_ = 1, at_ = 0, end_ = bytes, rounds_left_ = 0;
+  }
 
   // The first round of runs are pieces as far apart as their number allows, the next round those behind them, ...
   void begin(const Pieces& pieces) {
@@ -57,19 +58,22 @@ class Ahead {
       begin_round();
     }
     const int64_t at = at_;
-    if (count_ == 4) {
-      prefetch<4>(at);
-      at_ = at + 64;
-    } else if (count_ == 3) {
-      prefetch<3>(at);
-      at_ = at + 64;
-    } else if (count_ == 2) {
-      prefetch<2>(at);
-      prefetch<2>(at + 64);
-      at_ = at + 128;
-    } else {
+    if (count_ == 1) {
       for (int line = 0; line < kTurnLines; ++line) prefetch<1>(at + 64 * line);
       at_ = at + 64 * kTurnLines;
+    }
+    if constexpr (kAheadRuns == 4) {
+      if (count_ == 2) {
+        prefetch<2>(at);
+        prefetch<2>(at + 64);
+        at_ = at + 128;
+      } else if (count_ == 3) {
+        prefetch<3>(at);
+        at_ = at + 64;
+      } else if (count_ == 4) {
+        prefetch<4>(at);
+        at_ = at + 64;
+      }
     }
   }
 
@@ -86,13 +90,13 @@ class Ahead {
     for (int i = round; i < pieces_.count; i += apart_) runs_[count_++] = pieces_.start(i);
   }
 
-  const char* runs_[kMostRuns] = {};
+  const char* runs_[kAheadRuns] = {};
   int count_ = 0;
   int64_t at_ = 0, end_ = 0;
   Pieces pieces_;
   int apart_ = 0, rounds_left_ = 0;
 };
 
-static_assert(kAheadRuns <= Ahead::kMostRuns);
+static_assert(kAheadRuns == 1 || kAheadRuns == Ahead::kTurnLines);
 
 }  // namespace kvplan

@@ -24,10 +24,6 @@ inline void pause_briefly() {
 template <class Body>
 void for_each_item_foreseen(int64_t items, int threads, const Body& body) {
   const int64_t wanted = items < threads ? items : threads;
-  if (wanted <= 1) {
-    for (int64_t item = 0; item < items; ++item) body(0, item, [&] { return item + 1; });
-    return;
-  }
   struct Shared {
     const Body& body;
     const int64_t items;
@@ -43,7 +39,11 @@ void for_each_item_foreseen(int64_t items, int threads, const Body& body) {
       work.body(worker, item, [&] { return work.next_item.load(std::memory_order_relaxed); });
     }
   };
-  run_on_team(run, &shared, static_cast<int>(wanted));
+  if (wanted <= 1) {
+    run(&shared);
+  } else {
+    run_on_team(run, &shared, static_cast<int>(wanted));
+  }
 }
 
 // The same for a body(worker, item).

@@ -23,6 +23,7 @@ inline int direct_tile_tokens(int64_t block_size) {
   return static_cast<int>(block_size >= kLeast ? block_size : kLeast / block_size * block_size);
 }
 
+// As many lines as so many bytes have.
 KVPLAN_INLINE void ask_turns(Ahead& ahead, int bytes) {
   for (int at = 0; at < bytes; at += 64 * Ahead::kTurnLines) ahead.ask_turn();
 }
@@ -170,8 +171,7 @@ KVPLAN_INLINE void look_ahead(const TileSteps<T>& steps, const TileRows<T>& tile
     ahead.stop();
     if (wanted >= count && (next == nullptr || wanted >= 2 * count)) return;
     const Pieces pieces = steps.pieces(wanted < count ? tile : *next);
-    ahead.begin(pieces.bytes);
-    ahead.add(pieces.start(wanted % count));
+    ahead.begin(pieces.start(wanted % count), pieces.bytes);
   } else if (step == 0) {
     ahead.stop();
     if (next != nullptr) ahead.begin(steps.pieces(*next));

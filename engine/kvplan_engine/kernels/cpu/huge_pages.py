@@ -28,16 +28,17 @@ def advise_huge_pages(tensor: torch.Tensor) -> None:
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None or not tensor.is_cpu or tensor.nbytes < _HUGE_BYTES:
         return
-    start = -(-tensor.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
+    start = _rounded_up(tensor.data_ptr(), _PAGE_BYTES)
     end = (tensor.data_ptr() + tensor.nbytes) // _PAGE_BYTES * _PAGE_BYTES
     _library().madvise(start, end - start, advice)
 
 
 def empty_for_weights(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """As ``torch.empty``, for what is kept as long as a model: weights lie beside each other in huge pages.
+    """As ``torch.empty``, for what is kept as long as a model: weights lie side by side in huge pages.
 
-    On their own, matrices smaller than two huge pages would have none. The memory of a region, 256 MiB or one weight,
-    is free when nobody holds a tensor of it; mapped is what was asked for, rounded up to one huge page in all.
+    A matrix smaller than two huge pages that is mapped alone may have none. The memory of a region (256 MiB, or one
+    larger weight) is free when nobody holds a tensor of it. What is mapped is what was asked for, rounded up to a huge
+    page once, not for each weight.
 
     MemoryError when the system gives no more.
     """
@@ -75,7 +76,7 @@ class _Regions:
         return taken
 
     def _reserve(self, num_bytes: int) -> _Region:
-        """Of so many bytes and what aligns them."""
+        """Address space for so many bytes, beginning with a huge page."""
         whole = _rounded_up(num_bytes, _HUGE_BYTES) + _HUGE_BYTES
         address = _library().mmap(None, whole, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         if address == ctypes.c_void_p(-1).value:
