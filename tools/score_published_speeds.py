@@ -35,10 +35,11 @@ from published_speeds.hindered import hindered_rows  # noqa: E402
 from published_speeds.intervals import held_out, source_of, write_intervals  # noqa: E402
 from published_speeds.models import gpu_named  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
-from published_speeds.scores import FIGURES, RowScore, grouped, score_row, summarize  # noqa: E402
+from published_speeds.scores import FIGURES, RowScore, bar_group, grouped, score_row, summarize  # noqa: E402
 
 _GROUPINGS: tuple[tuple[str, Callable[[RowScore], str]], ...] = (
     ("all", lambda score: "all rows"),
+    ("as bars are set", bar_group),
     ("model kind and GPU", lambda score: f"{score.kind}, {score.generation}"),
     ("origin", lambda score: score.origin),
     ("engine", lambda score: score.engine),
@@ -109,7 +110,7 @@ def print_without_hindered(scores: Sequence[RowScore]) -> None:
         return
     pairs = ", ".join(f"{row} by {other}" for row, other in sorted(found.items()))
     print(f"\ncontradicted by their own source: {pairs}")
-    for name, key in _GROUPINGS[:2]:
+    for name, key in _GROUPINGS[:3]:
         touched = {key(score) for score in scores if score.row.id in found}
         left = [score for score in scores if key(score) in touched and score.row.id not in found]
         print_groups(f"{name}, without", grouped(left, key))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import score_published_speeds
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.commands.printing.plans import UNSURE
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
@@ -17,7 +18,7 @@ from published_speeds.hindered import hindered_rows
 from published_speeds.playing import engine_rules, played_load
 from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
-from published_speeds.scores import Compared, RowScore, score_row, summarize
+from published_speeds.scores import Compared, RowScore, bar_group, grouped, score_row, summarize
 from published_speeds.settings import deployed
 
 
@@ -185,6 +186,27 @@ def test_a_summary_by_hand(tmp_path: Path) -> None:
     assert found.coverage == pytest.approx(2 / 3)
     assert found.p90 == pytest.approx(0.45)  # errors 0, 0.25 and 0.5: four fifths of the way to the last
     assert summarize([_score(row, 10.0)], "ttft") is None
+
+
+def test_a_bar_is_of_dense_models_on_both_generations(tmp_path: Path) -> None:
+    one = _score(_parsed(tmp_path), 10.0)
+    settings = (("dense", "Hopper"), ("dense", "Ampere"), ("dense", "Ada"), ("mixture", "Hopper"), ("latent", "Hopper"))
+    scores = [replace(one, kind=kind, generation=generation) for kind, generation in settings]
+    sizes = {name: len(group) for name, group in grouped(scores, bar_group).items()}
+    assert sizes == {"dense, Hopper and Ampere": 2, "dense, other GPUs": 1, "mixture or latent, all GPUs": 2}
+
+
+def test_scores_without_contradicted_rows_are_printed_for_the_bars_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = _parsed(tmp_path, output_throughput_tok_s="1000")
+    fast = _parsed(tmp_path, id="ours-2", output_throughput_tok_s="2200")
+    score_published_speeds.print_without_hindered([_score(slow, 20.0), _score(fast, 10.0)])
+    printed = capsys.readouterr().out
+    assert "ours-1 by ours-2" in printed
+    assert [
+        int(line.split("|")[1].split()[0]) for line in printed.splitlines() if line.startswith("dense, Hopper and")
+    ] == [1]
 
 
 def test_a_row_is_predicted_as_plan_predicts_it(tmp_path: Path) -> None:

@@ -119,6 +119,13 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def bar_group(score: RowScore) -> str:
+    """The rows that one bar is set for: dense models on Hopper and Ampere together, mixtures on every GPU."""
+    if score.kind != "dense":
+        return "mixture or latent, all GPUs"
+    return "dense, Hopper and Ampere" if score.generation in ("Hopper", "Ampere") else "dense, other GPUs"
+
+
 def grouped(scores: Iterable[RowScore], key: Callable[[RowScore], str]) -> dict[str, list[RowScore]]:
     found: defaultdict[str, list[RowScore]] = defaultdict(list)
     for score in scores:
