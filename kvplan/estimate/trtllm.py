@@ -2,8 +2,11 @@
 
     pool = free_gpu_memory_fraction x (total - context - weights - peak of the step)
 
-(docs/source/features/kvcache.md and tensorrt_llm/_torch/pyexecutor/_util.py of TensorRT-LLM 1.x.) Weights and the
-step's peak are those of vLLM with the same settings, which stand in for its own. Compared with no start-up.
+(docs/source/features/kvcache.md and tensorrt_llm/_torch/pyexecutor/_util.py of TensorRT-LLM 1.x, there KvCacheCreator,
+read at d8ae02ca and in later releases.) It runs the step before it sizes the pool: as few prompts as have
+``max_num_tokens`` tokens together, each as long as ``max_seq_len`` allows, and one token of each answer. All that is in
+use outside torch by then counts, the CUDA context included. Weights and the step's peak are those that vLLM would have
+with such a step, which stand in for its own; captured graphs are not counted. Compared with no start-up.
 
 Before 0.19 the PyTorch backend counts the tokens as if latent attention kept keys and values, although it keeps one
 vector for both, so that its pool holds half of what there is room for (calculate_max_num_blocks is called without its
@@ -12,14 +15,16 @@ kv_factor: tensorrt_llm/_torch/pyexecutor/resource_manager.py at 9b931c0f, of 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from kvplan.catalog import trtllm_defaults
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.dtypes import cache_dtype
 from kvplan.estimate.kv_cache import CacheSettings, components_of
-from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.sglang import CONTEXT_BYTES
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 
 DEFAULT_FRACTION: Final = 0.9
@@ -29,7 +34,10 @@ _COUNTS_LATENTS_ONCE: Final = (0, 19, 0)
 
 @dataclass(frozen=True, slots=True)
 class TrtllmPrediction:
-    """Bytes of one GPU. other_bytes: what the step and libraries take. kv_cache_tokens: in whole blocks."""
+    """Bytes of one GPU. other_bytes: what the step, the CUDA context and libraries take.
+
+    kv_cache_tokens: in whole blocks.
+    """
 
     device_memory_bytes: int
     weight_bytes: int
@@ -52,10 +60,10 @@ def predict_trtllm(
     Layers with a window count like full attention. ``release``: of the PyTorch backend, None: the newest. UsageError
     where the ranks cannot divide the model.
     """
-    found = predict_vllm(spec, gpu, settings)
+    found = _after_the_step(spec, gpu, settings)
     rank, serving = found.rank, found.settings.serving
     total = settings.device_memory_bytes or gpu.memory_bytes
-    other = rank.activation.peak_bytes + rank.non_torch_bytes
+    other = CONTEXT_BYTES + rank.activation.peak_bytes + rank.non_torch_bytes
     free = max(total - rank.weight_bytes - other, 0)
     pool = int((settings.gpu_memory_utilization or DEFAULT_FRACTION) * free)
     cache = CacheSettings(
@@ -68,6 +76,14 @@ def predict_trtllm(
     counted = each * _vectors_counted(spec, release)
     tokens = pool // (block * counted) * block if counted else 0
     return TrtllmPrediction(total, rank.weight_bytes, other, pool, each, block, tokens, serving.dtype)
+
+
+def _after_the_step(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings) -> VllmPrediction:
+    """vLLM with the step that sizes the pool: it samples one token of each prompt, not ``max_num_seqs``."""
+    tokens = settings.max_num_batched_tokens or trtllm_defaults.MAX_NUM_TOKENS
+    longest = (settings.max_model_len or spec.max_position_embeddings or tokens + 1) - 1
+    prompts = -(-tokens // max(min(tokens, longest), 1))
+    return predict_vllm(spec, gpu, replace(settings, max_num_batched_tokens=tokens, max_num_seqs=prompts))
 
 
 def _vectors_counted(spec: ModelSpec, release: tuple[int, int, int] | None) -> int:

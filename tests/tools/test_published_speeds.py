@@ -334,6 +334,13 @@ def test_a_plan_says_of_its_ranges_what_the_scores_say() -> None:
     assert said.groups() == scored.groups()
 
 
+@pytest.mark.parametrize(("option", "chunks"), [("", False), (" --enable_chunked_prefill", True)])
+def test_tensorrt_llm_chunks_prompts_where_the_command_says_so(tmp_path: Path, option: str, chunks: bool) -> None:
+    row = _parsed(tmp_path, engine="TensorRT-LLM", engine_version="1.2.0", notes=f"trtllm-serve Llama{option}")
+    found = deployed(row)
+    assert engine_rules(row, found, start_of(found), 1e6).chunks_prompts == chunks
+
+
 @pytest.mark.parametrize(
     ("version", "notes", "backend"),
     [

@@ -135,7 +135,8 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         seats = max((asked.max_num_seqs or SGLANG_MOST_RUNNING) // groups, 1)
         rules = sglang_rules(group_prefill_tokens(chunk, groups, release), pool_tokens, seats)
     elif found.engine == "TensorRT-LLM":
-        rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens)
+        chunks = "--enable_chunked_prefill" in row.notes
+        rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens, chunks_prompts=chunks)
     else:
         chats = row.source in _CHATS
         rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens, chats=chats)

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvplan.catalog import trtllm_defaults
 from kvplan.catalog.engines import VllmRelease
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, SGLANG_FRONT_END, FrontEnd, vllm_front_end
 from kvplan.settings import FilledSettings
@@ -21,9 +22,6 @@ SGLANG_MOST_RUNNING: Final = 2048
 """max_running_requests where nothing is said, of pools that are not huge (model_runner.py)."""
 SGLANG_RESERVES: Final = 0.7
 """Share of an answer that SGLang keeps free at admission at first (SGLANG_INIT_NEW_TOKEN_RATIO, environ.py)."""
-TRTLLM_MAX_BATCH_SIZE: Final = 2048
-TRTLLM_MAX_NUM_TOKENS: Final = 8192
-"""The defaults of trtllm-serve (tensorrt_llm/llmapi/llm_args.py: max_batch_size, max_num_tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +98,21 @@ def sglang_rules(chunk_tokens: int, pool_tokens: float, max_num_seqs: int | None
 
 
 def trtllm_rules(
-    pool_tokens: float, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+    pool_tokens: float,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    *,
+    chunks_prompts: bool = False,
 ) -> SchedulingRules:
-    """GUARANTEED_NO_EVICT, the default: a request starts where all of it has room. Prompts are read whole."""
+    """GUARANTEED_NO_EVICT, the default: a request starts where all of it has room.
+
+    ``chunks_prompts``: --enable_chunked_prefill; prompts are read whole otherwise.
+    """
     return SchedulingRules(
-        max_num_seqs or TRTLLM_MAX_BATCH_SIZE,
-        max_num_batched_tokens or TRTLLM_MAX_NUM_TOKENS,
+        max_num_seqs or trtllm_defaults.MAX_BATCH_SIZE,
+        max_num_batched_tokens or trtllm_defaults.MAX_NUM_TOKENS,
         pool_tokens,
-        chunks_prompts=False,
+        chunks_prompts=chunks_prompts,
         reserves=1.0,
         schedules_ahead=True,
     )
