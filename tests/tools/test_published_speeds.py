@@ -14,6 +14,7 @@ import score_published_speeds
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.commands.printing.plans import UNSURE
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
+from published_speeds.chats import answered_pairs, published_pairs, sampled_pairs
 from published_speeds.hindered import hindered_rows
 from published_speeds.playing import engine_rules, played_load
 from published_speeds.predictions import Figure, predict, start_of
@@ -304,6 +305,34 @@ def test_accelmarks_chats_are_cut_off(tmp_path: Path) -> None:
     prompts, answers = (sorted(each) for each in zip(*load.lengths, strict=True))
     assert (prompts[150], prompts[-1], answers[-1]) == (pytest.approx(198, abs=2), pytest.approx(592, abs=3), 512)
     assert load.num_requests == 300
+
+
+def test_published_chats_are_those_that_benchmarks_sample() -> None:
+    """1,000 prompts of 215,196 tokens (pull request 8335 of vllm-project/vllm), answered there with 197,521."""
+    pairs = published_pairs()
+    assert (len(pairs), sum(prompt for prompt, _ in pairs)) == (1000, 215_196)
+    assert sum(answer for _, answer in answered_pairs()) == pytest.approx(197_521, rel=0.01)
+    assert [pair[0] for pair in answered_pairs()] == [pair[0] for pair in pairs]
+    assert min(answer for _, answer in answered_pairs()) == 4
+
+
+@pytest.mark.parametrize("means", [(217.4, 201.4), (205.8, 213.7), (202.9, 117.6)])
+@pytest.mark.parametrize("count", [100, 1000])
+def test_chats_have_the_means_of_their_row_and_no_longer_answers(count: int, means: tuple[float, float]) -> None:
+    prompts, answers = zip(*sampled_pairs(count, *means), strict=True)
+    assert (len(prompts), sum(prompts) / count) == (count, pytest.approx(means[0], abs=1))
+    assert sum(answers) / count == pytest.approx(means[1], rel=0.01)
+    assert 600 < max(answers) <= 780
+    assert 4 <= min(answers) < 8
+
+
+def test_rows_of_sharegpt_are_played_with_its_lengths(tmp_path: Path) -> None:
+    cells = {"input_len": "215.2", "prefix_cache_or_random": "sharegpt", "num_prompts": "1000"}
+    load = played_load(_parsed(tmp_path, output_len="197.5", **cells), 1, 1e6)
+    played, known = (sorted(answer for _, answer in each) for each in (load.lengths, answered_pairs()))
+    assert played == pytest.approx(known, abs=3)
+    silent = played_load(_parsed(tmp_path, output_len="122", notes="many answers are empty", **cells), 1, 1e6)
+    assert 350 < sum(answer == 1 for _, answer in silent.lengths) < 450
 
 
 def test_answers_that_models_end_are_as_long_as_was_asked_for_at_most(tmp_path: Path) -> None:

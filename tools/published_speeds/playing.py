@@ -25,6 +25,7 @@ from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.units import GIB
 from published_speeds.accelmark import SOURCE as ACCELMARK
 from published_speeds.accelmark import suite_of
+from published_speeds.chats import PairedLoad, sampled_pairs
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import Deployed
 
@@ -33,6 +34,7 @@ _CLOSED_ROUNDS: Final = 10
 _MOST_REQUESTS: Final = 4096
 _CHATS: Final = ("gpustack", "cloudrift")
 """Their commands have ``--backend openai-chat`` (each page of gpustack's; benchmarks/3_vllm_benchmark.sh)."""
+_ANSWERS_EMPTY: Final = "many answers are empty"
 _SWEPT_CONTEXTS: Final = (1024, 2048, 4096, 8192, 15000)
 """llm-benchmaxxing sends prompts of these lengths to one vLLM server, one length after the other (its server.py and
 benchmark.py). ``vllm bench serve`` makes its random prompts of one seed, so that each begins with the same prompt of
@@ -62,7 +64,17 @@ def played_load(row: PublishedRow, replicas: int, pool: float) -> PlayedLoad:
     rate = None if row.request_rate is None else row.request_rate / replicas
     prompts, answers = _lengths(row)
     count = min(max(round(number / replicas), 1), _MOST_REQUESTS)
-    return PlayedLoad(prompts, answers, count, rate, concurrency, _found_tokens(row, replicas, pool))
+    found = _found_tokens(row, replicas, pool)
+    if not _is_sharegpt(row):
+        return PlayedLoad(prompts, answers, count, rate, concurrency, found)
+    pairs = sampled_pairs(count, row.input_tokens, row.output_tokens, with_empty=_ANSWERS_EMPTY in row.notes)
+    return PairedLoad(prompts, answers, count, rate, concurrency, found, pairs=pairs)
+
+
+def _is_sharegpt(row: PublishedRow) -> bool:
+    """Of vLLM's own sample or one like it; AccelMark's is another."""
+    words = f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
+    return "sharegpt" in words and suite_of(row) is None
 
 
 def _num_requests(row: PublishedRow) -> int:
@@ -76,8 +88,6 @@ def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
     if suite := suite_of(row):
         return suite.lengths()
     words = f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
-    if "sharegpt" in words:
-        return Lengths(row.input_tokens, "exponential"), Lengths(row.output_tokens, "exponential")
     ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", words)
     if ratio and row.source == "benchmaxxing":  # its row states the means
         least = float(ratio.group(1))

@@ -50,12 +50,13 @@ VLLM_FRONT_END: Final = FrontEnd(request_seconds=0.0035, token_seconds=47.5e-6)
 reason for several servers). Parsing the chat template takes 6 to 8 ms (20065) and is two thirds of what a request of
 one token costs (19735: three times as many of them without), so 3.5 ms are not parsing; the rest is the tokens'.
 
-Played with these, a burst of 8,192 chats to four servers gets 780 requests/s where 740 were measured (41181), and 1,000
-at once to vLLM's first engine, which parsed no templates then, 55 where 53 were measured (10635)."""
+Played with these and exponential lengths, a burst of 8,192 chats to four servers gets 780 requests/s where 740 were
+measured (41181), and 1,000 at once to vLLM's first engine, which parsed no templates then, 55 where 53 were measured
+(10635); with ShareGPT's own lengths the latter get 59."""
 VLLM_TEMPLATE_SECONDS: Final = 0.007
 """Of a release that parses the template of each chat (``VllmRelease.parses_templates``): 6 to 8 s for 1,000 chats
 "before prompts actually are started to process" (pull request 20065). 1,000 chats at once to Llama-3.1-8B (18566, May
-2025) have a TTFT of 9.6 s in the mean, 9.5 s in the median and 12.7 s at p99; played on H100 SXM, 9.5, 9.5 and 12.1 s
+2025) have a TTFT of 9.6 s in the mean, 9.5 s in the median and 12.7 s at p99; played on H100 SXM, 9.5, 9.6 and 12.1 s
 (the request does not name the GPU, but its 30.9 s in all are those of no slower one)."""
 SGLANG_FRONT_END: Final = FrontEnd(parsing_seconds=0.001)
 """A rough choice on 12 of gpustack's bursts of ShareGPT to SGLang 0.5, among the rows that
