@@ -1,7 +1,9 @@
 """How far predicted speeds were from published measurements: profiles/errors/published.json.
 
 Written by ``tools/score_published_speeds.py --write-intervals``, which says how. An interval is a pair of factors:
-9 in 10 measurements lie between prediction x ``low`` and prediction x ``high``.
+9 in 10 measurements lie between prediction x ``low`` and prediction x ``high``. Where a group has no row of a kind of
+model on a generation of GPUs, its rows say how far such predictions may be off, and not in which direction: the
+interval is as wide on both sides. A data sheet is an exception, as nothing is faster than it says.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -48,17 +50,32 @@ def error_group(origin: str, engine: str, is_mixture: bool, *, is_first: bool = 
     return ErrorGroup(origin, name, "mixture" if is_mixture else "dense")
 
 
+def combination(architecture: str, *, is_mixture: bool, is_latent: bool) -> str:
+    """A kind of model on a generation of GPUs."""
+    kind = "latent attention" if is_latent else "mixture" if is_mixture else "dense"
+    return f"{kind}, {architecture}"
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorInterval:
     """``low`` and ``high``: factors of a prediction.
 
     ``num_rows``: published measurements, by ``num_sources``; none where a device's own profile says it.
+    ``measured``: the combinations among them, as ``combination`` names them.
     """
 
     low: float
     high: float
     num_rows: int = 0
     num_sources: int = 0
+    measured: tuple[str, ...] = ()
+
+    def of(self, combination: str | None) -> ErrorInterval:
+        """As wide on both sides where no row was of ``combination``; None: of one that was measured."""
+        if combination is None or combination in self.measured:
+            return self
+        widest = max(1 / self.low, self.high)
+        return replace(self, low=1 / widest, high=widest)
 
 
 @dataclass(frozen=True)
@@ -67,10 +84,16 @@ class PublishedErrors:
 
     intervals: Mapping[tuple[ErrorGroup, str], ErrorInterval]
 
-    def interval(self, group: ErrorGroup, figure: FigureName) -> ErrorInterval | None:
-        """Of the smallest group that contains ``group`` and was measured often enough; None where none was."""
-        found = (self.intervals.get((each, figure)) for each in group.widened())
-        return next((each for each in found if each is not None), None)
+    def interval(self, group: ErrorGroup, figure: FigureName, combination: str | None = None) -> ErrorInterval | None:
+        """Of the smallest group that contains ``group`` and was measured often enough; None where none was.
+
+        ``combination``: for which, see ``ErrorInterval.of``.
+        """
+        found = next((each for each in group.widened() if (each, figure) in self.intervals), None)
+        if found is None:
+            return None
+        interval = self.intervals[found, figure]
+        return interval if group.origin == "roofline" else interval.of(combination)
 
     def as_json(self) -> list[dict[str, Any]]:
         return [
@@ -89,7 +112,8 @@ def _interval(record: Mapping[str, Any]) -> tuple[tuple[ErrorGroup, str], ErrorI
     if not 0 < low <= high < math.inf:
         raise ValueError(f"{low} to {high} is no interval")
     group = ErrorGroup(record["origin"], record["engine"], record["kind"])
-    return (group, record["figure"]), ErrorInterval(low, high, int(record["num_rows"]), int(record["num_sources"]))
+    counts = int(record["num_rows"]), int(record["num_sources"])
+    return (group, record["figure"]), ErrorInterval(low, high, *counts, tuple(record.get("measured", ())))
 
 
 @cache

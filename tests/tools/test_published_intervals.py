@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from kvplan.catalog.published_errors import error_group
 from published_speeds.intervals import LEAST_ROWS, fit_intervals, held_out
@@ -58,6 +59,21 @@ def test_a_source_is_held_out_of_its_own_interval() -> None:
     found = held_out(scores)
     assert all(not each.figures["tpot"].is_held for each in found if each.row.source == odd)
     assert {each.row.id for each in found} == {each.row.id for each in scores}
+
+
+def test_what_other_sources_have_no_row_of_is_held_in_both_directions() -> None:
+    """Three sources measured 1.5 times what is predicted, a fourth one, on another generation, two thirds of it."""
+    scores = _scores(20, 4, bias=1.5)
+    odd = scores[0].row.source
+    moved = [
+        replace(each, generation="Ada", figures={"tpot": Compared(10 / 1.5, Figure(10, 10, 10))})
+        if each.row.source == odd
+        else each
+        for each in scores
+    ]
+    assert all(each.figures["tpot"].is_held for each in held_out(moved) if each.row.source == odd)
+    same = [replace(each, generation="Hopper") for each in moved]
+    assert not any(each.figures["tpot"].is_held for each in held_out(same) if each.row.source == odd)
 
 
 def test_intervals_are_held_out_by_whatever_is_asked_for() -> None:

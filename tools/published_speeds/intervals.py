@@ -3,7 +3,8 @@
 A group of rows is wide enough for an interval of its own with ``LEAST_ROWS`` of ``LEAST_SOURCES``; the fewer ones use
 that of a larger group. Rows of one source are more alike than two sources are, so plain 5 % and 95 % quantiles hold too
 few rows of a new source: the quantiles are moved outward until those of the other sources hold 9 in 10 rows of each
-source that is held out, where any do.
+source that is held out, where any do. For a kind of model on a generation of GPUs that no row of a group is of, the
+interval is as wide on both sides (``ErrorInterval.of``).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class LogError:
 
     source: str
     value: float
+    combination: str = ""
 
 
 Errors = dict[tuple[ErrorGroup, str], list[LogError]]
@@ -44,7 +46,8 @@ def errors_of(scores: Iterable[RowScore]) -> Errors:
         for figure in FIGURES:
             if figure in score.figures:
                 compared = score.figures[figure]
-                error = LogError(score.row.source, math.log(compared.measured / compared.predicted.middle))
+                value = math.log(compared.measured / compared.predicted.middle)
+                error = LogError(score.row.source, value, score.combination)
                 for group in score.group.widened():
                     found[group, figure].append(error)
     return dict(found)
@@ -61,9 +64,9 @@ def _is_enough(errors: Sequence[LogError]) -> bool:
 
 def _interval(errors: Sequence[LogError]) -> ErrorInterval:
     low, high = _quantiles(errors, _tail(errors))
-    return ErrorInterval(
-        round(math.exp(low), 4), round(math.exp(high), 4), len(errors), len({each.source for each in errors})
-    )
+    sources, combinations = ({each.source for each in errors}, {each.combination for each in errors})
+    factors = round(math.exp(low), 4), round(math.exp(high), 4)
+    return ErrorInterval(*factors, len(errors), len(sources), tuple(sorted(combinations)))
 
 
 def _tail(errors: Sequence[LogError]) -> float:
@@ -98,13 +101,12 @@ def held_out(scores: Sequence[RowScore], key: Callable[[RowScore], str] = source
 
 
 def _with_intervals(score: RowScore, known: PublishedErrors) -> RowScore:
-    return replace(
-        score, figures={name: _within(each, score.group, name, known) for name, each in score.figures.items()}
-    )
+    return replace(score, figures={name: _within(each, score, name, known) for name, each in score.figures.items()})
 
 
-def _within(compared: Compared, group: ErrorGroup, figure: str, known: PublishedErrors) -> Compared:
-    interval, middle = known.interval(group, cast(FigureName, figure)), compared.predicted.middle
+def _within(compared: Compared, score: RowScore, figure: str, known: PublishedErrors) -> Compared:
+    interval = known.interval(score.group, cast(FigureName, figure), score.combination)
+    middle = compared.predicted.middle
     if interval is None:
         return compared
     return Compared(compared.measured, Figure(middle * interval.low, middle, middle * interval.high))

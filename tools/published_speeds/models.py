@@ -39,7 +39,6 @@ _GPUS: Final = {
     "v100 pcie 32gb": "v100-32gb",
     "v100s pcie 32gb": "v100-32gb",
 }
-_GENERATIONS: Final = {"7": "Volta", "8": "Ampere", "9": "Hopper", "10": "Blackwell", "12": "Blackwell"}
 
 
 def model_named(name: str) -> ModelSpec:
@@ -62,9 +61,5 @@ def model_kind(spec: ModelSpec) -> ModelKind:
 
 
 def generation(gpu: GpuProfile) -> str:
-    """The architecture's name, by compute capability; the vendor's for others."""
-    if gpu.vendor != "nvidia":
-        return gpu.vendor.upper()
-    if gpu.compute_capability == "8.9":
-        return "Ada"
-    return _GENERATIONS[gpu.compute_capability.split(".")[0]]
+    """The architecture's name; the vendor's for others."""
+    return gpu.architecture

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.published_errors import ErrorGroup, FigureName, error_group, published_errors
+from kvplan.catalog.published_errors import FigureName, combination, error_group, published_errors
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.estimate.speed.queueing.play import play
@@ -89,18 +89,19 @@ def start_of(found: Deployed) -> VllmPrediction:
 
 def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str) -> Predicted:
     """With the intervals that ship."""
-    group = error_group(origin, found.engine, model_kind(found.spec) != "dense", is_first=found.is_first_engine)
+    kind = model_kind(found.spec)
+    group = error_group(origin, found.engine, kind != "dense", is_first=found.is_first_engine)
+    of = combination(found.choice.gpu.architecture, is_mixture=kind != "dense", is_latent=kind == "latent")
+
+    def figure(value: float, name: FigureName) -> Figure:
+        interval = published_errors().interval(group, name, of)
+        factors = (1.0, 1.0) if interval is None else (interval.low, interval.high)
+        return Figure(value * factors[0], value, value * factors[1])
+
     tpot = None if played.tpot is None else getattr(played.tpot, row.measured.tpot_kind)
     return Predicted(
         origin,
-        _figure(1000 * getattr(played.ttft, row.measured.ttft_kind), group, "ttft"),
-        None if tpot is None else _figure(1000 * tpot, group, "tpot"),
-        _figure(found.replicas * played.output_throughput, group, "throughput"),
-    )
-
-
-def _figure(value: float, group: ErrorGroup, name: FigureName) -> Figure:
-    interval = published_errors().interval(group, name)
-    return (
-        Figure(value, value, value) if interval is None else Figure(value * interval.low, value, value * interval.high)
+        figure(1000 * getattr(played.ttft, row.measured.ttft_kind), "ttft"),
+        None if tpot is None else figure(1000 * tpot, "tpot"),
+        figure(found.replicas * played.output_throughput, "throughput"),
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.published_errors import ErrorGroup, error_group
+from kvplan.catalog.published_errors import ErrorGroup, combination, error_group
 from kvplan.errors import KvplanError
 from published_speeds.models import generation, model_kind
 from published_speeds.predictions import Figure, predict
@@ -56,6 +56,11 @@ class RowScore:
     def group(self) -> ErrorGroup:
         """What an interval for such rows is learned from."""
         return error_group(self.origin, self.engine, self.kind != "dense", is_first=self.is_first_engine)
+
+    @property
+    def combination(self) -> str:
+        """What an interval may have no rows of."""
+        return combination(self.generation, is_mixture=self.kind != "dense", is_latent=self.kind == "latent")
 
 
 def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import KvplanError, UsageError
@@ -67,6 +67,14 @@ class GpuProfile:
         return self.vendor == "cpu"
 
     @property
+    def architecture(self) -> str:
+        """By compute capability; the vendor's name for others than NVIDIA's."""
+        if self.vendor != "nvidia":
+            return self.vendor.upper()
+        major = self.compute_capability.split(".")[0]
+        return _ARCHITECTURES.get(self.compute_capability) or _ARCHITECTURES.get(major, self.compute_capability)
+
+    @property
     def link_bytes_per_second(self) -> float | None:
         """What tensor parallelism runs over: NVLink where there is one, else PCIe, else nothing (a single device)."""
         return self.nvlink_bytes_per_second or self.pcie_bytes_per_second
@@ -79,6 +87,15 @@ class GpuProfile:
         return max(self.dense_flops.values())
 
 
+_ARCHITECTURES: Final = {
+    "7.0": "Volta",
+    "7.5": "Turing",
+    "8": "Ampere",
+    "8.9": "Ada",
+    "9": "Hopper",
+    "10": "Blackwell",
+    "12": "Blackwell",
+}
 _WIDER_DTYPES: dict[str, tuple[str, ...]] = {
     "fp4": ("fp8", "bfloat16", "float16", "float32"),
     "fp8": ("bfloat16", "float16", "float32"),

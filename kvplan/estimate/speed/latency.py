@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
-from kvplan.catalog.published_errors import ErrorInterval, FigureName, error_group, published_errors
+from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import StepClock
@@ -142,8 +142,10 @@ class SpeedModel:
 
         Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin.
         """
-        group = error_group(self.origin, self.engine, self.work.num_experts > 0, is_first=self.is_first_engine)
-        published = published_errors().interval(group, figure)
+        is_mixture, is_latent = self.work.num_experts > 0, self.work.num_latent_layers > 0
+        group = error_group(self.origin, self.engine, is_mixture, is_first=self.is_first_engine)
+        kind = combination(self.gpu.architecture, is_mixture=is_mixture, is_latent=is_latent)
+        published = published_errors().interval(group, figure, kind)
         if self.device_speed is None or (published is not None and self.origin not in ("measured", "calibrated")):
             return published
         error = self.device_speed.errors[_PROFILE_NAMES[figure]]
