@@ -173,6 +173,16 @@ def test_a_source_contradicts_itself(
     assert hindered_rows(rows) == ({"ours-1": rows[1].id} if is_hindered else {})
 
 
+def test_requests_one_after_another_are_compared_by_the_time_of_a_token(tmp_path: Path) -> None:
+    """An A100 with 80 GB has more bandwidth than one with 40 and as many multipliers."""
+    alone = {"max_concurrency": "1", "request_rate": "closed loop", "gpu": "A100 SXM 80GB"}
+    slow = _parsed(tmp_path, **alone, mean_tpot_ms="30")
+    rows = [slow, _parsed(tmp_path, **(alone | {"gpu": "A100 SXM 40GB", "id": "ours-2"}), mean_tpot_ms="18")]
+    assert hindered_rows(rows) == {"ours-1": "ours-2"}
+    near = _parsed(tmp_path, **alone, mean_tpot_ms="24")
+    assert hindered_rows([near, rows[1]]) == {}
+
+
 def test_what_a_larger_pool_explains_is_no_contradiction(tmp_path: Path) -> None:
     load = {"model": "meta-llama/Llama-3.3-70B-Instruct", "gpu_count": "2", "tp": "2", "input_len": "15000"}
     slow = _parsed(tmp_path, **load, output_throughput_tok_s="200")

@@ -3,7 +3,8 @@
 A row is hindered where the same source measured the same deployment under the same load and got more than 35 % more
 throughput than the two GPUs can differ by: more than 1.35 times the largest ratio of their data sheets (operations in
 any format, memory bandwidth, link between GPUs), and at least 1. Of loads that both pools hold, so that memory is no
-reason. The rule looks at no prediction; no row is left out of a score by it, it only says what scores would be without.
+reason. For requests sent one after another it is the time of a token that counts, as throughput is often not stated.
+The rule looks at no prediction; no row is left out of a score by it, it only says what scores would be without.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def hindered_rows(rows: Iterable[PublishedRow]) -> dict[str, str]:
     """Ids, each with the id of the row that contradicts it."""
     alike: defaultdict[tuple[str, ...], list[PublishedRow]] = defaultdict(list)
     for row in rows:
-        if row.measured.output_throughput is not None:
+        if _speed(row) is not None:
             alike[(row.source, *(row.text[column] for column in _SET_UP))].append(row)
     found: dict[str, str] = {}
     for group in alike.values():
@@ -39,11 +40,18 @@ def hindered_rows(rows: Iterable[PublishedRow]) -> dict[str, str]:
     return found
 
 
+def _speed(row: PublishedRow) -> float | None:
+    """Tokens per second: of one request where these are sent one after another, else of all."""
+    if row.max_concurrency == 1:
+        return None if row.measured.tpot_ms is None else 1000 / row.measured.tpot_ms
+    return row.measured.output_throughput
+
+
 def _contradicted(group: Sequence[PublishedRow]) -> dict[str, str]:
     found: dict[str, str] = {}
     for slow in group:
         for fast in group:
-            ratio = (fast.measured.output_throughput or 0) / (slow.measured.output_throughput or 1)
+            ratio = (_speed(fast) or 0) / (_speed(slow) or 1)
             if ratio > MARGIN and _is_contradiction(slow, fast, ratio):
                 found[slow.id] = fast.id
     return found
