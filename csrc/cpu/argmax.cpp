@@ -1,4 +1,7 @@
 // The greedy sampler's argmax, without a float32 copy of bfloat16 logits.
+#include <algorithm>
+#include <limits>
+
 #include "../include/kvplan_cpu.h"
 #include "parallel.h"
 #include "simd.h"
@@ -16,43 +19,54 @@ int64_t first_nan(const T* row, int64_t width) {
   return width;
 }
 
-// Each lane keeps the first of its largest values; the lanes are compared at the end, lower index first.
+// Columns whose maximum is taken before anybody asks where it lies.
+constexpr int64_t kBlock = 1024;
+
+// The largest of `count` values, NaN left out. poison: becomes a NaN where one of them is a NaN or infinite.
+template <class T>
+float largest_of(const T* row, int64_t count, Floats& poison) {
+  constexpr int kChains = 4;  // a maximum takes a few cycles
+  Floats largest[kChains], odd[kChains] = {};
+  for (Floats& each : largest) each = splat(-std::numeric_limits<float>::infinity());
+  const auto take = [&](Floats values, int chain) {
+    largest[chain] = maximum(values, largest[chain]);
+    odd[chain] += values * 0.0f;
+  };
+  int64_t column = 0;
+  for (; column + kChains * kLanes <= count; column += kChains * kLanes)
+    for (int chain = 0; chain < kChains; ++chain) take(load(row + column + chain * kLanes), chain);
+  for (; column + kLanes <= count; column += kLanes) take(load(row + column), 0);
+  poison += (odd[0] + odd[1]) + (odd[2] + odd[3]);
+  float best = maximum_of(maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3])));
+  for (; column < count; ++column) {
+    const float value = to_float(row[column]);
+    poison += splat(value * 0.0f);
+    if (value > best) best = value;
+  }
+  return best;
+}
+
+// The block with the first of the largest values is searched again; the others are only read once.
 template <class T>
 int64_t argmax_row(const T* row, int64_t width) {
-  float best = to_float(row[0]);
-  int64_t best_index = 0;
-  bool nan_seen = best != best;
-  int64_t column = 0;
-  if (width >= kLanes) {
-    Floats largest = load(row);
-    Ints where = {}, lane = {}, odd = largest != largest;
-    for (int i = 0; i < kLanes; ++i) lane[i] = i;
-    for (column = kLanes; column + kLanes <= width; column += kLanes) {
-      const Floats values = load(row + column);
-      const Ints better = values > largest;
-      odd |= values != values;
-      largest = select(better, values, largest);
-      where = (better & static_cast<int32_t>(column)) | (~better & where);
-    }
-    where += lane;
-    best = largest[0];
-    for (int i = 0; i < kLanes; ++i) {
-      nan_seen |= odd[i] != 0;
-      if (largest[i] > best || (largest[i] == best && (where[i] < best_index || i == 0))) {
-        best = largest[i];
-        best_index = where[i];
-      }
+  Floats poison = {};
+  float best = -std::numeric_limits<float>::infinity();
+  int64_t best_block = 0;
+  for (int64_t block = 0; block < width; block += kBlock) {
+    const float largest = largest_of(row + block, std::min(kBlock, width - block), poison);
+    if (largest > best) {
+      best = largest;
+      best_block = block;
     }
   }
-  for (; column < width; ++column) {
-    const float value = to_float(row[column]);
-    nan_seen |= value != value;
-    if (value > best) {
-      best = value;
-      best_index = column;
-    }
+  const float odd = sum_of(poison);
+  if (odd != odd) {
+    const int64_t nan = first_nan(row, width);
+    if (nan < width) return nan;
   }
-  return nan_seen ? first_nan(row, width) : best_index;
+  int64_t column = best_block;
+  while (to_float(row[column]) != best) ++column;
+  return column;
 }
 
 template <class T>

@@ -60,6 +60,15 @@ T* row_at(T* rows, int64_t stride, const kvplan_norm& args, int64_t row) {
   return args.heads > 1 ? rows + row / args.heads * stride + row % args.heads * args.width : rows + row * stride;
 }
 
+// Asks for what a row is made from: other threads have mostly written it, and it is needed at once.
+template <class T>
+KVPLAN_INLINE void ask_for_row(const kvplan_norm& args, int64_t row) {
+  const int64_t bytes = args.width * int64_t{sizeof(T)};
+  prefetch_near(row_at(static_cast<const T*>(args.x), args.x_stride, args, row), bytes);
+  if (args.delta != nullptr)
+    prefetch_near(row_at(static_cast<const T*>(args.delta), args.delta_stride, args, row), bytes);
+}
+
 template <class T, bool kCentred>
 void normalise_row(const kvplan_norm& args, int64_t row) {
   T* x = row_at(static_cast<T*>(args.x), args.x_stride, args, row);
@@ -72,15 +81,21 @@ void normalise_row(const kvplan_norm& args, int64_t row) {
             static_cast<const T*>(args.bias), row_at(static_cast<T*>(args.out), args.out_stride, args, row), args.width);
 }
 
+template <class T, bool kCentred>
+void normalise_rows(const kvplan_norm& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    if (row + 1 < end) ask_for_row<T>(args, row + 1);
+    normalise_row<T, kCentred>(args, row);
+  }
+}
+
 template <bool kCentred>
 int normalise(const kvplan_norm& args, int threads) {
   for_each_range(args.rows, row_grain(args.width), threads, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (args.storage == KVPLAN_BFLOAT16) {
-        normalise_row<BFloat16, kCentred>(args, row);
-      } else {
-        normalise_row<float, kCentred>(args, row);
-      }
+    if (args.storage == KVPLAN_BFLOAT16) {
+      normalise_rows<BFloat16, kCentred>(args, begin, end);
+    } else {
+      normalise_rows<float, kCentred>(args, begin, end);
     }
   });
   return KVPLAN_OK;

@@ -17,39 +17,63 @@ inline void pause_briefly() {
 #endif
 }
 
-// body(worker, item, next) for every item in [0, items): each thread takes the next item when it has finished one, so that
-// items of uneven cost balance. worker < threads is a number of the thread's own, for its scratch. next(): the item that
-// this thread would take if it took one now, `items` or more: none. Threads that do not come in time leave their items to
-// the others.
-template <class Body>
-void for_each_item_foreseen(int64_t items, int threads, const Body& body) {
-  const int64_t wanted = items < threads ? items : threads;
-  struct Shared {
-    const Body& body;
-    const int64_t items;
-    std::atomic<int64_t> next_item{0};
-    std::atomic<int> next_worker{0};
-  } shared{body, items};
-  const auto run = [](void* data) {
-    Shared& work = *static_cast<Shared*>(data);
-    const int worker = work.next_worker.fetch_add(1, std::memory_order_relaxed);
-    for (;;) {
-      const int64_t item = work.next_item.fetch_add(1, std::memory_order_relaxed);
-      if (item >= work.items) return;
-      work.body(worker, item, [&] { return work.next_item.load(std::memory_order_relaxed); });
-    }
-  };
-  if (wanted <= 1) {
-    run(&shared);
-  } else {
-    run_on_team(run, &shared, static_cast<int>(wanted));
-  }
+// work(worker) on the calling thread and on up to `wanted` - 1 others that come in time; worker < wanted is a number of the
+// thread's own, mostly the same from call to call, so that its scratch stays in its cache.
+template <class Work>
+void on_team(int64_t wanted, const Work& work) {
+  if (wanted <= 1) return work(0);
+  const auto run = [](void* data, int worker) { (*static_cast<const Work*>(data))(worker); };
+  run_on_team(run, const_cast<Work*>(&work), static_cast<int>(wanted));
 }
 
-// The same for a body(worker, item).
+// body(worker, item) for every item in [0, items), in order: each thread takes the next item when it has finished one, so
+// that items of uneven cost balance. Threads that do not come in time leave their items to the others.
 template <class Body>
 void for_each_item(int64_t items, int threads, const Body& body) {
-  for_each_item_foreseen(items, threads, [&](int worker, int64_t item, const auto&) { body(worker, item); });
+  std::atomic<int64_t> next{0};
+  on_team(items < threads ? items : threads, [&](int worker) {
+    for (;;) {
+      const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
+      if (item >= items) return;
+      body(worker, item);
+    }
+  });
+}
+
+// A thread's share of the items, in a cache line of its own.
+struct alignas(64) ItemShare {
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+
+// body(worker, item, next) for every item in [0, items), in any order. Each thread has a share of neighbouring items, the
+// same ones in every call of as many, so that rows that it has written stay in its cache: between cores that share none, a
+// line takes longer than one from memory. When it is through with them it takes items from the others' shares. next(): the
+// item that this thread would take if it took one now; `items`: none of this share.
+template <class Body>
+void for_each_shared_item(int64_t items, int threads, const Body& body) {
+  constexpr int64_t kMostShares = 64;
+  const int64_t wanted = items < threads ? items : threads;
+  const int64_t count = wanted < 1 ? 1 : (wanted < kMostShares ? wanted : kMostShares);
+  ItemShare shares[kMostShares];
+  for (int64_t i = 0; i < count; ++i) {
+    shares[i].next.store(items * i / count, std::memory_order_relaxed);
+    shares[i].end = items * (i + 1) / count;
+  }
+  on_team(wanted, [&](int worker) {
+    for (int64_t i = 0; i < count; ++i) {
+      ItemShare& share = shares[(worker + i) % count];
+      const auto next = [&] {
+        const int64_t item = share.next.load(std::memory_order_relaxed);
+        return item < share.end ? item : items;
+      };
+      for (;;) {
+        const int64_t item = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (item >= share.end) break;
+        body(worker, item, next);
+      }
+    }
+  });
 }
 
 // first(item) for every item in [0, first_items), then second(item) for every item in [0, second_items), in one go: no
@@ -76,7 +100,7 @@ void for_each_range(int64_t count, int64_t grain, int threads, const Body& body)
   const int64_t by_grain = (count + grain - 1) / grain;
   const int64_t by_threads = 2 * static_cast<int64_t>(threads);  // two ranges a thread: one late thread costs half
   const int64_t ranges = threads <= 1 ? 1 : (by_grain < by_threads ? by_grain : by_threads);
-  for_each_item(ranges, threads, [&](int, int64_t range) {
+  for_each_shared_item(ranges, threads, [&](int, int64_t range, const auto&) {
     body(count * range / ranges, count * (range + 1) / ranges);
   });
 }

@@ -25,6 +25,7 @@ constexpr std::chrono::microseconds kHelperPatience{100};
 constexpr std::chrono::microseconds kCallerPatience{30};
 constexpr int kMostHelpers = 255;
 constexpr size_t kStackBytes = size_t{1} << 20;
+constexpr size_t kLineBytes = 64;
 
 template <class Condition>
 bool comes_true(const Condition& condition, std::chrono::microseconds patience) {
@@ -42,8 +43,8 @@ bool comes_true(const Condition& condition, std::chrono::microseconds patience) 
 // cannot take a seat in a call that has ended.
 class ThreadTeam {
  public:
-  void run(void (*body)(void*), void* data, int helpers) {
-    if (busy_.exchange(true, std::memory_order_acquire)) return body(data);
+  void run(void (*body)(void*, int), void* data, int helpers) {
+    if (busy_.exchange(true, std::memory_order_acquire)) return body(data, 0);
     start(helpers < kMostHelpers ? helpers : kMostHelpers);
     const uint64_t seats = static_cast<uint64_t>(helpers < num_helpers_ ? helpers : num_helpers_);
     body_ = body;
@@ -52,7 +53,7 @@ class ThreadTeam {
     const uint64_t call = (call_.load(std::memory_order_relaxed) / kSeats + 1) * kSeats;
     call_.store(call + seats);
     wake_helpers();
-    body(data);
+    body(data, 0);
     const uint64_t left = call_.exchange(call) - call;
     wait_for(seats - left);
     busy_.store(false, std::memory_order_release);
@@ -87,8 +88,9 @@ class ThreadTeam {
     for (;;) {
       const auto is_open = [this] { return call_.load(std::memory_order_relaxed) % kSeats != 0; };
       if (!comes_true(is_open, kHelperPatience)) sleep_until_open();
-      if (!take_seat()) continue;
-      body_(data_);
+      const int seat = take_seat();
+      if (seat == 0) continue;
+      body_(data_, seat);
       finished_.fetch_add(1);
       if (caller_sleeps_.load()) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -97,11 +99,13 @@ class ThreadTeam {
     }
   }
 
-  bool take_seat() {
+  // The last free one; 0: none.
+  int take_seat() {
     uint64_t call = call_.load(std::memory_order_relaxed);
     while (call % kSeats != 0)
-      if (call_.compare_exchange_weak(call, call - 1, std::memory_order_acquire, std::memory_order_relaxed)) return true;
-    return false;
+      if (call_.compare_exchange_weak(call, call - 1, std::memory_order_acquire, std::memory_order_relaxed))
+        return static_cast<int>(call % kSeats);
+    return 0;
   }
 
   // Whoever goes to sleep says so before it looks a last time, and who has news looks for sleepers after it: one of
@@ -127,14 +131,15 @@ class ThreadTeam {
     caller_sleeps_.store(false);
   }
 
-  std::atomic<bool> busy_{false};
-  std::atomic<uint64_t> call_{0};  // the call's number x kSeats + its free seats
-  void (*body_)(void*) = nullptr;
-  void* data_ = nullptr;
-  std::atomic<uint64_t> finished_{0};
+  // In lines of their own: what callers write, what they write for helpers that poll it, what these answer.
+  alignas(kLineBytes) std::atomic<bool> busy_{false};
   int num_helpers_ = 0;  // this and the next: only of who is busy
   bool is_refused_ = false;
-  std::atomic<int> sleeping_helpers_{0};
+  alignas(kLineBytes) std::atomic<uint64_t> call_{0};  // the call's number x kSeats + its free seats
+  void (*body_)(void*, int) = nullptr;
+  void* data_ = nullptr;
+  alignas(kLineBytes) std::atomic<uint64_t> finished_{0};
+  alignas(kLineBytes) std::atomic<int> sleeping_helpers_{0};
   std::atomic<bool> caller_sleeps_{false};
   std::mutex mutex_;
   std::condition_variable helpers_, caller_;
@@ -150,7 +155,7 @@ void make_team() { new (team_storage) ThreadTeam(); }
 
 }  // namespace
 
-void run_on_team(void (*body)(void*), void* data, int threads) {
+void run_on_team(void (*body)(void*, int), void* data, int threads) {
   static const bool is_made = [] {
     make_team();
     pthread_atfork(nullptr, nullptr, make_team);

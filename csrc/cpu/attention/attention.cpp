@@ -257,7 +257,7 @@ int run_attention(const kvplan_attention& args, int threads) {
   const Run run{call, shared, plan, take_workspace(cutter, call, plan, threads, true)};
   const int64_t num_items = fill_items(args, shared, plan, run.space.items, run.space.owners);
   count_missing_parts(run, num_items);
-  for_each_item_foreseen(num_items, threads, [&](int worker, int64_t i, const auto& next) {
+  for_each_shared_item(num_items, threads, [&](int worker, int64_t i, const auto& next) {
     const auto find_following = [&] { return next() < num_items ? run.space.items + next() : nullptr; };
     run_item(run, run.space.items[i], find_following, run.space.workers[worker]);
   });

@@ -13,8 +13,9 @@ constexpr int64_t kPackedItemRows = 48;
 constexpr int64_t kDirectItemFloats = 4096;
 // What loading a cache row costs, in query rows of arithmetic on it.
 constexpr int64_t kLoadRows = 6;
-// Items per thread that cutting aims at: the last to finish then keeps the others waiting for an eighth at most.
-constexpr int64_t kItemsPerThread = 8;
+// Items per thread that cutting aims at: the last to finish then keeps the others waiting for a quarter at most, and a thread
+// reads long runs of neighbouring sequences (measured: benchmarks/README.md).
+constexpr int64_t kItemsPerThread = 4;
 // A part shorter than this is not worth its merge. A multiple of every tile.
 constexpr int64_t kMinPartTokens = 128;
 

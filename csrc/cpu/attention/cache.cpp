@@ -59,6 +59,27 @@ int64_t place_of(const kvplan_kv_write& args, int64_t slot, int64_t size) {
   return slot / args.block_size * args.block_stride + slot % args.block_size * size;
 }
 
+// Asks for the lines to which one token's keys or values of all heads go. They lie a block apart, mostly in no cache, and a
+// store waits for its line.
+template <class To>
+KVPLAN_INLINE void ask_for_heads(const kvplan_kv_write& args, const To* to, int64_t size) {
+  for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+    const char* line = reinterpret_cast<const char*>(to + head * args.block_size * size);
+    for (int64_t at = 0; at < size * int64_t{sizeof(To)}; at += 64) __builtin_prefetch(line + at, 1, 3);
+  }
+}
+
+template <class To>
+KVPLAN_INLINE void ask_for_token(const kvplan_kv_write& args, int64_t token) {
+  const int64_t slot = args.slots[token];
+  if (slot < 0) return;
+  ask_for_heads(args, static_cast<const To*>(args.keys) + place_of(args, slot, args.head_size), args.head_size);
+  if (args.value == nullptr) return;
+  const int64_t value_slot = args.value_slots == nullptr ? slot : args.value_slots[token];
+  ask_for_heads(args, static_cast<const To*>(args.values) + place_of(args, value_slot, args.value_size),
+                args.value_size);
+}
+
 // One token's keys or values, of all heads, at `to`.
 template <class From, class To>
 KVPLAN_INLINE void write_heads(const kvplan_kv_write& args, const From* from, int64_t head_stride, To* to,
@@ -100,7 +121,10 @@ void write_integers(const kvplan_kv_write& args, int64_t begin, int64_t end) {
 
 template <class From, class To>
 void write_tokens(const kvplan_kv_write& args, int64_t begin, int64_t end) {
+  constexpr int64_t kTokensAhead = 4;
+  for (int64_t token = begin; token < end && token < begin + kTokensAhead; ++token) ask_for_token<To>(args, token);
   for (int64_t token = begin; token < end; ++token) {
+    if (token + kTokensAhead < end) ask_for_token<To>(args, token + kTokensAhead);
     const int64_t slot = args.slots[token];
     if (slot < 0) continue;
     const From* key = static_cast<const From*>(args.key) + token * args.key_row_stride;
