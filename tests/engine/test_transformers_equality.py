@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import transformers
 from transformers_checkpoints import check_class, config_of, tabled_models
 
 from kvplan_engine.transformers_backend.model import TransformersDecoder
 
+TRANSFORMERS = tuple(int(number) for number in transformers.__version__.split(".")[:2])
 TOGETHER = "all sequences in one forward pass"
 ONE_BY_ONE = "one sequence after the other"
 BY_TOKEN = "one sequence after the other, token by token"
@@ -26,7 +28,7 @@ MODELS = {
     "qwen3_moe": TOGETHER,
     "bloom": ONE_BY_ONE,  # slopes
     "falcon-40b": ONE_BY_ONE,  # caches each KV head several times
-    "gptj": ONE_BY_ONE,  # attends by itself
+    "gptj": TOGETHER if TRANSFORMERS >= (5, 24) else ONE_BY_ONE,  # attended by itself before
     "Llama4ForCausalLM": ONE_BY_ONE,  # chunks
     "deepseek_v3": ONE_BY_ONE,  # latents
     "lfm2": ONE_BY_ONE,  # convolutions
