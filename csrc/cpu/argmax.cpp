@@ -19,10 +19,10 @@ int64_t first_nan(const T* row, int64_t width) {
   return width;
 }
 
-// Columns whose maximum is taken before anybody asks where it lies.
+// Columns whose maximum is taken at once.
 constexpr int64_t kBlock = 1024;
 
-// The largest of `count` values, NaN left out. poison: becomes a NaN where one of them is a NaN or infinite.
+// The largest of `count` values, NaNs left out. poison: becomes a NaN where one of them is a NaN or infinite.
 template <class T>
 float largest_of(const T* row, int64_t count, Floats& poison) {
   constexpr int kChains = 4;  // a maximum takes a few cycles
@@ -46,7 +46,7 @@ float largest_of(const T* row, int64_t count, Floats& poison) {
   return best;
 }
 
-// The block with the first of the largest values is searched again; the others are only read once.
+// The first of the largest values: only the block that has it is searched for its place.
 template <class T>
 int64_t argmax_row(const T* row, int64_t width) {
   Floats poison = {};

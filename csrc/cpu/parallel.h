@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "thread_team.h"
@@ -40,16 +41,19 @@ void for_each_item(int64_t items, int threads, const Body& body) {
   });
 }
 
+// Of a cache line.
+constexpr std::size_t kLineBytes = 64;
+
 // A thread's share of the items, in a cache line of its own.
-struct alignas(64) ItemShare {
+struct alignas(kLineBytes) ItemShare {
   std::atomic<int64_t> next;
   int64_t end;
 };
 
 // body(worker, item, next) for every item in [0, items), in any order. Each thread has a share of neighbouring items, the
-// same ones in every call of as many, so that rows that it has written stay in its cache: between cores that share none, a
-// line takes longer than one from memory. When it is through with them it takes items from the others' shares. next(): the
-// item that this thread would take if it took one now; `items`: none of this share.
+// same ones in every call of as many, so that rows that it has written stay in its cache (measured: benchmarks/README.md).
+// When it is through with them it takes items from the others' shares. next(): the item that this thread would take if it
+// took one now; `items`: none of this share.
 template <class Body>
 void for_each_shared_item(int64_t items, int threads, const Body& body) {
   constexpr int64_t kMostShares = 64;

@@ -25,7 +25,6 @@ constexpr std::chrono::microseconds kHelperPatience{100};
 constexpr std::chrono::microseconds kCallerPatience{30};
 constexpr int kMostHelpers = 255;
 constexpr size_t kStackBytes = size_t{1} << 20;
-constexpr size_t kLineBytes = 64;
 
 template <class Condition>
 bool comes_true(const Condition& condition, std::chrono::microseconds patience) {

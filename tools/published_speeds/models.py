@@ -58,8 +58,3 @@ def model_kind(spec: ModelSpec) -> ModelKind:
         return "latent"
     is_mixture = any(isinstance(layer.feed_forward, MoeFeedForward) for layer in spec.layers)
     return "mixture" if is_mixture else "dense"
-
-
-def generation(gpu: GpuProfile) -> str:
-    """The architecture's name; the vendor's for others."""
-    return gpu.architecture

@@ -73,8 +73,12 @@ def played_load(row: PublishedRow, replicas: int, pool: float) -> PlayedLoad:
 
 def _is_sharegpt(row: PublishedRow) -> bool:
     """Of vLLM's own sample or one like it; AccelMark's is another."""
-    words = f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
-    return "sharegpt" in words and suite_of(row) is None
+    return "sharegpt" in _said(row) and suite_of(row) is None
+
+
+def _said(row: PublishedRow) -> str:
+    """In lower case, what the row says of its prompts."""
+    return f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
 
 
 def _num_requests(row: PublishedRow) -> int:
@@ -87,8 +91,7 @@ def _num_requests(row: PublishedRow) -> int:
 def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
     if suite := suite_of(row):
         return suite.lengths()
-    words = f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
-    ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", words)
+    ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", _said(row))
     if ratio and row.source == "benchmaxxing":  # its row states the means
         least = float(ratio.group(1))
         return Lengths(row.input_tokens, "uniform", least), Lengths(row.output_tokens, "uniform", least)

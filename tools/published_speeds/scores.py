@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.published_errors import ErrorGroup, combination, error_group
 from kvplan.errors import KvplanError
-from published_speeds.models import generation, model_kind
+from published_speeds.models import model_kind
 from published_speeds.predictions import Figure, predict
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import deployed
@@ -82,7 +82,7 @@ def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
         return f"{row.id}: no figure to compare"
     gpu, kind = found.choice.gpu, model_kind(found.spec)
     is_first = found.is_first_engine
-    return RowScore(row, predicted.origin, found.engine, gpu.id, generation(gpu), kind, figures, is_first)
+    return RowScore(row, predicted.origin, found.engine, gpu.id, gpu.architecture, kind, figures, is_first)
 
 
 @dataclass(frozen=True, slots=True)
