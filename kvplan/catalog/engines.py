@@ -30,7 +30,7 @@ class EngineChoice:
     """``--engine``: one of ENGINES; ``version`` is vLLM's.
 
     Published results have other engines too, by their names here (sglang, trtllm), and a ``backend`` where one is named
-    that is not the release's default: pytorch or tensorrt, of TensorRT-LLM.
+    that is not the release's default: pytorch or tensorrt of TensorRT-LLM, in-process of vLLM without a server.
     """
 
     name: str

@@ -35,8 +35,8 @@ def _work(name: str = "deepseek-r1") -> ModelWork:
 @pytest.mark.parametrize(
     ("engine", "version", "reached", "more"),
     [
-        ("vllm", "0.7.4", 0.70, 0.206e-3),
-        ("vllm", "0.8.5", 0.70, 0.206e-3),
+        ("vllm", "0.7.4", 0.70, 0.182e-3),
+        ("vllm", "0.8.5", 0.70, 0.182e-3),
         ("vllm", "0.10.0", 0.70, 0.0),
         ("vllm", "0.11.0", 1.0, 0.0),
         ("vllm", "latest", 1.0, 0.0),

@@ -10,6 +10,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.estimate.speed.queueing.steps import HostedSteps, mixed_tile_rows
 from kvplan.estimate.speed.steps.host import (
+    IN_PROCESS,
     NO_HOST,
     HostWork,
     Launches,
@@ -57,6 +58,27 @@ def test_newer_releases_cost_the_host_less(older: str, newer: str) -> None:
         return vllm_host(vllm_release(version)).decode_seconds(1e-3, LAYERS, 0, 64, 500)
 
     assert decode(older) > decode(newer) >= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("version", "seconds"), [("0.7.3", 0.02e-3), ("0.8.4", 0.017e-3), ("0.13.0", 0.017e-3), ("0.14.0", 0.0)]
+)
+def test_what_a_sequence_costs_between_steps(version: str, seconds: float) -> None:
+    """Asynchronous scheduling hides all of it."""
+    assert vllm_host(vllm_release(version)).sequence_seconds == seconds
+
+
+def test_the_first_engine_shares_its_callers_event_loop() -> None:
+    """So did its servers until 0.6.2; the V1 engine has a process of its own."""
+
+    def sequence(version: str, *, in_process: bool) -> float:
+        return vllm_host(vllm_release(version), in_process=in_process).sequence_seconds
+
+    assert sequence("0.7.3", in_process=True) == pytest.approx(0.065e-3)
+    assert sequence("0.6.1", in_process=False) == pytest.approx(0.065e-3)
+    assert sequence("0.13.0", in_process=True) == sequence("0.13.0", in_process=False)
+    choice, gpu = EngineChoice("vllm", "0.7.3", IN_PROCESS), find_gpu("h100-sxm")
+    assert host_work(choice, vllm_release("0.7.3"), gpu, 1).sequence_seconds == sequence("0.7.3", in_process=True)
 
 
 def test_each_engine_has_its_own_host() -> None:

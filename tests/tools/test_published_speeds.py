@@ -14,6 +14,7 @@ import score_published_speeds
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.commands.printing.plans import UNSURE
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
+from kvplan.estimate.speed.steps.host import IN_PROCESS
 from published_speeds.chats import answered_pairs, published_pairs, sampled_pairs
 from published_speeds.hindered import hindered_rows
 from published_speeds.playing import engine_rules, played_load
@@ -296,12 +297,15 @@ def test_front_ends_of_rows(tmp_path: Path) -> None:
 
 
 def test_a_burst_of_chats_elsewhere(tmp_path: Path) -> None:
-    """Pull request 18566 of vllm-project/vllm: mean, median and p99 of TTFT were 9.6, 9.5 and 12.7 s."""
+    """Pull request 18566 of vllm-project/vllm: mean, median and p99 of TTFT were 9.6, 9.5 and 12.7 s, of TPOT the mean
+    and the median 77.9 and 48.8 ms."""
     cells = {"id": "gpustack-1", "engine_version": "0.9.0", "prefix_cache_or_random": "sharegpt", "num_prompts": "1000"}
-    row = _parsed(tmp_path, input_len="229.7", output_len="203.1", median_ttft_ms="9460", **cells)
-    found = predict(row, deployed(row), load_measured()).ttft_ms
-    assert found is not None
-    assert found.middle == pytest.approx(9460, rel=0.05)
+    figures = {"median_ttft_ms": "9460", "mean_tpot_ms": "77.86"}
+    row = _parsed(tmp_path, input_len="229.7", output_len="203.1", **figures, **cells)
+    found = predict(row, deployed(row), load_measured())
+    assert found.ttft_ms is not None and found.tpot_ms is not None
+    assert found.ttft_ms.middle == pytest.approx(9460, rel=0.05)
+    assert found.tpot_ms.middle == pytest.approx(77.86, rel=0.07)
 
 
 def test_accelmark_sets_seats_for_offline_runs_alone(tmp_path: Path) -> None:
@@ -315,6 +319,21 @@ def test_accelmarks_chats_are_cut_off(tmp_path: Path) -> None:
     prompts, answers = (sorted(each) for each in zip(*load.lengths, strict=True))
     assert (prompts[150], prompts[-1], answers[-1]) == (pytest.approx(198, abs=2), pytest.approx(592, abs=3), 512)
     assert load.num_requests == 300
+
+
+@pytest.mark.parametrize(("suite", "mean", "longest"), [("A", 347, 512), ("F", 209, 256), ("D", 256, 256)])
+def test_accelmarks_answers_are_as_long_as_its_runs_counted(
+    tmp_path: Path, suite: str, mean: float, longest: int
+) -> None:
+    load = played_load(_accelmark(tmp_path, suite, num_prompts="300"), 1, 1e6)
+    answers = [answer for _, answer in load.lengths]
+    assert sum(answers) / len(answers) == pytest.approx(mean, rel=0.01)
+    assert max(answers) == longest
+
+
+def test_accelmark_has_no_server(tmp_path: Path) -> None:
+    assert deployed(_accelmark(tmp_path, "A", engine="vLLM")).request.engine.backend == IN_PROCESS
+    assert deployed(_accelmark(tmp_path, "A", engine="SGLang")).request.engine.backend == ""
 
 
 def test_published_chats_are_those_that_benchmarks_sample() -> None:

@@ -12,10 +12,12 @@ from kvplan.catalog.sglang_defaults import attends_on_each_gpu
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.host import IN_PROCESS
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import WeightFormat, weight_formats
 from kvplan.planner.question.request import PlanRequest, Workload
 from kvplan.settings import KNOBS, ServingSettings
+from published_speeds.accelmark import SOURCE as ACCELMARK
 from published_speeds.accelmark import suite_of
 from published_speeds.models import FP4_CHECKPOINTS, gpu_named, model_kind, model_named
 from published_speeds.rows import PublishedRow
@@ -30,7 +32,8 @@ _FORMATS = (("awq", "awq"), ("gptq", "gptq"), ("nvfp4", "nvfp4"), ("int8", "int8
 class Deployed:
     """A row's deployment: ``replicas`` instances of ``choice``, each with its share of ``workload``.
 
-    ``version``: of the row's engine; ``backend``: of TensorRT-LLM, where it is not its release's default.
+    ``version``: of the row's engine; ``backend``: of TensorRT-LLM, where it is not its release's default, and
+    ``IN_PROCESS`` of vLLM without a server.
     ``workload``: of one replica; its ``num_users`` are requests sent at once, or in flight at most. ``states_longest``:
     max_model_len is what was set, not a guess.
     """
@@ -149,7 +152,9 @@ def _parallel(tensor: int, pipeline: int, data: int, *, with_experts: bool) -> P
 
 
 def _backend(row: PublishedRow) -> str:
-    """TensorRT-LLM's, where the command names it; NIM serves engines that were built."""
+    """TensorRT-LLM's, where the command names it; NIM serves engines that were built. AccelMark has no servers."""
+    if row.text["engine"] == "vLLM" and row.source == ACCELMARK:
+        return IN_PROCESS
     if row.text["engine"] != "TensorRT-LLM":
         return ""
     if row.text["engine_version"].startswith("NIM"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from kvplan.catalog.devices.device_support import dtype_on
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import EngineChoice, vllm_release
+from kvplan.catalog.engines import vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
@@ -239,7 +239,7 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
     measured = trial.device_speed(choice, work.speed_format)
     engine = trial.request.engine
     if engine.name == "vllm":
-        engine = EngineChoice(engine.name, prediction.version)
+        engine = replace(engine, version=prediction.version)
     return engine_speed_model(
         engine,
         work,

@@ -20,12 +20,12 @@ DeepSeek-V3 and R1 in eight ranks, less what is predicted with the tables of new
     SGLang 0.4.5.post3           50 x 2000        35.4         26.0         0.153         Michaelvll/
     on H200                      50 x 5500        39.7         29.0         0.176         llm-ie-benchmarks at
                                  50 x 10250       45.4         32.9         0.205         5f717fe, median ITL
-    vLLM 0.8.4                   50 x 2000        45.6         32.9         0.208         the same
-    on H200                      50 x 5500        48.0         35.6         0.203
-                                 50 x 10250       51.1         39.2         0.195
-                                200 x 2000        63.3         50.0         0.218
+    vLLM 0.8.4                   50 x 2000        45.6         33.8         0.194         the same
+    on H200                      50 x 5500        48.0         36.5         0.189
+                                 50 x 10250       51.1         40.1         0.181
+                                200 x 2000        63.3         53.4         0.162
 
-so that it depends on neither sequences nor context. (SGLang 0.4.5 captures no step of more than 160 sequences: 200
+so that it depends little on sequences and context. (SGLang 0.4.5 captures no step of more than 160 sequences: 200
 took 51.5 ms where ``host`` has 57.4 for launching.) Pull request 3236 does not name its GPU, which is none of 80 GB.
 Its figure is taken for SGLang from 0.4.2 to 0.4.4, the mean of 0.4.5.post3's for 0.4.5, and that of vLLM 0.8.4's from
 0.7.1, which brought latent attention, to 0.8. Nobody measured vLLM 0.9 and 0.10 and SGLang from 0.4.6 to 0.5.2, as far
@@ -67,7 +67,7 @@ _OTHER_PRODUCTS: Final = {
 """By engine: releases with other products than DeepGEMM's, and the share of its speed that theirs reach with 4,096 rows
 (vLLM 0.6.6 and SGLang 0.4.1 brought the format)."""
 _MORE_A_LAYER: Final = {
-    "vllm": ((_Releases((0, 7, 1), (0, 9, 0)), 0.206e-3),),
+    "vllm": ((_Releases((0, 7, 1), (0, 9, 0)), 0.182e-3),),
     "sglang": ((_Releases((0, 4, 2), (0, 4, 5)), 0.289e-3), (_Releases((0, 4, 5), (0, 4, 6)), 0.178e-3)),
 }
 """Seconds that a layer of latent attention and a mixture takes beyond the tables, by engine."""

@@ -19,14 +19,24 @@ results that ``tools/score_published_speeds.py`` scores:
                           geometric middle
     largest graph         512 rows in V1 (cudagraph_capture_sizes, vllm/config), 256 in the first engine
                           (model_runner.py), SGLang's by memory and ranks (catalog/sglang_defaults.py)
-    vLLM's V1 engine      0.45 ms a step without scheduling ahead (the same pull request, 5.83 and 6.03 requests/s)
+    vLLM's V1 engine      without scheduling ahead 0.45 ms a step (the same pull request, 5.83 and 6.03 requests/s) and
+                          0.017 ms a sequence: what asynchronous scheduling saves of a token. Qwen3-1.7B, 800 at once:
+                          75.7 us a token without and 58.9 with it, 16.2 without the step's share (pull request 26866,
+                          just after 0.11.0); gpt-oss-20b, 1,000 chats with 0.11.0 (gpustack/gpustack,
+                          docs/performance-lab/gpt-oss-20b): 42.0 and 37.5 s on an A100, which is 20.6 us where 256 run,
+                          24.8 and 21.4 s on an H100, 15.8 us; their geometric middle. The first and the last may be of
+                          servers that were busy with the rest, and more is hidden then
     TensorRT-LLM          its PyTorch backend, the default from 1.0 on, captures steps that decode only, before 1.0
                           only where it is asked to (PyTorchConfig.use_cuda_graph, tensorrt_llm/_torch/pyexecutor/
                           config.py; pull request 5480 of NVIDIA/TensorRT-LLM); others are launched one by one, as
                           slowly as those of other engines. Engines that were built run without Python
     its first engine      0.02 ms a sequence and step (Qwen2.5-1.5B on H100: TPOT 21 to 23 ms over 1,000 chats at once,
                           pull request 10635, played), before 0.6 another 0.10 ms for outputs (3.4 ms of 32, issue
-                          6913); 1 ms a step is assumed. It captures no step whose contexts are longer than 8,192
+                          6913); 1 ms a step is assumed. In its callers' event loop (AsyncLLMEngine) another 0.045 ms
+                          a sequence: 1,000 chats of ShareGPT on H100, 25.2 and 33.3 requests/s in a process of its
+                          own, which servers have from 0.6.2 on (pull request 8157), are 49 us a token, and 15.5 and 18
+                          on A100 without a server (7957) 45, of which 6 are another process's too (34.8 and 33.3 in
+                          8092 and 8157). It captures no step whose contexts are longer than 8,192
                           (max_seq_len_to_capture)
 """
 
@@ -44,14 +54,17 @@ _EAGER_LAYER: Final = 0.57e-3
 _PIECEWISE_LAYER: Final = 0.19e-3
 _PIECEWISE_MIXTURE: Final = 0.13e-3
 _V1_STEP: Final = 0.45e-3
+_V1_SEQUENCE: Final = 0.017e-3
 _V0_STEP: Final = 1e-3
 _V0_SEQUENCE: Final = 0.02e-3
 _V0_OUTPUT: Final = 0.10e-3
+_V0_EVENT_LOOP: Final = 0.045e-3
 _V0_LONGEST_CAPTURED: Final = 8192
 _V0_LARGEST_CAPTURED: Final = 256
 _V1_LARGEST_CAPTURED: Final = 512
 _FULL_GRAPHS: Final = (0, 11, 0)
 _ASYNC_OUTPUTS: Final = (0, 6, 0)
+_OWN_PROCESS: Final = (0, 6, 2)
 _TRTLLM_PYTORCH: Final = (1, 0, 0)
 """The first release of TensorRT-LLM whose default is the PyTorch backend, with captured steps."""
 
@@ -119,10 +132,15 @@ def sglang_host(largest_captured: float) -> HostWork:
     return HostWork(reading=_EAGER, beyond=_EAGER, largest_captured=largest_captured)
 
 
-def vllm_host(release: VllmRelease) -> HostWork:
-    """By release."""
+IN_PROCESS: Final = "in-process"
+"""The backend of an EngineChoice for vLLM in a caller's own event loop, without a server."""
+
+
+def vllm_host(release: VllmRelease, *, in_process: bool = False) -> HostWork:
+    """By release. ``in_process``: without a server; the V1 engine has a process of its own either way."""
     if not release.v1:
         outputs = 0.0 if release.version >= _ASYNC_OUTPUTS else _V0_OUTPUT
+        streams = _V0_EVENT_LOOP if in_process or release.version < _OWN_PROCESS else 0.0
         return HostWork(
             CAPTURED,
             _EAGER,
@@ -130,7 +148,7 @@ def vllm_host(release: VllmRelease) -> HostWork:
             _V0_LONGEST_CAPTURED,
             _V0_LARGEST_CAPTURED,
             _V0_STEP,
-            _V0_SEQUENCE + outputs,
+            _V0_SEQUENCE + outputs + streams,
         )
     return HostWork(
         CAPTURED if release.version >= _FULL_GRAPHS else _PIECEWISE,
@@ -138,6 +156,7 @@ def vllm_host(release: VllmRelease) -> HostWork:
         _COMPILED,
         largest_captured=_V1_LARGEST_CAPTURED,
         step_seconds=0.0 if release.schedules_ahead else _V1_STEP,
+        sequence_seconds=0.0 if release.schedules_ahead else _V1_SEQUENCE,
     )
 
 
@@ -158,4 +177,6 @@ def host_work(engine: EngineChoice, release: VllmRelease, gpu: GpuProfile, tenso
         return sglang_host(largest_graph_rows(gpu.memory_bytes, tensor_parallel_size, number))
     if engine.name == "trtllm":
         return trtllm_host(engine)
-    return vllm_host(release) if engine.name == "vllm" else NO_HOST
+    if engine.name == "vllm":
+        return vllm_host(release, in_process=engine.backend == IN_PROCESS)
+    return NO_HOST
