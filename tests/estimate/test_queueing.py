@@ -125,6 +125,33 @@ def test_a_step_composed_ahead_finds_a_request_one_step_later() -> None:
     assert ahead.ttft.mean > at_once.ttft.mean
 
 
+class _EvenClock:
+    """Every step takes a second."""
+
+    def seconds(self, *of_a_step: float) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("answer", [1, 2, 5])
+def test_tokens_that_stream_late_come_a_step_later(answer: int) -> None:
+    """And the last step has no token of its own; the next request is sent after it."""
+    load = PlayedLoad(Lengths(10), Lengths(answer), 2, max_concurrency=1)
+    at_once, late = (play(load, replace(ROOMY, streams_late=most), _EvenClock()) for most in (0.0, math.inf))
+    woken = play(load, replace(ROOMY, streams_late=0.25), _EvenClock())
+    assert (at_once.ttft.median, woken.ttft.median, late.ttft.median) == (1, 1.25, 2)
+    assert (at_once.e2el.median, late.e2el.median) == (answer, answer + 1)
+    assert (at_once.seconds, late.seconds) == (2 * answer, 2 * (answer + 1))
+    assert at_once.tpot == late.tpot
+
+
+def test_a_sequence_in_its_last_step_may_be_preempted() -> None:
+    """All answers come to their ends where the pool is so small that sequences lose their tokens at any moment."""
+    load, small = users(8, 20, 5), replace(ROOMY, streams_late=math.inf)
+    for pool in range(30, 80):
+        played = play(load, replace(small, pool_tokens=pool), Clock())
+        assert played.tpot is not None and played.e2el.p99 > played.ttft.p99
+
+
 def test_a_prefix_in_the_cache_is_not_read_again() -> None:
     load = users(2, 200, 10)
     assert play(replace(load, cached_tokens=160), ROOMY, Clock()).ttft.median < play(load, ROOMY, Clock()).ttft.median

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -277,7 +278,10 @@ def test_accelmark_reads_prompts_of_its_suite_in_the_engines_own_process(tmp_pat
     assert all(28245 <= prompt <= 29932 for prompt, _ in load.lengths)
     start = start_of(found)
     assert not start.settings.serving.max_num_batched_tokens < start.settings.serving.max_model_len
-    assert engine_rules(row, found, start, 1e6).front_end == NO_FRONT_END
+    rules = engine_rules(row, found, start, 1e6)
+    assert (rules.front_end, rules.streams_late) == (NO_FRONT_END, math.inf)
+    several = _accelmark(tmp_path, "D", max_concurrency="8")
+    assert engine_rules(several, found, start, 1e6).streams_late == 0.05
     assert engine_rules(_parsed(tmp_path), found, start, 1e6).front_end == VLLM_FRONT_END
 
 

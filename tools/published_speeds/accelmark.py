@@ -12,6 +12,7 @@ anywhere before.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -58,3 +59,12 @@ def suite_of(row: PublishedRow) -> Suite | None:
     """None for rows of others."""
     found = re.search(r"_suite_([A-G])_", row.text["source_url"])
     return _OTHERS.get(found.group(1), _CHAT_SUITE) if row.source == SOURCE and found else None
+
+
+_WAKES: Final = 0.05
+"""Seconds between the looks of a run that keeps several requests in flight (loadgen/loadgen.py, run_sustained)."""
+
+
+def streams_late(row: PublishedRow) -> float:
+    """Seconds that tokens wait at most in the event loop that clients and the first engine share."""
+    return _WAKES if (row.max_concurrency or 1) > 1 else math.inf

@@ -24,7 +24,7 @@ from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.units import GIB
 from published_speeds.accelmark import SOURCE as ACCELMARK
-from published_speeds.accelmark import suite_of
+from published_speeds.accelmark import streams_late, suite_of
 from published_speeds.chats import PairedLoad, sampled_pairs
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import Deployed
@@ -157,5 +157,6 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         if is_shared:  # groups are beside each other, behind one API server
             rules = replace(rules, front_end=rules.front_end.shared_by(found.replicas))
     if row.source == ACCELMARK:
-        rules = replace(rules, front_end=NO_FRONT_END)
+        late = streams_late(row) if found.is_first_engine else 0.0
+        rules = replace(rules, front_end=NO_FRONT_END, streams_late=late)
     return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)

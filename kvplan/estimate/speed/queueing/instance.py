@@ -32,13 +32,15 @@ class Sequence:
 
 class Instance:
     """pool_tokens: those of all sequences together. cached_tokens: of each prompt, in a prefix that all share.
+    late_steps: those in which a sequence is that has all of its tokens.
 
     now: the end of the last step, in seconds. composed_at: when that step began, and with it the latest moment at which
     the next one could be composed ahead.
     """
 
-    def __init__(self, pool_tokens: float, cached_tokens: int) -> None:
+    def __init__(self, pool_tokens: float, cached_tokens: int, late_steps: int = 0) -> None:
         self._pool_tokens = pool_tokens
+        self._late_steps = late_steps
         self._cached_tokens = cached_tokens
         self.now = 0.0
         self.composed_at = 0.0
@@ -97,14 +99,11 @@ class Instance:
         sequence.computed += num_tokens
         self._reading_tokens += num_tokens
 
-    def first_token(self, sequence: Sequence, streamed: float) -> None:
-        """A prompt has been read: its sequence has a token more, which clients see at ``streamed``, and decodes now."""
-        request = sequence.request
+    def first_token(self, sequence: Sequence) -> None:
+        """A prompt has been read: its sequence has a token more, and decodes now."""
         self._leave_reading(sequence)
-        if not request.first:
-            request.first = streamed
         sequence.num_left -= 1
-        sequence.end_tick = self.ticks + sequence.num_left
+        sequence.end_tick = self.ticks + sequence.num_left + self._late_steps
         self.num_decoding += 1
         self.decoding_tokens += sequence.known
         self._end_ticks += sequence.end_tick
@@ -117,7 +116,8 @@ class Instance:
             _, _, sequence = heapq.heappop(self._ends)
             request = sequence.request
             request.last = streamed
-            self._leave_decoding(sequence, request.num_prompt_tokens + request.num_output_tokens - 1)
+            held = request.num_prompt_tokens + request.num_output_tokens - 1 + self._late_steps
+            self._leave_decoding(sequence, held)
             ended.append(sequence)
         if len(self._order) > 2 * self.num_running + 32:
             self._order = [each for each in self._order if each.is_running]
@@ -139,12 +139,12 @@ class Instance:
             sequence.is_running = False
             self._leave_reading(sequence)
         else:
-            left = sequence.end_tick - self.ticks
+            left = sequence.end_tick - self.ticks - self._late_steps
             known = request.num_prompt_tokens + request.num_output_tokens - left
             self._ends.remove((sequence.end_tick, sequence.number, sequence))
             heapq.heapify(self._ends)
             self._leave_decoding(sequence, known - 1)
-            sequence.known, sequence.num_left, sequence.end_tick = known, left, 0
+            sequence.known, sequence.num_left, sequence.end_tick = known, max(left, 1), 0
         sequence.computed = 0
         self.waiting.appendleft(sequence)
 

@@ -12,7 +12,7 @@ import math
 from kvplan.estimate.speed.queueing.admission import Chunk, next_chunks
 from kvplan.estimate.speed.queueing.arrivals import NEVER, Arrivals
 from kvplan.estimate.speed.queueing.figures import PlayedFigures, played_figures
-from kvplan.estimate.speed.queueing.instance import Instance
+from kvplan.estimate.speed.queueing.instance import Instance, Sequence
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.simulation.interface import StepClock
@@ -21,8 +21,9 @@ from kvplan.estimate.speed.simulation.interface import StepClock
 class _Play:
     def __init__(self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> None:
         self._load, self._rules, self._clock = load, rules, clock
-        self._instance = Instance(rules.pool_tokens, load.cached_tokens)
+        self._instance = Instance(rules.pool_tokens, load.cached_tokens, late_steps=int(rules.streams_late > 0))
         self._arrivals = Arrivals(load, rules.front_end)
+        self._unseen: list[Sequence] = []
         self._last = load.num_requests - load.num_cooldowns
         self._num_counted = 0
         self._max_running = 0
@@ -57,7 +58,8 @@ class _Play:
             sequence.num_left -= done - 1
             instance.start(sequence)
             instance.hold(sequence, sequence.known)
-            instance.first_token(sequence, instance.now)
+            sequence.request.first = instance.now
+            instance.first_token(sequence)
         instance.make_room()
 
     def _send(self) -> None:
@@ -83,11 +85,22 @@ class _Play:
             if sequence.computed >= sequence.known:
                 done.append(sequence)
         seconds = self._clock.seconds(num_tokens, decoding + len(chunks), decoding + len(done), kv_tokens, pairs)
+        begun = instance.now
         instance.spend(seconds, 1 if decoding else 0)
         streamed = self._arrivals.stream(instance.now, instance.now, 1, decoding + len(done))
+        self._see_first_tokens(min(streamed, begun + self._rules.streams_late))
         for sequence in done:
-            instance.first_token(sequence, streamed)
+            instance.first_token(sequence)
+        self._unseen += [sequence for sequence in done if not sequence.request.first]
+        if not self._rules.streams_late:
+            self._see_first_tokens(streamed)
         self._end_step(streamed)
+
+    def _see_first_tokens(self, streamed: float) -> None:
+        """Those that clients were still to see."""
+        for sequence in self._unseen:
+            sequence.request.first = streamed
+        self._unseen.clear()
 
     def _decode(self) -> None:
         """As many decode steps as differ in lengths only."""
@@ -103,6 +116,7 @@ class _Play:
             steps = max(min(steps, math.ceil((arrival - instance.now) / seconds)), 1)
             seconds = self._decode_seconds(steps)
         first_step = instance.now + seconds
+        self._see_first_tokens(min(first_step, instance.now + self._rules.streams_late))
         instance.spend(seconds, steps)
         self._end_step(self._arrivals.stream(first_step, instance.now, steps, count))
 

@@ -5,6 +5,11 @@ mixed            prompts are read beside decoding sequences, in what these leave
 prompts first    while a prompt can be admitted the step reads prompts only, and decoding waits: vLLM's first engine
                  without chunked prefill (vllm/core/scheduler.py), and SGLang without --enable-mixed-chunk
                  (sglang/srt/managers/scheduler.py, get_next_batch_to_run)
+streams late     a step's tokens are looked at while the next one runs, and a sequence that has all of its own is in
+                 one step more: vLLM's first engine from 0.6 on (asynchronous output processing, LLMEngine.step). A
+                 server's engine, in a process of its own, sends them at once; callers who share the engine's
+                 event loop see them when it wakes: for something of their own, or as that next step, which
+                 runs in a thread, has ended (AsyncLLMEngine.step_async)
 """
 
 from __future__ import annotations
@@ -30,8 +35,9 @@ class SchedulingRules:
 
     chunks_prompts: a prompt may be read in several steps. reserves: share of an answer's tokens that must be free when
     its request is admitted; 0: none, and the newest sequence is preempted where the pool runs out. pool_tokens: those
-    of all sequences together. schedules_ahead: a step is composed while the one before it runs. max_chunk_tokens: of
-    one prompt in a step, where groups have a budget each.
+    of all sequences together. schedules_ahead: a step is composed while the one before it runs. streams_late: clients
+    see a step's tokens after so many seconds of the next one, at its end at the latest. max_chunk_tokens: of one prompt
+    in a step, where groups have a budget each.
     """
 
     max_num_seqs: int
@@ -41,6 +47,7 @@ class SchedulingRules:
     chunks_prompts: bool = True
     reserves: float = 0.0
     schedules_ahead: bool = False
+    streams_late: float = 0.0
     front_end: FrontEnd = NO_FRONT_END
     max_chunk_tokens: float = math.inf
 
