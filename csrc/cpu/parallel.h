@@ -27,74 +27,117 @@ void on_team(int64_t wanted, const Work& work) {
   run_on_team(run, const_cast<Work*>(&work), static_cast<int>(wanted));
 }
 
-// body(worker, item) for every item in [0, items), in order: each thread takes the next item when it has finished one, so
-// that items of uneven cost balance. Threads that do not come in time leave their items to the others.
-template <class Body>
-void for_each_item(int64_t items, int threads, const Body& body) {
-  std::atomic<int64_t> next{0};
-  on_team(items < threads ? items : threads, [&](int worker) {
-    for (;;) {
-      const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
-      if (item >= items) return;
-      body(worker, item);
-    }
-  });
-}
-
 // Of a cache line.
 constexpr std::size_t kLineBytes = 64;
 
-// A thread's share of the items, in a cache line of its own.
-struct alignas(kLineBytes) ItemShare {
-  std::atomic<int64_t> next;
-  int64_t end;
+// Items in [0, items), in order: each thread takes the next one when it has finished one, so that items of uneven cost
+// balance.
+class ItemQueue {
+ public:
+  explicit ItemQueue(int64_t items) : items_(items) {}
+
+  // body(item) for the items that this thread gets.
+  template <class Body>
+  void take(const Body& body) {
+    for (;;) {
+      const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
+      if (item >= items_) return;
+      body(item);
+    }
+  }
+
+ private:
+  std::atomic<int64_t> next_{0};
+  int64_t items_;
 };
 
-// body(worker, item, next) for every item in [0, items), in any order. Each thread has a share of neighbouring items, the
-// same ones in every call of as many, so that rows that it has written stay in its cache (measured: benchmarks/README.md).
-// When it is through with them it takes items from the others' shares. next(): the item that this thread would take if it
-// took one now; `items`: none of this share.
-template <class Body>
-void for_each_shared_item(int64_t items, int threads, const Body& body) {
-  constexpr int64_t kMostShares = 64;
-  const int64_t wanted = items < threads ? items : threads;
-  const int64_t count = wanted < 1 ? 1 : (wanted < kMostShares ? wanted : kMostShares);
-  ItemShare shares[kMostShares];
-  for (int64_t i = 0; i < count; ++i) {
-    shares[i].next.store(items * i / count, std::memory_order_relaxed);
-    shares[i].end = items * (i + 1) / count;
+// Items in [0, items), in any order. Each thread has a share of neighbouring items, the same ones in every call of as many,
+// so that rows that it has written stay in its cache and memory is read in one run (measured: benchmarks/README.md). When
+// it is through with them it takes items from the others' shares.
+class ItemShares {
+ public:
+  ItemShares(int64_t items, int64_t threads) : items_(items) {
+    const int64_t wanted = items < threads ? items : threads;
+    count_ = wanted < 1 ? 1 : (wanted < kMostShares ? wanted : kMostShares);
+    for (int64_t i = 0; i < count_; ++i) {
+      shares_[i].next.store(items * i / count_, std::memory_order_relaxed);
+      shares_[i].end = items * (i + 1) / count_;
+    }
   }
-  on_team(wanted, [&](int worker) {
-    for (int64_t i = 0; i < count; ++i) {
-      ItemShare& share = shares[(worker + i) % count];
+
+  // body(item, next) for the items that this thread gets. next(): the item that it would take if it took one now, or the
+  // number of items: none of this share.
+  template <class Body>
+  void take(int worker, const Body& body) {
+    for (int64_t i = 0; i < count_; ++i) {
+      Share& share = shares_[(worker + i) % count_];
       const auto next = [&] {
         const int64_t item = share.next.load(std::memory_order_relaxed);
-        return item < share.end ? item : items;
+        return item < share.end ? item : items_;
       };
       for (;;) {
         const int64_t item = share.next.fetch_add(1, std::memory_order_relaxed);
         if (item >= share.end) break;
-        body(worker, item, next);
+        body(item, next);
       }
     }
+  }
+
+ private:
+  static constexpr int64_t kMostShares = 64;
+
+  struct alignas(kLineBytes) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+
+  int64_t items_, count_;
+  Share shares_[kMostShares];
+};
+
+// body(worker, item) for every item in [0, items), in order. Threads that do not come in time leave their items to the
+// others, here and below.
+template <class Body>
+void for_each_item(int64_t items, int threads, const Body& body) {
+  ItemQueue queue(items);
+  on_team(items < threads ? items : threads,
+          [&](int worker) { queue.take([&](int64_t item) { body(worker, item); }); });
+}
+
+// body(worker, item, next) for every item in [0, items), by shares.
+template <class Body>
+void for_each_shared_item(int64_t items, int threads, const Body& body) {
+  ItemShares shares(items, threads);
+  on_team(items < threads ? items : threads, [&](int worker) {
+    shares.take(worker, [&](int64_t item, const auto& next) { body(worker, item, next); });
   });
 }
 
-// first(item) for every item in [0, first_items), then second(item) for every item in [0, second_items), in one go: no
-// second item begins before all first ones have ended.
-template <class First, class Second>
-void for_each_item_in_turn(int64_t first_items, const First& first, int64_t second_items, const Second& second,
-                           int threads) {
+// first(item) for every item in [0, first_items), then shared(item, next) for every item in [0, shared_items) by shares, then
+// last(item) for every item in [0, last_items), in one go: nothing else begins before all first items have ended.
+template <class First, class Shared, class Last>
+void for_each_item_in_turn(int64_t first_items, const First& first, int64_t shared_items, const Shared& shared,
+                           int64_t last_items, const Last& last, int threads) {
+  const int64_t items = first_items + shared_items + last_items;
   std::atomic<int64_t> left{first_items};
-  for_each_item(first_items + second_items, threads, [&](int, int64_t item) {
-    if (item < first_items) {
+  ItemQueue firsts(first_items), lasts(last_items);
+  ItemShares shares(shared_items, threads);
+  on_team(items < threads ? items : threads, [&](int worker) {
+    firsts.take([&](int64_t item) {
       first(item);
       left.fetch_sub(1, std::memory_order_release);
-      return;
-    }
+    });
     while (left.load(std::memory_order_acquire) > 0) pause_briefly();
-    second(item - first_items);
+    shares.take(worker, shared);
+    lasts.take(last);
   });
+}
+
+// The same without last items.
+template <class First, class Shared>
+void for_each_item_in_turn(int64_t first_items, const First& first, int64_t shared_items, const Shared& shared,
+                           int threads) {
+  for_each_item_in_turn(first_items, first, shared_items, shared, 0, [](int64_t) {}, threads);
 }
 
 // body(begin, end) over [0, count) in ranges of at least `grain`; a small count runs on the calling thread.

@@ -34,9 +34,4 @@ Input<T>* row_memory(int64_t elements) {
   return memory.data();
 }
 
-inline float* unit_sums() {
-  static thread_local LineMemory<float> memory(kUnitSums);
-  return memory.data();
-}
-
 }  // namespace kvplan

@@ -13,7 +13,6 @@ namespace {
 // Rows [begin, end) of one head.
 template <class T>
 void multiply_head(const kvplan_head_products& args, int64_t head, int64_t begin, int64_t end) {
-  static thread_local std::vector<float> sums(kUnitSums);
   static thread_local std::vector<Input<T>> memory;
   const int64_t rows = end - begin, panels = num_panels(args.outputs, false);
   const T* x = static_cast<const T*>(args.x) + begin * args.x_row_stride + head * args.x_head_stride;
@@ -30,7 +29,7 @@ void multiply_head(const kvplan_head_products& args, int64_t head, int64_t begin
                                  unit_panels<T>(false, rows)};
   T* out = static_cast<T*>(args.out) + begin * args.out_row_stride + head * args.out_head_stride;
   const PanelResult<T, T> result{nullptr, out, args.out_row_stride, args.outputs, KVPLAN_NO_ACTIVATION, 0.0f};
-  run_panels(product, 0, panels, false, sums.data(), result);
+  run_panels(product, 0, panels, panels, false, unit_sums(), result);
 }
 
 template <class T>

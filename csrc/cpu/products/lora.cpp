@@ -30,7 +30,7 @@ void correct(const kvplan_packed_linear& args, int threads) {
     T* out = static_cast<T*>(args.out) + first * args.out_stride;
     for_each_item_in_turn(
         lora.items(), [&](int64_t item) { lora.narrow(item); }, divided_up(args.outputs, kPanelOutputs),
-        [&](int64_t panel) {
+        [&](int64_t panel, const auto&) {
           const int64_t output = panel * kPanelOutputs;
           correct_panel(lora, out, args.out_stride, rows, output, std::min<int64_t>(args.outputs - output, kPanelOutputs));
         },

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kStepBytes = 20480;          // of a panel, a good half of the first-level cache
 constexpr int64_t kStreamedStepBytes = 10240;  // the same where the next step comes into that cache meanwhile
-constexpr int64_t kItemPanels = 8;             // a thread takes about as many at a time
+constexpr int64_t kItemPanels = 4;             // a thread takes about as many at a time
 constexpr int64_t kMostWaitingTiles = 3;       // tiles of rows that wait for a step of weights rather than work on it
 
 template <class T>
@@ -160,7 +160,7 @@ void run_piece(PackedProduct<T> product, PanelResult<T, T> result, int64_t panel
   product.rows = end - begin;
   product.unit_panels = 1;
   result.out += begin * result.out_stride;
-  run_panels(product, panel, panel + 1, false, sums, result);
+  run_panels(product, panel, panel + 1, panel + 1, false, sums, result);
 }
 
 template <class T>
@@ -200,19 +200,21 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
     lora.widen_panels(panel, sums);
     result(panel, rows, sums);
   };
-  const auto multiply = [&](int64_t item) {
-    static thread_local LineMemory<float> sums(kUnitSums);
-    if (item < items) {
-      const int64_t end = units * (item + 1) / items * unit;
-      run_panels(product, units * item / items * unit, end < whole ? end : whole, pairs, sums.data(), finish);
-    } else {
-      const int64_t panel = whole + (item - items) / left.pieces, piece = (item - items) % left.pieces;
-      run_piece(product, result, panel, rows * piece / left.pieces, rows * (piece + 1) / left.pieces, sums.data());
-    }
+  const auto multiply = [&](int64_t item, const auto& next) {
+    const auto end_of = [&](int64_t i) {
+      const int64_t end = units * (i + 1) / items * unit;
+      return end < whole ? end : whole;
+    };
+    const int64_t end = end_of(item), read_on = next() == item + 1 ? end_of(item + 1) : end;
+    run_panels(product, units * item / items * unit, end, read_on, pairs, unit_sums(), finish);
     if (result.past_caches) finish_past_caches();
   };
-  const int64_t pieces = left.panels * left.pieces;
-  for_each_item_in_turn(copies + lora.items(), prepare, items + pieces, multiply, threads);
+  const auto multiply_piece = [&](int64_t item) {
+    const int64_t panel = whole + item / left.pieces, piece = item % left.pieces;
+    run_piece(product, result, panel, rows * piece / left.pieces, rows * (piece + 1) / left.pieces, unit_sums());
+    if (result.past_caches) finish_past_caches();
+  };
+  for_each_item_in_turn(copies + lora.items(), prepare, items, multiply, left.panels * left.pieces, multiply_piece, threads);
 }
 
 template <class T>

@@ -81,6 +81,12 @@ class ConfiguredTiles {
   int64_t rows = 0;  // that they multiply together; 0: not configured
 };
 
+// A thread's memory for a unit's sums.
+inline float* unit_sums() {
+  static thread_local LineMemory<float> memory(kUnitSums);
+  return memory.data();
+}
+
 // Sums of `panels` (at most the unit's) panels from `panel` on, over all inputs: [panels, kMostChunkRows, kPanelOutputs].
 // end_panel: where the caller stops, so that nothing behind it is prefetched.
 template <class T>
@@ -217,14 +223,14 @@ inline bool goes_past_caches(const kvplan_packed_linear& args) {
 void multiply_quantised(const kvplan_packed_linear& args, int threads);
 
 // Panels [begin, end) of a product, unit by unit: finish(panel, rows, sums) for each panel, or for each pair of them.
-// sums: memory for kUnitSums.
+// read_on: the end of what the thread reads next if that goes on there. sums: memory for kUnitSums.
 template <class T, class Finish>
-void run_panels(const PackedProduct<T>& product, int64_t begin, int64_t end, bool pairs, float* sums,
+void run_panels(const PackedProduct<T>& product, int64_t begin, int64_t end, int64_t read_on, bool pairs, float* sums,
                 const Finish& finish) {
   ConfiguredTiles tiles;
   for (int64_t panel = begin; panel < end; panel += product.unit_panels) {
     const int64_t panels = end - panel < product.unit_panels ? end - panel : product.unit_panels;
-    multiply_unit<T>(product, panel, panels, end, sums, tiles);
+    multiply_unit<T>(product, panel, panels, read_on, sums, tiles);
     for (int64_t c = 0; c < panels; c += pairs ? 2 : 1) finish(panel + c, product.rows, sums + c * kPanelSums);
   }
 }

@@ -29,7 +29,7 @@ void run_panels_of_chunk(const kvplan_packed_linear& args, int64_t row, int64_t 
     else
       lora.narrow(i - prepared);
   };
-  const auto second = [&](int64_t item) {
+  const auto second = [&](int64_t item, const auto&) {
     static thread_local LineMemory<float> sums(2 * kPanelSums);
     for (int64_t i = units * item / items; i < units * (item + 1) / items; ++i) {
       multiply(i * unit, unit, sums.data());

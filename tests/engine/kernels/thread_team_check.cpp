@@ -56,15 +56,28 @@ bool uneven_items() {
 
 bool in_turn() {
   for (int call = 0; call < 500; ++call) {
-    std::atomic<int> first{0};
+    std::atomic<int> first{0}, last{0};
+    std::atomic<int> times[5] = {};
     std::atomic<bool> right{true};
+    const auto check = [&] {
+      if (first.load() != 7) right.store(false);
+    };
     kvplan::for_each_item_in_turn(
         7, [&](int64_t) { first.fetch_add(1); }, 5,
+        [&](int64_t item, const auto& next) {
+          check();
+          times[item].fetch_add(1);
+          if (next() != 5 && next() <= item) right.store(false);
+        },
+        3,
         [&](int64_t) {
-          if (first.load() != 7) right.store(false);
+          check();
+          last.fetch_add(1);
         },
         4);
-    if (!right.load()) return false;
+    for (const std::atomic<int>& each : times)
+      if (each.load() != 1) return false;
+    if (!right.load() || last.load() != 3) return false;
   }
   return true;
 }
