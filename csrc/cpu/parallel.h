@@ -114,7 +114,7 @@ void for_each_shared_item(int64_t items, int threads, const Body& body) {
 }
 
 // first(item) for every item in [0, first_items), then shared(item, next) for every item in [0, shared_items) by shares, then
-// last(item) for every item in [0, last_items), in one go: nothing else begins before all first items have ended.
+// last(item) for every item in [0, last_items), in one call: nothing else begins before all first items have ended.
 template <class First, class Shared, class Last>
 void for_each_item_in_turn(int64_t first_items, const First& first, int64_t shared_items, const Shared& shared,
                            int64_t last_items, const Last& last, int threads) {

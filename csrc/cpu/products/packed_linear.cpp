@@ -1,8 +1,8 @@
 // Products with weights that were packed once (packed_tile.h), for any number of rows, with what follows the product.
 //
-// Rows of x are taken in chunks that stay in the second-level cache. For each chunk the threads share the panels; a
-// panel is walked in steps whose weights stay in the first-level cache while all rows of the chunk pass over them, and
-// the next step's weights are prefetched meanwhile.
+// Rows of x are taken in chunks that stay in the second-level cache. For each chunk every thread has a run of panels of its
+// own, and then takes those that others have left. A panel is walked in steps whose weights stay in the first-level cache
+// while all rows of the chunk pass over them, and the next step's weights are prefetched meanwhile, on into the next item.
 #include <vector>
 
 #include "lora_rows.h"
@@ -133,6 +133,23 @@ template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, in
 
 namespace {
 
+// Panels as items of about kItemPanels whole units, as many for each thread.
+struct PanelItems {
+  PanelItems(int64_t panels, int64_t unit, int threads) : panels(panels), unit(unit), units(divided_up(panels, unit)) {
+    const int64_t wanted = divided_up(panels, kItemPanels * threads) * threads;
+    count = wanted < units ? wanted : units;
+  }
+
+  int64_t begin(int64_t item) const { return units * item / count * unit; }
+
+  int64_t end(int64_t item) const {
+    const int64_t end = begin(item + 1);
+    return end < panels ? end : panels;
+  }
+
+  int64_t panels, unit, units, count;
+};
+
 // Panels left over when every thread has as many whole ones, and the pieces into which each one's rows are cut: of 9
 // panels one of two threads would have 5.
 struct LeftOver {
@@ -186,9 +203,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
   // One row's weights are shared out by pairs of panels: of 12 in units of four one thread would read twice as many.
   const int64_t unit = rows == 1 ? 2 : product.unit_panels;
   const LeftOver left = pairs || lora.items() > 0 ? LeftOver{0, 1} : left_over(panels, rows, threads);
-  const int64_t whole = panels - left.panels, units = divided_up(whole, unit);
-  const int64_t rounds = divided_up(whole, kItemPanels * threads);
-  const int64_t items = rounds * threads < units ? rounds * threads : units;
+  const int64_t whole = panels - left.panels;
+  const PanelItems items(whole, unit, threads);
   const int64_t copies = direct ? 0 : rows;
   const auto prepare = [&](int64_t i) {
     if (i < copies)
@@ -201,12 +217,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
     result(panel, rows, sums);
   };
   const auto multiply = [&](int64_t item, const auto& next) {
-    const auto end_of = [&](int64_t i) {
-      const int64_t end = units * (i + 1) / items * unit;
-      return end < whole ? end : whole;
-    };
-    const int64_t end = end_of(item), read_on = next() == item + 1 ? end_of(item + 1) : end;
-    run_panels(product, units * item / items * unit, end, read_on, pairs, unit_sums(), finish);
+    const int64_t read_on = items.end(next() == item + 1 ? item + 1 : item);
+    run_panels(product, items.begin(item), items.end(item), read_on, pairs, unit_sums(), finish);
     if (result.past_caches) finish_past_caches();
   };
   const auto multiply_piece = [&](int64_t item) {
@@ -214,7 +226,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
     run_piece(product, result, panel, rows * piece / left.pieces, rows * (piece + 1) / left.pieces, unit_sums());
     if (result.past_caches) finish_past_caches();
   };
-  for_each_item_in_turn(copies + lora.items(), prepare, items, multiply, left.panels * left.pieces, multiply_piece, threads);
+  for_each_item_in_turn(copies + lora.items(), prepare, items.count, multiply, left.panels * left.pieces, multiply_piece,
+                        threads);
 }
 
 template <class T>
