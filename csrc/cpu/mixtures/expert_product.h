@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "mixture_rows.h"
-#include "../products/rounded_product.h"
+#include "../products/rounded/rounded_product.h"
 
 namespace kvplan {
 

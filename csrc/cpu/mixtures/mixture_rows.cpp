@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../products/packed_product.h"
+#include "../products/packed/packed_product.h"
 #include "../parallel.h"
 #include "routing.h"
 

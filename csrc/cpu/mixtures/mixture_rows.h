@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../../include/kvplan_cpu.h"
-#include "../products/packed_product.h"
+#include "../products/packed/packed_product.h"
 
 namespace kvplan {
 

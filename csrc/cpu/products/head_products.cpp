@@ -4,7 +4,7 @@
 // stays in the second-level cache (packed_product.h). The sums are those of kvplan_multiply_packed.
 #include <vector>
 
-#include "packed_product.h"
+#include "packed/packed_product.h"
 #include "../parallel.h"
 
 namespace kvplan {

@@ -1,4 +1,4 @@
-"""Our own product over a weight that was packed once into panels (csrc/cpu/products/packed_linear.cpp)."""
+"""Our own product over a weight that was packed once into panels (csrc/cpu/products/packed/packed_linear.cpp)."""
 
 from __future__ import annotations
 

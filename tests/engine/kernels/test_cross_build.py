@@ -46,7 +46,7 @@ AARCH64 = [
 
 TWIN_FLAGS = ("-DKVPLAN_TWINS", "-O1")
 """Units that this processor may lack, as plain loops by their definition (csrc/cpu/twins)."""
-TILE_UNITS = ("products/packed_linear.cpp", "products/packed_amx.cpp", "thread_team.cpp")
+TILE_UNITS = ("products/packed/packed_linear.cpp", "products/packed/packed_amx.cpp", "thread_team.cpp")
 AMX_FLAGS = ("-march=sapphirerapids", *_STRICT)
 
 
@@ -153,7 +153,7 @@ def test_products_compile_to_tile_instructions(tmp_path: Path) -> None:
     if platform.machine() != "x86_64" or not takes_flags(AMX_FLAGS, tmp_path):
         pytest.skip("this compiler does not compile for AMX")
     assembly = tmp_path / "packed_amx.s"
-    unit = source_dir() / "cpu" / "products" / "packed_amx.cpp"
+    unit = source_dir() / "cpu" / "products" / "packed" / "packed_amx.cpp"
     run([*find_compiler(), *COMMON_FLAGS, *AMX_FLAGS, "-S", unit, "-o", assembly])
     found = set(re.findall(r"^\t(ldtilecfg|tile\w+|tdp\w+)", assembly.read_text(), re.MULTILINE))
     assert found == {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps"}

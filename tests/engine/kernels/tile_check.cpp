@@ -2,8 +2,8 @@
 #include <cstdlib>
 
 #include "cross_check_products.h"
-#include "products/packed_amx.h"
-#include "products/packed_product.h"
+#include "products/packed/packed_amx.h"
+#include "products/packed/packed_product.h"
 
 #if !KVPLAN_AMX
 #error "this program is about tiles"

@@ -1,4 +1,4 @@
-"""What LoRA adapters add to a product, as the CPU kernels take it (csrc/cpu/products/lora_rows.h).
+"""What LoRA adapters add to a product, as the CPU kernels take it (csrc/cpu/products/lora/lora_rows.h).
 
 A packed product adds it before its activation; ``correct`` is for products that were computed elsewhere.
 """

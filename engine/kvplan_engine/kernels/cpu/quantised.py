@@ -1,4 +1,4 @@
-"""A quantised weight in panels for our own product (csrc/cpu/products/quantised_linear.cpp), and its use."""
+"""A quantised weight in panels for our own product (csrc/cpu/products/quantised/quantised_linear.cpp), and its use."""
 
 from __future__ import annotations
 

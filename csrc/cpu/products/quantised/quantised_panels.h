@@ -13,8 +13,8 @@
 // first 8 inputs, those of the others, and the upper 2 bits of all.
 #pragma once
 
-#include "../../include/kvplan_cpu.h"
-#include "packed_tile.h"
+#include "../../../include/kvplan_cpu.h"
+#include "../packed/packed_tile.h"
 
 namespace kvplan {
 

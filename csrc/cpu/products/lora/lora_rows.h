@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "packed_product.h"
+#include "../packed/packed_product.h"
 #include "lora_tile.h"
 
 namespace kvplan {

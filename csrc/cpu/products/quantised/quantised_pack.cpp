@@ -1,6 +1,6 @@
 // Quantised weights into panels (quantised_panels.h), and rows out of them.
-#include "packed_product.h"
-#include "../parallel.h"
+#include "../packed/packed_product.h"
+#include "../../parallel.h"
 #include "quantised_panels.h"
 
 namespace kvplan {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../activation.h"
+#include "../../activation.h"
 #include "packed_tile.h"
 
 namespace kvplan {

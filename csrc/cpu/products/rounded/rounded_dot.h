@@ -4,7 +4,7 @@
 // come from smaller steps.
 #pragma once
 
-#include "quantised_codes.h"
+#include "../quantised/quantised_codes.h"
 
 #if KVPLAN_LANES == 8 && defined(__AVX2__)
 #include <immintrin.h>

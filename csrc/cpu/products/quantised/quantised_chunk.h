@@ -1,8 +1,8 @@
 // The panels of a quantised weight over one chunk of rows: how threads share them, and what follows the product.
 #pragma once
 
-#include "../parallel.h"
-#include "lora_rows.h"
+#include "../../parallel.h"
+#include "../lora/lora_rows.h"
 
 namespace kvplan {
 

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "quantised_product.h"
+#include "../quantised/quantised_product.h"
 
 #if KVPLAN_LANES == 8 && defined(__AVX2__)
 #include <immintrin.h>

@@ -5,10 +5,10 @@
 // while all rows of the chunk pass over them, and the next step's weights are prefetched meanwhile, on into the next item.
 #include <vector>
 
-#include "lora_rows.h"
+#include "../lora/lora_rows.h"
 #include "packed_amx.h"
 #include "packed_product.h"
-#include "../parallel.h"
+#include "../../parallel.h"
 
 namespace kvplan {
 namespace {

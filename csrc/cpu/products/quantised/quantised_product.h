@@ -1,7 +1,7 @@
 // Some rows of x and a quantised weight in panels, for products that choose their panels themselves.
 #pragma once
 
-#include "packed_product.h"
+#include "../packed/packed_product.h"
 #include "quantised_codes.h"
 
 namespace kvplan {

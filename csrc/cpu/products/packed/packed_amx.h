@@ -5,7 +5,7 @@
 // is loaded once; up to 32 rows take two panels' quarters at a time, so that a loaded tile is multiplied twice.
 #pragma once
 
-#include "../amx.h"
+#include "../../amx.h"
 #include "packed_product.h"
 
 namespace kvplan {

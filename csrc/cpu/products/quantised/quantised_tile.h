@@ -9,7 +9,7 @@
 // the first-level cache, and the others pass over them. Both add in the same order, so a row's result does not depend on its batch.
 #pragma once
 
-#include "packed_product.h"
+#include "../packed/packed_product.h"
 #include "quantised_codes.h"
 
 namespace kvplan {

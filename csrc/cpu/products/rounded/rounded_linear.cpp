@@ -2,7 +2,7 @@
 //
 // A panel is walked in steps of groups whose codes stay in the first-level cache while all rows of the chunk pass over
 // them; codes are taken out of their words by every tile of rows, which costs less than leaving them behind widened.
-#include "quantised_chunk.h"
+#include "../quantised/quantised_chunk.h"
 #include "rounded_product.h"
 #include "rounded_tile.h"
 

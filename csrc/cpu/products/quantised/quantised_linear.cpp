@@ -8,7 +8,7 @@
 #include "quantised_chunk.h"
 #include "quantised_product.h"
 #include "quantised_tile.h"
-#include "rounded_product.h"
+#include "../rounded/rounded_product.h"
 
 namespace kvplan {
 namespace {

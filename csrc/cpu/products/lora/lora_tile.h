@@ -3,7 +3,7 @@
 // The order of additions is the same for every number of rows, so a row's result does not depend on its batch.
 #pragma once
 
-#include "packed_tile.h"
+#include "../packed/packed_tile.h"
 
 namespace kvplan {
 

@@ -11,7 +11,7 @@
 // at once); elsewhere a word's halves, shifted up or masked, are floats.
 #pragma once
 
-#include "../pairs.h"
+#include "../../pairs.h"
 
 namespace kvplan {
 

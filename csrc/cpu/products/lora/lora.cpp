@@ -1,7 +1,7 @@
 // What adapters add to a product that was computed elsewhere (kvplan_correct). Packed products add it themselves.
 #include "lora_rows.h"
 
-#include "../parallel.h"
+#include "../../parallel.h"
 
 namespace kvplan {
 namespace {

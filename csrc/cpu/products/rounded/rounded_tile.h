@@ -7,7 +7,7 @@
 // in float32. A sum of 256 products of 255 and 127 at most is below 2^24, so float32 holds it exactly.
 #pragma once
 
-#include "quantised_tile.h"
+#include "../quantised/quantised_tile.h"
 #include "rounded_dot.h"
 #include "rounded_rows.h"
 
