@@ -1,4 +1,4 @@
-"""What weights in few bits are multiplied with where it is rounded too (csrc/cpu/products/rounded/rounded_rows.h), plainly."""
+"""What weights in few bits are multiplied with where it is rounded too (products/rounded/rounded_rows.h), plainly."""
 
 from __future__ import annotations
 

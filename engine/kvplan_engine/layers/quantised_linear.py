@@ -18,7 +18,7 @@ _WIDENED_BYTES = 16 * 1024**2
 
 
 class QuantisedPanelLinear:
-    """The product over panels (csrc/cpu/products/quantised/quantised_linear.cpp), with the activation that follows it."""
+    """The product over panels (csrc/cpu/products/quantised/quantised_linear.cpp) and the activation after it."""
 
     __slots__ = ("_packed", "activation")
 

@@ -1,4 +1,4 @@
-"""A weight packed once for our own product (csrc/cpu/products/packed/packed_linear.cpp), and what is computed with it."""
+"""A weight packed once for our own product (csrc/cpu/products/packed/packed_linear.cpp), and its use."""
 
 from __future__ import annotations
 
