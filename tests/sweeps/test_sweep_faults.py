@@ -172,18 +172,22 @@ def assert_all_gone(pids: set[int]) -> None:
         time.sleep(0.02)
 
 
-def test_a_worker_killed_again_and_again_changes_no_row(tmp_path: Path, undisturbed: Outcomes) -> None:
+def test_a_worker_killed_again_and_again_changes_no_row(
+    tmp_path: Path, undisturbed: Outcomes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The sweep itself lives on; every third of its trials loses its worker."""
+    monkeypatch.setenv("FAKE_WORKER_SECONDS", "0.02")  # long enough that a busy machine sees them begin
     directory, moments = tmp_path / "run", random.Random(3)
     sweep = forked(lambda: run_or_resume(tmp_path, directory))
-    num_killed = 0
+    num_killed, next_kill = 0, 2
     while os.waitpid(sweep, os.WNOHANG) == (0, 0):
-        worker = last_worker(tmp_path)
-        if num_killed < 12 and worker is not None and is_running(worker):
+        num_begun, worker = len(begun(tmp_path)), last_worker(tmp_path)
+        if num_killed < 12 and num_begun >= next_kill and worker is not None and is_running(worker):
             os.kill(worker, signal.SIGKILL)
             num_killed += 1
-        time.sleep(moments.uniform(0.05, 0.15))
-    assert num_killed >= 3
+            next_kill = num_begun + moments.randint(2, 4)  # its trial begins again: not the same one every time
+        time.sleep(moments.uniform(0, 0.004))
+    assert num_killed >= 6
     assert outcomes(directory) == undisturbed
 
 
