@@ -120,7 +120,7 @@ void run_product(const ExpertWeight& weight, const TakenRows<T>& taken, int64_t 
   const Input<T>* x = gathered<T>(weight, taken, is_there, stride);
   const PackedProduct<T> product{reinterpret_cast<const T*>(weight.packed), weight.inputs, taken.rows, x, stride,
                                  unit_panels<T>(pairs, taken.rows)};
-  run_panels(product, begin, end, end, pairs, unit_sums(), finish);
+  run_panels(product, begin, end, pairs, unit_sums(), finish);
 }
 
 // Rows of one chunk: what stays in the second-level cache as T, or as the floats that they may be widened to.

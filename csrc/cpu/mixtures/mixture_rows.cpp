@@ -33,7 +33,7 @@ void score_rows(const kvplan_mixture& args, int64_t row, int64_t rows, float* lo
                                  unit_panels<T>(false, rows)};
   const PanelResult<T, float> result{static_cast<const T*>(args.router.bias), logits, whole_vectors(outputs), outputs,
                                      KVPLAN_NO_ACTIVATION,                    0.0f};
-  run_panels(product, 0, num_panels(outputs, false), num_panels(outputs, false), false, unit_sums(), result);
+  run_panels(product, 0, num_panels(outputs, false), false, unit_sums(), result);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ void multiply_head(const kvplan_head_products& args, int64_t head, int64_t begin
                                  unit_panels<T>(false, rows)};
   T* out = static_cast<T*>(args.out) + begin * args.out_row_stride + head * args.out_head_stride;
   const PanelResult<T, T> result{nullptr, out, args.out_row_stride, args.outputs, KVPLAN_NO_ACTIVATION, 0.0f};
-  run_panels(product, 0, panels, panels, false, unit_sums(), result);
+  run_panels(product, 0, panels, false, unit_sums(), result);
 }
 
 template <class T>

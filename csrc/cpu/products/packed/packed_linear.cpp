@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kStepBytes = 20480;          // of a panel, a good half of the first-level cache
 constexpr int64_t kStreamedStepBytes = 10240;  // the same where the next step comes into that cache meanwhile
-constexpr int64_t kItemPanels = 4;             // a thread takes about as many at a time
 constexpr int64_t kMostWaitingTiles = 3;       // tiles of rows that wait for a step of weights rather than work on it
 
 template <class T>
@@ -133,23 +132,6 @@ template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, in
 
 namespace {
 
-// Panels as items of about kItemPanels whole units, as many for each thread.
-struct PanelItems {
-  PanelItems(int64_t panels, int64_t unit, int threads) : panels(panels), unit(unit), units(divided_up(panels, unit)) {
-    const int64_t wanted = divided_up(panels, kItemPanels * threads) * threads;
-    count = wanted < units ? wanted : units;
-  }
-
-  int64_t begin(int64_t item) const { return units * item / count * unit; }
-
-  int64_t end(int64_t item) const {
-    const int64_t end = begin(item + 1);
-    return end < panels ? end : panels;
-  }
-
-  int64_t panels, unit, units, count;
-};
-
 // Panels left over when every thread has as many whole ones, and the pieces into which each one's rows are cut: of 9
 // panels one of two threads would have 5.
 struct LeftOver {
@@ -177,7 +159,7 @@ void run_piece(PackedProduct<T> product, PanelResult<T, T> result, int64_t panel
   product.rows = end - begin;
   product.unit_panels = 1;
   result.out += begin * result.out_stride;
-  run_panels(product, panel, panel + 1, panel + 1, false, sums, result);
+  run_panels(product, panel, panel + 1, false, sums, result);
 }
 
 template <class T>
@@ -218,7 +200,7 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
   };
   const auto multiply = [&](int64_t item, const auto& next) {
     const int64_t read_on = items.end(next() == item + 1 ? item + 1 : item);
-    run_panels(product, items.begin(item), items.end(item), read_on, pairs, unit_sums(), finish);
+    run_panels(product, items.begin(item), items.end(item), pairs, unit_sums(), finish, read_on);
     if (result.past_caches) finish_past_caches();
   };
   const auto multiply_piece = [&](int64_t item) {
@@ -226,8 +208,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
     run_piece(product, result, panel, rows * piece / left.pieces, rows * (piece + 1) / left.pieces, unit_sums());
     if (result.past_caches) finish_past_caches();
   };
-  for_each_item_in_turn(copies + lora.items(), prepare, items.count, multiply, left.panels * left.pieces, multiply_piece,
-                        threads);
+  for_each_item_in_turn(copies + lora.items(), prepare, items.count(), multiply, left.panels * left.pieces,
+                        multiply_piece, threads);
 }
 
 template <class T>

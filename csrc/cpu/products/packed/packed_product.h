@@ -88,7 +88,7 @@ inline float* unit_sums() {
 }
 
 // Sums of `panels` (at most the unit's) panels from `panel` on, over all inputs: [panels, kMostChunkRows, kPanelOutputs].
-// end_panel: where the caller stops, so that nothing behind it is prefetched.
+// end_panel: where the caller stops reading, so that nothing behind it is prefetched.
 template <class T>
 void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums,
                    ConfiguredTiles& tiles);
@@ -222,15 +222,38 @@ inline bool goes_past_caches(const kvplan_packed_linear& args) {
 // The product with a quantised weight (args.format).
 void multiply_quantised(const kvplan_packed_linear& args, int threads);
 
+// Panels [0, panels) as items of a few whole units, as many for each thread.
+class PanelItems {
+ public:
+  PanelItems(int64_t panels, int64_t unit, int threads)
+      : panels_(panels), unit_(unit), units_(divided_up(panels, unit)) {
+    constexpr int64_t kItemPanels = 4;  // a thread takes about as many at a time
+    const int64_t wanted = divided_up(panels, kItemPanels * threads) * threads;
+    count_ = wanted < units_ ? wanted : units_;
+  }
+
+  int64_t count() const { return count_; }
+  int64_t begin(int64_t item) const { return units_ * item / count_ * unit_; }
+
+  int64_t end(int64_t item) const {
+    const int64_t end = begin(item + 1);
+    return end < panels_ ? end : panels_;
+  }
+
+ private:
+  int64_t panels_, unit_, units_, count_;
+};
+
 // Panels [begin, end) of a product, unit by unit: finish(panel, rows, sums) for each panel, or for each pair of them.
-// read_on: the end of what the thread reads next if that goes on there. sums: memory for kUnitSums.
+// sums: memory for kUnitSums. read_on: the end of what the thread reads without a break, where that is not `end`.
 template <class T, class Finish>
-void run_panels(const PackedProduct<T>& product, int64_t begin, int64_t end, int64_t read_on, bool pairs, float* sums,
-                const Finish& finish) {
+void run_panels(const PackedProduct<T>& product, int64_t begin, int64_t end, bool pairs, float* sums, const Finish& finish,
+                int64_t read_on = 0) {
+  const int64_t end_panel = read_on > end ? read_on : end;
   ConfiguredTiles tiles;
   for (int64_t panel = begin; panel < end; panel += product.unit_panels) {
     const int64_t panels = end - panel < product.unit_panels ? end - panel : product.unit_panels;
-    multiply_unit<T>(product, panel, panels, read_on, sums, tiles);
+    multiply_unit<T>(product, panel, panels, end_panel, sums, tiles);
     for (int64_t c = 0; c < panels; c += pairs ? 2 : 1) finish(panel + c, product.rows, sums + c * kPanelSums);
   }
 }

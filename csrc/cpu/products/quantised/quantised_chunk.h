@@ -11,7 +11,6 @@ namespace kvplan {
 template <class T, class Prepare, class Multiply>
 void run_panels_of_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int64_t prepared,
                          const Prepare& prepare, const Multiply& multiply, int threads) {
-  constexpr int64_t kItemPanels = 4;  // a thread takes about as many at a time
   const bool pairs = is_gated(args.activation);
   const PanelResult<T, T> result{static_cast<const T*>(args.bias),
                                  static_cast<T*>(args.out) + row * args.out_stride,
@@ -19,9 +18,8 @@ void run_panels_of_chunk(const kvplan_packed_linear& args, int64_t row, int64_t 
                                  pairs ? args.outputs / 2 : args.outputs,
                                  args.activation,
                                  0.0f};
-  const int64_t unit = pairs ? 2 : 1, units = num_panels(args.outputs, pairs) / unit;
-  const int64_t rounds = divided_up(units * unit, kItemPanels * threads);
-  const int64_t items = rounds * threads < units ? rounds * threads : units;
+  const int64_t unit = pairs ? 2 : 1;
+  const PanelItems items(num_panels(args.outputs, pairs), unit, threads);
   const LoraRows<T> lora(args, row, row + rows);
   const auto first = [&](int64_t i) {
     if (i < prepared)
@@ -30,14 +28,14 @@ void run_panels_of_chunk(const kvplan_packed_linear& args, int64_t row, int64_t 
       lora.narrow(i - prepared);
   };
   const auto second = [&](int64_t item, const auto&) {
-    static thread_local LineMemory<float> sums(2 * kPanelSums);
-    for (int64_t i = units * item / items; i < units * (item + 1) / items; ++i) {
-      multiply(i * unit, unit, sums.data());
-      lora.widen_panels(i * unit, sums.data());
-      result(i * unit, rows, sums.data());
+    float* sums = unit_sums();
+    for (int64_t panel = items.begin(item); panel < items.end(item); panel += unit) {
+      multiply(panel, unit, sums);
+      lora.widen_panels(panel, sums);
+      result(panel, rows, sums);
     }
   };
-  for_each_item_in_turn(prepared + lora.items(), first, items, second, threads);
+  for_each_item_in_turn(prepared + lora.items(), first, items.count(), second, threads);
 }
 
 }  // namespace kvplan
