@@ -6,7 +6,8 @@ stay as they are, and so does what a small all-reduce takes where both GPUs have
 
 Multipliers that are few beside everything else are kept busy: an H20 has 0.15 of an H100's, and 0.59 to 1.2 of all the
 rest. FlashAttention 3 reaches 126 TFLOP/s of its 148 (Dao-AILab/flash-attention issue 1310), 0.4 to 0.6 of an H100's,
-and FlashMLA 125 to 130 (deepseek-ai/FlashMLA issue 30).
+and FlashMLA 125 to 130 (deepseek-ai/FlashMLA issue 30). Experts in 8 bits reach as much of their 296, beside reading
+them (``estimate.speed.steps.tile_rows``). Few rows are multiplied as many there, which is told there too.
 """
 
 from __future__ import annotations
@@ -56,24 +57,23 @@ def scaled(profile: MeasuredProfile, to: GpuProfile) -> MeasuredProfile:
     name = profile.dtype.removesuffix("-block")
     wide = to.flops("bfloat16") / of.flops("bfloat16")
     dense, attention = to.flops(name) / of.flops(name), wide
+    factors = dict.fromkeys(("bandwidth", "kv_bandwidth", "routed_bandwidth"), memory)
+    factors |= {"flops": dense, "attention_flops": attention}
+    experts = None if profile.experts is None else _times(profile.experts, factors)
     if wide < _FEW * memory:
-        kept_busy = _REACHED_BY_FEW * to.flops("bfloat16")
-        attention = max(attention, kept_busy / profile.coefficients["attention_flops"])
-        dense = max(dense, kept_busy / profile.coefficients["flops"])
-    factors = {
-        "bandwidth": memory,
-        "kv_bandwidth": memory,
-        "routed_bandwidth": memory,
-        "flops": dense,
-        "attention_flops": attention,
-    }
+        kept_busy = _REACHED_BY_FEW * to.flops(name)
+        wide_kept_busy = _REACHED_BY_FEW * to.flops("bfloat16")
+        factors["attention_flops"] = max(attention, wide_kept_busy / profile.coefficients["attention_flops"])
+        factors["flops"] = max(dense, kept_busy / profile.coefficients["flops"])
+        if experts is not None:
+            experts = MappingProxyType({**experts, "flops": max(experts["flops"], kept_busy)})
     has_same_links = (of.nvlink_bytes_per_second is None) == (to.nvlink_bytes_per_second is None)
     return replace(
         profile,
         device_name=to.id,
         source="scaled",
         coefficients=_times(profile.coefficients, factors),
-        experts=None if profile.experts is None else _times(profile.experts, factors),
+        experts=experts,
         latent=None if profile.latent is None else _times(profile.latent, factors),
         links=profile.links if has_same_links else None,
         note=f"{profile.note}, scaled to {to.id} by the data sheets",

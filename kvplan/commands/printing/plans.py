@@ -157,7 +157,7 @@ def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb |
 
 
 UNSURE = (
-    "Of published measurements of whole servers 69 % of TPOT, 77 % of tokens/s and 55 % of TTFT lie within such "
+    "Of published measurements of whole servers 70 % of TPOT, 77 % of tokens/s and 55 % of TTFT lie within such "
     "ranges; those of the best deployment's line with queues hold 9 in 10 (docs/accuracy.md)."
 )
 """Of speeds that nobody measured: tools/score_published_speeds.py, column 30%."""

@@ -15,6 +15,7 @@ from kvplan.estimate.speed.steps.expert_backends import with_backend
 from kvplan.estimate.speed.steps.host import NO_HOST, host_work
 from kvplan.estimate.speed.steps.release_kernels import of_release
 from kvplan.estimate.speed.steps.sparse_latents import with_choice
+from kvplan.estimate.speed.steps.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.widened_weights import with_widened_weights
 from kvplan.estimate.speed.steps.work import ModelWork
 from kvplan.settings import FilledSettings
@@ -46,6 +47,7 @@ def engine_speed_model(
                 device_speed = of_release(device_speed, work, release)
             device_speed = with_choice(older_blocks(device_speed, work, engine), work, gpu)
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
+            device_speed = with_tiles(device_speed, work, gpu, engine)
     groups = work.layout.data_parallel_size
     return SpeedModel(
         work,

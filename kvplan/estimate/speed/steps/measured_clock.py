@@ -8,7 +8,7 @@ from functools import cached_property
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.steps.clocks import USUAL, DeviceSpeed
 from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
-from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds, whole_tiles
 from kvplan.estimate.speed.steps.step_time import padded_rows
 from kvplan.estimate.speed.steps.work import ModelWork
 
@@ -67,15 +67,18 @@ class MeasuredClock:
     def _seconds(
         self, tokens: float, sequences: float, sampled: float, kv_tokens: float, pairs: float, expert_tokens: float
     ) -> float:
+        speed = self.device.speed
+        tile_rows, expert_tile_rows = speed.all_tile_rows
         step = rank_step(
             self.work,
             tokens=tokens,
-            rows=padded_rows(tokens, self.device.speed.base.row_step),
+            rows=whole_tiles(padded_rows(tokens, speed.base.row_step), tile_rows),
             sequences=sequences,
-            sampled=sampled,
+            sampled=whole_tiles(sampled, tile_rows),
             kv_bytes=kv_tokens * self.kv_bytes / self.context_tokens,
             pairs=pairs,
             expert_tokens=expert_tokens,
+            expert_tile_rows=expert_tile_rows,
         )
         stages = self.work.layout.pipeline_parallel_size
         return stages * float(step_seconds(self._speed, step)) + self._collectives.seconds(tokens)
@@ -118,14 +121,17 @@ def rank_step(
     kv_bytes: float,
     pairs: float,
     expert_tokens: float,
+    expert_tile_rows: float = 1.0,
 ) -> RankStep:
     """One step of one stage on one rank.
 
     ``tokens`` of the rank's group are computed, ``rows`` multiplied; ``expert_tokens`` of all groups meet in the
-    experts. ``kv_bytes`` are read of all layers, and each token attends to ``pairs / tokens`` others on average.
+    experts, which multiply ``expert_tile_rows`` at once. ``kv_bytes`` are read of all layers, and each token attends to
+    ``pairs / tokens`` others on average.
     """
     tp, stages = work.layout.tensor_parallel_size, work.layout.pipeline_parallel_size
     dense = max(work.active_parameters - work.active_expert_parameters - work.head_parameters, 0)
+    multiplied = work.tiled_expert_tokens(expert_tokens, expert_tile_rows)
     attended = tokens * sum(span.multiply_adds(pairs / tokens) for span in work.attention)
     return RankStep(
         num_layers=work.num_layers / stages,
@@ -138,7 +144,7 @@ def rank_step(
         attention_operations=2 * attended / tp / stages,
         num_expert_layers=work.num_expert_layers / stages,
         expert_bytes=work.expert_bytes * work.touched_experts(expert_tokens),
-        expert_operations=2 * work.active_expert_parameters * expert_tokens / work.layout.expert_ranks / stages,
+        expert_operations=2 * work.active_expert_parameters * multiplied / work.layout.expert_ranks / stages,
         routed_bytes=expert_tokens * work.routed_bytes() / stages,
         num_latent_layers=work.num_latent_layers / stages,
         latent_tokens=tokens * work.num_latent_layers / tp / stages,

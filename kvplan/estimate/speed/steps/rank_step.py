@@ -18,9 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvplan.estimate.speed.steps.step_time import Speed
+
+_ROUNDING: Final = 1e-9
+"""Of a tile: shares of a group's sequences are not whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class ExpertSpeed:
     layer_seconds: beyond a layer's own; below 0 where a mixture launches less than two dense products.
     routed_bandwidth: bytes per second of the hidden vectors that are gathered for the experts and added up again, one
     for each expert that a token chose. sharpness: of their own products; that of dense products where it is None.
+    tile_rows: as for ``KernelSpeed``, of one expert.
     """
 
     layer_seconds: float
@@ -37,6 +41,7 @@ class ExpertSpeed:
     flops: float
     routed_bandwidth: float = math.inf
     sharpness: float | None = None
+    tile_rows: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +131,17 @@ def _of_ranks(values: Mapping[int, float], num_ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
-    """All coefficients of a device, an engine and a format."""
+    """All coefficients of a device, an engine and a format.
+
+    tile_rows: rows of a product that are multiplied together, however few there are; 1 where it makes no difference.
+    """
 
     base: Speed
     experts: ExpertSpeed | None = None
     latent: LatentSpeed | None = None
     links: LinkSpeed | None = None
     sparse: SparseSpeed | None = None
+    tile_rows: float = 1.0
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> KernelSpeed:
@@ -144,6 +153,16 @@ class KernelSpeed:
             None if latent is None else LatentSpeed(**{name: float(value) for name, value in latent.items()}),
             None if links is None else _links(links),
         )
+
+    @property
+    def all_tile_rows(self) -> tuple[float, float]:
+        """Of dense products and of one expert's; experts that count as dense products have none of their own."""
+        return self.tile_rows, 1.0 if self.experts is None else self.experts.tile_rows
+
+
+def whole_tiles(num_rows: float, tile_rows: float) -> float:
+    """``num_rows`` in whole tiles."""
+    return math.ceil(num_rows / tile_rows - _ROUNDING) * tile_rows if tile_rows > 1 else num_rows
 
 
 def _links(record: Mapping[str, Any]) -> LinkSpeed:

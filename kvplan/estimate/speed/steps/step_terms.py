@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from kvplan.estimate.speed.steps.clocks import Roofline
 from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, rank_step
-from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, whole_tiles
 from kvplan.estimate.speed.steps.step_time import padded_rows
 from kvplan.estimate.speed.steps.work import ModelWork
 
@@ -84,15 +84,18 @@ def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
     stages = clock.work.layout.pipeline_parallel_size
     beside = stages * clock.work.layout.data_parallel_size
     tokens, sequences = load.num_tokens / beside, load.num_sequences / beside
+    speed = clock.device.speed
+    tile_rows, expert_tile_rows = speed.all_tile_rows
     step = rank_step(
         clock.work,
         tokens=tokens,
-        rows=padded_rows(tokens, clock.device.speed.base.row_step),
+        rows=whole_tiles(padded_rows(tokens, speed.base.row_step), tile_rows),
         sequences=sequences,
-        sampled=sequences,
+        sampled=whole_tiles(sequences, tile_rows),
         kv_bytes=load.num_kv_tokens / beside * clock.kv_bytes / clock.context_tokens,
         pairs=load.num_pairs / beside,
         expert_tokens=load.num_tokens / stages,
+        expert_tile_rows=expert_tile_rows,
     )
     launches, weights, kv_cache, products, attention = (
         stages * part for part in _rank_terms(clock._speed, step, clock.work)

@@ -60,6 +60,17 @@ class ModelWork:
             return 0.0
         return 1.0 - (1.0 - self.experts_per_token / self.num_experts) ** tokens
 
+    def tiled_expert_tokens(self, tokens: float, tile_rows: float) -> float:
+        """As many tokens as the experts multiply for ``tokens``, where each works on whole tiles of rows.
+
+        A tile at least; of more rows, which differ from expert to expert, the last tile is half full on average.
+        """
+        touched = self.num_experts * self.touched_experts(tokens)
+        if tile_rows <= 1 or not touched:
+            return tokens
+        rows = tokens * self.experts_per_token / touched
+        return tokens * max(tile_rows, rows + tile_rows / 2) / rows
+
     def rank_activation_bytes(self) -> float:
         """Written and read per token on one rank, all layers together."""
         divided = self.step_activation_bytes - self.whole_activation_bytes

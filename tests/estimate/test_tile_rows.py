@@ -1,0 +1,108 @@
+"""Tiles that are multiplied whole: on GPUs with few multipliers, by the kernels of an engine's release."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.models import resolve_model
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock
+from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed, whole_tiles
+from kvplan.estimate.speed.steps.step_terms import StepLoad, measured_terms
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.tile_rows import with_tiles
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.weights import named_format
+
+FEW = Speed(0.0, 0.0, 0.0, 3.5e12, 1.26e14, 3.5e12, 1.26e14, 2.0)
+OLD = EngineChoice("vllm", "0.8.5")
+
+
+def _speed(**changes: object) -> DeviceSpeed:
+    kernels = KernelSpeed(FEW, ExpertSpeed(0.0, 3.5e12, 1.26e14))
+    return replace(DeviceSpeed(kernels, "scaled", "bfloat16", "note", {}, "vllm", "0.24.0"), **changes)
+
+
+def _work(name: str = "llama-3.1-8b", format_name: str = "none") -> ModelWork:
+    spec = replace(resolve_model(name), quantization=named_format(format_name))
+    return model_work(spec, 16 * 10**9, "bfloat16", ParallelLayout(1))
+
+
+@pytest.mark.parametrize(
+    ("engine", "format_name", "tile_rows"),
+    [
+        (OLD, "none", 64),
+        (EngineChoice("vllm", "0.9.0"), "none", 1),
+        (EngineChoice("sglang", "0.4.6.post1"), "none", 64),
+        (EngineChoice("sglang", "0.4.7"), "none", 1),
+        (EngineChoice("sglang", "latest"), "none", 1),
+        (EngineChoice("vllm", "0.24.0"), "fp8", 64),
+        (OLD, "awq", 1),
+    ],
+    ids=["vLLM", "newer vLLM", "SGLang", "newer SGLang", "newest SGLang", "8 bits", "widened weights"],
+)
+def test_rows_of_a_tile_are_those_of_the_kernels(engine: EngineChoice, format_name: str, tile_rows: int) -> None:
+    found = with_tiles(_speed(), _work(format_name=format_name), find_gpu("h20"), engine).speed
+    assert found.all_tile_rows == (tile_rows, 16)
+
+
+@pytest.mark.parametrize(
+    ("speed", "gpu", "engine"),
+    [
+        (_speed(), "h100-pcie", OLD),
+        (_speed(), "a100-40gb-sxm", OLD),
+        (_speed(), "rtx-4090", OLD),
+        (_speed(), "h20", EngineChoice("trtllm", "1.0.0")),
+        (_speed(origin="kernels"), "h20", OLD),
+        (_speed(origin="calibrated"), "h20", OLD),
+    ],
+    ids=["Hopper", "Ampere", "Ada", "unknown kernels", "tables of its own", "measured on the device"],
+)
+def test_others_are_left_as_they_are(speed: DeviceSpeed, gpu: str, engine: EngineChoice) -> None:
+    assert with_tiles(speed, _work(), find_gpu(gpu), engine) is speed
+
+
+def _seconds(speed: DeviceSpeed, num_sequences: int) -> float:
+    clock = MeasuredClock(_work(), find_gpu("h20"), 1e6, speed, 100.0)
+    return clock.seconds(num_sequences, num_sequences, num_sequences, 100 * num_sequences, 100.0 * num_sequences)
+
+
+def test_a_few_sequences_take_as_long_as_a_tile_of_them() -> None:
+    plain = _speed()
+    tiled = with_tiles(plain, _work(), find_gpu("h20"), OLD)
+    assert _seconds(tiled, 1) > 1.5 * _seconds(plain, 1)
+    assert _seconds(tiled, 48) - _seconds(tiled, 1) < 0.02 * _seconds(tiled, 1)
+    assert _seconds(tiled, 64) == pytest.approx(_seconds(plain, 64))
+    assert _seconds(tiled, 65) > 1.4 * _seconds(tiled, 64)
+
+
+def test_a_picture_of_a_step_has_whole_tiles_too() -> None:
+    plain = _speed()
+    tiled = with_tiles(plain, _work(), find_gpu("h20"), OLD)
+    load = StepLoad.decoding(1, 100)
+    few, whole = (
+        measured_terms(MeasuredClock(_work(), find_gpu("h20"), 1e6, speed, 100.0), load).products
+        for speed in (plain, tiled)
+    )
+    assert whole == pytest.approx(64 * few)
+
+
+@pytest.mark.parametrize(("rows", "whole"), [(0, 0), (1, 64), (64, 64), (64 * (1 + 1e-12), 64), (65, 128)])
+def test_rows_are_rounded_up_to_tiles_but_not_by_an_error_of_arithmetic(rows: float, whole: int) -> None:
+    assert whole_tiles(rows, 64) == whole
+    assert whole_tiles(rows, 1) == rows
+
+
+def test_an_expert_multiplies_a_tile_at_least() -> None:
+    work = _work("mixtral-8x7b")
+    assert work.tiled_expert_tokens(8, 1) == 8
+    touched = 8 * work.touched_experts(8)
+    assert work.tiled_expert_tokens(8, 16) == pytest.approx(touched * 16 / 2)
+    # Of many rows the last tile is half full: 1,024 for each of 8 experts, and 8 more.
+    assert work.tiled_expert_tokens(4096, 16) == pytest.approx(4096 * (1024 + 8) / 1024)
+    assert _work().tiled_expert_tokens(8, 16) == 8
