@@ -308,6 +308,12 @@ class ServingSettings:
         panel=GPU_PANEL,
         sweep_axis=SweepAxis(),
     )
+    nvlink_bridge: bool = _knob(
+        False,
+        "Bridges join each two cards whose NVLink needs one (A100 and H100 PCIe, A40, RTX 3090, ...).",
+        kind="flag",
+        panel=GPU_PANEL,
+    )
     moe_backend: str = _knob(
         "auto",
         "Kernels of a mixture's experts (SGLang's --moe-runner-backend); auto is the engine's choice.",

@@ -113,6 +113,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", r
     "pipeline_parallel_size",
     "data_parallel_size",
     "enable_expert_parallel",
+    "nvlink_bridge",
     "moe_backend",
     "gpu_memory_utilization",
     "block_size",

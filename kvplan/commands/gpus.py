@@ -55,6 +55,7 @@ def _flat(profile: GpuProfile) -> dict[str, Any]:
         "compute_capability": profile.compute_capability,
         "pcie_bytes_per_second": profile.pcie_bytes_per_second,
         "nvlink_bytes_per_second": profile.nvlink_bytes_per_second,
+        "bridged_gpus": profile.bridged_gpus,
         "usd_per_hour": profile.price.usd_per_hour if profile.price else None,
         "price_date": profile.price.date if profile.price else None,
     }

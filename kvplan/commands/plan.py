@@ -72,6 +72,7 @@ AsJson = Annotated[
     "enable_lora",
     "max_loras",
     "max_lora_rank",
+    "nvlink_bridge",
     "moe_backend",
 )
 def plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.catalog.spec import ModelSpec
@@ -79,7 +79,8 @@ def make_estimate(
     dtype = serving_dtype(spec.dtype, asked.dtype)
     cache = _cache_settings(spec, asked, dtype, notes)
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
-    placements = [place(spec, gpu, request.engine, settings) for gpu in request.gpus]
+    gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
+    placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
     batches = vllm_release(request.engine.version).in_flight_batches if request.engine.name == "vllm" else 1
     in_flight = _in_flight_tokens(batches, asked, placements)
     pages, most_pages = (_pages(spec, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
@@ -102,8 +103,8 @@ def make_estimate(
         most_in_flight_tokens=in_flight[1],
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
-        speeds=deployment_speeds(spec, request.gpus, deployments, cache, measured, request.engine),
-        speculation=speculation_of(spec, request.gpus, deployments, cache, context_tokens, asked.acceptance_rate),
+        speeds=deployment_speeds(spec, gpus, deployments, cache, measured, request.engine),
+        speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
 
 

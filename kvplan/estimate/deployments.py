@@ -13,6 +13,8 @@ from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.ranges import KvRange, kv_range
 from kvplan.estimate.vllm.settings import compute_capability
@@ -72,7 +74,10 @@ class Placement:
 def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: ServingSettings) -> Placement:
     """``spec`` on ``gpu`` under ``engine``. UsageError where the ranks cannot divide it."""
     placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
-    return replace(placement, notes=(*placement.notes, *_lora_notes(spec, placement.deployment.settings, engine.name)))
+    filled = placement.deployment.settings
+    bridges = bridge_note(gpu, ParallelLayout.of(filled))
+    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name))
+    return replace(placement, notes=notes if bridges is None else (*notes, bridges))
 
 
 def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple[str, ...]:

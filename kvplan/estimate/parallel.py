@@ -44,6 +44,11 @@ class ParallelLayout:
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
+    def talking_ranks(self) -> int:
+        """Ranks that exchange something in every layer."""
+        return self.expert_ranks if self.exchanges_tokens else self.tensor_parallel_size
+
+    @property
     def expert_groups(self) -> int:
         """How many parts the list of experts is cut into; 1 where each rank has a slice of every expert."""
         return self.expert_ranks if self.enable_expert_parallel else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, find_gpu, load_gpus, parse_gpu_count
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, find_gpu, load_gpus, parse_gpu_count, with_bridges
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import UsageError
 from kvplan.units import GIB
@@ -76,6 +76,46 @@ def test_flops_fall_back_to_a_wider_format() -> None:
     assert a100.flops("fp8") == a100.dense_flops["bfloat16"]
     assert find_gpu("h100").flops("fp8") == 1978e12
     assert find_gpu("v100").flops("bfloat16") == find_gpu("v100").dense_flops["float16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nvlink"),
+    [
+        ("h100-sxm", (True, True, True)),
+        ("mi300x", (True, True, True)),
+        ("a100-80gb-pcie", (False, False, False)),
+        ("rtx-3090", (False, False, False)),
+        ("v100", (True, True, True)),
+        ("tesla v100-pcie-32gb", (False, False, False)),
+        ("v100s", (False, False, False)),
+        ("l40s", (False, False, False)),
+    ],
+)
+def test_nvlink_joins_a_node_or_what_a_bridge_joins(name: str, nvlink: tuple[bool, ...]) -> None:
+    gpu = find_gpu(name)
+    assert tuple(gpu.joins_by_nvlink(count) for count in (2, 4, 8)) == nvlink
+    assert not gpu.joins_by_nvlink(gpu.max_gpus_per_node + 1)
+    bridged = gpu.with_bridge()
+    if gpu.bridged_gpus is None:
+        assert bridged is gpu
+    else:
+        assert tuple(bridged.joins_by_nvlink(count) for count in (2, 4, 8)) == (True, False, False)
+        assert bridged.link_bytes_per_second(2) == gpu.nvlink_bytes_per_second
+        assert bridged.link_bytes_per_second(4) == gpu.link_bytes_per_second(2) == gpu.pcie_bytes_per_second
+
+
+def test_only_cards_of_pcie_form_take_bridges() -> None:
+    takers = {gpu.id for gpu in load_gpus() if gpu.bridged_gpus is not None}
+    assert {"a30", "a40", "a100-40gb-pcie", "a100-80gb-pcie", "h100-pcie", "h100-nvl", "a6000", "rtx-3090"} <= takers
+    assert not any(name.endswith("sxm") for name in takers) and not takers & {"h200", "b200", "gh200", "l40s"}
+    assert all(gpu.nvlink_bytes_per_second for gpu in load_gpus() if gpu.id in takers)
+
+
+def test_bridges_that_no_gpu_takes_are_refused() -> None:
+    assert [gpu.has_bridge for gpu in with_bridges([find_gpu("a40"), find_gpu("h100")])] == [True, False]
+    with pytest.raises(UsageError, match="None of these GPUs takes an NVLink bridge") as caught:
+        with_bridges([find_gpu("h100"), find_gpu("l4")])
+    assert "a100-80gb-pcie" in (caught.value.hint or "")
 
 
 def test_default_gpus_exist() -> None:

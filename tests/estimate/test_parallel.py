@@ -12,7 +12,7 @@ from kvplan.estimate.deployments import place
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import ServingSpeed, serving_speed
-from kvplan.estimate.speed.steps.collectives import link_between
+from kvplan.estimate.speed.steps.collectives import bridge_note, link_between
 from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
@@ -144,3 +144,21 @@ def test_one_link_for_neighbours_and_one_between_nodes() -> None:
     assert link_between(H200, 8).bytes_per_second == 450e9 and not link_between(H200, 8).crosses_nodes
     assert link_between(H200, 16).bytes_per_second == 50e9 and link_between(H200, 16).crosses_nodes
     assert link_between(find_gpu("l4"), 16).bytes_per_second == 12.5e9 / find_gpu("l4").max_gpus_per_node
+
+
+def test_cards_without_a_bridge_talk_over_pcie() -> None:
+    card = find_gpu("a100-80gb-pcie")
+    bridged = card.with_bridge()
+    assert [link_between(card, ranks).bytes_per_second for ranks in (2, 4, 8)] == [32e9] * 3
+    assert [link_between(bridged, ranks).bytes_per_second for ranks in (2, 4, 8)] == [300e9, 32e9, 32e9]
+
+
+def test_an_answer_says_which_bridges_it_assumes() -> None:
+    card = find_gpu("h100-pcie")
+    two = ParallelLayout(2)
+    assert "--nvlink-bridge" in (bridge_note(card, two) or "")
+    assert "join each two" in (bridge_note(card.with_bridge(), two) or "")
+    assert "--nvlink-bridge" in (bridge_note(card, ParallelLayout(1, 2)) or "")
+    assert bridge_note(card, ParallelLayout(1)) is None and bridge_note(H200, two) is None
+    notes = place(MIXTRAL, card, EngineChoice("vllm"), ServingSettings(tensor_parallel_size=2)).notes
+    assert bridge_note(card, two) in notes

@@ -14,8 +14,8 @@ from kvplan.catalog.devices.measured_profile import MeasuredProfile
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import SpeedModel
-from kvplan.estimate.speed.steps.clocks import BEST, DeviceSpeed, Roofline
-from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, rank_step
+from kvplan.estimate.speed.steps.clocks import BEST, USUAL, DeviceSpeed, Roofline
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, link_efficiency, rank_step
 from kvplan.estimate.speed.steps.rank_step import (
     ExpertSpeed,
     KernelSpeed,
@@ -104,6 +104,19 @@ def test_without_nvlink_more_ranks_reach_less_of_the_link() -> None:
         assert links is not None
         shares = [links.share_of(ranks) for ranks in (2, 4, 8, 16)]
         assert shares == pytest.approx([0.51, 0.25, 0.15, 0.15], rel=0.02)
+
+
+def test_over_pcie_all_reduces_are_not_those_of_nvlink() -> None:
+    """Tables of H100 SXM count for two cards of PCIe form with a bridge, not for four, nor for two without one."""
+    card = find_gpu("h100-pcie")
+    profile = MeasuredProfiles(read_kernel_tables()).for_gpu(card, "bfloat16", "vllm")
+    assert profile is not None
+    speed = KernelSpeed.from_json(profile.speeds)
+    assert speed.links is not None
+    two, four = (_work("llama-3.1-70b", ranks) for ranks in (2, 4))
+    assert link_efficiency(speed, two, card) == link_efficiency(speed, four, card.with_bridge()) == USUAL.links
+    assert link_efficiency(speed, two, card.with_bridge()).message_seconds == speed.links.seconds(2)
+    assert link_efficiency(speed, four, find_gpu("h100-sxm")).message_seconds == speed.links.seconds(4)
 
 
 def _work(name: str, tensor_parallel_size: int = 1) -> ModelWork:

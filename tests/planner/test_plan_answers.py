@@ -394,3 +394,26 @@ def test_a_gpu_without_a_deployment_says_why(capsys: pytest.CaptureFixture[str])
     assert list(document["left_out"]) == ["l4", "v100-32gb"]
     _, cheap, _ = run("plan llama-3.1-8b --users 4 --ctx-avg 8k --gpu l40s b200 --budget 3", capsys)
     assert "not on b200: what serves the load costs more than $3.00 per hour" in cheap
+
+
+def test_cards_without_a_bridge_are_tried_in_stages_too() -> None:
+    stages = [
+        {each.pipeline_parallel_size for each in layouts_in_a_node(LLAMA, gpu, ParallelSizes(), 4)}
+        for gpu in (find_gpu("a100-80gb-pcie"), find_gpu("a100-80gb-pcie").with_bridge(), find_gpu("a100-80gb-sxm"))
+    ]
+    assert stages == [{1, 2, 4}, {1, 2, 4}, {1}]
+
+
+def test_a_plan_counts_bridges_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-70b --users 8 --ctx-avg 4k --gpu a100-80gb-pcie --max-gpus 2 --tp 2"
+    found = []
+    for option, note in (("", "--nvlink-bridge puts one on each two"), ("--nvlink-bridge", "bridges join each two")):
+        code, out, _ = run(f"{words} {option}", capsys)
+        assert code == 0 and note in " ".join(out.split())
+        _, out, _ = run(f"{words} {option} --json", capsys)
+        document = json.loads(out)
+        assert any(note in each for each in document["assumptions"])
+        found.append(document["deployments"][0]["performance"]["tpot_ms"][0])
+    assert found[1] < 0.95 * found[0]
+    code, _, err = run(f"{words.replace('a100-80gb-pcie', 'h100-sxm')} --nvlink-bridge", capsys)
+    assert code == 2 and "None of these GPUs takes an NVLink bridge" in err

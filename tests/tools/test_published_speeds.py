@@ -143,13 +143,12 @@ def test_deepseek_in_4_bits_is_the_checkpoint_that_was_served(tmp_path: Path) ->
     assert methods == ["nvfp4", "fp8"]
 
 
-def test_gpus_without_access_to_each_other_have_no_bridge(tmp_path: Path) -> None:
-    bridged, plain = (
+def test_cards_have_a_bridge_where_a_row_says_so(tmp_path: Path) -> None:
+    bridged, plain, silent = (
         deployed(_parsed(tmp_path, gpu="A100 80GB PCIe", notes=each)).choice.gpu
-        for each in ("", "the platform lacks GPU P2P capability")
+        for each in ("two cards with an NVLink bridge", "the platform lacks GPU P2P capability", "")
     )
-    assert bridged.nvlink_bytes_per_second is not None
-    assert plain.nvlink_bytes_per_second is None
+    assert (bridged.has_bridge, plain.has_bridge, silent.has_bridge) == (True, False, False)
 
 
 def _score(row: PublishedRow, measured: float) -> RowScore:

@@ -28,7 +28,7 @@ def links_alone(gpu: GpuProfile, system: str) -> LinkSpeed | None:
     None with NVLink, whose share fits to steps have beside them, and without a table.
     """
     folder = Path(aiconfigurator_core.__file__).parent / "systems" / "data" / system / "comm"
-    link = gpu.link_bytes_per_second
+    link = gpu.pcie_bytes_per_second
     if link is None or gpu.nvlink_bytes_per_second is not None:
         return None
     seconds, shares = defaultdict(list), defaultdict(list)

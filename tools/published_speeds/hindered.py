@@ -72,6 +72,7 @@ def _most_apart(slow: GpuProfile, fast: GpuProfile, num_gpus: int) -> float:
     """How many times as fast the data sheets make ``fast`` at most."""
     ratios = [1.0, fast.memory_bandwidth_bytes_per_second / slow.memory_bandwidth_bytes_per_second]
     ratios += [fast.flops(dtype) / slow.flops(dtype) for dtype in ("bfloat16", "float16", "fp8", "fp4", "int8")]
-    if num_gpus > 1 and slow.link_bytes_per_second and fast.link_bytes_per_second:
-        ratios.append(fast.link_bytes_per_second / slow.link_bytes_per_second)
+    links = [gpu.link_bytes_per_second(num_gpus) for gpu in (slow, fast)]
+    if num_gpus > 1 and links[0] and links[1]:
+        ratios.append(links[1] / links[0])
     return max(ratios)

@@ -36,8 +36,8 @@ _GPUS: Final = {
     "a100 sxm 40gb": "a100-40gb-sxm",
     "a800 sxm 80gb": "a800-80gb",
     "h100 sxm 80gb": "h100-sxm",
-    "v100 pcie 32gb": "v100-32gb",
-    "v100s pcie 32gb": "v100-32gb",
+    "v100 pcie 32gb": "v100-32gb-pcie",
+    "v100s pcie 32gb": "v100s",
 }
 
 

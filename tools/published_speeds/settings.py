@@ -95,9 +95,9 @@ def _cache_of_checkpoint(row: PublishedRow) -> str:
 
 
 def _gpu(row: PublishedRow) -> GpuProfile:
-    """Without the bridge that its form may have where the row's GPUs do not see each other's memory."""
+    """With the bridge that its form may have where the row says so."""
     gpu = gpu_named(row.text["gpu"])
-    return replace(gpu, nvlink_bytes_per_second=None) if "lacks GPU P2P" in row.notes else gpu
+    return gpu.with_bridge() if "NVLink bridge" in row.notes else gpu
 
 
 @cache

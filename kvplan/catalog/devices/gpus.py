@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -40,8 +40,9 @@ class GpuProfile:
     """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
 
     Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
-    a CPU). ``network_bytes_per_second``: one GPU's share of what leaves its node. ``sources`` maps a field's name to
-    where its number was found.
+    a CPU). ``network_bytes_per_second``: one GPU's share of what leaves its node. ``bridged_gpus``: cards whose NVLink
+    needs a bridge, and how many one joins; None where NVLink joins all GPUs of a node. The bridge is sold apart:
+    ``has_bridge`` says that it is there. ``sources`` maps a field's name to where its number was found.
     """
 
     id: str
@@ -55,12 +56,14 @@ class GpuProfile:
     multiprocessors: int
     pcie_bytes_per_second: float | None
     nvlink_bytes_per_second: float | None
+    bridged_gpus: int | None
     network_bytes_per_second: float
     max_gpus_per_node: int
     unified_memory: bool
     price: GpuPrice | None
     note: str | None
     sources: Mapping[str, str] = field(compare=False, hash=False, repr=False)
+    has_bridge: bool = False
 
     @property
     def is_cpu(self) -> bool:
@@ -74,10 +77,19 @@ class GpuProfile:
         major = self.compute_capability.split(".")[0]
         return _ARCHITECTURES.get(self.compute_capability) or _ARCHITECTURES.get(major, self.compute_capability)
 
-    @property
-    def link_bytes_per_second(self) -> float | None:
-        """What tensor parallelism runs over: NVLink where there is one, else PCIe, else nothing (a single device)."""
-        return self.nvlink_bytes_per_second or self.pcie_bytes_per_second
+    def joins_by_nvlink(self, num_gpus: int) -> bool:
+        """Whether NVLink is there between any two of ``num_gpus`` neighbours of one node."""
+        if self.nvlink_bytes_per_second is None or num_gpus > self.max_gpus_per_node:
+            return False
+        return self.bridged_gpus is None or (self.has_bridge and num_gpus <= self.bridged_gpus)
+
+    def link_bytes_per_second(self, num_gpus: int) -> float | None:
+        """What ``num_gpus`` of a node talk over: NVLink where it joins them, else PCIe, else nothing known."""
+        return self.nvlink_bytes_per_second if self.joins_by_nvlink(num_gpus) else self.pcie_bytes_per_second
+
+    def with_bridge(self) -> GpuProfile:
+        """The same card in pairs that a bridge joins; others as they are."""
+        return self if self.bridged_gpus is None else replace(self, has_bridge=True)
 
     def flops(self, dtype: str) -> float:
         """Dense operations per second in ``dtype``; a format the device lacks is computed in the next wider one."""
@@ -131,6 +143,17 @@ def find_gpu(name: str) -> GpuProfile:
     suggestions = list(dict.fromkeys(index[alias].id for alias in close))[:4]
     hint = f"did you mean {', '.join(suggestions)}? " if suggestions else ""
     raise UsageError(f"There is no GPU profile named '{name}'.", hint=f"{hint}`kvplan gpus` lists them all")
+
+
+def with_bridges(gpus: Iterable[GpuProfile]) -> tuple[GpuProfile, ...]:
+    """``gpus``, in bridged pairs where they can be. UsageError where none of them takes a bridge."""
+    asked = tuple(gpus)
+    if all(gpu.bridged_gpus is None for gpu in asked):
+        takers = ", ".join(gpu.id for gpu in load_gpus() if gpu.bridged_gpus is not None)
+        raise UsageError(
+            "None of these GPUs takes an NVLink bridge.", hint=f"leave --nvlink-bridge out; those that do are {takers}"
+        )
+    return tuple(gpu.with_bridge() for gpu in asked)
 
 
 class GpuCount(NamedTuple):
@@ -218,6 +241,7 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         multiprocessors=int(entry["multiprocessors"]),
         pcie_bytes_per_second=_bandwidth(links, "pcie_bandwidth"),
         nvlink_bytes_per_second=_bandwidth(links, "nvlink_bandwidth"),
+        bridged_gpus=int(links["bridged_gpus"]["value"]) if "bridged_gpus" in links else None,
         network_bytes_per_second=_bandwidth(links, "network_bandwidth")
         or ASSUMED_NODE_NETWORK_BYTES_PER_SECOND / int(entry["max_gpus_per_node"]),
         max_gpus_per_node=int(entry["max_gpus_per_node"]),

@@ -11,6 +11,7 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
 from kvplan.planner.answer.document import (
     adapter_notes,
+    bridge_notes,
     calibration_notes,
     load_assumption,
     network_notes,
@@ -128,7 +129,7 @@ def _print_plan(found: Plan) -> None:
         print_sentence(
             "likely: the share of the predicted speeds and KV pools at which it serves the load within its bounds."
         )
-    for note in [*adapter_notes(found), *network_notes(shown), *calibration_notes(shown)]:
+    for note in [*adapter_notes(found), *bridge_notes(shown), *network_notes(shown), *calibration_notes(shown)]:
         print_sentence(note)
     _print_best(found.deployments[0], found)
 
@@ -157,7 +158,7 @@ def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb |
 
 
 UNSURE = (
-    "Of published measurements of whole servers 70 % of TPOT, 77 % of tokens/s and 55 % of TTFT lie within such "
+    "Of published measurements of whole servers 69 % of TPOT, 77 % of tokens/s and 56 % of TTFT lie within such "
     "ranges; those of the best deployment's line with queues hold 9 in 10 (docs/accuracy.md)."
 )
 """Of speeds that nobody measured: tools/score_published_speeds.py, column 30%."""

@@ -62,7 +62,7 @@ def non_torch_bytes(
 
 
 def _parallel_extra_gib(gpu: GpuProfile, tensor_parallel_size: int, release: VllmRelease) -> float:
-    has_fabric = gpu.nvlink_bytes_per_second is not None and _is_hopper_or_later(gpu)
+    has_fabric = gpu.joins_by_nvlink(tensor_parallel_size) and _is_hopper_or_later(gpu)
     if has_fabric and release.version >= (0, 18, 0):
         return _NVLINK_PARALLEL_EXTRA_GIB
     if release.version < (0, 4, 0):

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
+from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.slo_check import missed_by_tail
@@ -100,7 +101,7 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
     """How users are taken to behave, where memory and times come from, and what crosses nodes."""
     deployments = plan.deployments or ((fix.deployment,) if fix is not None else ())
     rooflines = any(deployment.served.speed.origin == "roofline" for deployment in deployments) or not deployments
-    sentences = [load_assumption(plan), *adapter_notes(plan), *network_notes(deployments)]
+    sentences = [load_assumption(plan), *adapter_notes(plan), *bridge_notes(deployments), *network_notes(deployments)]
     if rooflines:
         sentences.append(
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
@@ -118,6 +119,16 @@ def adapter_notes(plan: Plan) -> list[str]:
         f"Adapters: {plural(slots.number, 'slot')} of rank up to {slots.rank} {are} part of the weights of every GPU "
         "and read in every step; what adapters add to activations, CUDA graphs and launches is not counted."
     ]
+
+
+def bridge_notes(deployments: Iterable[Deployment]) -> list[str]:
+    """What is assumed of the bridges between cards that can have one, each with the GPUs that it is said of."""
+    gpus: dict[str, dict[str, None]] = {}
+    for each in deployments:
+        note = bridge_note(each.choice.gpu, each.choice.layout)
+        if note is not None:
+            gpus.setdefault(note, {})[each.choice.gpu.id] = None
+    return [f"{', '.join(names)}: {note}" for note, names in gpus.items()]
 
 
 def network_notes(deployments: Iterable[Deployment]) -> list[str]:

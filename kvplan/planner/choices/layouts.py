@@ -1,8 +1,8 @@
 """Ways to spread one instance over GPUs: within a node first, across nodes where that is not enough.
 
-Within a node the layers are shared (tensor parallelism), where there is no NVLink also the stack of layers (pipeline
-parallelism), and the experts of a mixture are spread over data-parallel groups. Across nodes only what needs little of
-the network is tried: one pipeline stage for each node, or data-parallel groups that share the experts.
+Within a node the layers are shared (tensor parallelism), where NVLink does not join all of it also the stack of layers
+(pipeline parallelism), and the experts of a mixture are spread over data-parallel groups. Across nodes only what needs
+little of the network is tried: one pipeline stage for each node, or data-parallel groups that share the experts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _are_given(sizes: ParallelSizes) -> bool:
 
 
 def _candidates(spec: ModelSpec, gpu: GpuProfile, sizes: ParallelSizes) -> Iterator[ParallelLayout]:
-    has_fabric = gpu.nvlink_bytes_per_second is not None
+    has_fabric = gpu.joins_by_nvlink(gpu.max_gpus_per_node)
     given = _are_given(sizes)
     pipeline = sizes.pipeline or ((1,) if given or has_fabric else _PIPELINE)
     data = sizes.data or ((1, *_DATA) if spec.is_mixture and not given else (1,))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from kvplan.catalog.devices.device_support import dtype_on
-from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import vllm_release
 from kvplan.errors import KvplanError
@@ -57,6 +58,12 @@ class Trial:
     dearest: Deployment | None = None
     """What costs as much as this, or without prices takes as many GPUs, need not be tried."""
 
+    @cached_property
+    def gpus(self) -> tuple[GpuProfile, ...]:
+        """Those of the request, with their bridges. UsageError where it asks for some that none of them takes."""
+        asked = self.request.gpus
+        return with_bridges(asked) if self.request.settings.nvlink_bridge else asked
+
     def device_speed(self, choice: Choice, speed_format: str) -> DeviceSpeed | None:
         """What the GPU reached in this format; None where it was not measured."""
         key = (choice.gpu.id, speed_format)
@@ -68,7 +75,7 @@ class Trial:
 
     def layouts(self, weights: WeightFormat, gpu: GpuProfile, *, across_nodes: bool) -> tuple[ParallelLayout, ...]:
         """Ways to spread an instance over nodes like the GPU's, found once for GPUs that are alike in this."""
-        key = (weights.name, across_nodes, gpu.max_gpus_per_node, gpu.nvlink_bytes_per_second is None)
+        key = (weights.name, across_nodes, gpu.max_gpus_per_node, gpu.joins_by_nvlink(gpu.max_gpus_per_node))
         if key not in self.tried_layouts:
             find = layouts_across_nodes if across_nodes else layouts_in_a_node
             self.tried_layouts[key] = find(weights.spec, gpu, self.request.sizes, self.request.max_gpus)

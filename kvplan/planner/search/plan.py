@@ -111,7 +111,7 @@ def search(trial: Trial, formats: Sequence[FormatPair], *, budget: float | None)
     deployments: list[Deployment] = []
     misses: list[Miss] = []
     num_tried = 0
-    for gpu in trial.request.gpus:
+    for gpu in trial.gpus:
         for pair in formats:
             if trial.refuses(pair, gpu):
                 continue

@@ -71,6 +71,13 @@ USUAL = Efficiency(
 )
 """Both ends of GPUs without a profile. Those with one (profiles/speeds) reach 0.76 to 0.88 of the bandwidth, 0.62 to
 0.82 of the 16-bit speed, and pay 33 to 65 us a layer; a small all-reduce in a captured step takes from 4 us on.
+
+Over PCIe, where NVLink does not join cards whose tables have it, ``USUAL.links`` are about the middle of what machines
+reach: of the link 0.06 to 0.78 over two GPUs, 0.12 to 0.64 over four and 0.06 to 0.61 over eight (medians 0.57, 0.55
+and 0.34), for a small all-reduce 5 to 39, 12 to 19 and 22 to 57 us. Two machines with L40S and one with RTX PRO 6000
+are in aiconfigurator-core 0.12.0's tables, eight A800 in issue 50576 of vllm-project/vllm, four V100 in pull request 2
+of haohervchb/sglang-V100, RTX 5090 in issue 1639 of NVIDIA/nccl, two H100 NVL in their profile's source; 39 us and 0.06
+are of two RTX 5070 Ti that do not see each other's memory (pull request 39605 of sgl-project/sglang).
 """
 
 

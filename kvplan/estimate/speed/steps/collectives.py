@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _NETWORK_LATENCIES = 3.0
@@ -45,11 +46,23 @@ class Link:
 
 
 def link_between(gpu: GpuProfile, num_gpus: int) -> Link:
-    """What ``num_gpus`` neighbouring ranks talk over: the network as soon as they do not fit one node."""
+    """What ``num_gpus`` neighbouring ranks talk over: the network as soon as they do not fit one node.
+
+    PCIe as soon as NVLink does not join them all: a ring over bridged pairs is as slow as its slowest hop.
+    """
     if num_gpus > gpu.max_gpus_per_node:
         return Link(gpu.network_bytes_per_second, crosses_nodes=True)
-    within = gpu.link_bytes_per_second or gpu.memory_bandwidth_bytes_per_second * _NO_LINK_SHARE
+    within = gpu.link_bytes_per_second(num_gpus) or gpu.memory_bandwidth_bytes_per_second * _NO_LINK_SHARE
     return Link(within, crosses_nodes=False)
+
+
+def bridge_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
+    """What is assumed of the bridges between the cards of an instance; None where there is nothing to assume."""
+    if gpu.bridged_gpus is None or layout.num_gpus == 1:
+        return None
+    if not gpu.has_bridge:
+        return "Cards are taken to have no NVLink bridge and to talk over PCIe; --nvlink-bridge puts one on each two."
+    return "NVLink bridges join each two cards; more than two talk over PCIe."
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,15 +99,15 @@ class MeasuredClock:
 
     @cached_property
     def _collectives(self) -> CollectiveCost:
-        return collective_cost(self.work, self.gpu, link_efficiency(self.device.speed, self.work))
+        return collective_cost(self.work, self.gpu, link_efficiency(self.device.speed, self.work, self.gpu))
 
 
-def link_efficiency(speed: KernelSpeed, work: ModelWork) -> LinkEfficiency:
-    """As the profile measured all-reduces; where it did not, as ordinary deployments show."""
-    if speed.links is None:
+def link_efficiency(speed: KernelSpeed, work: ModelWork, gpu: GpuProfile) -> LinkEfficiency:
+    """As the profile measured all-reduces; where it did not, or over NVLink that these ranks lack, as is usual."""
+    ranks = work.layout.talking_ranks
+    lacks_nvlink = gpu.bridged_gpus is not None and not gpu.joins_by_nvlink(ranks)
+    if speed.links is None or lacks_nvlink:
         return USUAL.links
-    layout = work.layout
-    ranks = layout.expert_ranks if layout.exchanges_tokens else layout.tensor_parallel_size
     return LinkEfficiency(speed.links.share_of(ranks), speed.links.seconds(ranks), sends_to_chosen=False)
 
 
