@@ -1,7 +1,8 @@
 // AMX: eight tiles of 16 rows of 64 bytes, and their products in bfloat16 with sums in float32.
 //
-// Tile numbers are part of the instructions, so these are macros that take literals. Where the compiler does not compile
-// for AMX, KVPLAN_AMX is 0 and nothing uses them, but for tests, which run them as plain loops (KVPLAN_TWINS).
+// Tile numbers are part of the instructions, so these are macros that take literals. STREAM is LOAD past the first-level
+// cache, which is left to what is read more often. Where the compiler does not compile for AMX, KVPLAN_AMX is 0 and nothing
+// uses them, but for tests, which run them as plain loops (KVPLAN_TWINS).
 #pragma once
 
 #include "simd.h"
@@ -22,6 +23,7 @@
 #define KVPLAN_TILE_RELEASE() ::kvplan::amx_twin().release()
 #define KVPLAN_TILE_ZERO(tile) ::kvplan::amx_twin().zero(tile)
 #define KVPLAN_TILE_LOAD(tile, base, stride) ::kvplan::amx_twin().load(tile, base, stride)
+#define KVPLAN_TILE_STREAM(tile, base, stride) ::kvplan::amx_twin().load(tile, base, stride)
 #define KVPLAN_TILE_STORE(tile, base, stride) ::kvplan::amx_twin().store(tile, base, stride)
 #define KVPLAN_TILE_MULTIPLY(sums, a, b) ::kvplan::amx_twin().multiply(sums, a, b)
 #else
@@ -31,6 +33,7 @@
 #define KVPLAN_TILE_RELEASE() _tile_release()
 #define KVPLAN_TILE_ZERO(tile) _tile_zero(tile)
 #define KVPLAN_TILE_LOAD(tile, base, stride) _tile_loadd(tile, base, stride)
+#define KVPLAN_TILE_STREAM(tile, base, stride) _tile_stream_loadd(tile, base, stride)
 #define KVPLAN_TILE_STORE(tile, base, stride) _tile_stored(tile, base, stride)
 #define KVPLAN_TILE_MULTIPLY(sums, a, b) _tile_dpbf16ps(sums, a, b)
 #endif

@@ -156,7 +156,7 @@ def test_products_compile_to_tile_instructions(tmp_path: Path) -> None:
     unit = source_dir() / "cpu" / "products" / "packed" / "packed_amx.cpp"
     run([*find_compiler(), *COMMON_FLAGS, *AMX_FLAGS, "-S", unit, "-o", assembly])
     found = set(re.findall(r"^\t(ldtilecfg|tile\w+|tdp\w+)", assembly.read_text(), re.MULTILINE))
-    assert found == {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps"}
+    assert found == {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tileloaddt1", "tilestored", "tdpbf16ps"}
 
 
 def takes_flags(flags: Sequence[str], folder: Path) -> bool:

@@ -137,19 +137,19 @@ struct OneTileOfRows {
   KVPLAN_INLINE static void multiply(const TileInputs& in, Beside& beside, int = 0, int64_t = 0) {
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
     beside.product(0);
-    KVPLAN_TILE_LOAD(5, quarter(in.panel, 0), kPanelRowBytes);
+    KVPLAN_TILE_STREAM(5, quarter(in.panel, 0), kPanelRowBytes);
     beside.product(4);
     KVPLAN_TILE_MULTIPLY(0, 4, 5);
     beside.product(2);
-    KVPLAN_TILE_LOAD(6, quarter(in.panel, 1), kPanelRowBytes);
+    KVPLAN_TILE_STREAM(6, quarter(in.panel, 1), kPanelRowBytes);
     beside.product(6);
     KVPLAN_TILE_MULTIPLY(1, 4, 6);
     beside.product(1);
-    KVPLAN_TILE_LOAD(7, quarter(in.panel, 2), kPanelRowBytes);
+    KVPLAN_TILE_STREAM(7, quarter(in.panel, 2), kPanelRowBytes);
     beside.product(5);
     KVPLAN_TILE_MULTIPLY(2, 4, 7);
     beside.product(3);
-    KVPLAN_TILE_LOAD(5, quarter(in.panel, 3), kPanelRowBytes);
+    KVPLAN_TILE_STREAM(5, quarter(in.panel, 3), kPanelRowBytes);
     beside.product(7);
     KVPLAN_TILE_MULTIPLY(3, 4, 5);
   }
@@ -186,7 +186,7 @@ struct TwoTilesOfRows {
     beside.product(0);
     KVPLAN_TILE_LOAD(4, in.x, in.x_bytes);
     beside.product(4);
-    KVPLAN_TILE_LOAD(6, quarter(in.panel, first), kPanelRowBytes);
+    KVPLAN_TILE_STREAM(6, quarter(in.panel, first), kPanelRowBytes);
     beside.product(2);
     KVPLAN_TILE_MULTIPLY(0, 4, 6);
     beside.product(6);
@@ -194,7 +194,7 @@ struct TwoTilesOfRows {
     beside.product(1);
     KVPLAN_TILE_MULTIPLY(2, 5, 6);
     beside.product(5);
-    KVPLAN_TILE_LOAD(7, quarter(in.panel, first + 1), kPanelRowBytes);
+    KVPLAN_TILE_STREAM(7, quarter(in.panel, first + 1), kPanelRowBytes);
     beside.product(3);
     KVPLAN_TILE_MULTIPLY(1, 4, 7);
     beside.product(7);
