@@ -51,6 +51,13 @@ _CLICK_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__
 
 _EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 _NO_COMMAND = re.compile(r"No such command ('.*?')\.?", re.DOTALL)
+_INVALID = (
+    (re.compile(r": Value error, "), ": "),
+    (re.compile(r": Input should be a valid integer, unable to parse.*", re.DOTALL), ": it must be a whole number."),
+    (re.compile(r": Input should be a valid number, unable to parse.*", re.DOTALL), ": it must be a number."),
+    (re.compile(r": Input should be (.*?)\.?$", re.DOTALL), r": it must be \1."),
+)
+"""What typer's parser says of a value, and how people do."""
 
 
 def _print_version(requested: bool) -> None:
@@ -177,6 +184,8 @@ def _help_hint(wanted: str | None) -> str:
 
 def _plain_message(message: str) -> str:
     message = _EXTRA_ARGUMENTS.sub(r"unexpected argument '\1'", message)
+    for pattern, words in _INVALID:
+        message = pattern.sub(words, message)
     return _NO_COMMAND.sub(r"unknown command \1.", message)
 
 

@@ -310,7 +310,7 @@ class ServingSettings:
     )
     nvlink_bridge: bool = _knob(
         False,
-        "Bridges join each two cards whose NVLink needs one (A100 and H100 PCIe, A40, RTX 3090, ...).",
+        "NVLink bridges join pairs of the cards that need them (A100 and H100 PCIe, A40, RTX 3090, ...).",
         kind="flag",
         panel=GPU_PANEL,
     )

@@ -43,7 +43,8 @@ class EngineChoice:
         name, _, version = text.strip().casefold().partition("@")
         if name not in known or (version and name == "kvplan"):
             others = "kvplan, " if "kvplan" in known else ""
-            raise UsageError(f"Unknown --engine '{text}'.", hint=f"{others}vllm, or vllm@VERSION such as vllm@0.19")
+            hint = f"{others}vllm, or vllm@VERSION such as vllm@0.19; `kvplan sweep --help` lists engines to measure"
+            raise UsageError(f"Unknown --engine '{text}'.", hint=hint)
         return cls(name, version or "latest")
 
 

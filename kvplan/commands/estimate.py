@@ -30,7 +30,6 @@ from kvplan.commands.options.shared import (
     calibration_name,
     split_list,
 )
-from kvplan.commands.printing.estimate_rows import counted_gpu
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, print_notes
 from kvplan.errors import KvplanError, UsageError
@@ -182,7 +181,7 @@ def _nothing_fits(answers: Sequence[Estimate]) -> KvplanError:
     if len(misses) > 1:
         return KvplanError("None of these deployments fits.", hint=hint)
     answer, deployment = misses[0]
-    return KvplanError(f"{answer.spec.id} does not fit on {counted_gpu(deployment)}: {deployment.limit}.", hint=hint)
+    return KvplanError(f"{answer.spec.id} does not fit on {deployment.counted_gpu}: {deployment.limit}.", hint=hint)
 
 
 def parse_assumptions(texts: list[str]) -> dict[str, str]:

@@ -48,6 +48,12 @@ class Deployment:
     """Where 9 of 10 start-ups lie, the prediction inside; None where no start-up has been compared."""
 
     @property
+    def counted_gpu(self) -> str:
+        """``h200``, or ``8 x h200``."""
+        num_gpus = ParallelLayout.of(self.settings).num_gpus
+        return self.gpu if num_gpus == 1 else f"{num_gpus} x {self.gpu}"
+
+    @property
     def kv_pool_bytes_range(self) -> tuple[int, int] | None:
         """(low, high) of ``kv_pool_bytes``."""
         return None if self.kv_range is None else self.kv_range.pool_bytes

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import Estimate
-from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 
@@ -66,9 +65,8 @@ def _panels(answers: Sequence[Estimate]) -> list[tuple[str, DeploymentSpeed]]:
         for deployment, speed in zip(answer.deployments, answer.speeds, strict=True):
             if speed is None:
                 continue
-            num_gpus = ParallelLayout.of(deployment.settings).num_gpus
             parts = [answer.spec.id.rsplit("/", 1)[-1]] if many_models else []
-            parts.append(deployment.gpu if num_gpus == 1 else f"{num_gpus} x {deployment.gpu}")
+            parts.append(deployment.counted_gpu)
             if many_formats:
                 parts.append(f"{_weights(answer)} weights, {answer.kv_dtype} KV")
             found.setdefault(", ".join(parts), speed)

@@ -64,13 +64,19 @@ def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None)
         gpu = _nearest_gpu(total)
         notes.append(f"GPU assumed to be {gpu.id}, from the memory size in the log.")
     if spec is None:
-        notes.append("No prediction: the log does not tell the model. Name it with --model.")
+        notes.append(_unknown_model(log))
     elif gpu is None:
         notes.append("No prediction: the log does not tell the GPU. Name it with --gpu.")
     explain = _explain_sglang if log.engine == "sglang" else _explain_vllm
     parts, predicted, changes = explain(log, spec, gpu, notes)
     worded = (replace(each, sentence=in_words_of(log.engine, each.sentence)) for each in (*ways_out(log), *changes))
     return Explanation(log, gpu, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
+
+
+def _unknown_model(log: StartupLog) -> str:
+    if log.model is None:
+        return "No prediction: the log does not tell the model. Name it with --model."
+    return f"No prediction: {log.model} is not known here. Give its config.json, or a model like it, with --model."
 
 
 def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
@@ -85,7 +91,7 @@ def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
     )
     tokens = None if size is None else pool_tokens(log, size)
     concurrency = None if tokens is None or size is None else tokens / size.context_tokens
-    notes = ("No prediction: the log does not tell the model. Name it with --model.",) if spec is None else ()
+    notes = (_unknown_model(log),) if spec is None else ()
     return Explanation(log, None, parts, Counts(tokens, None, concurrency), tuple(cpu_changes(log, size)), notes)
 
 

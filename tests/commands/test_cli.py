@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import COMMANDS, main
+from kvplan.cli import COMMANDS, _plain_message, main
 
 KVPLAN = [sys.executable, "-m", "kvplan"]
 
@@ -94,6 +94,24 @@ def test_an_unexpected_argument_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["gpus", "l4", "surplus"]) == 2
     expected = "error: unexpected argument 'surplus'\nhint: kvplan gpus --help lists the options\n"
     assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("plan gpt2 --users 40k", "error: Invalid value for '--users': it must be a whole number."),
+        ("plan gpt2 --budget cheap", "error: Invalid value for '--budget': it must be a number."),
+        ("gpus --format xml", "error: Invalid value for '--format': 'xml' is not one of 'table', 'json', 'csv', 'md'."),
+    ],
+)
+def test_a_wrong_value_is_named_in_plain_words(words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.splitlines()[0] == expected
+
+
+def test_typers_words_for_a_value_are_not_shown() -> None:
+    said = "Invalid value for '--port': Input should be less than or equal to 65535"
+    assert _plain_message(said) == "Invalid value for '--port': it must be less than or equal to 65535."
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -134,6 +134,16 @@ def test_more_requests_than_a_server_can_take_are_not_played(capsys: pytest.Capt
     assert " at once: tokens/s are what vLLM's API server can stream" in shown
 
 
+def test_lines_count_the_gpus_of_an_instance(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "estimate llama-3.1-8b --ctx 8k --gpu h100-sxm 2xh100-sxm --max-num-seqs 24 --explain"
+    assert main(words.split()) == 0
+    shown = capsys.readouterr().out
+    for name in ("h100-sxm", "2 x h100-sxm"):
+        for after in (": 79.19 x 0.92 = ", ": 9 of 10 start-ups have ", ", prompts of 512, "):
+            assert f"\n  {name}{after}" in shown
+        assert f"step of {name} " in shown
+
+
 def test_the_picture_has_a_bar_for_each_number_of_sequences() -> None:
     figure = estimates_figure([answered(), answered("a10")])
     first, second = figure.axes
@@ -155,5 +165,11 @@ def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["estimate", "gpt2", "--gpu", "l4", "--max-num-seqs", "8", "--json", "--plot", str(target)]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.estimate/1"
     assert target.read_bytes().startswith(b"\x89PNG")
-    assert main(["estimate", "gpt2", "--gpu", "l4", "--plot", str(tmp_path / "no" / "steps.png")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    for name, reason in (
+        ("no/steps.png", "No such file or directory.\nhint: name a file in a directory that is there"),
+        ("steps.txt", "Pictures cannot be written as .txt: "),
+        ("steps", "does not say which kind of picture it is to be."),
+    ):
+        assert main(["estimate", "gpt2", "--gpu", "l4", "--plot", str(tmp_path / name)]) == 1
+        assert reason in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [target]

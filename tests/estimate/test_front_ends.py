@@ -64,6 +64,31 @@ def test_a_busy_event_loop_bounds_the_throughput_and_starves_nobody(ahead: bool)
     assert played.max_running > 1
 
 
+class ReadingClock:
+    """Steps are longer the more tokens they compute."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self._step_seconds = step_seconds
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        return self._step_seconds + 2.5e-5 * num_tokens
+
+
+def test_a_faster_engine_is_not_handed_requests_later() -> None:
+    """512 tokens are streamed in 24 ms. Where decoding takes less, tokens wait to be streamed; requests need not wait
+    for all of these, as steps that read prompts leave the loop time enough."""
+
+    def first_token_seconds(step_seconds: float) -> float:
+        rules = SchedulingRules(512, 8192, 1e9, front_end=VLLM_FRONT_END, schedules_ahead=True)
+        return play(steady_users(512, 512, 128), rules, ReadingClock(step_seconds)).ttft.median
+
+    assert VLLM_FRONT_END.token_seconds * 512 == pytest.approx(0.0243, abs=1e-4)
+    slow, fast = (first_token_seconds(decoding - 2.5e-5 * 512) for decoding in (0.031, 0.023))
+    assert fast < slow
+
+
 def test_tokens_that_are_streamed_in_time_cost_no_throughput() -> None:
     free, busy = (_played(users(8, 16, 50), FrontEnd(token_seconds=each)) for each in (0.0, 0.001))
     assert busy.tpot is not None and free.tpot is not None

@@ -157,7 +157,7 @@ def test_an_answer_says_which_bridges_it_assumes() -> None:
     card = find_gpu("h100-pcie")
     two = ParallelLayout(2)
     assert "--nvlink-bridge" in (bridge_note(card, two) or "")
-    assert "join each two" in (bridge_note(card.with_bridge(), two) or "")
+    assert "in pairs" in (bridge_note(card.with_bridge(), two) or "")
     assert "--nvlink-bridge" in (bridge_note(card, ParallelLayout(1, 2)) or "")
     assert bridge_note(card, ParallelLayout(1)) is None and bridge_note(H200, two) is None
     notes = place(MIXTRAL, card, EngineChoice("vllm"), ServingSettings(tensor_parallel_size=2)).notes

@@ -231,6 +231,18 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["kv_cache_tokens"]["logged"] == 476016
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("sglang-qwen3.8-27b-fp8-h100", "Qwen/Qwen3.8-27B-FP8 is not known here. Give its config.json"),
+        ("vllm-cpu-refused-length", "the log does not tell the model. Name it with --model."),
+    ],
+)
+def test_a_model_that_is_not_known_is_not_one_that_was_not_told(name: str, reason: str) -> None:
+    (note,) = (each for each in explain_log(parse_startup_log(read(name)), None, None).notes if "model" in each)
+    assert note.startswith(f"No prediction: {reason}")
+
+
 def test_not_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other.log"
     path.write_bytes(b"\xff\xfehello\n")

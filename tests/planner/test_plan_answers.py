@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import shlex
 
 import pytest
@@ -240,6 +241,17 @@ def test_a_model_that_needs_two_nodes_is_planned_over_two(capsys: pytest.Capture
     assert ParallelLayout(1, 1, 16, True) not in layouts, "its experts' buffers hold the tokens of all 16 groups"
 
 
+def test_a_hint_promises_no_more_than_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, complaint = run("plan llama-3.3-70b --users 64 --ctx-avg 4k --gpu 4xl4", capsys)
+    (share,) = re.findall(r"likely \d+%", printed)
+    assert code == 1 and complaint.endswith(f"then 4 x l4, tp 2, pp 2 serves it ({share})\n")
+
+
+def test_sizes_that_divide_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, complaint = run("plan llama-3.1-8b --users 4 --gpu h100-sxm --tp 3", capsys)
+    assert code == 1 and "cannot be divided" in complaint and "hint: leave --tp out or give other sizes" in complaint
+
+
 def test_shorter_steps_make_room_for_groups_that_share_experts(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16 --tp 1 --dp 16"
     code, _, complaint = run(words, capsys)
@@ -407,7 +419,10 @@ def test_cards_without_a_bridge_are_tried_in_stages_too() -> None:
 def test_a_plan_counts_bridges_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan llama-3.1-70b --users 8 --ctx-avg 4k --gpu a100-80gb-pcie --max-gpus 2 --tp 2"
     found = []
-    for option, note in (("", "--nvlink-bridge puts one on each two"), ("--nvlink-bridge", "bridges join each two")):
+    for option, note in (
+        ("", "--nvlink-bridge puts one on each pair"),
+        ("--nvlink-bridge", "bridges join the cards in pairs"),
+    ):
         code, out, _ = run(f"{words} {option}", capsys)
         assert code == 0 and note in " ".join(out.split())
         _, out, _ = run(f"{words} {option} --json", capsys)

@@ -43,13 +43,7 @@ def weight_format(answer: Estimate) -> str:
 def gpu_label(answer: Estimate, deployment: Deployment) -> str:
     """``h200``; ``8 x h200`` where the answer has deployments of several sizes."""
     counts = {ParallelLayout.of(each.settings).num_gpus for each in answer.deployments}
-    return deployment.gpu if len(counts) == 1 else counted_gpu(deployment)
-
-
-def counted_gpu(deployment: Deployment) -> str:
-    """``h200``, or ``8 x h200``."""
-    num_gpus = ParallelLayout.of(deployment.settings).num_gpus
-    return deployment.gpu if num_gpus == 1 else f"{num_gpus} x {deployment.gpu}"
+    return deployment.gpu if len(counts) == 1 else deployment.counted_gpu
 
 
 _Cell = Callable[[Estimate, Deployment], str]
@@ -60,7 +54,7 @@ _COLUMNS: tuple[tuple[str, _Cell], ...] = (
     ("context", lambda answer, _: format_tokens(answer.context_tokens)),
     ("B/token", lambda answer, _: f"{answer.cache.next_token_bytes:,}"),
     ("per sequence", lambda answer, _: format_bytes(answer.cache.logical_bytes)),
-    ("GPU", lambda _, found: counted_gpu(found)),
+    ("GPU", lambda _, found: found.counted_gpu),
     ("weights GiB", lambda _, found: format_gib(found.weight_bytes)),
     ("KV pool GiB", lambda _, found: format_gib(found.kv_pool_bytes)),
     ("KV tokens", lambda _, found: f"{found.kv_cache_tokens:,}"),

@@ -231,10 +231,11 @@ def _print_deployments(answer: Estimate) -> None:
 def _print_budgets(answer: Estimate) -> None:
     for row in answer.deployments:
         print(
-            f"  {row.gpu}: {format_gib(row.settings.device_memory_bytes)} x {row.settings.gpu_memory_utilization:g} = "
-            f"{format_gib(row.budget_bytes)} GiB budget - weights {format_gib(row.weight_bytes)} - activations "
-            f"{format_gib(row.activation_peak_bytes)} - overhead {format_gib(row.overhead_bytes)} = "
-            f"{format_gib(row.kv_pool_bytes)} GiB = {row.num_blocks:,} blocks of {_block(answer, row)}"
+            f"  {row.counted_gpu}: {format_gib(row.settings.device_memory_bytes)} x "
+            f"{row.settings.gpu_memory_utilization:g} = {format_gib(row.budget_bytes)} GiB budget - "
+            f"weights {format_gib(row.weight_bytes)} - activations {format_gib(row.activation_peak_bytes)} - "
+            f"overhead {format_gib(row.overhead_bytes)} = {format_gib(row.kv_pool_bytes)} GiB = "
+            f"{row.num_blocks:,} blocks of {_block(answer, row)}"
         )
 
 

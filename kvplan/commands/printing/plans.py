@@ -63,7 +63,10 @@ def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     """What came nearest, and the change after which something serves."""
     hint = None
     if fix is not None:
-        hint = f"{fix.sentence}: then {fix.deployment.name} serves it"
+        slo = fix.deployment.slo
+        hint = f"{fix.sentence}: then {fix.deployment.name} serves it" + (
+            "" if slo.sure else f" (likely {slo.share:.0%})"
+        )
     if found.too_dear is not None:
         return KvplanError(f"Nothing within ${found.request.usd_per_hour:,.2f} per hour serves this load.", hint=hint)
     miss = found.nearest_miss
@@ -158,7 +161,7 @@ def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb |
 
 
 UNSURE = (
-    "Of published measurements of whole servers 69 % of TPOT, 77 % of tokens/s and 56 % of TTFT lie within such "
+    "Of published measurements of whole servers 70 % of TPOT, 78 % of tokens/s and 56 % of TTFT lie within such "
     "ranges; those of the best deployment's line with queues hold 9 in 10 (docs/accuracy.md)."
 )
 """Of speeds that nobody measured: tools/score_published_speeds.py, column 30%."""

@@ -44,6 +44,6 @@ def print_ranges(answer: Estimate) -> None:
             continue
         (low, high), (few, many) = found.pool_bytes, found.tokens
         pool = f"{format_gib(low)} to {format_gib(high)} GiB of KV pool, {few:,} to {many:,} tokens"
-        print(f"  {deployment.gpu}: 9 of 10 start-ups have {pool}; each cause alone (they add as squares):")
+        print(f"  {deployment.counted_gpu}: 9 of 10 start-ups have {pool}; each cause alone (they add as squares):")
         for each in found.causes:
             print(f"    {RANGE_HEAD} {format_gib(each.num_bytes)} {each.sentence}")

@@ -12,30 +12,31 @@ from kvplan.estimate.speed.queues import Queues
 
 def print_speeds(answer: Estimate, *, explain: bool) -> None:
     """Of devices that were measured; with ``explain`` also those by data sheet, and what their steps consist of."""
-    shown = [speed for speed in answer.speeds if speed is not None and (explain or speed.note is not None)]
-    for number, speed in enumerate(shown):
+    both = zip(answer.deployments, answer.speeds, strict=True)
+    shown = [(each.counted_gpu, speed) for each, speed in both if speed and (explain or speed.note is not None)]
+    for number, (name, speed) in enumerate(shown):
         if explain and number > 0:
             print()
-        for line in _lines(speed, explain=explain):
+        for line in _lines(name, speed, explain=explain):
             text = line.lstrip()
             print_sentence(text, indent=" " * (len(line) - len(text)))
         if explain:
-            print_steps(speed.gpu, speed.explained_steps())
+            print_steps(name, speed.explained_steps())
 
 
-def _lines(speed: DeploymentSpeed, *, explain: bool) -> list[str]:
+def _lines(name: str, speed: DeploymentSpeed, *, explain: bool) -> list[str]:
     """A head with the origin; percentiles, and ranges of a steady state where no load can be played."""
-    head = f"  {speed.gpu}, prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}"
+    head = f"  {name}, prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}"
     states = {1: ("alone", speed.alone)}
     states.setdefault(speed.num_users, (f"{speed.num_users:,} at once", speed.full))
     played = {count: speed.queues(count) for count in states}
     learned = next((_learned(speed, each) for each in played.values() if each is not None), "")
     lines = [f"{head} ({speed.origin_text(explain=explain)}{learned}):"]
-    for count, (name, state) in states.items():
+    for count, (who, state) in states.items():
         queues = played[count]
-        lines.append(f"    {name}: {_ranges(state) if queues is None else queues_text(queues)}")
+        lines.append(f"    {who}: {_ranges(state) if queues is None else queues_text(queues)}")
         server = server_text(speed.model.server_share(count), speed.model.front_end.servers)
-        lines += [] if server is None else [f"    {name}: {server}"]
+        lines += [] if server is None else [f"    {who}: {server}"]
     return lines
 
 

@@ -129,7 +129,8 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     if summary["is_counted"]:
         print(f"\n{COUNTED_NOTICE[:1].upper()}{COUNTED_NOTICE[1:]}.")
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())
-    print(f"\n{plural(summary['num_finished'], 'trial')}: {counts}")
+    if counts:
+        print(f"\n{plural(summary['num_finished'], 'trial')}: {counts}")
 
 
 def nothing_served(rows: Sequence[Row]) -> str:

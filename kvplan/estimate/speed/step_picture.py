@@ -55,7 +55,14 @@ def draw_steps(axes: Axes, names: Sequence[str], steps: Sequence[ExplainedStep])
 
 def save_picture(figure: Figure, path: Path) -> None:
     """KvplanError where the file cannot be written."""
+    if not path.suffix:
+        raise KvplanError(f"{path} does not say which kind of picture it is to be.", hint="name a .png file")
     try:
         figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise KvplanError(f"The picture cannot be written to {path}: {error}.", hint="name a .png file") from error
+    except OSError as error:
+        raise KvplanError(
+            f"The picture cannot be written to {path}: {error.strerror or error}.",
+            hint="name a file in a directory that is there and can be written to",
+        ) from error
+    except ValueError as error:
+        raise KvplanError(f"Pictures cannot be written as {path.suffix}: {path}.", hint="name a .png file") from error

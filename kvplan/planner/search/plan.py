@@ -59,6 +59,18 @@ class Plan:
         return None if self.deployments or not self.misses else nearest(self.misses)
 
 
+def _undivided(spec: ModelSpec, request: PlanRequest) -> KvplanError:
+    """No layout is left. The hint names the sizes that were asked for."""
+    sizes = request.sizes
+    given = (("--tp", sizes.tensor), ("--pp", sizes.pipeline), ("--dp", sizes.data))
+    asked = " and ".join(option for option, values in given if values)
+    hint = "allow other GPUs, or raise --max-gpus"
+    return KvplanError(
+        f"{spec.id} cannot be divided over the GPUs of this plan.",
+        hint=f"leave {asked} out or give other sizes, {hint}" if asked else hint,
+    )
+
+
 def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles = MeasuredProfiles()) -> Plan:
     """Try every GPU, layout and format of ``request`` and rank what serves it. ``measured``: speeds that are known.
 
@@ -69,13 +81,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
     asked, others = _formats_asked(spec, request)
     found = search(trial, asked, budget=None)
     if not found.deployments and not found.misses:
-        raise (
-            next(iter(trial.refusals.values()))
-            if trial.refusals
-            else KvplanError(
-                f"{spec.id} cannot be divided over the GPUs of this plan.", hint="allow other GPUs, or raise --max-gpus"
-            )
-        )
+        raise next(iter(trial.refusals.values()), _undivided(spec, request))
     affordable = tuple(each for each in found.deployments if within_budget(each, request.usd_per_hour))
     trial.dearest = affordable[0] if affordable else None
     in_others = search(trial, others, budget=request.usd_per_hour)

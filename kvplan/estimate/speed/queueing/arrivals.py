@@ -19,7 +19,8 @@ class Arrivals:
 
     The front end is an event loop, or several that share all requests evenly and are as busy. It parses all requests
     that were sent at one moment before it turns to anything else, and hands them over one after another, between the
-    tokens that it streams.
+    tokens that it streams. Whoever is ready has its turn: a request waits for the tokens of one step at most, not for
+    all that are still to be streamed.
     """
 
     def __init__(self, load: PlayedLoad, front_end: FrontEnd) -> None:
@@ -31,6 +32,8 @@ class Arrivals:
         self._handed: deque[tuple[float, Sequence]] = deque()
         self._freed: deque[float] = deque()
         self._busy_until = 0.0
+        self._handing_until = 0.0
+        self._step_seconds = 0.0
         self.requests: list[PlayedRequest] = []
 
     def send_running(self) -> Sequence:
@@ -68,15 +71,23 @@ class Arrivals:
 
     def _hand_over(self, until: float) -> None:
         """Turn to those that were parsed, as long as the event loop is free before ``until``."""
-        while self._parsed and (begun := max(self._parsed[0][0], self._busy_until)) <= until:
-            self._busy_until = begun + self._front_end.request_seconds / self._front_end.servers
+        seconds = self._front_end.request_seconds / self._front_end.servers
+        while self._parsed and (begun := self._turn()) <= until:
+            self._handing_until = begun + seconds
+            self._busy_until = max(self._busy_until, begun) + seconds
             self._handed.append((begun + self._front_end.request_seconds, self._parsed.popleft()[1]))
+
+    def _turn(self) -> float:
+        """When the event loop turns to the next of those that were parsed."""
+        parsed = self._parsed[0][0]
+        return max(parsed, self._handing_until, min(self._busy_until, parsed + self._step_seconds))
 
     def stream(self, first_step: float, last_step: float, num_steps: int, num_tokens: int) -> float:
         """When clients have the last step's tokens: of ``num_steps`` steps with ``num_tokens`` each, the first and the
         last of which end at these moments."""
         self._hand_over(first_step)
         seconds = self._front_end.token_seconds * num_tokens / self._front_end.servers
+        self._step_seconds = seconds
         begun = max(self._busy_until, first_step)
         self._busy_until = max(begun + num_steps * seconds, last_step + seconds)
         return self._busy_until
@@ -93,7 +104,7 @@ class Arrivals:
     def _next_handing_over(self) -> float:
         if self._handed:
             return self._handed[0][0]
-        return max(self._parsed[0][0], self._busy_until) + self._front_end.request_seconds if self._parsed else NEVER
+        return self._turn() + self._front_end.request_seconds if self._parsed else NEVER
 
     def _is_held_back(self, number: int) -> bool:
         """The first of those that may be in flight are sent when they are ready, others when one has ended."""

@@ -61,8 +61,8 @@ def bridge_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
     if gpu.bridged_gpus is None or layout.num_gpus == 1:
         return None
     if not gpu.has_bridge:
-        return "Cards are taken to have no NVLink bridge and to talk over PCIe; --nvlink-bridge puts one on each two."
-    return "NVLink bridges join each two cards; more than two talk over PCIe."
+        return "Cards are taken to have no NVLink bridges and to talk over PCIe; --nvlink-bridge puts one on each pair."
+    return "NVLink bridges join the cards in pairs; more than two talk over PCIe."
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,14 @@ results that ``tools/score_published_speeds.py`` scores:
                           slowly as those of other engines. Engines that were built run without Python
     its first engine      0.02 ms a sequence and step (Qwen2.5-1.5B on H100: TPOT 21 to 23 ms over 1,000 chats at once,
                           pull request 10635, played), before 0.6 another 0.10 ms for outputs (3.4 ms of 32, issue
-                          6913); 1 ms a step is assumed. With it a token of single requests to Qwen2.5 of 0.5, 1.5,
-                          3, 7 and 14 B on an A100 with 0.6.3, 3.2, 5.5, 7.8, 11.9 and 21.6 ms (docs/source/benchmark/
-                          speed_benchmark.rst of QwenLM/Qwen2.5 at a912d23), is predicted at 2.9, 4.5, 6.9, 11.8 and
-                          22.0, so that it is rather more than less. In its callers' event loop (AsyncLLMEngine)
-                          another 0.045 ms a sequence: 1,000 chats of ShareGPT on H100, 25.2 and 33.3 requests/s in a
-                          process of its own, which servers have from 0.6.2 on (pull request 8157), are 49 us a token,
-                          and 15.5 and 18 on A100 without a server (7957) 45, of which 6 are another process's too (34.8
-                          and 33.3 in 8092 and 8157). It captures no step whose contexts are longer than 8,192
+                          6913). 1.3 ms a step: what a token of single requests to Qwen2.5 of 0.5, 1.5, 3, 7 and 14 B
+                          takes beside the kernels on an A100 with 0.6.3 is 1.3, 2.0, 1.9, 1.1 and 0.6 ms (3.2, 5.5,
+                          7.8, 11.9 and 21.6 ms, docs/source/benchmark/speed_benchmark.rst of QwenLM/Qwen2.5 at
+                          a912d23), 1.3 in the median. In its callers' event loop (AsyncLLMEngine) another 0.045 ms
+                          a sequence: 1,000 chats of ShareGPT on H100, 25.2 and 33.3 requests/s in a process of its
+                          own, which servers have from 0.6.2 on (pull request 8157), are 49 us a token, and 15.5 and 18
+                          on A100 without a server (7957) 45, of which 6 are another process's too (34.8 and 33.3 in
+                          8092 and 8157). It captures no step whose contexts are longer than 8,192
                           (max_seq_len_to_capture)
 """
 
@@ -58,7 +58,7 @@ _PIECEWISE_LAYER: Final = 0.19e-3
 _PIECEWISE_MIXTURE: Final = 0.13e-3
 _V1_STEP: Final = 0.45e-3
 _V1_SEQUENCE: Final = 0.017e-3
-_V0_STEP: Final = 1e-3
+_V0_STEP: Final = 1.3e-3
 _V0_SEQUENCE: Final = 0.02e-3
 _V0_OUTPUT: Final = 0.10e-3
 _V0_EVENT_LOOP: Final = 0.045e-3
