@@ -12,6 +12,10 @@ from kvplan.estimate.speed.queueing.instance import Sequence
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 
 NEVER: Final = math.inf
+_REQUEST_SHARE: Final = 1 / 4
+"""Of the event loop's time that requests have while it is behind with tokens: assumed. With none, a server that cannot
+stream quite as fast as its engine decodes would be handed requests in waves; with half, a burst of short answers runs
+too many at once."""
 
 
 class Arrivals:
@@ -19,8 +23,7 @@ class Arrivals:
 
     The front end is an event loop, or several that share all requests evenly and are as busy. It parses all requests
     that were sent at one moment before it turns to anything else, and hands them over one after another, between the
-    tokens that it streams. Whoever is ready has its turn: a request waits for the tokens of one step at most, not for
-    all that are still to be streamed.
+    tokens that it streams: tokens first, unless it cannot stream them as fast as the engine decodes.
     """
 
     def __init__(self, load: PlayedLoad, front_end: FrontEnd) -> None:
@@ -32,7 +35,8 @@ class Arrivals:
         self._handed: deque[tuple[float, Sequence]] = deque()
         self._freed: deque[float] = deque()
         self._busy_until = 0.0
-        self._handing_until = 0.0
+        self._last_turn = -math.inf
+        self._request_seconds = front_end.request_seconds / front_end.servers
         self._step_seconds = 0.0
         self.requests: list[PlayedRequest] = []
 
@@ -70,17 +74,21 @@ class Arrivals:
         return found
 
     def _hand_over(self, until: float) -> None:
-        """Turn to those that were parsed, as long as the event loop is free before ``until``."""
-        seconds = self._front_end.request_seconds / self._front_end.servers
+        """Turn to those that were parsed before ``until``."""
         while self._parsed and (begun := self._turn()) <= until:
-            self._handing_until = begun + seconds
-            self._busy_until = max(self._busy_until, begun) + seconds
+            self._last_turn = begun
+            self._busy_until = max(self._busy_until, begun) + self._request_seconds
             self._handed.append((begun + self._front_end.request_seconds, self._parsed.popleft()[1]))
 
     def _turn(self) -> float:
-        """When the event loop turns to the next of those that were parsed."""
+        """When the event loop turns to the next of those that were parsed: when it has streamed all tokens.
+
+        Where it is more than two steps behind with these, requests have their share of its time.
+        """
         parsed = self._parsed[0][0]
-        return max(parsed, self._handing_until, min(self._busy_until, parsed + self._step_seconds))
+        behind = self._busy_until - 2 * self._step_seconds - self._request_seconds
+        shared = max(parsed, self._last_turn + self._request_seconds / _REQUEST_SHARE)
+        return shared if shared < behind else max(parsed, self._busy_until)
 
     def stream(self, first_step: float, last_step: float, num_steps: int, num_tokens: int) -> float:
         """When clients have the last step's tokens: of ``num_steps`` steps with ``num_tokens`` each, the first and the
