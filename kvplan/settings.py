@@ -244,7 +244,7 @@ class ServingSettings:
     )
     kv_cache_dtype: str = _knob(
         "auto",
-        "KV cache; auto is that of the activations.",
+        "KV cache; auto is that of the activations, or what a checkpoint states where the engine takes that.",
         kind="name",
         choices=KV_CACHE_DTYPES,
         panel=MEMORY_PANEL,

@@ -86,6 +86,10 @@ class VllmRelease:
     The first engine had kernels for 8, 16 and 32 (vllm/engine/arg_utils.py).
     ``sparse_cache_in_8_bits``: GLM's sparse latent attention keeps its cache in fp8_e4m3 by default on Blackwell
     (vllm/model_executor/models/config.py, read in 0.32.0).
+    ``stated_cache``: checkpoints whose ``quant_method`` begins so decide the KV cache's dtype by what they were
+    calibrated for, where nothing is said: ModelOpt's in vllm/utils/torch_utils.py (resolve_kv_cache_dtype_string, read
+    in 0.14.0, not in 0.13.0), those of compressed-tensors in vllm/model_executor/layers/attention/attention.py (read in
+    0.16.0, not in 0.14.0).
     ``reserves_null_block``: a start that asks whether one request fits leaves out the block that is never given out
     (vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs, read in 0.32.0).
     ``scaled_cache``: a KV cache in int8_per_token_head, read by Triton's attention alone (documented for 0.21, unknown
@@ -113,6 +117,7 @@ class VllmRelease:
     packs_odd_pages: bool = False
     caches_hybrid_prefixes: bool = False
     sparse_cache_in_8_bits: bool = False
+    stated_cache: tuple[str, ...] = ()
     scaled_cache: bool = False
     expert_chunk_tokens: int | None = 32 * 1024
     in_flight_batches: int = 1
@@ -155,8 +160,9 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 11, 1), {"samples_with_flashinfer": False, "parses_templates": False}),
     ((0, 12, 0), {"hybrid": "balanced"}),
     ((0, 13, 0), {"expert_chunk_tokens": 16 * 1024}),
-    ((0, 14, 0), {"keeps_moe_workspace": True, "schedules_ahead": True}),
+    ((0, 14, 0), {"keeps_moe_workspace": True, "schedules_ahead": True, "stated_cache": ("modelopt",)}),
     ((0, 15, 0), {"server_per_group": True}),
+    ((0, 16, 0), {"stated_cache": ("modelopt", "compressed-tensors")}),
     ((0, 17, 0), {"sampler": "triton", "expert_chunk_tokens": None}),
     (
         (0, 20, 0),

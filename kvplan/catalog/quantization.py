@@ -36,8 +36,7 @@ def read_quantization(view: ConfigView) -> QuantizationSpec | None:
     found = reader(section)
     if found is not None and view.config.get("expert_dtype") == "fp4" and not found.others:
         found = replace(found, others=(replace(_ALGORITHMS["MXFP4"], targets=("re:.*experts\\.\\*.*",)),))
-    kv_cache_dtype = _kv_cache_dtype(section)
-    return None if found is None else replace(found, kv_cache_dtype=kv_cache_dtype)
+    return None if found is None else replace(found, kv_cache_dtype=_kv_cache_dtype(section), quant_method=method)
 
 
 def _method(section: ConfigView) -> str:
@@ -73,6 +72,8 @@ def _kv_cache_dtype(section: ConfigView) -> str | None:
     if isinstance(scheme, str):
         return "fp8" if scheme.upper().startswith("FP8") else None
     if isinstance(scheme, Mapping):
+        if scheme.get("dynamic") is True:  # nothing was calibrated
+            return None
         bits, kind = scheme.get("num_bits"), scheme.get("type")
         return {"float": "fp8", "int": "int8"}.get(str(kind)) if bits == 8 else None
     return None

@@ -20,6 +20,18 @@ _OLD_LARGEST = (8192, 160, 160)
 _GROUPS_STATED: Final = (0, 4, 5)
 
 
+_STATED_CACHE_FROM: Final = (0, 5, 3)
+
+
+def stated_cache_methods(release: Release = None) -> tuple[str, ...]:
+    """What the ``quant_method`` of checkpoints begins with whose own dtype of the KV cache is taken.
+
+    From 0.5.3 on ModelOpt's, where nothing is said (srt/model_executor/model_runner.py, kv_cache_quant_algo; not in
+    0.5.2).
+    """
+    return ("modelopt",) if release is None or release >= _STATED_CACHE_FROM else ()
+
+
 def chunked_prefill_tokens(memory_bytes: int, release: Release = None) -> int:
     """``chunked_prefill_size``: tokens of prompts in a step at most."""
     return _default_sizes(memory_bytes, release)[0]

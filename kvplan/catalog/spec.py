@@ -8,7 +8,7 @@ of elements; what an element costs is decided later, by the dtype of the weights
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -192,7 +192,8 @@ class QuantizationSpec:
     ``bits`` per quantized weight; one scale per ``group_size`` weights of a row, or per ``block_shape`` tile, or per
     output channel / per tensor (``granularity``). ``ignore`` are the module names and patterns that stay unquantized,
     ``targets`` those that are quantized this way (empty: every linear layer). ``others`` are further formats in the
-    same checkpoint, for the modules that their ``targets`` name.
+    same checkpoint, for the modules that their ``targets`` name. ``kv_cache_dtype``: what the checkpoint was calibrated
+    for; engines take it by themselves for some values of ``quant_method``, the config's own word for the format.
     """
 
     method: str
@@ -207,7 +208,12 @@ class QuantizationSpec:
     ignore: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     kv_cache_dtype: str | None = None
+    quant_method: str = ""
     others: tuple[QuantizationSpec, ...] = ()
+
+    def stated_cache_dtype(self, methods: Collection[str]) -> str | None:
+        """``kv_cache_dtype`` for an engine that takes it from checkpoints whose ``quant_method`` begins like these."""
+        return self.kv_cache_dtype if self.quant_method.startswith(tuple(methods)) else None
 
 
 @dataclass(frozen=True, slots=True)

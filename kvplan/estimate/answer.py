@@ -20,6 +20,7 @@ from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.speed.steps.expert_backends import check_backend
 from kvplan.estimate.vllm.prediction import as_vllm_stores
+from kvplan.estimate.vllm.settings import cache_of_checkpoint, stated_cache_note
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens
@@ -77,7 +78,7 @@ def make_estimate(
     notes = list(spec.assumptions)
     context_tokens = _context(spec, request, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
-    cache = _cache_settings(spec, asked, dtype, notes)
+    cache = _cache_settings(spec, asked, request.engine, dtype, notes)
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
     placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
@@ -153,8 +154,12 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
     return request.context_tokens
 
 
-def _cache_settings(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: list[str]) -> CacheSettings:
-    kv_dtype = cache_dtype(dtype, asked.kv_cache_dtype)
+def _cache_settings(
+    spec: ModelSpec, asked: ServingSettings, engine: EngineChoice, dtype: str, notes: list[str]
+) -> CacheSettings:
+    release = vllm_release(engine.version) if engine.name == "vllm" else None
+    stated = cache_of_checkpoint(spec, asked, release) if release is not None else None
+    kv_dtype = stated or cache_dtype(dtype, asked.kv_cache_dtype)
     if kv_dtype == "fp8_ds_mla" and not spec.is_latent:
         raise UsageError(
             f"fp8_ds_mla is a layout of latent attention, which {spec.id} does not have.",
@@ -169,7 +174,9 @@ def _cache_settings(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: 
         if tokens is not None:
             notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
     published = spec.quantization.kv_cache_dtype if spec.quantization else None
-    if published and asked.kv_cache_dtype == "auto":
+    if stated is not None and release is not None:
+        notes.append(stated_cache_note(stated, release))
+    elif published and asked.kv_cache_dtype == "auto":
         notes.append(f"The checkpoint has scales for an {published} KV cache: --kv-cache-dtype {published} uses them.")
     return CacheSettings(
         model_dtype=dtype,

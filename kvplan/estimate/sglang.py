@@ -17,7 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.sglang_defaults import chunked_prefill_tokens, largest_graph_rows
+from kvplan.catalog.sglang_defaults import (
+    Release,
+    chunked_prefill_tokens,
+    largest_graph_rows,
+    stated_cache_methods,
+)
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
@@ -71,14 +76,15 @@ def predict_sglang(
     gpu: GpuProfile,
     settings: ServingSettings = ServingSettings(),
     free_bytes: int | None = None,
+    release: Release = None,
 ) -> SglangPrediction:
     """The pools of ``spec`` on ``gpu``. KvplanError for caches of encoders and of compressed attention.
 
     ``gpu_memory_utilization`` stands for ``mem_fraction_static``. ``free_bytes``: what the log says was free before
-    loading ("avail mem"), instead of the GPU's total less a context.
+    loading ("avail mem"), instead of the GPU's total less a context. ``release``: None is the newest.
     """
     dtype = serving_dtype(spec.dtype, settings.dtype)
-    cells = _cells(spec, settings, dtype)
+    cells = _cells(spec, settings, dtype, release)
     weight_bytes = rank_weight_bytes(
         spec,
         range(spec.num_layers),
@@ -127,8 +133,15 @@ def _state_slots(rest_bytes: int, state_bytes: int) -> int:
     return max(int((budget - state_bytes) // state_bytes), 0)
 
 
-def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str) -> _Cells:
-    kv_dtype = "fp8" if settings.kv_cache_dtype.startswith("fp8") else settings.kv_cache_dtype
+def sglang_cache_dtype(spec: ModelSpec, asked: str, release: Release = None) -> str:
+    """The KV cache's as SGLang runs with ``asked``: auto is what the checkpoint states, if the release takes that."""
+    stated = spec.quantization.stated_cache_dtype(stated_cache_methods(release)) if spec.quantization else None
+    found = stated if asked == "auto" and stated is not None else asked
+    return "fp8" if found.startswith("fp8") else found
+
+
+def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: Release) -> _Cells:
+    kv_dtype = sglang_cache_dtype(spec, settings.kv_cache_dtype, release)
     if head_scale_bytes(kv_dtype):
         raise UsageError(f"SGLang has no KV cache in {kv_dtype}.", hint="use --kv-cache-dtype fp8, or --engine vllm")
     is_sparse = spec.has_indexer

@@ -68,7 +68,7 @@ def predict_trtllm(
     pool = int((settings.gpu_memory_utilization or DEFAULT_FRACTION) * free)
     cache = CacheSettings(
         model_dtype=serving.dtype,
-        kv_dtype=cache_dtype(serving.dtype, settings.kv_cache_dtype),
+        kv_dtype=cache_dtype(serving.dtype, trtllm_cache_dtype(spec, settings.kv_cache_dtype)),
         tensor_parallel_size=serving.tensor_parallel_size,
     )
     each = sum(part.bytes_per_token + part.window_bytes_per_token for part in components_of(spec.layers, cache))
@@ -76,6 +76,15 @@ def predict_trtllm(
     counted = each * _vectors_counted(spec, release)
     tokens = pool // (block * counted) * block if counted else 0
     return TrtllmPrediction(total, rank.weight_bytes, other, pool, each, block, tokens, serving.dtype)
+
+
+def trtllm_cache_dtype(spec: ModelSpec, asked: str) -> str:
+    """The KV cache's as TensorRT-LLM runs with ``asked``: auto is what a checkpoint of ModelOpt states.
+
+    (KvCacheConfig.dtype "follows the checkpoint's own quant metadata": pull request 16240 of NVIDIA/TensorRT-LLM.)
+    """
+    stated = spec.quantization.stated_cache_dtype(("modelopt",)) if spec.quantization else None
+    return stated if asked == "auto" and stated is not None else asked
 
 
 def _after_the_step(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings) -> VllmPrediction:

@@ -10,7 +10,7 @@ from kvplan.catalog.engines import is_modified_build, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import with_quantization
-from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang
+from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang, sglang_cache_dtype
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
 from kvplan.explaining.startup_log import StartupLog
@@ -133,7 +133,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
                 "--max-num-batched-tokens"
             )
         )
-    for sentence, changed in _sglang_variants(log, found):
+    for sentence, changed in _sglang_variants(log, spec, found):
         try:
             gained = predict_sglang(spec, gpu, changed, free).kv_cache_tokens - found.kv_cache_tokens
         except KvplanError:
@@ -143,14 +143,16 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     return parts, Counts(found.kv_cache_tokens), useful
 
 
-def _sglang_variants(log: StartupLog, found: SglangPrediction) -> Iterator[tuple[str, ServingSettings]]:
+def _sglang_variants(
+    log: StartupLog, spec: ModelSpec, found: SglangPrediction
+) -> Iterator[tuple[str, ServingSettings]]:
     settings, memory, static = log.settings, log.memory, found.mem_fraction_static
     if memory.left_bytes is not None:
         spare = (memory.left_bytes - _LEFT_FOR_PREFILL_BYTES) / (memory.free_bytes or found.device_memory_bytes)
         raised = int((static + spare) * 100) / 100
         if raised > static:
             yield f"raise --gpu-memory-utilization to {raised}", replace(settings, gpu_memory_utilization=raised)
-    if settings.kv_cache_dtype == "auto":
+    if sglang_cache_dtype(spec, settings.kv_cache_dtype) == "auto":
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
     more = settings.tensor_parallel_size * 2
     wider = replace(settings, tensor_parallel_size=more, gpu_memory_utilization=static)

@@ -8,7 +8,7 @@ from functools import cache
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice, release_number, vllm_release
-from kvplan.catalog.sglang_defaults import attends_on_each_gpu
+from kvplan.catalog.sglang_defaults import attends_on_each_gpu, stated_cache_methods
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
@@ -88,10 +88,20 @@ def deployed(row: PublishedRow) -> Deployed:
     )
 
 
+_MODELOPT = "modelopt"
+
+
 def _cache_of_checkpoint(row: PublishedRow) -> str:
-    """NVIDIA's 8- and 4-bit checkpoints ask for K and V in fp8 (hf_quant_config.json), and TensorRT-LLM does so."""
-    is_told = row.text["model"].startswith("nvidia/") and row.text["quantization"].startswith(("fp8", "nvfp4"))
-    return "fp8" if is_told and row.text["engine"] == "TensorRT-LLM" else "auto"
+    """NVIDIA's 8- and 4-bit checkpoints ask for K and V in fp8 (hf_quant_config.json); which engines do so."""
+    engine, version = row.text["engine"], _version(row.text["engine_version"])
+    if not (row.text["model"].startswith("nvidia/") and row.text["quantization"].startswith(("fp8", "nvfp4"))):
+        return "auto"
+    followed: tuple[str, ...] = (_MODELOPT,)
+    if engine == "vLLM":
+        followed = vllm_release(version).stated_cache
+    elif engine == "SGLang":
+        followed = stated_cache_methods(release_number(version))
+    return "fp8" if _MODELOPT in followed else "auto"
 
 
 def _gpu(row: PublishedRow) -> GpuProfile:

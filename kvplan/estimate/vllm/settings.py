@@ -89,6 +89,20 @@ def resolve_settings(
     )
 
 
+def cache_of_checkpoint(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> str | None:
+    """The KV cache's dtype where nothing is asked for and ``release`` takes what the checkpoint was calibrated for."""
+    if asked.kv_cache_dtype != "auto" or spec.quantization is None:
+        return None
+    return spec.quantization.stated_cache_dtype(release.stated_cache)
+
+
+def stated_cache_note(dtype: str, release: VllmRelease) -> str:
+    return (
+        f"kv_cache_dtype {dtype}: vLLM {release.text} takes it from the checkpoint; "
+        "--kv-cache-dtype bfloat16 keeps keys and values in 16 bits."
+    )
+
+
 _SPARSE_IN_8_BITS = ("GlmMoeDsaForCausalLM",)
 """Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10."""
 
@@ -96,7 +110,11 @@ _SPARSE_IN_8_BITS = ("GlmMoeDsaForCausalLM",)
 def _kv_cache_dtype(
     spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease, dtype: str, notes: list[str]
 ) -> str:
-    """What is asked for, else that of the activations, except where the release has another default for the model."""
+    """What is asked for, else what the checkpoint states, the release's default for the model, the activations'."""
+    stated = cache_of_checkpoint(spec, asked, release)
+    if stated is not None:
+        notes.append(stated_cache_note(stated, release))
+        return stated
     is_blackwell = compute_capability(gpu)[0] == 10
     is_sparse = release.sparse_cache_in_8_bits and spec.architecture in _SPARSE_IN_8_BITS
     if asked.kv_cache_dtype == "auto" and is_blackwell and is_sparse:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.device_support import check_formats
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
+from kvplan.estimate.vllm.settings import cache_of_checkpoint
 from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, named_format
 from kvplan.settings import ServingSettings, own_group_size
 
@@ -93,15 +95,25 @@ _SCALED_KV_CAVEAT = (
 
 
 def format_pairs(
-    spec: ModelSpec, weights: tuple[str, ...] | None, kv_caches: tuple[str, ...] | None, settings: ServingSettings
+    spec: ModelSpec,
+    weights: tuple[str, ...] | None,
+    kv_caches: tuple[str, ...] | None,
+    settings: ServingSettings,
+    release: VllmRelease,
 ) -> tuple[FormatPair, ...]:
     """Everything to try: what is asked for, and the usual formats where nothing is."""
     asked = weights or (TRIED_WEIGHTS if spec.quantization is None else None)
     return tuple(
         FormatPair(each, kv_cache)
         for each in weight_formats(spec, asked, settings.dtype, settings.group_size)
-        for kv_cache in kv_caches or TRIED_KV_CACHES
+        for kv_cache in kv_caches or _tried_kv_caches(each, release)
     )
+
+
+def _tried_kv_caches(weights: WeightFormat, release: VllmRelease) -> tuple[str, ...]:
+    """Without what the published one is already."""
+    stated = cache_of_checkpoint(weights.spec, ServingSettings(), release)
+    return TRIED_KV_CACHES if stated is None else TRIED_KV_CACHES[:1]
 
 
 def check_kernels(formats: FormatPair, gpu: GpuProfile, version: str) -> None:

@@ -62,7 +62,8 @@ def _line(words: Sequence[object]) -> str:
 
 
 def _kv_bits(deployment: Deployment) -> bool:
-    return deployment.choice.kv_cache_dtype in _EIGHT_BIT
+    """As the memory was predicted: what vLLM takes from a checkpoint, others are told."""
+    return deployment.prediction.settings.serving.kv_cache_dtype in _EIGHT_BIT
 
 
 def _kvplan(deployment: Deployment, model_id: str) -> str:

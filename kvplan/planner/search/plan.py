@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.expert_backends import check_backend
@@ -102,7 +103,9 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
 
 def _formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
     """(what the answer consists of, what is shown beside it)."""
-    pairs = format_pairs(spec, request.quantizations, request.kv_cache_dtypes, request.settings)
+    pairs = format_pairs(
+        spec, request.quantizations, request.kv_cache_dtypes, request.settings, vllm_release(request.engine.version)
+    )
     asked: list[FormatPair] = []
     others: list[FormatPair] = []
     for pair in pairs:
