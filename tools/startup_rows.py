@@ -225,6 +225,7 @@ def row_settings(row: Row, spec: ModelSpec) -> ServingSettings:
         has_flashinfer="flashinfer" in (notes + row["verbatim"]).lower(),
         enable_prefix_caching=_switch(notes, "enable_prefix_caching"),
         language_model_only=_is_text_only(notes + row["verbatim"]),
+        enable_lora=_switch(notes, "enable_lora") or False,
     )
 
 

@@ -50,9 +50,11 @@ class EngineChoice:
 
 SamplerKind = Literal["sort", "triton"]
 HybridPolicy = Literal["full", "min_layers", "balanced"]
+SecondRunnerPolicy = Literal["none", "listed", "dense", "all"]
+SecondSamplerKind = Literal["copy", "logits", "processed"]
 
 _OLDEST_VLLM = (0, 2, 0)
-LATEST: Final = (0, 32, 0)
+LATEST: Final = (0, 33, 0)
 LATEST_VLLM: Final = ".".join(map(str, LATEST))
 """The newest release whose sources were read."""
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
@@ -91,9 +93,9 @@ class VllmRelease:
     in 0.14.0, not in 0.13.0), those of compressed-tensors in vllm/model_executor/layers/attention/attention.py (read in
     0.16.0, not in 0.14.0).
     ``reserves_null_block``: a start that asks whether one request fits leaves out the block that is never given out
-    (vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs, read in 0.32.0).
-    ``scaled_cache``: a KV cache in int8_per_token_head, read by Triton's attention alone (documented for 0.21, unknown
-    to 0.18.1: supported_kv_cache_dtypes in vllm/v1/attention/backends/triton_attn.py).
+    (vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs, in 0.29.0, not in 0.28.0).
+    ``scaled_cache``: a KV cache in int8_per_token_head, read by Triton's attention alone
+    (supported_kv_cache_dtypes in vllm/v1/attention/backends/triton_attn.py, in 0.20.0, not in 0.19.0).
     ``schedules_ahead``: asynchronous scheduling is on where nothing is said (pull request 27614 of vllm-project/vllm).
     ``parses_templates``: the server parses the chat template anew for each chat, to find the format of its contents
     (0.6.5 to 0.9.1) or the arguments that it takes (0.11.0 alone: vllm/entrypoints/chat_utils.py of these releases).
@@ -103,6 +105,32 @@ class VllmRelease:
     VLLM_FUSED_MOE_CHUNK_SIZE, read in 0.7.3, 0.11.0 and 0.13.0 to 0.15.0). 0.32.0 does not chunk (pull request 34086);
     the release that ended it is taken as 0.17.0, the earliest after main still did (pull request 35839, March 2026).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
+    ``second_runner``: which models run in vLLM's second model runner ("Model Runner V2") where nothing is said:
+    "listed" those of ``second_runner_models``, "dense" those and all others but mixtures and models with states, "all"
+    whatever it supports (vllm/config/vllm.py, use_v2_model_runner and _is_default_v2_model_runner_model, read in 0.21.0
+    to 0.33.0). ``second_runner_quantized``: quantized checkpoints among the listed too (not in 0.22 and 0.23).
+    ``second_runner_drafters``: drafters that it runs, ``second_runner_eagle3_stages``: EAGLE 3 also over stages; with
+    others the first runner takes the model (the same file, _get_v2_model_runner_unsupported_features).
+    ``second_sampler``: what its profile run does to the logits: "copy" makes one float32 copy, "logits" chooses from
+    them as they are (from 0.28.0), "processed" runs top-k, top-p and penalties as well (0.33.0: a second pass with
+    SamplingParams.for_sampler_warmup; vllm/v1/worker/gpu/model_runner.py and sample/sampler.py, 0.22.0 to 0.33.0).
+    ``second_runner_graphs``: its estimate of the CUDA graphs is one; through 0.28.0 profile_cudagraph_memory returns 0.
+    ``second_runner_encoder``: its profile run has an encoder stage (not in 0.26.0, in 0.27.0).
+    ``counts_runner_state``: the budget sees tensors that a runner makes beside the weights and keeps: from 0.27.0 on it
+    counts all that is no longer free (vllm/utils/mem_utils.py, memory_profiling, compared with 0.26.0).
+    ``blas_before_budget``: cuBLAS's handles and workspace are made before the memory is first looked at
+    (vllm/v1/worker/gpu_worker.py, init_device, in 0.33.0, not in 0.32.0).
+    ``reserves_latent_splits``: Triton's latent attention takes its workspace in the profile run
+    (vllm/v1/attention/backends/mla/triton_mla.py, reserve_workspace, in 0.33.0); before, after it.
+    ``told_unified_memory``: knows the memory of a GPU that shares its host's, where the driver does not tell it
+    (vllm/platforms/cuda.py, get_device_total_memory, in 0.33.0, not in 0.32.0).
+    ``keeps_float_cache``: refuses a KV cache in the other of float16 and bfloat16 than the model's
+    (vllm/config/vllm.py, _reject_mismatched_float_kv_cache, in 0.33.0, not in 0.32.0).
+    ``huge_graph_sizes``: graphs for up to 1024 tokens on Blackwell data-centre GPUs, 512 elsewhere and before
+    (vllm/config/vllm.py, _set_cudagraph_sizes, in 0.28.0, not in 0.27.0).
+    ``latent_state_alignment``: blocks of latent attention beside states are multiples of so many tokens
+    (vllm/platforms/interface.py, 128 in 0.27.0, not in 0.26.0). That such blocks are also multiples of every backend's
+    smallest (from 0.32.0) changes nothing: these are 16, 32 and 64.
     """
 
     version: tuple[int, int, int]
@@ -137,12 +165,30 @@ class VllmRelease:
     pads_wide_experts: bool = True
     block_size_multiple: int = 16
     reserves_null_block: bool = False
+    second_runner: SecondRunnerPolicy = "none"
+    second_runner_models: tuple[str, ...] = ()
+    second_runner_quantized: bool = True
+    second_runner_drafters: tuple[str, ...] = ()
+    second_runner_eagle3_stages: bool = False
+    second_sampler: SecondSamplerKind = "copy"
+    second_runner_graphs: bool = False
+    second_runner_encoder: bool = False
+    counts_runner_state: bool = False
+    blas_before_budget: bool = False
+    reserves_latent_splits: bool = False
+    told_unified_memory: bool = False
+    keeps_float_cache: bool = False
+    huge_graph_sizes: bool = False
+    latent_state_alignment: int = 64
 
     @property
     def text(self) -> str:
         return ".".join(str(part) for part in self.version)
 
 
+_DENSE_IN_SECOND_RUNNER = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
+_MIXTURES_IN_SECOND_RUNNER = ("DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM")
+_LATER_IN_SECOND_RUNNER = ("InklingForCausalLM", "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM")
 _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 0, 0), {"v1": False, "counts_non_torch": False, "latent_cache": False, "large_gpu_defaults": False}),
     ((0, 0, 0), {"block_size_multiple": 8}),
@@ -168,8 +214,26 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
         (0, 20, 0),
         {"gpu_memory_utilization": 0.92, "prints_concurrency_tokens": True},
     ),
+    ((0, 20, 0), {"scaled_cache": True}),
     ((0, 21, 0), {"graphs_in_budget": True, "samples_with_flashinfer": True, "requires_flashinfer": True}),
-    ((0, 21, 0), {"scaled_cache": True}),
+    (
+        (0, 22, 0),
+        {
+            "second_runner": "listed",
+            "second_runner_models": ("Qwen3ForCausalLM",),
+            "second_runner_quantized": False,
+            "second_runner_drafters": ("eagle", "eagle3", "mtp"),
+        },
+    ),
+    ((0, 23, 0), {"second_runner_models": _DENSE_IN_SECOND_RUNNER}),
+    (
+        (0, 24, 0),
+        {
+            "second_runner_models": (*_DENSE_IN_SECOND_RUNNER, *_MIXTURES_IN_SECOND_RUNNER),
+            "second_runner_quantized": True,
+        },
+    ),
+    ((0, 25, 0), {"second_runner": "dense", "second_runner_models": _MIXTURES_IN_SECOND_RUNNER}),
     ((0, 25, 0), {"pads_odd_pages": True}),
     (
         (0, 26, 0),
@@ -180,8 +244,50 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
             "pads_wide_experts": False,
         },
     ),
+    ((0, 26, 0), {"second_runner_models": (*_MIXTURES_IN_SECOND_RUNNER, *_LATER_IN_SECOND_RUNNER)}),
+    (
+        (0, 27, 0),
+        {
+            "second_runner_models": (
+                *_MIXTURES_IN_SECOND_RUNNER,
+                *_LATER_IN_SECOND_RUNNER,
+                "KimiK3ForConditionalGeneration",
+            ),
+            "second_runner_encoder": True,
+            "counts_runner_state": True,
+            "latent_state_alignment": 128,
+        },
+    ),
     ((0, 28, 0), {"huge_gpu_defaults": True, "packs_odd_pages": True}),
+    (
+        (0, 28, 0),
+        {
+            "second_runner_models": (
+                *_MIXTURES_IN_SECOND_RUNNER,
+                *_LATER_IN_SECOND_RUNNER,
+                "KimiK3ForConditionalGeneration",
+                "DeepseekV4ForCausalLM",
+            ),
+            "second_sampler": "logits",
+            "huge_graph_sizes": True,
+        },
+    ),
+    ((0, 29, 0), {"second_runner": "all", "second_runner_graphs": True, "reserves_null_block": True}),
+    ((0, 30, 0), {"second_runner_eagle3_stages": True}),
+    ((0, 31, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model")}),
     ((0, 32, 0), {"sparse_cache_in_8_bits": True, "reserves_null_block": True}),
+    ((0, 32, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model", "ngram")}),
+    (
+        (0, 33, 0),
+        {
+            "second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model", "ngram", "medusa"),
+            "second_sampler": "processed",
+            "blas_before_budget": True,
+            "reserves_latent_splits": True,
+            "told_unified_memory": True,
+            "keeps_float_cache": True,
+        },
+    ),
 )
 
 
@@ -254,8 +360,13 @@ def _release(version: tuple[int, int, int]) -> VllmRelease:
     return VllmRelease(version=version, **facts)  # type: ignore[arg-type]
 
 
-def vllm_refusal(settings: ServingSettings, release: VllmRelease | None = None) -> str | None:
-    """Why a release of vLLM (by default the latest) refuses these settings on a GPU, in one phrase; None if not."""
+def vllm_refusal(
+    settings: ServingSettings, release: VllmRelease | None = None, model_dtype: str | None = None
+) -> str | None:
+    """Why a release of vLLM (by default the latest) refuses these settings on a GPU, in one phrase; None if not.
+
+    ``model_dtype``: what the model runs in, where it is known; ``dtype`` says it unless that is auto.
+    """
     release = release or vllm_release("latest")
     size, multiple = settings.block_size, release.block_size_multiple
     if size is not None and size % multiple:
@@ -263,5 +374,9 @@ def vllm_refusal(settings: ServingSettings, release: VllmRelease | None = None) 
     if settings.kv_cache_dtype == "float32" and settings.dtype not in ("auto", "float32"):
         return f"vLLM {release.text} has no kv_cache_dtype float32"
     if settings.kv_cache_dtype == "int8_per_token_head" and not release.scaled_cache:
-        return f"vLLM {release.text} is not known to have kv_cache_dtype int8_per_token_head, which 0.21 has"
+        return f"vLLM {release.text} has no kv_cache_dtype int8_per_token_head, which 0.20 has"
+    runs_in = model_dtype or settings.dtype
+    is_float = settings.kv_cache_dtype in ("float16", "bfloat16") and runs_in != "auto"
+    if release.keeps_float_cache and is_float and settings.kv_cache_dtype != runs_in:
+        return f"vLLM {release.text} keeps no KV cache in {settings.kv_cache_dtype} for a model in {runs_in}"
     return None

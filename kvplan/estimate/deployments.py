@@ -116,7 +116,7 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
         budget_bytes=rank.requested_bytes,
         weight_bytes=rank.weight_bytes,
         activation_peak_bytes=rank.activation.peak_bytes,
-        overhead_bytes=rank.non_torch_bytes + rank.subtracted_graph_bytes,
+        overhead_bytes=rank.state_bytes + rank.non_torch_bytes + rank.subtracted_graph_bytes,
         kv_pool_bytes=max(rank.available_kv_bytes, 0),
         num_blocks=groups * found.num_blocks,
         block_size=found.block_size,
@@ -126,7 +126,18 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
         limit=_vllm_limit(found),
         kv_range=kv_range(spec, gpu, found).of_groups(groups),
     )
-    return Placement(deployment, (*found.settings.notes, *_parallel_notes(spec, found)))
+    return Placement(deployment, (*found.settings.notes, *_runner_notes(found), *_parallel_notes(spec, found)))
+
+
+def _runner_notes(found: VllmPrediction) -> tuple[str, ...]:
+    """What the second model runner keeps, which --max-num-seqs lowers."""
+    if not found.rank.state_bytes:
+        return ()
+    kept, seqs = format_bytes(found.rank.state_bytes), found.settings.serving.max_num_seqs
+    return (
+        f"Model Runner V2, vLLM {found.version}'s default for this model: {kept} of the overhead is what it keeps for "
+        f"{seqs} sequences (penalties, grammars); --max-num-seqs lowers it.",
+    )
 
 
 def _parallel_notes(spec: ModelSpec, found: VllmPrediction) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.dtypes import cache_dtype
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.estimate.sglang import CONTEXT_BYTES
+from kvplan.estimate.vllm.activation import cublas_bytes
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 
@@ -63,7 +64,9 @@ def predict_trtllm(
     found = _after_the_step(spec, gpu, settings)
     rank, serving = found.rank, found.settings.serving
     total = settings.device_memory_bytes or gpu.memory_bytes
-    other = CONTEXT_BYTES + rank.activation.peak_bytes + rank.non_torch_bytes
+    # vLLM's newest release has cuBLAS's workspace before its profile run, TensorRT-LLM in the step.
+    step_bytes = rank.activation.peak_bytes + cublas_bytes(gpu)
+    other = CONTEXT_BYTES + step_bytes + rank.non_torch_bytes
     free = max(total - rank.weight_bytes - other, 0)
     pool = int((settings.gpu_memory_utilization or DEFAULT_FRACTION) * free)
     cache = CacheSettings(

@@ -201,10 +201,14 @@ _PARTS: tuple[tuple[str, str, Callable[[VllmPrediction], int]], ...] = (
 
 
 def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ...]:
-    return tuple(
+    parts = tuple(
         Part(name, getattr(log.memory, field), None if prediction is None else predicted(prediction))
         for name, field, predicted in _PARTS
     )
+    if prediction is None or not prediction.rank.state_bytes:
+        return parts
+    # No log has it apart: vLLM prints it as consumed, with the weights and what is outside torch.
+    return (*parts[:-1], Part("state of requests", None, prediction.rank.state_bytes), parts[-1])
 
 
 def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
@@ -260,7 +264,8 @@ def _variants(settings: ServingSettings, prediction: VllmPrediction) -> Iterator
     resolved, rank = prediction.settings.serving, prediction.rank
     if resolved.gpu_memory_utilization < 0.95:
         yield "raise --gpu-memory-utilization to 0.95", replace(settings, gpu_memory_utilization=0.95)
-    if rank.activation.decided_by == "sampler" and resolved.max_num_seqs > _MANY_SEQUENCES:
+    samples_much = rank.activation.decided_by == "sampler" or rank.state_bytes > 0
+    if samples_much and resolved.max_num_seqs > _MANY_SEQUENCES:
         sentence = f"lower --max-num-seqs from {resolved.max_num_seqs} to {_MANY_SEQUENCES} (the sampler's logits)"
         yield sentence, replace(settings, max_num_seqs=_MANY_SEQUENCES)
     if rank.activation.decided_by == "decoder" and resolved.max_num_batched_tokens > 2048:

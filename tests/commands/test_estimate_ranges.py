@@ -29,8 +29,8 @@ def test_tables_say_how_far_the_tokens_can_lie_from_the_prediction(
 
 
 def test_a_deployment_that_fits_only_if_all_goes_well_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "may not fit: the low end" in printed(capsys, "qwen3-30b-a3b", "--gpu", "h100", "--ctx", "128k")
-    assert "may not fit" not in printed(capsys, "qwen3-30b-a3b", "--gpu", "h200", "--ctx", "128k")
+    assert "may not fit: the low end" in printed(capsys, "qwen3-30b-a3b", "--gpu", "h100", "--ctx", "120k")
+    assert "may not fit" not in printed(capsys, "qwen3-30b-a3b", "--gpu", "h200", "--ctx", "120k")
 
 
 def test_explain_lists_the_causes_with_their_bytes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ def test_what_is_less_certain_has_a_wider_interval(settings: dict[str, object], 
 
 def test_graphs_count_only_where_they_are_subtracted() -> None:
     def causes(**settings: object) -> set[str]:
-        found = _placed("llama-3.1-8b", "h100-sxm", "0.27", **settings).kv_range
+        found = _placed("llama-3.1-8b", "h100-sxm", "0.29", **settings).kv_range
         assert found is not None
         return {each.cause for each in found.causes}
 

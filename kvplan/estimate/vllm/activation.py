@@ -8,8 +8,10 @@ The run has three stages, one after the other, and the largest decides:
 3. the sampler runs ``max_num_seqs`` rows of logits through top-k and top-p, with the decoder's output still alive.
 
 The encoder's input and output stay alive through stages 2 and 3, the experts' workspace (from 0.14) through stage 3.
-Sources: vllm/v1/worker/gpu_model_runner.py (profile_run, _dummy_sampler_run), vllm/v1/sample, and
-vllm/model_executor/layers/fused_moe (workspace_shapes). Constants are for all models; none is fitted to one.
+The second model runner (kvplan.estimate.vllm.runners) has another stage 3, and before 0.27 no stage 1.
+Sources: vllm/v1/worker/gpu_model_runner.py (profile_run, _dummy_sampler_run), vllm/v1/worker/gpu/model_runner.py,
+vllm/v1/sample, and vllm/model_executor/layers/fused_moe (workspace_shapes). Constants are for all models; none is
+fitted to one.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
+from kvplan.estimate.vllm.kernels import latent_split_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
 from kvplan.settings import FilledSettings
@@ -82,19 +85,23 @@ def activation_peak(
 ) -> ActivationPeak:
     """The peak on a rank with ``layers``, one of each kind of its ``num_layers``; ``samples`` where it has the head."""
     settings = resolved.serving
-    workspace = blas_workspace_bytes(gpu)
-    vision = vision_profile(spec, settings)
+    workspace = blas_workspace_bytes(gpu, release)
+    looks = release.second_runner_encoder or not resolved.second_runner
+    vision = vision_profile(spec, settings) if looks else None
     encoder, kept = 0, 0
     if vision is not None:
         encoder, kept = _encoder_stage(vision, spec, settings)
     kept += kept_reduction_bytes(spec, num_layers, settings, release)
     layers_bytes = max(decoder_bytes(spec, layers, settings, release), first_awq_bytes(spec, layers, settings, release))
-    decoder = workspace + kept + layers_bytes
+    experts = moe_workspace_bytes(layers, settings, release)
+    # Experts and attention have one workspace, as large as the larger of both needs it.
+    splits = max(latent_split_bytes(layers, gpu, settings, release) - experts, 0)
+    decoder = workspace + kept + layers_bytes + splits
     sampler = 0
     if samples:
-        sampler = workspace + kept + sampler_bytes(spec, gpu, resolved, release)
+        sampler = workspace + kept + sampler_bytes(spec, gpu, resolved, release) + splits
         if release.keeps_moe_workspace:
-            sampler += moe_workspace_bytes(layers, settings, release)
+            sampler += experts
     stages = {"encoder": encoder + workspace, "decoder": decoder, "sampler": sampler}
     if vision is None:
         stages["encoder"] = 0
@@ -106,7 +113,12 @@ def activation_peak(
     )
 
 
-def blas_workspace_bytes(gpu: GpuProfile) -> int:
+def blas_workspace_bytes(gpu: GpuProfile, release: VllmRelease) -> int:
+    """cuBLAS's workspace as far as it is part of the peak, and not of what the release finds before its budget."""
+    return 0 if release.blas_before_budget else cublas_bytes(gpu)
+
+
+def cublas_bytes(gpu: GpuProfile) -> int:
     """cuBLAS's workspace, which PyTorch takes from its own allocator: 32 MiB from Hopper on, 8,320 KiB before."""
     return _HOPPER_BLAS_WORKSPACE if compute_capability(gpu)[0] >= 9 else _BLAS_WORKSPACE
 
@@ -119,7 +131,9 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: ResolvedSettings, 
     vocabulary = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
     hidden = (settings.max_num_batched_tokens + 2 * rows) * spec.hidden_size * size
     logits = rows * vocabulary * size
-    if resolved.samples_with_flashinfer:
+    if resolved.second_runner:
+        copies = _second_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
+    elif resolved.samples_with_flashinfer:
         copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
     elif release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
         scratch_rows = min(gpu.multiprocessors or rows, rows)
@@ -127,6 +141,19 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: ResolvedSettings, 
     else:
         copies = SORT_LOGIT_COPIES * rows * vocabulary * 4
     return hidden + logits + copies
+
+
+def _second_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
+    """Rows of float32 logits in the second model runner's sampler, whose noise never is a tensor (gumbel_sample)."""
+    if release.second_sampler == "logits":
+        return 0
+    if release.second_sampler == "copy":
+        return rows
+    if resolved.samples_with_flashinfer:
+        return FLASHINFER_LOGIT_COPIES * rows
+    # Masked in place, with scratch for a power of two of programs (vllm/v1/sample/ops/topk_topp_triton.py, 0.33.0).
+    programs = 1 << (rows - 1).bit_length()
+    return rows + min(gpu.multiprocessors or programs, programs)
 
 
 def decoder_bytes(

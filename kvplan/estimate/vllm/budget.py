@@ -37,6 +37,8 @@ _NVLINK_PARALLEL_EXTRA_GIB = 1.85
 """What all-reduce over NVLink on Hopper and later keeps outside torch from 0.18 on, with 2 and with 4 GPUs."""
 _HOPPER = 9
 _GRAPH_SIZES_AT_512 = 51
+_LARGEST_GRAPH, _LARGEST_GRAPH_ON_BLACKWELL = 512, 1024
+_BLACKWELL = 10
 _GRAPH_FIXED_GIB = 0.40
 _GRAPH_LAYER_GIB = 0.0125
 """Estimates that vLLM 0.19 logged for 35 models on H100 with all 51 sizes: 0.5 to 1.8 GiB, by number of layers."""
@@ -48,6 +50,9 @@ def non_torch_bytes(
     gpu: GpuProfile, settings: FilledSettings, release: VllmRelease, *, exchanges_tokens: bool = False
 ) -> int:
     """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers.
+
+    From 0.33 on the handles are made before the budget begins. What share of the constants they were is not known, so
+    that it stays in them: a few tens of MiB at most.
 
     ``exchanges_tokens``: data-parallel groups send tokens to each other's experts.
     """
@@ -82,19 +87,24 @@ def _since(table: _Table, release: VllmRelease) -> float:
     return found
 
 
-def capture_sizes(max_num_seqs: int) -> int:
-    """How many batch sizes are captured: 1, 2, 4, every 8 to 256, every 16 to 512, at most twice max_num_seqs."""
-    largest = min(2 * max_num_seqs, 512)
+def capture_sizes(max_num_seqs: int, largest: int = _LARGEST_GRAPH) -> int:
+    """How many batch sizes are captured: 1, 2, 4, every 8 to 256, every 16 to the largest, at most 2 max_num_seqs."""
+    largest = min(2 * max_num_seqs, largest)
     small = sum(1 for size in (1, 2, 4) if size <= largest)
     middle = min(largest, 256) // 8
     return small + middle + max(largest - 256, 0) // 16
 
 
-def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings) -> int:
-    """Memory of the captured graphs (0 with enforce_eager): a share for each size, larger with every layer."""
+def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
+    """Memory of the captured graphs (0 with enforce_eager): a share for each size, larger with every layer.
+
+    Those of the second model runner are taken for as large: no published start-up has them.
+    """
     if settings.enforce_eager:
         return 0
-    share = capture_sizes(settings.max_num_seqs) / _GRAPH_SIZES_AT_512
+    is_huge = release.huge_graph_sizes and compute_capability(gpu)[0] == _BLACKWELL
+    largest = _LARGEST_GRAPH_ON_BLACKWELL if is_huge else _LARGEST_GRAPH
+    share = capture_sizes(settings.max_num_seqs, largest) / _GRAPH_SIZES_AT_512
     if compute_capability(gpu)[0] != _HOPPER:
         share *= _GRAPH_SHARE_ELSEWHERE
     return max(int(share * (_GRAPH_FIXED_GIB + _GRAPH_LAYER_GIB * num_layers) * GIB), MIB)

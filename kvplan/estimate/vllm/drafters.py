@@ -138,7 +138,7 @@ def with_drafter_peak(
         return peak
     kept = _STATES_KEPT.get(drafter.method, 0) * settings.max_num_batched_tokens * spec.hidden_size
     inside = decoder_bytes(drafter.model, drafter.model.layers, settings, release)
-    drafting = blas_workspace_bytes(gpu) + kept * element_bytes(settings.dtype) + inside
+    drafting = blas_workspace_bytes(gpu, release) + kept * element_bytes(settings.dtype) + inside
     if drafting <= peak.peak_bytes:
         return peak
     return replace(peak, decoder_bytes=drafting, decided_by="drafter")

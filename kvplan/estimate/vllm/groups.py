@@ -41,7 +41,6 @@ _PAGE_KINDS: dict[EntryKind, PageKind] = {
 }
 """How vLLM keeps each kind of entry that is made of tokens; states and cross attention have pages of their own."""
 _ALIGNMENT_TOKENS = 16
-_LATENT_ALIGNMENT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,8 @@ def _layer_pages(
     token_bytes = [entry.token_bytes for entries in per_layer for entry in entries if entry.token_bytes]
     if state_bytes and token_bytes:
         is_latent = any(entry.kind == "latent" for entries in per_layer for entry in entries)
-        block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), latent=is_latent)
+        alignment = release.latent_state_alignment if is_latent else _ALIGNMENT_TOKENS
+        block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), alignment)
     pages: list[LayerPage] = []
     for layer, entries in zip(layers, per_layer, strict=True):
         pages.extend(_page(entry, block_size) for entry in entries if entry.token_bytes)
@@ -173,9 +173,8 @@ def _cross_page(cross: CrossAttention, cache: CacheSettings, block_size: int) ->
     return LayerPage("cross", block_size, token_bytes * block_size)
 
 
-def hybrid_block_size(block_size: int, state_bytes: int, token_bytes: int, *, latent: bool = False) -> int:
+def hybrid_block_size(block_size: int, state_bytes: int, token_bytes: int, alignment: int = _ALIGNMENT_TOKENS) -> int:
     """Tokens per block of a model with states: raised until an attention page is no smaller than a state."""
-    alignment = _LATENT_ALIGNMENT_TOKENS if latent else _ALIGNMENT_TOKENS
     return max(block_size, alignment * _ceil_div(state_bytes, alignment * token_bytes))
 
 
@@ -197,7 +196,7 @@ def _enlarged(page: LayerPage, largest: int, release: VllmRelease) -> LayerPage:
     sizes = f"{page.page_bytes:,} and {largest:,} bytes"
     raise KvplanError(
         f"It is not known how vLLM {release.text} shares blocks between layers with pages of {sizes}.",
-        hint="try a later release: vllm@0.32",
+        hint="try a later release: vllm@0.33",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import LayerSpec, SoftmaxAttention
+from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention
 from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.vllm.settings import compute_capability, runs_flashinfer
 from kvplan.settings import FilledSettings
@@ -22,6 +22,8 @@ _FLASHINFER_WORKSPACE = 394 * MIB
 _FLASHINFER_BYTES_PER_ELEMENT = 16
 _FLASHINFER_HEAD_SIZES = (64, 128, 256, 512)
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3", "fp8_e5m2")
+
+_TOKENS_PER_SPLIT = 512
 
 MXFP4_HIDDEN_STEP = 256
 MXFP4_INNER_STEP = 64
@@ -68,6 +70,34 @@ def attention_workspace_bytes(
     )
     needed = settings.max_num_batched_tokens * max(widths) * _FLASHINFER_BYTES_PER_ELEMENT
     return max(_FLASHINFER_WORKSPACE, needed)
+
+
+def attends_with_triton(gpu: GpuProfile) -> bool:
+    """Whether Triton serves latent attention: the other kernels are for Hopper and for Blackwell data-centre GPUs."""
+    return compute_capability(gpu)[0] not in (0, 9, 10)
+
+
+def latent_split_bytes(
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """Triton's workspace for latent attention, where the release takes it in the profile run.
+
+    Float32 results of each split of the longest sequence, for every sequence, head and token that a step may decode,
+    and one more number for the softmax. A split is 512 tokens; the number of splits is a power of two, and at most
+    twice the multiprocessors (vllm/v1/attention/backends/mla/triton_mla.py, _compute_num_kv_splits and
+    reserve_workspace, read in 0.33.0).
+    """
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
+    dense = [mixer for mixer in mixers if mixer.indexer is None]
+    if not dense or not release.reserves_latent_splits or not attends_with_triton(gpu):
+        return 0
+    splits = 1 << (max(settings.max_model_len // _TOKENS_PER_SPLIT, 1) - 1).bit_length()
+    if gpu.multiprocessors:
+        splits = min(splits, 2 * gpu.multiprocessors)
+    rows = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+    heads = max(mixer.num_heads for mixer in dense) // settings.tensor_parallel_size
+    widest = max(mixer.kv_lora_rank for mixer in dense) + 1
+    return rows * heads * settings.decode_context_parallel_size * splits * widest * 4
 
 
 def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:

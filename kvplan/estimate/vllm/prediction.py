@@ -1,6 +1,7 @@
 """vLLM's start-up predicted: memory per rank, blocks, the tokens it prints, or the error it stops with.
 
 available = total x utilization - weights - activation peak - non-torch - CUDA graphs (from 0.21 on)
+            - what the second model runner keeps for its requests (from 0.27 on)
 blocks    = available // bytes of one block, the minimum over ranks
 """
 
@@ -24,6 +25,7 @@ from kvplan.estimate.vllm.division import check_division
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
 from kvplan.estimate.vllm.kernels import MXFP4_INNER_STEP, attention_workspace_bytes, mxfp4_inner_step
+from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
 from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes, stored_formats
 from kvplan.settings import FilledSettings, ServingSettings
@@ -43,11 +45,13 @@ class RankMemory:
     subtracted_graph_bytes: int
     requested_bytes: int
     blocks: BlockPlan
+    state_bytes: int = 0
+    """What vLLM's second model runner keeps for its requests, as far as the release's budget counts it."""
 
     @property
     def available_kv_bytes(self) -> int:
-        used = self.weight_bytes + self.activation.peak_bytes + self.non_torch_bytes + self.subtracted_graph_bytes
-        return self.requested_bytes - used
+        used = self.weight_bytes + self.state_bytes + self.activation.peak_bytes + self.non_torch_bytes
+        return self.requested_bytes - used - self.subtracted_graph_bytes
 
     @property
     def num_blocks(self) -> int:
@@ -185,9 +189,10 @@ def _rank_memory(
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
     )
-    graphs = cudagraph_bytes(parts.num_layers, gpu, settings)
+    graphs = cudagraph_bytes(parts.num_layers, gpu, settings, release)
     if graphs:
         graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
+    keeps_state = samples and resolved.second_runner and release.counts_runner_state
     return RankMemory(
         weight_bytes=parts.weight_bytes,
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
@@ -198,6 +203,7 @@ def _rank_memory(
         subtracted_graph_bytes=graphs if resolved.subtract_graphs else 0,
         requested_bytes=requested_bytes(settings),
         blocks=parts.blocks,
+        state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
     )
 
 

@@ -9,11 +9,13 @@ from kvplan.catalog.engines import VllmRelease, vllm_refusal
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
+from kvplan.estimate.vllm.runners import in_second_runner
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB
 
 _LARGE_GPU_BYTES = 70 * GIB
 _HUGE_GPU_BYTES = 160 * GIB
+_GB10 = (12, 1)
 _V0_CHUNKS_ABOVE_TOKENS = 32768
 _V0_DEFAULT_CONTEXT_TOKENS = 2048
 
@@ -23,13 +25,14 @@ class ResolvedSettings:
     """The settings vLLM runs with, what follows from them, and a sentence for each default that was taken.
 
     ``states_per_request``: recurrent states that a request holds in each layer of state; ``subtract_graphs``: the
-    estimate of the CUDA graphs is part of the budget.
+    estimate of the CUDA graphs is part of the budget; ``second_runner``: vLLM's second model runner runs the model.
     """
 
     serving: FilledSettings
     states_per_request: int
     subtract_graphs: bool
     samples_with_flashinfer: bool
+    second_runner: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -52,7 +55,7 @@ def resolve_settings(
     KvplanError without a maximum length.
     """
     asked.check()
-    refusal = vllm_refusal(asked, release)
+    refusal = vllm_refusal(asked, release, serving_dtype(spec.dtype, asked.dtype))
     if refusal is not None:
         raise UsageError(f"{refusal[:1].upper()}{refusal[1:]}.", hint="leave it out, and vLLM decides")
     notes: list[str] = []
@@ -80,11 +83,13 @@ def resolve_settings(
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
     )
+    second_runner = in_second_runner(spec, asked, release)
     return ResolvedSettings(
         serving=serving,
         states_per_request=_states_per_request(asked, release),
-        subtract_graphs=_subtracts_graphs(asked, release),
+        subtract_graphs=_subtracts_graphs(asked, release, second_runner),
         samples_with_flashinfer=_samples_with_flashinfer(gpu, asked, release),
+        second_runner=second_runner,
         notes=tuple(notes),
     )
 
@@ -130,7 +135,9 @@ def _states_per_request(asked: ServingSettings, release: VllmRelease) -> int:
     return (2 if keeps_prefixes else 1) + asked.num_speculative_tokens
 
 
-def _subtracts_graphs(asked: ServingSettings, release: VllmRelease) -> bool:
+def _subtracts_graphs(asked: ServingSettings, release: VllmRelease, second_runner: bool) -> bool:
+    if second_runner and not release.second_runner_graphs:
+        return False
     subtracts = release.graphs_in_budget if asked.estimate_cudagraphs is None else asked.estimate_cudagraphs
     return subtracts and not asked.enforce_eager
 
@@ -179,7 +186,9 @@ def _batch_defaults(
             return (_V0_DEFAULT_CONTEXT_TOKENS if release.version >= (0, 6, 2) else 512), 256
         return max(max_model_len, _V0_DEFAULT_CONTEXT_TOKENS), 256
     # The driver does not report the memory of a GPU that shares its host's, so vLLM treats such a GPU as a small one.
-    is_told = not gpu.unified_memory
+    # Newer releases ask CUDA for it, and make an exception of the GB10 (12.1).
+    is_small_gpu = compute_capability(gpu) in ((0, 0), _GB10)
+    is_told = not gpu.unified_memory or (release.told_unified_memory and not is_small_gpu)
     is_meant = release.large_gpu_defaults and (release.a100_is_large or "a100" not in gpu.id)
     is_large = is_meant and is_told and total_bytes >= _LARGE_GPU_BYTES
     if release.huge_gpu_defaults and is_told and total_bytes >= _HUGE_GPU_BYTES:

@@ -225,7 +225,7 @@ def memory_document(deployment: Deployment) -> dict[str, int]:
         "budget_bytes": rank.requested_bytes,
         "weight_bytes": rank.weight_bytes,
         "activation_bytes": rank.activation.peak_bytes,
-        "overhead_bytes": rank.non_torch_bytes + rank.cudagraph_bytes,
+        "overhead_bytes": rank.state_bytes + rank.non_torch_bytes + rank.cudagraph_bytes,
         "kv_pool_bytes": pool,
         "kv_used_average_bytes": min(users * deployment.capacity.average_bytes, pool),
         "kv_used_worst_case_bytes": min(users * deployment.capacity.worst_bytes, pool),
