@@ -130,7 +130,13 @@ class VllmRelease:
     (vllm/config/vllm.py, _set_cudagraph_sizes, in 0.28.0, not in 0.27.0).
     ``latent_state_alignment``: blocks of latent attention beside states are multiples of so many tokens
     (vllm/platforms/interface.py, 128 in 0.27.0, not in 0.26.0). That such blocks are also multiples of every backend's
-    smallest (from 0.32.0) changes nothing: these are 16, 32 and 64.
+    smallest (from 0.32.0) changes nothing: on NVIDIA GPUs these divide 128 beside latents and are 16 elsewhere, but for
+    FlashAttention 4 with heads of 256 (128), which is not modelled. Nor is that 0.33.0 takes multiples of 64 where
+    FlashInfer's gated delta rule keeps states in the middle of a prompt.
+    ``checkpointed_states``: kinds of states that have one more block for each request where prefixes are cached, for
+    the state in the middle of a prompt (num_prefill_checkpoint_blocks in vllm/v1/kv_cache_interface.py, MambaSpec, and
+    vllm/model_executor/layers/mamba/: mamba_mixer2.py in 0.32.0, not in 0.31.0; gdn/qwen_gdn_linear_attn.py in 0.33.0,
+    not in 0.32.0, where FlashInfer computes it). Kimi K3's with FlashKDA (from 0.29.0) is not modelled.
     """
 
     version: tuple[int, int, int]
@@ -180,6 +186,7 @@ class VllmRelease:
     keeps_float_cache: bool = False
     huge_graph_sizes: bool = False
     latent_state_alignment: int = 64
+    checkpointed_states: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -277,6 +284,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 31, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model")}),
     ((0, 32, 0), {"sparse_cache_in_8_bits": True, "reserves_null_block": True}),
     ((0, 32, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model", "ngram")}),
+    ((0, 32, 0), {"checkpointed_states": ("mamba2",)}),
     (
         (0, 33, 0),
         {
@@ -286,6 +294,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
             "reserves_latent_splits": True,
             "told_unified_memory": True,
             "keeps_float_cache": True,
+            "checkpointed_states": ("mamba2", "gated_delta_net"),
         },
     ),
 )

@@ -82,7 +82,7 @@ def test_the_joining_projection_of_deepseek_is_never_quantized() -> None:
 def test_a_state_for_every_draft_token_is_what_costs_a_hybrid_most() -> None:
     """Qwen 3.6 keeps a recurrent state per draft token and request: with two, more than a third fewer tokens."""
     without, drafting = predict(MIXTURE), predict(MIXTURE, num_speculative_tokens=2)
-    assert drafting.kv_cache_tokens < 0.65 * without.kv_cache_tokens
+    assert drafting.kv_cache_tokens < 0.66 * without.kv_cache_tokens
 
 
 def test_a_convolution_keeps_an_input_for_every_draft_token() -> None:

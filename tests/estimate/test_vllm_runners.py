@@ -218,3 +218,14 @@ def test_latent_attention_beside_states_has_blocks_of_128_from_027_on() -> None:
 )
 def test_facts_that_came_earlier_than_was_known(fact: str, before: str, first: str) -> None:
     assert [getattr(vllm_release(each), fact) for each in (before, first)] == [False, True]
+
+
+def test_a_state_in_the_middle_of_a_prompt_has_a_block_of_its_own() -> None:
+    def states(model: str, version: str, gpu: str = "h100-sxm", **settings: object) -> int:
+        return int(predict(model, version, gpu, **settings).settings.states_per_request)
+
+    mamba, gated = "nemotron-3-nano-30b", "qwen3-next-80b-a3b"
+    assert [states(mamba, each) for each in ("0.28.0", "0.32.0")] == [2, 3]
+    assert [states(gated, each, "b200") for each in ("0.32.0", "0.33.0")] == [2, 3]
+    assert states(gated, "0.33.0", "a100-80gb-sxm") == 2  # Triton's kernel there
+    assert states(mamba, "0.33.0", enable_prefix_caching=False) == 1

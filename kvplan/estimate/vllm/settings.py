@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease, vllm_refusal
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import ModelSpec, StateMixer
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
@@ -16,6 +16,7 @@ from kvplan.units import GIB
 _LARGE_GPU_BYTES = 70 * GIB
 _HUGE_GPU_BYTES = 160 * GIB
 _GB10 = (12, 1)
+_GATED_DELTA_IN_FLASHINFER = (9, 10, 12)
 _V0_CHUNKS_ABOVE_TOKENS = 32768
 _V0_DEFAULT_CONTEXT_TOKENS = 2048
 
@@ -86,7 +87,7 @@ def resolve_settings(
     second_runner = in_second_runner(spec, asked, release)
     return ResolvedSettings(
         serving=serving,
-        states_per_request=_states_per_request(asked, release),
+        states_per_request=_states_per_request(spec, gpu, asked, release),
         subtract_graphs=_subtracts_graphs(asked, release, second_runner),
         samples_with_flashinfer=_samples_with_flashinfer(gpu, asked, release),
         second_runner=second_runner,
@@ -128,11 +129,24 @@ def _kv_cache_dtype(
     return cache_dtype(dtype, asked.kv_cache_dtype)
 
 
-def _states_per_request(asked: ServingSettings, release: VllmRelease) -> int:
+def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> int:
     keeps_prefixes = asked.enable_prefix_caching
     if keeps_prefixes is None:
         keeps_prefixes = release.caches_hybrid_prefixes
-    return (2 if keeps_prefixes else 1) + asked.num_speculative_tokens
+    if not keeps_prefixes:
+        return 1 + asked.num_speculative_tokens
+    return 2 + _checkpoint_blocks(spec, gpu, release) + asked.num_speculative_tokens
+
+
+def _checkpoint_blocks(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease) -> int:
+    """1 where every state can be kept in the middle of a prompt.
+
+    Of a gated delta rule where FlashInfer computes it: on Hopper, and on Blackwell with CUDA 13, taken for given.
+    """
+    kinds = {mixer.kind for layer in spec.layers for mixer in layer.mixers if isinstance(mixer, StateMixer)}
+    if "gated_delta_net" in kinds and compute_capability(gpu)[0] not in _GATED_DELTA_IN_FLASHINFER:
+        return 0
+    return int(bool(kinds) and kinds <= set(release.checkpointed_states))
 
 
 def _subtracts_graphs(asked: ServingSettings, release: VllmRelease, second_runner: bool) -> bool:
