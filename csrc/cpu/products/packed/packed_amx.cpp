@@ -425,11 +425,6 @@ bool gives_what_tiles_give() {
   return true;
 }
 
-bool one_row_is_as_in_tiles() {
-  static const bool is = gives_what_tiles_give();
-  return is;
-}
-
 bool& tiles_are_wanted() {
   static bool wanted = true;
   return wanted;
@@ -440,6 +435,11 @@ bool& tiles_are_wanted() {
 bool tiles_are_used() {
   static const bool work = amx_is_permitted() && give_what_loops_give();
   return work && tiles_are_wanted();
+}
+
+bool one_row_is_as_in_tiles() {
+  static const bool is = gives_what_tiles_give();
+  return is;
 }
 
 void use_tiles(bool wanted) {

@@ -103,7 +103,7 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int 
   const RowRounding rounding(format, layout, args.inputs, rows);
   const RoundedProduct product{layout, static_cast<const uint8_t*>(args.packed), rounding.rows(), rows};
   const auto prepare = [&](int64_t i) { rounding.round(i, x + i * args.x_stride, format.input_order); };
-  const auto multiply = [&](int64_t panel, int64_t panels, float* sums) {
+  const auto multiply = [&](int64_t panel, int64_t panels, float* sums, ConfiguredTiles&) {
     multiply_rounded_panels(product, panel, panels, sums);
   };
   run_panels_of_chunk<T>(args, row, rows, rows, prepare, multiply, threads);
