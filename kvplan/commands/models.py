@@ -10,6 +10,7 @@ from kvplan.catalog.models import profiles, read_profile
 from kvplan.catalog.registry import known_architectures
 from kvplan.commands.printing.render import (
     OutputFormat,
+    chosen_format,
     print_csv,
     print_json,
     print_markdown,
@@ -20,7 +21,6 @@ from kvplan.commands.printing.render import (
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.units import format_tokens
-
 
 _WINDOWS = (
     "KV B/token: of a token that all layers still hold. past windows: of one more where a sequence is longer than the "
@@ -35,7 +35,7 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
     """List the models known by name."""
-    chosen = OutputFormat.json if as_json else output_format
+    chosen = chosen_format(output_format, as_json=as_json)
     if architectures:
         _print_architectures(chosen)
         return
