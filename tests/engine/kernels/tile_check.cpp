@@ -22,7 +22,8 @@ int main() {
                              Product{576, 256, KVPLAN_SILU_AND_MUL, KVPLAN_BFLOAT16},
                              Product{1, 1, KVPLAN_NO_ACTIVATION, KVPLAN_BFLOAT16}})
       check_product(p, by_tiles ? "product in tiles" : "product in dot products of pairs");
-    for (int bits : {4, 6, 8}) check_quantised(bits, false, KVPLAN_BFLOAT16);
+    for (int bits : {4, 6, 8})
+      for (bool rounds : {false, true}) check_quantised(bits, rounds, KVPLAN_BFLOAT16);
   }
   std::printf("%d checks, %d wrong\n", checks, failures);
   return failures > 0;
