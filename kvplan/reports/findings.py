@@ -271,12 +271,15 @@ def _share(counted: Document, part: str, whole: str, label: str) -> str:
 
 def _throughput_error(counted: Document) -> str:
     """Of all trials and, where some were predicted before any had run, of the others: those that plots state."""
-    label, informed = "Median error of output throughput", counted.get("output_throughput_informed_error_pct")
-    error, timed, number = (counted.get(key) for key in (_THROUGHPUT_ERROR, "num_timed", "num_informed"))
-    if not (isinstance(timed, int) and isinstance(number, int) and 0 < number < timed):
-        return _error(counted, _THROUGHPUT_ERROR, label)
+    of_all = _error(counted, _THROUGHPUT_ERROR, "Median error of output throughput")
+    of_others, timed = counted.get("output_throughput_informed_error_pct"), counted.get("num_timed")
+    number = counted.get("num_informed")
+    if not (of_all and isinstance(timed, int) and isinstance(number, int) and isinstance(of_others, int | float)):
+        return of_all
+    if number == timed:
+        return of_all
     return (
-        f"{label}: {short_number(error)} % in {plural(timed, 'trial')}, {short_number(informed)} % in the {number} "
+        f"{of_all.removesuffix('.')} in {plural(timed, 'trial')}, {short_number(of_others)} % in the {number} "
         "that were predicted after a first one (the filled points of the plot)."
     )
 
