@@ -47,7 +47,9 @@ Plot = Annotated[
 ]
 Explain = Annotated[
     bool,
-    typer.Option(help="Show what the steps of the best deployment consist of.", rich_help_panel=OUTPUT_PANEL),
+    typer.Option(
+        "--explain", help="Show what the steps of the best deployment consist of.", rich_help_panel=OUTPUT_PANEL
+    ),
 ]
 Format = Annotated[
     PlanFormat,
