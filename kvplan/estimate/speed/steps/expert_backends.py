@@ -133,9 +133,8 @@ def _by_cutlass(speed: DeviceSpeed, asked: str) -> DeviceSpeed:
         return speed
     experts = replace(experts, layer_seconds=experts.layer_seconds + _CUTLASS_IN_4_BITS)
     found = replace(speed, speed=replace(speed.speed, experts=experts))
-    return found.with_gap(
-        f"experts by {asked} take {1e3 * _CUTLASS_IN_4_BITS} ms a layer more, as one sequence did alone"
-    )
+    more = f"{1e3 * _CUTLASS_IN_4_BITS:.3f} ms"
+    return found.with_gap(f"experts by {asked} take {more} a layer more, as one sequence did alone")
 
 
 def _unmeasured(speed: DeviceSpeed, engine: EngineChoice, gpu: GpuProfile, asked: str) -> DeviceSpeed:
