@@ -42,6 +42,7 @@ def test_a_command_prints_what_is_shown(command: str, shown: str) -> None:
             continue
         wanted = re.compile(".+".join(map(re.escape, line.rstrip().split("..."))))
         assert any(map(wanted.fullmatch, printed)), f"a page shows a line that is not printed: {line!r}"
+    assert shown.rstrip().endswith("...") or next(printed, None) is None, "a page leaves out the end without dots"
 
 
 def test_there_are_commands_to_check() -> None:

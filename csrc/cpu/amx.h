@@ -1,4 +1,5 @@
-// AMX: eight tiles of 16 rows of 64 bytes, and their products in bfloat16 with sums in float32.
+// AMX: eight tiles of 16 rows of 64 bytes, and their products: of bfloat16 with sums in float32, of signed bytes with
+// unsigned ones with sums in 32 bits.
 //
 // Tile numbers are part of the instructions, so these are macros that take literals. STREAM is LOAD past the first-level
 // cache, which is left to what is read more often. Where the compiler does not compile for AMX, KVPLAN_AMX is 0 and nothing
@@ -16,6 +17,13 @@
 #define KVPLAN_AMX 0
 #endif
 
+// Products of bytes, which each such processor has too.
+#if KVPLAN_AMX && (defined(__AMX_INT8__) || defined(KVPLAN_TWINS))
+#define KVPLAN_AMX_INT8 1
+#else
+#define KVPLAN_AMX_INT8 0
+#endif
+
 #if KVPLAN_AMX
 
 #if defined(KVPLAN_TWINS)
@@ -26,6 +34,7 @@
 #define KVPLAN_TILE_STREAM(tile, base, stride) ::kvplan::amx_twin().load(tile, base, stride)
 #define KVPLAN_TILE_STORE(tile, base, stride) ::kvplan::amx_twin().store(tile, base, stride)
 #define KVPLAN_TILE_MULTIPLY(sums, a, b) ::kvplan::amx_twin().multiply(sums, a, b)
+#define KVPLAN_TILE_MULTIPLY_BYTES(sums, a, b) ::kvplan::amx_twin().multiply_bytes(sums, a, b)
 #else
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -36,6 +45,7 @@
 #define KVPLAN_TILE_STREAM(tile, base, stride) _tile_stream_loadd(tile, base, stride)
 #define KVPLAN_TILE_STORE(tile, base, stride) _tile_stored(tile, base, stride)
 #define KVPLAN_TILE_MULTIPLY(sums, a, b) _tile_dpbf16ps(sums, a, b)
+#define KVPLAN_TILE_MULTIPLY_BYTES(sums, a, b) _tile_dpbsud(sums, a, b)
 #endif
 
 namespace kvplan {

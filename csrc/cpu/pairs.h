@@ -41,9 +41,20 @@ KVPLAN_INLINE Floats add_pairs(Floats sums, Pairs a, Pairs b) {
   return pair_dot_twin(sums, a, b);
 }
 
+KVPLAN_INLINE Pairs pairs_of(Words words) {
+  BFloat16 numbers[kPairNumbers];
+  std::memcpy(numbers, &words, sizeof numbers);
+  return load_pairs(numbers);
+}
+
 #elif KVPLAN_BFLOAT16_DOT
 
 typedef __m512i Pairs;
+
+// Each word's halves.
+KVPLAN_INLINE Pairs pairs_of(Words words) {
+  return (__m512i)words;
+}
 
 KVPLAN_INLINE Pairs load_pairs(const BFloat16* source) {
   return _mm512_loadu_si512(source);

@@ -90,8 +90,10 @@ class VllmRelease:
     (vllm/model_executor/models/config.py, read in 0.32.0).
     ``stated_cache``: checkpoints whose ``quant_method`` begins so decide the KV cache's dtype by what they were
     calibrated for, where nothing is said: ModelOpt's in vllm/utils/torch_utils.py (resolve_kv_cache_dtype_string, read
-    in 0.14.0, not in 0.13.0), those of compressed-tensors in vllm/model_executor/layers/attention/attention.py (read in
-    0.16.0, not in 0.14.0).
+    in 0.14.0, not in 0.13.0), those of compressed-tensors in vllm/attention/layer.py, later
+    vllm/model_executor/layers/attention/attention.py (read in 0.15.0, not in 0.14.1; latent attention is elsewhere and
+    does not ask). ``stated_cache_wins``: the latter even where another dtype is asked for (read in 0.15.0 to 0.21.0;
+    0.22.0 replaces "auto" alone).
     ``reserves_null_block``: a start that asks whether one request fits leaves out the block that is never given out
     (vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs, in 0.29.0, not in 0.28.0).
     ``scaled_cache``: a KV cache in int8_per_token_head, read by Triton's attention alone
@@ -152,6 +154,7 @@ class VllmRelease:
     caches_hybrid_prefixes: bool = False
     sparse_cache_in_8_bits: bool = False
     stated_cache: tuple[str, ...] = ()
+    stated_cache_wins: bool = False
     scaled_cache: bool = False
     expert_chunk_tokens: int | None = 32 * 1024
     in_flight_batches: int = 1
@@ -215,7 +218,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 13, 0), {"expert_chunk_tokens": 16 * 1024}),
     ((0, 14, 0), {"keeps_moe_workspace": True, "schedules_ahead": True, "stated_cache": ("modelopt",)}),
     ((0, 15, 0), {"server_per_group": True}),
-    ((0, 16, 0), {"stated_cache": ("modelopt", "compressed-tensors")}),
+    ((0, 15, 0), {"stated_cache": ("modelopt", "compressed-tensors"), "stated_cache_wins": True}),
     ((0, 17, 0), {"sampler": "triton", "expert_chunk_tokens": None}),
     (
         (0, 20, 0),
@@ -223,6 +226,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ),
     ((0, 20, 0), {"scaled_cache": True}),
     ((0, 21, 0), {"graphs_in_budget": True, "samples_with_flashinfer": True, "requires_flashinfer": True}),
+    ((0, 22, 0), {"stated_cache_wins": False}),
     (
         (0, 22, 0),
         {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.printing.render import OutputFormat
+from kvplan.commands.printing.render import OutputFormat, chosen_format
 
 if TYPE_CHECKING:
     from kvplan.bench.figures import Experiment, Figure
@@ -40,6 +40,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
     """Benchmark paging, batching, caching, chunked prefill and swapping against what each replaces."""
+    chosen = chosen_format(output_format, as_json=as_json)
     from kvplan.bench.session import make_plan, run_bench
     from kvplan.commands.printing.render import print_csv, print_json
     from kvplan.units import parse_bytes
@@ -55,7 +56,6 @@ def bench(
         seed=seed,
     )
     _announce(plan)
-    chosen = OutputFormat.json if as_json else output_format
     progress = _Progress(plan.order.experiments, chosen)
     outcome = run_bench(plan, progress.on_start, progress.on_result)
     if chosen is OutputFormat.json:

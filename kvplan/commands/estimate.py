@@ -31,7 +31,7 @@ from kvplan.commands.options.shared import (
     split_list,
 )
 from kvplan.commands.printing.estimates import print_estimates
-from kvplan.commands.printing.render import OutputFormat, print_notes
+from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.weights import NAMED_FORMATS
@@ -143,6 +143,7 @@ def estimate(
 
     Several models, contexts or formats make one table.
     """
+    chosen = chosen_format(output_format, as_json=as_json)
     lists = Lists(*map(split_list, (ctx, gpu, quantization, kv_cache_dtype)))
     choice = EngineChoice.parse(engine)
     gpus = [parse_gpu_count(name) for name in lists.gpus or DEFAULT_GPUS]
@@ -150,7 +151,6 @@ def estimate(
     specs = resolve_models(models, parse_assumptions(assume or []), after_gpus=bool(gpu))
     measured = load_measured(calibration_name(calibration, no_calibration))
     answers = [answer_question(spec, question, gpus, choice, measured) for spec in specs for question in asked]
-    chosen = OutputFormat.json if as_json else output_format
     shows_assumptions = chosen is OutputFormat.table and (explain or len(answers) == 1)
     print_notes(
         *measured.notices,

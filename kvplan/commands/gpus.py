@@ -9,6 +9,7 @@ import typer
 from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
 from kvplan.commands.printing.render import (
     OutputFormat,
+    chosen_format,
     print_csv,
     print_json,
     print_markdown,
@@ -24,7 +25,7 @@ def gpus(
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
     """List the GPUs known by name."""
-    chosen = OutputFormat.json if as_json else output_format
+    chosen = chosen_format(output_format, as_json=as_json)
     found = [profile for profile in load_gpus() if _matches(profile, search)]
     print_notes(None if found else f"no device's name contains '{search}'.")
     if chosen is OutputFormat.json:

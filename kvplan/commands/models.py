@@ -10,15 +10,22 @@ from kvplan.catalog.models import profiles, read_profile
 from kvplan.catalog.registry import known_architectures
 from kvplan.commands.printing.render import (
     OutputFormat,
+    chosen_format,
     print_csv,
     print_json,
     print_markdown,
     print_notes,
+    print_sentence,
     print_table,
 )
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.units import format_tokens
+
+_WINDOWS = (
+    "KV B/token: of a token that all layers still hold. past windows: of one more where a sequence is longer than the "
+    "model's windows, whose layers then drop another; empty where no layer has one."
+)
 
 
 def models(
@@ -28,7 +35,7 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
     """List the models known by name."""
-    chosen = OutputFormat.json if as_json else output_format
+    chosen = chosen_format(output_format, as_json=as_json)
     if architectures:
         _print_architectures(chosen)
         return
@@ -39,12 +46,14 @@ def models(
     elif chosen is OutputFormat.csv:
         print_csv([{**row, "aliases": " ".join(row["aliases"])} for row in rows])
     else:
-        head = ["name", "id", "parameters", "active", "longest", "KV B/token"]
+        head = ["name", "id", "parameters", "active", "longest", "KV B/token", "past windows"]
         cells = [_cells(row) for row in rows]
         if chosen is OutputFormat.md:
             print_markdown(head, cells)
-        else:
-            print_table(None, head, cells, text_columns=(0, 1))
+            return
+        print_table(None, head, cells, text_columns=(0, 1))
+        if any(row["kv_window_bytes_per_token"] for row in rows):
+            print_sentence(_WINDOWS)
 
 
 def _print_architectures(chosen: OutputFormat) -> None:
@@ -74,18 +83,21 @@ def _row(profile: dict[str, Any]) -> dict[str, Any]:
         "num_active_parameters": spec.num_active_parameters,
         "max_position_embeddings": spec.max_position_embeddings,
         "kv_bytes_per_token": cache.bytes_per_token,
+        "kv_window_bytes_per_token": cache.window_bytes_per_token,
         "source": profile["source"],
         "date": profile["date"],
     }
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    longest = row["max_position_embeddings"]
+    longest, past = row["max_position_embeddings"], row["kv_bytes_per_token"]
+    in_windows = row["kv_window_bytes_per_token"]
     return [
         row["name"],
         row["id"],
         f"{row['num_parameters']:,}",
         f"{row['num_active_parameters']:,}",
         format_tokens(longest) if longest else "",
-        f"{row['kv_bytes_per_token']:,}",
+        f"{past + in_windows:,}",
+        f"{past:,}" if in_windows else "",
     ]

@@ -23,7 +23,7 @@ from kvplan.commands.options.shared import (
     calibration_name,
 )
 from kvplan.commands.printing.plans import print_answer
-from kvplan.commands.printing.render import print_notes
+from kvplan.commands.printing.render import chosen_format, print_notes
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings
@@ -47,7 +47,9 @@ Plot = Annotated[
 ]
 Explain = Annotated[
     bool,
-    typer.Option(help="Show what the steps of the best deployment consist of.", rich_help_panel=OUTPUT_PANEL),
+    typer.Option(
+        "--explain", help="Show what the steps of the best deployment consist of.", rich_help_panel=OUTPUT_PANEL
+    ),
 ]
 Format = Annotated[
     PlanFormat,
@@ -90,10 +92,10 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find the GPUs and settings that serve a given load."""
+    shown = chosen_format(output_format, as_json=as_json)
     request = plan_request(load, gpus, formats, settings, EngineChoice.parse(engine, known=("vllm",)))
     spec = resolve_model(model)
     measured = load_measured(calibration_name(calibration, no_calibration))
     found = make_plan(spec, request, measured)
     print_notes(*measured.notices, provenance_note(spec), version_note(request.engine.version))
-    shown = PlanFormat.json if as_json else output_format
     print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)

@@ -19,8 +19,8 @@ from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pag
 from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.speed.steps.expert_backends import check_backend
+from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
 from kvplan.estimate.vllm.prediction import as_vllm_stores
-from kvplan.estimate.vllm.settings import cache_of_checkpoint, stated_cache_note
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens

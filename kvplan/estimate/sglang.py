@@ -40,6 +40,7 @@ _WINDOWLESS_TYPES = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text
 """Models whose windows SGLang keeps like full attention (server_args.py: disable_hybrid_swa_memory)."""
 
 _META_MIB, _PREFILL_MIB_PER_TOKEN, _GRAPH_MIB_PER_ROW, _GPU_MIB = 512, 1.5, 2, 128
+_GROUP_MIB_PER_ROW, _GROUP_MIB_PER_ROW_OF_MANY, _MANY_ROWS = 3, 1.5, 300
 _LEAST_MIB_ON_LARGE_GPUS, _LARGE_GPU_MIB = 10 * 1024, 60 * 1024
 
 
@@ -77,11 +78,14 @@ def predict_sglang(
     settings: ServingSettings = ServingSettings(),
     free_bytes: int | None = None,
     release: Release = None,
+    *,
+    dp_attention: bool = False,
 ) -> SglangPrediction:
     """The pools of ``spec`` on ``gpu``. KvplanError for caches of encoders and of compressed attention.
 
     ``gpu_memory_utilization`` stands for ``mem_fraction_static``. ``free_bytes``: what the log says was free before
     loading ("avail mem"), instead of the GPU's total less a context. ``release``: None is the newest.
+    ``dp_attention``: data-parallel groups attend beside each other and share the experts (``--enable-dp-attention``).
     """
     dtype = serving_dtype(spec.dtype, settings.dtype)
     cells = _cells(spec, settings, dtype, release)
@@ -94,7 +98,10 @@ def predict_sglang(
         max_model_len=spec.max_position_embeddings or 1,
     )
     total = settings.device_memory_bytes or gpu.memory_bytes
-    static = settings.gpu_memory_utilization or default_static_fraction(total, settings.tensor_parallel_size)
+    groups = settings.data_parallel_size if dp_attention else 1
+    static = settings.gpu_memory_utilization
+    if static is None:
+        static = default_static_fraction(total, settings.tensor_parallel_size * groups, groups)
     free = free_bytes or total - CONTEXT_BYTES
     rest = int(free * static) - weight_bytes
     slots = _state_slots(rest, cells.state_bytes)
@@ -110,16 +117,19 @@ def predict_sglang(
     return SglangPrediction(total, static, weight_bytes, rest, each, tokens, windows, slots, states)
 
 
-def default_static_fraction(memory_bytes: int, tensor_parallel_size: int) -> float:
+def default_static_fraction(memory_bytes: int, num_gpus: int, attention_groups: int = 1) -> float:
     """The default ``mem_fraction_static`` (server_args.py since pull request 10975 of sgl-project/sglang).
 
     What is left out is meant for attention's own buffers, the activations of a prefill chunk, CUDA graphs, and more
-    with every GPU; at least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
+    with every GPU that shares the layers and every one of ``attention_groups`` (read in 0.5.3, 0.5.6 and 0.5.9); at
+    least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
     """
     total_mib = memory_bytes / MIB
-    chunk, graphs = chunked_prefill_tokens(memory_bytes), largest_graph_rows(memory_bytes, tensor_parallel_size)
-    reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW
-    reserved += tensor_parallel_size * _GPU_MIB
+    chunk, graphs = chunked_prefill_tokens(memory_bytes), largest_graph_rows(memory_bytes, num_gpus)
+    reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW + num_gpus * _GPU_MIB
+    if attention_groups > 1:
+        each = _GROUP_MIB_PER_ROW + (_GROUP_MIB_PER_ROW_OF_MANY if graphs > _MANY_ROWS else 0)
+        reserved += graphs * attention_groups * each
     if total_mib > _LARGE_GPU_MIB:
         reserved = max(reserved, _LEAST_MIB_ON_LARGE_GPUS)
     return max(round((total_mib - reserved) / total_mib, 3), 0.0)

@@ -245,6 +245,9 @@ def not_listed_sentence(run: Run) -> str:
     return f"Not listed: {plural(number, 'setting')} not run because a lighter one had failed." if number else ""
 
 
+_THROUGHPUT_ERROR: Final = "output_throughput_median_error_pct"
+
+
 def prediction_sentences(run: Run) -> list[str]:
     """What the summary counted of the predictions, one sentence each; [] without one."""
     counted = _object(run.summary.get("predictions"))
@@ -254,7 +257,7 @@ def prediction_sentences(run: Run) -> list[str]:
         _share(counted, "outcomes_equal", "num_outcomes_compared", "Outcome predicted correctly"),
         _share(counted, "max_concurrency_equal", "num_served", "Peak concurrency predicted exactly"),
         _error(counted, "num_blocks_max_error_pct", "Largest error of the number of blocks"),
-        _error(counted, "output_throughput_median_error_pct", "Median error of output throughput"),
+        _throughput_error(counted),
     ]
     return [line for line in lines if line]
 
@@ -264,6 +267,21 @@ def _share(counted: Document, part: str, whole: str, label: str) -> str:
     if not isinstance(number, int) or not isinstance(total, int) or not total:
         return ""
     return f"{label}: {number} of {plural(total, 'trial')}."
+
+
+def _throughput_error(counted: Document) -> str:
+    """Of all trials and, where some were predicted before any had run, of the others: those that plots state."""
+    of_all = _error(counted, _THROUGHPUT_ERROR, "Median error of output throughput")
+    of_others, timed = counted.get("output_throughput_informed_error_pct"), counted.get("num_timed")
+    number = counted.get("num_informed")
+    if not (of_all and isinstance(timed, int) and isinstance(number, int) and isinstance(of_others, int | float)):
+        return of_all
+    if number == timed:
+        return of_all
+    return (
+        f"{of_all.removesuffix('.')} in {plural(timed, 'trial')}, {short_number(of_others)} % in the {number} "
+        "that were predicted after a first one (the filled points of the plot)."
+    )
 
 
 def _error(counted: Document, key: str, label: str) -> str:

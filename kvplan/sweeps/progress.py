@@ -179,7 +179,7 @@ def _now_text(event: Event | None, trial: str) -> str:
     speed, usage = event["output_tokens_per_second"], event["kv_usage"]
     load = f"{event['num_running']} running, {event['num_waiting']} waiting"
     now = "" if speed is None else f"{speed:,.0f} tokens/s, "
-    return f"{now}KV usage {usage:.1%}, {load} ({trial})"
+    return f"{now}KV usage {100 * usage:.1f} %, {load} ({trial})"
 
 
 def _style(status: str) -> str:
@@ -208,7 +208,7 @@ def outcome_of(row: Row) -> str:
     if status in MEASURED_STATUSES:
         speed = f"{row['max_running']} at once" if is_counted(row) else f"{throughput_of(row):,.1f} tokens/s"
         usage = row["kv_usage_max"]
-        text = speed if usage is None else f"{speed}, peak KV usage {usage:.1%}"
+        text = speed if usage is None else f"{speed}, peak KV usage {100 * usage:.1f} %"
         if row["num_clipped_prompts"]:
             text += f", {plural(row['num_clipped_prompts'], 'request')} clipped"
         if status == "preempted":

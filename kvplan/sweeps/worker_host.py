@@ -212,6 +212,6 @@ def _clock_columns(clock: ClockReadings) -> Row:
 def _row_of_death(death: WorkerDied, memory_share: float) -> Row:
     """A crash; or running out of memory, if a library that was refused memory took the process down with it."""
     if death.signal_number in _REFUSED_MEMORY_SIGNALS and memory_share >= _FULL_SHARE:
-        error = f"{str(death).rstrip('.')} with {memory_share:.0%} of the device's memory in use."
+        error = f"{str(death).rstrip('.')} with {100 * memory_share:.0f} % of the device's memory in use."
         return {"status": "oom_runtime", "oom_phase": "runtime", "error": error}
     return {"status": "crash", "error": str(death)}

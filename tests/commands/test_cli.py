@@ -109,6 +109,30 @@ def test_a_wrong_value_is_named_in_plain_words(words: str, expected: str, capsys
     assert capsys.readouterr().err.splitlines()[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("models --json --format csv", "csv"),
+        ("gpus --format md --json", "md"),
+        ("estimate gpt2 --json --format csv", "csv"),
+        ("plan gpt2 --users 1 --json --format compose", "compose"),
+        ("bench --model gpt2 --json --format csv", "csv"),
+    ],
+)
+def test_two_formats_at_once_are_refused(words: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        f"error: --json and --format {named} ask for two formats at once.\nhint: leave one of them out\n"
+    )
+
+
+def test_json_and_format_json_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "gpt2", "--json", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.models/1"
+
+
 def test_typers_words_for_a_value_are_not_shown() -> None:
     said = "Invalid value for '--port': Input should be less than or equal to 65535"
     assert _plain_message(said) == "Invalid value for '--port': it must be less than or equal to 65535."

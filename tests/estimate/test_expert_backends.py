@@ -106,3 +106,12 @@ def test_models_without_experts_and_kvplans_engine_have_no_such_choice(capsys: p
     check_backend(resolve_model("llama-3.1-8b"), "auto", "kvplan")
     assert main(["estimate", "qwen3-30b-a3b", "--gpu", "b200", "--ctx", "8k", "--moe-backend", "marlin"]) == 0
     assert "experts by marlin were not measured in vllm on b200" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_cutlass_in_4_bits_takes_longer_than_trtllm(engine: str) -> None:
+    """Llama-4-Scout alone, 48 layers: 12.84 ms a token, and 7.60."""
+    fitted, found = _found(engine, "cutlass", model="nvidia/Kimi-K2.5-NVFP4")
+    more = _experts(found).layer_seconds - _experts(fitted).layer_seconds
+    assert 48 * more == pytest.approx(12.84e-3 - 7.60e-3, rel=0.01)
+    assert found.short_note.endswith("take 0.109 ms a layer more, as one sequence did alone")

@@ -44,7 +44,8 @@ def estimate(model: str, engine: str, **settings: Any) -> Estimate:
 def test_vllm_follows_a_checkpoint_of_modelopt_from_0_14_on(version: str, element_bytes: int) -> None:
     asked = ServingSettings(max_model_len=8192, tensor_parallel_size=4)
     found = predict_vllm(resolve_model("kimi-k2.5-nvfp4"), find_gpu("b200"), asked, version)
-    assert found.rank.blocks.bytes_per_block == 64 * LATENTS * element_bytes
+    blocks = found.rank.blocks
+    assert blocks.bytes_per_block == blocks.block_size * LATENTS * element_bytes
     assert estimate("kimi-k2.5-nvfp4", f"vllm@{version}").cache.bytes_per_token == LATENTS * element_bytes
 
 
@@ -59,7 +60,8 @@ def test_what_is_asked_for_is_served() -> None:
     [
         (MODELOPT, "0.14.0", "fp8"),
         (COMPRESSED, "0.14.0", "bfloat16"),
-        (COMPRESSED, "0.16.0", "fp8"),
+        (COMPRESSED, "0.15.0", "fp8"),
+        (COMPRESSED, "0.32.0", "fp8"),
         ({**COMPRESSED, "kv_cache_scheme": None}, "0.32.0", "bfloat16"),
         ({**MODELOPT, "kv_cache_quant_algo": None}, "0.32.0", "bfloat16"),
         ({"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "fp8"}, "0.32.0", "bfloat16"),
@@ -69,6 +71,21 @@ def test_which_checkpoints_vllm_follows(quantization: dict[str, Any], version: s
     asked = ServingSettings(max_model_len=8192)
     found = predict_vllm(spec_with(quantization), find_gpu("h100"), asked, version)
     assert found.settings.serving.kv_cache_dtype == dtype
+
+
+@pytest.mark.parametrize(("version", "dtype"), [("0.14.0", "bfloat16"), ("0.21.0", "fp8"), ("0.22.0", "bfloat16")])
+def test_checkpoints_of_compressed_tensors_outvoted_what_was_asked_for(version: str, dtype: str) -> None:
+    asked = ServingSettings(max_model_len=8192, kv_cache_dtype="bfloat16")
+    found = predict_vllm(spec_with(COMPRESSED), find_gpu("h100"), asked, version)
+    assert found.settings.serving.kv_cache_dtype == dtype
+    assert any("whatever is asked for" in note for note in found.settings.notes) is (dtype == "fp8")
+
+
+def test_latent_attention_does_not_ask_compressed_tensors() -> None:
+    config = resolve_model("deepseek-v2-lite").raw_config
+    spec = read_config({**config, "quantization_config": COMPRESSED}, model_id="a test")
+    found = predict_vllm(spec, find_gpu("h100"), ServingSettings(max_model_len=8192), "0.32.0")
+    assert found.settings.serving.kv_cache_dtype == "bfloat16"
 
 
 def test_scales_made_while_serving_are_not_those_of_a_checkpoint() -> None:

@@ -195,6 +195,21 @@ def test_sglang_default_share_follows_the_gpu() -> None:
     assert shares == sorted(shares)
 
 
+def test_sglang_leaves_more_where_groups_attend_beside_each_other() -> None:
+    """Of 8 H200: for each of the 512 rows of the largest graph 3 MiB and 1.5 more in each group, 18 GiB in all."""
+    total = find_gpu("h200").memory_bytes
+    usual, grouped = default_static_fraction(total, 8), default_static_fraction(total, 8, 8)
+    extra = 512 * 8 * 4.5 + 512 + 8192 * 1.5 + 512 * 2 + 8 * 128
+    assert (usual - grouped) * total / MIB == pytest.approx(
+        extra - max(extra - 512 * 8 * 4.5, 10 * 1024), abs=0.001 * total / MIB
+    )
+    spec, sizes = resolve_model("deepseek-v3"), ServingSettings(data_parallel_size=8)
+    grouped_pool, own_pool = (
+        predict_sglang(spec, find_gpu("h200"), sizes, dp_attention=each).kv_pool_bytes for each in (True, False)
+    )
+    assert grouped_pool < own_pool
+
+
 def test_sglang_pool_follows_the_static_share() -> None:
     spec, gpu = resolve_model("llama-3.1-8b"), find_gpu("h100")
     small, large = (predict_sglang(spec, gpu, ServingSettings(gpu_memory_utilization=share)) for share in (0.8, 0.9))

@@ -168,6 +168,9 @@ def test_every_replica_has_its_command_and_a_balancer_stands_before_them(capsys:
     words = "plan llama-3.1-8b --users 60 --ctx-avg 8k --gpu l40s --tp 1 --quantization published"
     _, printed, _ = run(words, capsys)
     assert all(process.line in printed for process in processes) and balancer in printed
+    assert "\n  all 3 processes (vllm):\n" in printed
+    _, printed, _ = run(words.replace("60", "30"), capsys)
+    assert "\n  both processes (vllm):\n" in printed
 
 
 def test_compose_starts_all_replicas_behind_one_port() -> None:
@@ -243,7 +246,7 @@ def test_a_model_that_needs_two_nodes_is_planned_over_two(capsys: pytest.Capture
 
 def test_a_hint_promises_no_more_than_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed, complaint = run("plan llama-3.3-70b --users 63 --ctx-avg 4k --gpu 4xl4", capsys)
-    (share,) = re.findall(r"likely \d+%", printed)
+    (share,) = re.findall(r"likely \d+ %", printed)
     assert code == 1 and complaint.endswith(f"then 4 x l4, tp 2, pp 2 serves it ({share})\n")
 
 

@@ -191,7 +191,7 @@ def test_no_replica_is_promised_more_than_its_server_has_time_for() -> None:
     ("share", "servers", "words"),
     [
         (0.8, 1, None),
-        (0.91, 1, "API server would work for 91% of the time"),
+        (0.91, 1, "API server would work for 91 % of the time"),
         (2.34, 2, "2 API servers can stream, the engine would make 2.3 times"),
     ],
 )

@@ -16,9 +16,11 @@ from PIL import Image
 from report_helpers import failed_records, records, sample_directory, sample_run, write_trials
 
 from kvplan.reports.comparison import compare_runs
+from kvplan.reports.findings import prediction_sentences
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
 from kvplan.reports.plots import canvas, outcomes, predictions
 from kvplan.reports.plots.canvas import drawing, new_figure
+from kvplan.runs.answers.summary import prediction_errors
 from kvplan.runs.storage.reader import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +186,7 @@ def test_a_speed_that_was_estimated_before_any_trial_is_marked_and_no_error_of_t
         figure = new_figure(9.6, 7.4)
         predictions.draw(load_run(write_trials(tmp_path, kept)), figure)
         panels = {axes.get_title(loc="left").split("\n")[0]: axes for axes in figure.axes}
-        assert panels["Output throughput"].get_title(loc="left").endswith("error: median 1 %, max 1 %")
+        assert panels["Output throughput"].get_title(loc="left").endswith("filled points, error: median 1 %, max 1 %")
         texts = [text.get_text() for text in panels["Output throughput"].get_legend().get_texts()]
         assert texts == ["before any trial", "ok"]
         assert panels["KV pool blocks"].get_title(loc="left").endswith("exact in 3 trials")
@@ -192,6 +194,27 @@ def test_a_speed_that_was_estimated_before_any_trial_is_marked_and_no_error_of_t
         predictions.draw(load_run(write_trials(tmp_path / "one", kept[:1])), figure)
         (panel,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Output throughput")]
         assert panel.get_title(loc="left").endswith("error before any trial: max 50 %")
+
+
+def test_the_text_and_the_plot_say_the_same_error_of_the_same_trials(tmp_path):
+    kept = [record for record in records() if record["row"]["status"] == "ok"][:3]
+    for record, scale, predicted in zip(kept, (1.0, 0.7, 0.7), (50.0, 98.0, 96.0), strict=True):
+        record["row"] |= {"prediction_origin": "roofline", "prediction_scale": scale, "predicted_status": "ok"}
+        record["row"] |= {"pred_output_throughput": predicted, "output_throughput": 100.0}
+    summary = {"predictions": prediction_errors([record["row"] for record in kept])}
+    directory = write_trials(tmp_path, kept)
+    (directory / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    run = load_run(directory)
+    (text,) = [line for line in prediction_sentences(run) if "throughput" in line]
+    assert text == (
+        "Median error of output throughput: 4 % in 3 trials, 3 % in the 2 that were predicted after a first one "
+        "(the filled points of the plot)."
+    )
+    with drawing():
+        figure = new_figure(9.6, 7.4)
+        predictions.draw(run, figure)
+        (panel,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Output throughput")]
+        assert panel.get_title(loc="left").endswith("filled points, error: median 3 %, max 4 %")
 
 
 def test_ticks_of_a_logarithmic_panel_do_not_touch(tmp_path):

@@ -160,7 +160,7 @@ def test_a_terminal_shows_what_every_worker_does() -> None:
     progress.running([RunningTrial("node-1", trial, None), RunningTrial("node-2", trial, event)])
     assert progress.live_text.splitlines() == [
         "node-1: 4 sequences",
-        "node-2: 250 tokens/s, KV usage 50.0%, 3 running, 1 waiting (4 sequences)",
+        "node-2: 250 tokens/s, KV usage 50.0 %, 3 running, 1 waiting (4 sequences)",
     ]
     progress.running([RunningTrial(f"node-{number}", trial, None) for number in range(15)])
     assert progress.live_text.splitlines()[-1] == "and 3 workers more"

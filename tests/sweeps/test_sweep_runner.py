@@ -77,7 +77,7 @@ def test_one_worker_serves_all_trials_and_rows_follow_the_columns(
         ("sigkill", "crash", "SIGKILL"),
         ("garbage", "crash", "sent an invalid message"),
         ("sigsegv", "crash", "SIGSEGV"),
-        ("sigsegv-full", "oom_runtime", "SIGSEGV with 98% of the device's memory in use"),
+        ("sigsegv-full", "oom_runtime", "SIGSEGV with 98 % of the device's memory in use"),
     ],
 )
 def test_a_dead_worker_costs_its_row_and_is_replaced(

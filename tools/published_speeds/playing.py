@@ -131,7 +131,8 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
     number = release_number(found.version)
     with contextlib.suppress(KvplanError):
         if found.engine == "SGLang":
-            tokens = groups * predict_sglang(found.spec, gpu, found.settings, release=number).kv_cache_tokens
+            sizes = predict_sglang(found.spec, gpu, found.settings, release=number, dp_attention=groups > 1)
+            tokens = groups * sizes.kv_cache_tokens
         elif found.engine == "TensorRT-LLM":
             tokens = groups * predict_trtllm(found.spec, gpu, found.settings, number).kv_cache_tokens
     return tokens

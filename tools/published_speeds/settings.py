@@ -131,7 +131,8 @@ def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
     """(one instance, number of them). Groups beside each other are instances unless they share experts.
 
     SGLang's do so with dp attention alone: each group has a whole model otherwise (server_info of llm-benchmaxxing).
-    Without --dp-size it turns that off, but in its first releases each GPU was a group then.
+    Without --dp-size it turns that off, but in its first releases each GPU was a group then. Its experts stay divided
+    by all GPUs unless --ep-size says otherwise (server_args.py).
     """
     tensor, pipeline, data = row.tensor_parallel_size, row.pipeline_parallel_size, row.data_parallel_size
     is_mixture, words = model_kind(spec) != "dense", f"{row.text['dp']} {row.notes}"
@@ -141,7 +142,8 @@ def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
         attends_in_groups = attends_in_groups and (data > 1 or is_each_gpu)
     if attends_in_groups and is_mixture:
         groups = max(data, 1) if data > 1 else row.num_gpus
-        return _parallel(max(row.num_gpus // groups, 1), 1, groups, with_experts=True), 1
+        with_experts = row.text["engine"] != "SGLang" or _expert_parallel(row)
+        return _parallel(max(row.num_gpus // groups, 1), 1, groups, with_experts=with_experts), 1
     shares_experts = "independent" not in row.notes and row.text["engine"] != "SGLang"
     if data > 1 and is_mixture and shares_experts:
         return _parallel(tensor, pipeline, data, with_experts=bool(_expert_parallel(row))), 1

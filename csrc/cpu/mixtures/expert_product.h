@@ -108,7 +108,7 @@ void run_product(const ExpertWeight& weight, const TakenRows<T>& taken, int64_t 
   if (weight.format != nullptr) {
     if (weight.format->rounds_inputs != 0)
       return run_rounded_product(weight, taken, begin, end, pairs, is_there, finish);
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_BFLOAT16_CODES
     if constexpr (sizeof(T) == sizeof(BFloat16)) {
       if (is_exact_in_bfloat16(*weight.format))
         return run_quantised_product<BFloat16>(weight, taken, begin, end, pairs, is_there, finish);

@@ -70,6 +70,28 @@ class AmxTwin {
       }
   }
 
+  // sums += a * b in 32 bits: signed bytes of a, unsigned ones of b, four at a time.
+  void multiply_bytes(int sums, int a, int b) {
+    check(sums);
+    check(a);
+    check(b);
+    demand(rows_[a] == rows_[sums] && row_bytes_[b] == row_bytes_[sums] && row_bytes_[a] == 4 * rows_[b],
+           "shapes that fit each other");
+    for (int row = 0; row < rows_[sums]; ++row)
+      for (int column = 0; column < row_bytes_[sums] / 4; ++column) {
+        int32_t sum;
+        std::memcpy(&sum, &floats_[sums][row][column], sizeof sum);
+        for (int k = 0; k < rows_[b]; ++k) {
+          int8_t left[4];
+          uint8_t right[4];
+          std::memcpy(left, &floats_[a][row][k], sizeof left);
+          std::memcpy(right, &floats_[b][k][column], sizeof right);
+          for (int i = 0; i < 4; ++i) sum += left[i] * right[i];
+        }
+        std::memcpy(&floats_[sums][row][column], &sum, sizeof sum);
+      }
+  }
+
  private:
   static constexpr int kTiles = 8;
 
@@ -84,7 +106,7 @@ class AmxTwin {
   bool is_configured_ = false;
   uint16_t row_bytes_[kTiles] = {};
   uint8_t rows_[kTiles] = {};
-  float floats_[kTiles][16][16] = {};  // as bits: pairs of bfloat16 too
+  float floats_[kTiles][16][16] = {};  // as bits: pairs of bfloat16, bytes and their sums too
 };
 
 inline AmxTwin& amx_twin() {

@@ -65,7 +65,7 @@ def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     if fix is not None:
         slo = fix.deployment.slo
         hint = f"{fix.sentence}: then {fix.deployment.name} serves it" + (
-            "" if slo.sure else f" (likely {slo.share:.0%})"
+            "" if slo.sure else f" (likely {100 * slo.share:.0f} %)"
         )
     if found.too_dear is not None:
         return KvplanError(f"Nothing within ${found.request.usd_per_hour:,.2f} per hour serves this load.", hint=hint)
@@ -205,7 +205,8 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     processes = vllm_processes(best, model_id)
     if len(processes) == 1:
         return
-    print(f"\n  all {len(processes)} processes (vllm):")
+    every = "both" if len(processes) == 2 else f"all {len(processes)}"
+    print(f"\n  {every} processes (vllm):")
     for process in processes[:_MOST_PROCESSES]:
         node = f"node {process.node}: " if best.num_nodes > 1 else ""
         print(f"    {node}{process.line}")
@@ -254,7 +255,7 @@ def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
 def _serves_word(deployment: Deployment) -> str:
     """met or yes: over the whole range of speeds; likely: over so much of it."""
     if not deployment.slo.sure:
-        return f"likely {deployment.slo.share:.0%}"
+        return f"likely {100 * deployment.slo.share:.0f} %"
     return "SLO met" if deployment.slo.num_bounds else "yes"
 
 

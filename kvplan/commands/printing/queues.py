@@ -48,7 +48,8 @@ def server_text(share: float, num_servers: int) -> str | None:
     servers = "API server" if num_servers == 1 else f"{num_servers} API servers"
     more = "more of them (--api-server-count, vLLM 0.9.1 and later), data-parallel groups or replicas raise it"
     if share <= 1:
-        return f"vLLM's {servers} would work for {share:.0%} of the time; queues are played up to {BUSIEST:.0%}; {more}"
+        busy = f"vLLM's {servers} would work for {100 * share:.0f} % of the time"
+        return f"{busy}; queues are played up to {100 * BUSIEST:.0f} %; {more}"
     return f"tokens/s are what vLLM's {servers} can stream, the engine would make {share:.1f} times as many; {more}"
 
 

@@ -9,9 +9,12 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplan.commands.printing.table_layout import table_lines
+from kvplan.errors import UsageError
+
+Format = TypeVar("Format", bound=Enum)
 
 
 class OutputFormat(str, Enum):
@@ -21,6 +24,20 @@ class OutputFormat(str, Enum):
     json = "json"
     csv = "csv"
     md = "md"
+
+
+def chosen_format(output_format: Format, *, as_json: bool) -> Format:
+    """What --format and --json ask for together. UsageError where --format asks for another one than JSON.
+
+    A table is what --format says where it is left out.
+    """
+    if not as_json:
+        return output_format
+    if output_format.value not in ("json", "table"):
+        raise UsageError(
+            f"--json and --format {output_format.value} ask for two formats at once.", hint="leave one of them out"
+        )
+    return type(output_format)("json")
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 steps           how long a step takes on one rank: work, links, coefficients, the host
 simulation      continuous batching simulated request by request; for sweeps' forecasts and for calibrate
 queueing        loads with queues: what users, a rate or a burst see, percentiles included
-latency         TTFT, TPOT and throughput of a steady state; called by estimate and plan
+steady          users who follow one another, in closed form: from a step and a prompt to TTFT and TPOT
+latency         these figures for a model on a GPU, as ranges; called by estimate and plan
 engine_speed    one instance under an engine and its release: steps, and how it composes them
 device_speed    the same for an estimate's deployments
 queues          percentiles of a load with their intervals, and the steps that serve it

@@ -110,7 +110,10 @@ def _speed(
     kv_bytes = kv_read_bytes(spec, _AVERAGE_CONTEXT, on_a_rank)
     room = deployment.kv_cache_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
     users = max(min(room, layout.data_parallel_size * settings.max_num_seqs), 1)
-    model = engine_speed_model(engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known, settings.moe_backend)
+    step_tokens = settings.max_num_batched_tokens
+    model = engine_speed_model(
+        engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known, settings.moe_backend, step_tokens
+    )
     alone, full = model.speed(1), model.speed(users)
     rules = engine_rules(engine, settings, layout, deployment.kv_cache_tokens)
     return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)

@@ -30,10 +30,11 @@ def engine_speed_model(
     kv_bytes: float,
     device_speed: DeviceSpeed | None,
     moe_backend: str = "auto",
+    step_tokens: int | None = None,
 ) -> SpeedModel:
     """Prompts of ``input_tokens``, answers of ``output_tokens``; ``kv_bytes`` as for ``SpeedModel``.
 
-    ``moe_backend``: the experts' kernels, of MOE_BACKENDS.
+    ``moe_backend``: the experts' kernels, of MOE_BACKENDS. ``step_tokens``: as for ``SpeedModel``.
     """
     host, tile_rows = NO_HOST, 1
     release = vllm_release(engine.version if engine.name == "vllm" else "latest")
@@ -61,6 +62,8 @@ def engine_speed_model(
         mixed_tile_rows=tile_rows,
         front_end=vllm_front_end(release, chats=True, groups=groups) if engine.name == "vllm" else NO_FRONT_END,
         is_first_engine=engine.name == "vllm" and not release.v1,
+        step_tokens=step_tokens,
+        steps_before=1.5 if engine.name == "vllm" and release.schedules_ahead else 0.5,
     )
 
 

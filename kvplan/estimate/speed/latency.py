@@ -21,6 +21,7 @@ from kvplan.catalog.published_errors import ErrorInterval, FigureName, combinati
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.steady import PromptReading, SteadyState, behind_server, middle_state, steady_state
 from kvplan.estimate.speed.steps.clocks import (
     BEST,
     DATA_SHEET,
@@ -60,20 +61,6 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class SteadyState:
-    """``num_users`` requests in progress at all times on one instance. Seconds."""
-
-    num_users: float
-    ttft_seconds: float
-    tpot_seconds: float
-    e2el_seconds: float
-
-    @property
-    def requests_per_second(self) -> float:
-        return self.num_users / self.e2el_seconds
-
-
-@dataclass(frozen=True, slots=True)
 class ServingSpeed:
     """One replica with ``num_users`` requests always in progress. Throughputs are per second and replica."""
 
@@ -98,6 +85,7 @@ class SpeedModel:
     """One instance that serves prompts of ``input_tokens`` and answers of ``output_tokens``.
 
     ``kv_bytes``: of one sequence's cache, read by a rank that holds all layers. ``device_speed``: if it was measured.
+    ``step_tokens``: of a step; None where each reads one whole prompt. ``steps_before``: as for ``PromptReading``.
     """
 
     work: ModelWork
@@ -111,6 +99,8 @@ class SpeedModel:
     mixed_tile_rows: int = 1
     front_end: FrontEnd = NO_FRONT_END
     is_first_engine: bool = False
+    step_tokens: int | None = None
+    steps_before: float = 0.5
 
     @property
     def host(self) -> HostWork:
@@ -260,15 +250,26 @@ class SpeedModel:
         return {}
 
     def _state(self, clock: Clock, prefill: float, num_users: float) -> SteadyState:
-        host, work = self.host, self.work
-        of_a_host, context = num_users / work.layout.data_parallel_size, self.input_tokens + self.output_tokens / 2
-        step = clock.decode_seconds(num_users)
-        step = host.decode_seconds(step, work.num_layers, work.num_expert_layers, of_a_host, context)
-        if num_users <= 1:
-            prefill = host.mixed_seconds(prefill, work.num_layers, work.num_expert_layers, 1, self.input_tokens)
-        else:
-            prefill += self._padded_attention(num_users - 1)
-        return steady_state(step, prefill, num_users, self.output_tokens, self.work.prompts_at_once)
+        work, others = self.work, max(num_users - 1, 0.0)
+        layers, mixtures, groups = work.num_layers, work.num_expert_layers, work.layout.data_parallel_size
+        gpu_step, context = clock.decode_seconds(num_users), self.input_tokens + self.output_tokens / 2
+        step = self.host.decode_seconds(gpu_step, layers, mixtures, num_users / groups, context)
+        reading = self._reading(prefill, num_users)
+        beside = 0.0
+        if others:
+            beside, prefill = step, prefill + reading.num_steps * gpu_step + self._padded_attention(others)
+        rows = self.input_tokens / reading.num_steps
+        mixed = self.host.mixed_seconds(prefill / reading.num_steps, layers, mixtures, others / groups + 1, rows)
+        added = max(mixed - beside, 0.0) * reading.num_steps
+        return steady_state(step, replace(reading, seconds=added), num_users, self.output_tokens)
+
+    def _reading(self, prefill: float, num_users: float) -> PromptReading:
+        """How a prompt is read in what those that decode leave of the steps, in ``prefill`` seconds of the GPUs."""
+        stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
+        chunks = 1.0
+        if self.step_tokens is not None:
+            chunks = self.input_tokens / max(self.step_tokens - num_users / (stages * groups), 1.0)
+        return PromptReading(prefill, chunks, stages, groups, self.steps_before)
 
     def _padded_attention(self, num_decoding: float) -> float:
         """Seconds that a prompt's step takes longer since those that decode beside it are padded to tiles."""
@@ -282,44 +283,6 @@ class SpeedModel:
             for more in (0.0, (self.mixed_tile_rows - 1) * held)
         )
         return padded - plain
-
-
-def middle_state(best: SteadyState, worst: SteadyState) -> SteadyState:
-    """The geometric middle of two ends."""
-    return SteadyState(
-        Range(best.num_users, worst.num_users).middle,
-        Range(best.ttft_seconds, worst.ttft_seconds).middle,
-        Range(best.tpot_seconds, worst.tpot_seconds).middle,
-        Range(best.e2el_seconds, worst.e2el_seconds).middle,
-    )
-
-
-def behind_server(state: SteadyState, front_end: FrontEnd, output_tokens: int) -> SteadyState:
-    """``state`` with the server's work until the first token, and no more requests than its event loops have time for.
-
-    The engine does not wait for its server, so what is late waits before the engine and before the client, a request as
-    a whole: its first token comes later, the others as far apart as before (as a play has it).
-    """
-    least = state.num_users * front_end.seconds(output_tokens) / front_end.servers
-    late = max(front_end.seconds(1), least - state.e2el_seconds)
-    return replace(state, ttft_seconds=state.ttft_seconds + late, e2el_seconds=state.e2el_seconds + late)
-
-
-def steady_state(
-    step: float, prefill: float, users: float, output_tokens: int, prompts_at_once: int = 1
-) -> SteadyState:
-    """From the seconds of one decode step and of one prompt.
-
-    While one request makes its tokens, every other user's next prompt is read once in between, ``prompts_at_once`` of
-    them side by side.
-    """
-    reading = users * prefill / prompts_at_once
-    busy = min(reading / (output_tokens * step + reading), 0.95)
-    # Prompts arrive independently: one waits for those before it, as in an M/D/1 queue.
-    waiting = prefill * busy / (2 * (1 - busy)) if users > 1 else 0.0
-    first = prefill + waiting + step
-    each = step + max(users - 1, 0) * prefill / prompts_at_once / output_tokens
-    return SteadyState(users, first, each, first + max(output_tokens - 1, 0) * each)
 
 
 def serving_speed(

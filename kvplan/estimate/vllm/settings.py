@@ -8,7 +8,9 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease, vllm_refusal
 from kvplan.catalog.spec import ModelSpec, StateMixer
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.dtypes import cache_dtype, serving_dtype
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.vllm.block_sizes import default_block_size
+from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB
@@ -72,14 +74,15 @@ def resolve_settings(
         notes.append(f"gpu_memory_utilization {utilization}: vLLM {release.text}'s default.")
     tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
-    kv_dtype = _kv_cache_dtype(spec, gpu, asked, release, dtype, notes)
+    kv_dtype, own = kv_cache_dtype(spec, gpu, asked, release, dtype)
+    notes += [own] if own else []
     serving = FilledSettings.of(
         asked,
         gpu_memory_utilization=utilization,
         max_model_len=max_model_len,
         max_num_batched_tokens=tokens,
         max_num_seqs=rows,
-        block_size=asked.block_size or default_block_size(spec, release),
+        block_size=asked.block_size or default_block_size(spec, gpu, release, kv_dtype),
         device_memory_bytes=total,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
@@ -93,40 +96,6 @@ def resolve_settings(
         second_runner=second_runner,
         notes=tuple(notes),
     )
-
-
-def cache_of_checkpoint(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> str | None:
-    """The KV cache's dtype where nothing is asked for and ``release`` takes what the checkpoint was calibrated for."""
-    if asked.kv_cache_dtype != "auto" or spec.quantization is None:
-        return None
-    return spec.quantization.stated_cache_dtype(release.stated_cache)
-
-
-def stated_cache_note(dtype: str, release: VllmRelease) -> str:
-    return (
-        f"kv_cache_dtype {dtype}: vLLM {release.text} takes it from the checkpoint; "
-        "--kv-cache-dtype bfloat16 keeps keys and values in 16 bits."
-    )
-
-
-_SPARSE_IN_8_BITS = ("GlmMoeDsaForCausalLM",)
-"""Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10."""
-
-
-def _kv_cache_dtype(
-    spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease, dtype: str, notes: list[str]
-) -> str:
-    """What is asked for, else what the checkpoint states, the release's default for the model, the activations'."""
-    stated = cache_of_checkpoint(spec, asked, release)
-    if stated is not None:
-        notes.append(stated_cache_note(stated, release))
-        return stated
-    is_blackwell = compute_capability(gpu)[0] == 10
-    is_sparse = release.sparse_cache_in_8_bits and spec.architecture in _SPARSE_IN_8_BITS
-    if asked.kv_cache_dtype == "auto" and is_blackwell and is_sparse:
-        notes.append(f"kv_cache_dtype fp8_e4m3: vLLM {release.text}'s default for {spec.architecture} on this GPU.")
-        return "fp8_e4m3"
-    return cache_dtype(dtype, asked.kv_cache_dtype)
 
 
 def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> int:
@@ -159,11 +128,6 @@ def _subtracts_graphs(asked: ServingSettings, release: VllmRelease, second_runne
 def _samples_with_flashinfer(gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> bool:
     is_there = asked.has_flashinfer or release.requires_flashinfer
     return is_there and release.samples_with_flashinfer and runs_flashinfer(gpu)
-
-
-def default_block_size(spec: ModelSpec, release: VllmRelease) -> int:
-    """16 tokens; 64 for latent attention, whose kernels read the cache in rows of 64 (FlashMLA)."""
-    return 64 if spec.is_latent and release.v1 and release.latent_cache else 16
 
 
 def _batch_limits(

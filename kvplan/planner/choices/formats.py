@@ -10,7 +10,7 @@ from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
-from kvplan.estimate.vllm.settings import cache_of_checkpoint
+from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint
 from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, named_format
 from kvplan.settings import ServingSettings, own_group_size
 

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.estimate.speed.latency import End, Range, ServingSpeed, SpeedModel, SteadyState, middle_state
+from kvplan.estimate.speed.latency import End, Range, ServingSpeed, SpeedModel
+from kvplan.estimate.speed.steady import SteadyState, middle_state
 from kvplan.planner.question.request import Workload
 
 _WORST_FIRST: Final[tuple[End, End]] = ("worst", "best")

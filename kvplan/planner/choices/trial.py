@@ -234,7 +234,8 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
 
     It keeps the steady states that it has found, which their searches share.
     """
-    key = (choice.key, prediction.settings.serving.dtype)
+    settings = prediction.settings.serving
+    key = (choice.key, settings.dtype, settings.max_num_batched_tokens)
     if key not in trial.models:
         trial.models[key] = _speed_model(trial, choice, prediction)
     return trial.models[key]
@@ -256,6 +257,7 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
         kv_bytes,
         measured,
         trial.request.settings.moe_backend,
+        prediction.settings.serving.max_num_batched_tokens,
     )
 
 

@@ -13,7 +13,7 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.native import KVPLAN_ARCHITECTURES
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.settings import default_block_size
+from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.settings import ServingSettings
 
@@ -93,7 +93,7 @@ def vllm_command(deployment: Deployment, checkpoint: str) -> str:
     spec, release = choice.weights.spec, vllm_release(deployment.prediction.version)
     if settings.dtype != serving_dtype(spec.dtype, "auto"):
         words += ["--dtype", settings.dtype]
-    if settings.block_size != default_block_size(spec, release):
+    if settings.block_size != default_block_size(spec, choice.gpu, release, settings.kv_cache_dtype):
         words += ["--block-size", settings.block_size]
     if choice.weights.name == "fp8" and not choice.weights.is_published:
         words += ["--quantization", "fp8"]

@@ -119,8 +119,9 @@ def _error_phrase(points: pd.DataFrame) -> str:
         return f"error before any trial: max {short_number(points['error_pct'].abs().max())} %"
     sizes = informed["error_pct"].abs()
     if not sizes.max():
-        return "exact in " + plural(len(points), "trial")
-    return f"error: median {short_number(sizes.median())} %, max {short_number(sizes.max())} %"
+        return "exact in " + plural(len(informed), "trial")
+    whose = "filled points, error" if len(informed) < len(points) else "error"
+    return f"{whose}: median {short_number(sizes.median())} %, max {short_number(sizes.max())} %"
 
 
 def _finding(run: Run, shown: Sequence[tuple[Pair, pd.DataFrame]]) -> str:

@@ -56,7 +56,8 @@ class Noise(TypedDict):
 class PredictionErrors(TypedDict):
     """How far predictions were off; every figure says over how many trials it is.
 
-    block_bytes_equal: None where the engine does not tell the size of its blocks.
+    block_bytes_equal: None where the engine does not tell the size of its blocks. num_timed: trials whose throughput
+    was predicted; num_informed: those of them that were not predicted before anything was measured on the device.
     """
 
     num_compared: int
@@ -67,7 +68,10 @@ class PredictionErrors(TypedDict):
     outcomes_equal: int
     num_served: int
     max_concurrency_equal: int
+    num_timed: int
+    num_informed: int
     output_throughput_median_error_pct: float | None
+    output_throughput_informed_error_pct: float | None
 
 
 class Summary(TypedDict):
@@ -186,7 +190,8 @@ def prediction_errors(rows: Sequence[Row]) -> PredictionErrors:
     block_errors = [_error_pct(row["num_blocks_predicted"], row["num_blocks_total"]) for row in allocated]
     tells_bytes = not allocated or any(row["block_bytes"] is not None for row in allocated)
     timed = [row for row in served if has_speed(row) and row["pred_output_throughput"] is not None]
-    speed_errors = [_error_pct(row["pred_output_throughput"], row["output_throughput"]) for row in timed]
+    speed_errors = [abs(_error_pct(row["pred_output_throughput"], row["output_throughput"])) for row in timed]
+    informed = [error for row, error in zip(timed, speed_errors, strict=True) if not _is_blind(row)]
     return {
         "num_compared": len(allocated),
         "block_bytes_equal": sum(row["block_bytes"] == row["block_bytes_predicted"] for row in allocated)
@@ -198,8 +203,16 @@ def prediction_errors(rows: Sequence[Row]) -> PredictionErrors:
         "outcomes_equal": sum(row["status"] == row["predicted_status"] for row in ran),
         "num_served": len(served),
         "max_concurrency_equal": sum(row["pred_max_concurrency"] == row["meas_max_concurrency"] for row in served),
-        "output_throughput_median_error_pct": median(abs(error) for error in speed_errors) if speed_errors else None,
+        "num_timed": len(timed),
+        "num_informed": len(informed),
+        "output_throughput_median_error_pct": median(speed_errors) if speed_errors else None,
+        "output_throughput_informed_error_pct": median(informed) if informed else None,
     }
+
+
+def _is_blind(row: Row) -> bool:
+    """Whether its speed was estimated before anything was measured, as of a first trial without a profile."""
+    return row.get("prediction_origin") == "roofline" and row.get("prediction_scale") == 1
 
 
 def _error_pct(predicted: float | None, measured: float | None) -> float:

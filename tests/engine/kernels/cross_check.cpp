@@ -229,7 +229,8 @@ int main() {
     threads = count;
     for (int storage : kStorages) check_storage(storage);
     for (int bits : {4, 6, 8})
-      for (bool rounds : {false, true}) check_quantised(bits, rounds);
+      for (bool rounds : {false, true})
+        for (int storage : {KVPLAN_FLOAT32, KVPLAN_BFLOAT16}) check_quantised(bits, rounds, storage);
     check_attentions();
   }
   std::printf("%d checks, %d wrong\n", checks, failures);

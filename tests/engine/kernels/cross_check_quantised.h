@@ -69,26 +69,27 @@ struct EvenWeight {
 };
 
 // Also: a row's result is the same bits whatever the number of rows beside it.
-void check_quantised(int bits, bool rounds) {
-  Worst worst(std::string("product with codes of ") + std::to_string(bits) + " bits" + (rounds ? ", x rounded" : ""));
+void check_quantised(int bits, bool rounds, int storage) {
+  const std::string kind = std::string(rounds ? ", x rounded" : "") + (storage == KVPLAN_BFLOAT16 ? ", bfloat16" : "");
+  Worst worst("product with codes of " + std::to_string(bits) + " bits" + kind);
   const int64_t inputs = 96, outputs = 150, most_rows = 40;
   EvenWeight weight(bits, inputs, outputs);
   worst.expect(weight.pack());
   const kvplan_weight_format format = weight.format(rounds);
   Random random{6};
-  Tensor x(KVPLAN_FLOAT32, most_rows * inputs, random, 3), bias(KVPLAN_FLOAT32, outputs, random, 1);
+  Tensor x(storage, most_rows * inputs, random, 3), bias(storage, outputs, random, 1);
   std::vector<double> first_row;
   for (int64_t rows : {int64_t{1}, int64_t{2}, int64_t{5}, int64_t{7}, int64_t{13}, most_rows}) {
-    Tensor out(KVPLAN_FLOAT32, rows * outputs);
+    Tensor out(storage, rows * outputs);
     const kvplan_packed_linear call{x.data(), weight.packed.data(), bias.data(), out.data(), inputs, outputs, rows, inputs,
-                                    outputs, KVPLAN_NO_ACTIVATION, KVPLAN_FLOAT32, &format, nullptr, nullptr, nullptr};
+                                    outputs, KVPLAN_NO_ACTIVATION, storage, &format, nullptr, nullptr, nullptr};
     worst.expect(kvplan_multiply_packed(&call, threads) == 0);
     for (int64_t row = 0; row < rows; ++row) {
       std::vector<float> own;
       for (int64_t k = 0; k < inputs; ++k) own.push_back(static_cast<float>(x.at(row * inputs + k)));
       for (int64_t o = 0; o < outputs; ++o) {
         const double got = out.at(row * outputs + o);
-        worst.see(got, weight.product(own, o, rounds) + bias.at(o), KVPLAN_FLOAT32, 2e-6 * (1 << bits));
+        worst.see(got, weight.product(own, o, rounds) + bias.at(o), storage, 2e-6 * (1 << bits));
         if (rows == 1) first_row.push_back(got);
         if (row == 0) worst.expect(got == first_row[static_cast<size_t>(o)]);
       }

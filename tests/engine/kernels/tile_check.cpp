@@ -1,18 +1,12 @@
 // Products with packed weights in AMX's tiles against plain loops: the tiles are plain loops too (KVPLAN_TWINS).
-#include <cstdlib>
-
 #include "cross_check_products.h"
+#include "cross_check_quantised.h"
 #include "products/packed/packed_amx.h"
 #include "products/packed/packed_product.h"
 
 #if !KVPLAN_AMX
 #error "this program is about tiles"
 #endif
-
-// No weight here is quantised, so their kernels, which compile for long, are not linked.
-void kvplan::multiply_quantised(const kvplan_packed_linear&, int) {
-  std::abort();
-}
 
 int main() {
   if (!kvplan_use_tiles(1)) return std::puts("tiles give something else than loops"), 1;
@@ -28,6 +22,8 @@ int main() {
                              Product{576, 256, KVPLAN_SILU_AND_MUL, KVPLAN_BFLOAT16},
                              Product{1, 1, KVPLAN_NO_ACTIVATION, KVPLAN_BFLOAT16}})
       check_product(p, by_tiles ? "product in tiles" : "product in dot products of pairs");
+    for (int bits : {4, 6, 8})
+      for (bool rounds : {false, true}) check_quantised(bits, rounds, KVPLAN_BFLOAT16);
   }
   std::printf("%d checks, %d wrong\n", checks, failures);
   return failures > 0;

@@ -405,6 +405,38 @@ bool give_what_loops_give() {
   return true;
 }
 
+#if KVPLAN_AMX_INT8
+// One product of signed bytes with unsigned ones, of all shapes' largest.
+bool bytes_give_what_loops_give() {
+  constexpr int kInputs = 64;
+  alignas(64) int8_t x[kTileHeight * kInputs];
+  alignas(64) uint8_t codes[kInputs * kTileOutputs];
+  alignas(64) int32_t sums[kTileHeight * kTileOutputs];
+  for (int i = 0; i < kTileHeight * kInputs; ++i) x[i] = static_cast<int8_t>(i * 37 % 255 - 127);
+  for (int i = 0; i < kInputs * kTileOutputs; ++i) codes[i] = static_cast<uint8_t>(i * 91 % 256);
+  TileShapes shapes;
+  for (int tile = 0; tile < 3; ++tile) shapes.set(tile, kTileHeight);
+  settle(&shapes);
+  settle(x);
+  settle(codes);
+  KVPLAN_TILE_CONFIGURE(&shapes);
+  KVPLAN_TILE_ZERO(0);
+  KVPLAN_TILE_LOAD(1, x, kInputs);
+  KVPLAN_TILE_LOAD(2, codes, 4 * kTileOutputs);
+  KVPLAN_TILE_MULTIPLY_BYTES(0, 1, 2);
+  KVPLAN_TILE_STORE(0, sums, kTileOutputs * int64_t{sizeof(int32_t)});
+  KVPLAN_TILE_RELEASE();
+  settle(sums);
+  for (int r = 0; r < kTileHeight; ++r)
+    for (int o = 0; o < kTileOutputs; ++o) {
+      int32_t want = 0;
+      for (int k = 0; k < kInputs; ++k) want += x[r * kInputs + k] * codes[k / 4 * 4 * kTileOutputs + o * 4 + k % 4];
+      if (sums[r * kTileOutputs + o] != want) return false;
+    }
+  return true;
+}
+#endif
+
 // Whether one row by vectors has the bits that tiles give, here where numbers are rounded.
 bool gives_what_tiles_give() {
   constexpr int64_t kInputs = 70;
@@ -425,11 +457,6 @@ bool gives_what_tiles_give() {
   return true;
 }
 
-bool one_row_is_as_in_tiles() {
-  static const bool is = gives_what_tiles_give();
-  return is;
-}
-
 bool& tiles_are_wanted() {
   static bool wanted = true;
   return wanted;
@@ -440,6 +467,18 @@ bool& tiles_are_wanted() {
 bool tiles_are_used() {
   static const bool work = amx_is_permitted() && give_what_loops_give();
   return work && tiles_are_wanted();
+}
+
+#if KVPLAN_AMX_INT8
+bool byte_tiles_are_used() {
+  static const bool work = amx_is_permitted() && bytes_give_what_loops_give();
+  return work && tiles_are_wanted();
+}
+#endif
+
+bool one_row_is_as_in_tiles() {
+  static const bool is = gives_what_tiles_give();
+  return is;
 }
 
 void use_tiles(bool wanted) {

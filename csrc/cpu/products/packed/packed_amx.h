@@ -26,6 +26,14 @@ static_assert(kPanelOutputs == 4 * kTileOutputs);
 // For comparisons: with tiles, where they can be used, or without. Not while products run.
 void use_tiles(bool wanted);
 
+// Whether vectors that add in the tiles' order give the tiles' bits: tried when first asked.
+bool one_row_is_as_in_tiles();
+
+#if KVPLAN_AMX_INT8
+// Whether tiles of bytes can be used, gave what plain loops give, and are wanted (use_tiles).
+bool byte_tiles_are_used();
+#endif
+
 // multiply_unit in tiles.
 void multiply_panels_in_tiles(const PackedProduct<BFloat16>& product, int64_t panel, int64_t panels, int64_t end_panel,
                               float* sums, ConfiguredTiles& tiles);

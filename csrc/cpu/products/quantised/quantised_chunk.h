@@ -6,7 +6,7 @@
 
 namespace kvplan {
 
-// prepare(i) for every i below `prepared`, then multiply(panel, panels, sums) for every panel, or pair of gate and up,
+// prepare(i) for every i below `prepared`, then multiply(panel, panels, sums, tiles) for every panel, or pair of gate and up,
 // whose sums, kPanelSums apart, become rows [row, row + rows) of args.out.
 template <class T, class Prepare, class Multiply>
 void run_panels_of_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int64_t prepared,
@@ -29,8 +29,9 @@ void run_panels_of_chunk(const kvplan_packed_linear& args, int64_t row, int64_t 
   };
   const auto second = [&](int64_t item, const auto&) {
     float* sums = unit_sums();
+    ConfiguredTiles tiles;
     for (int64_t panel = items.begin(item); panel < items.end(item); panel += unit) {
-      multiply(panel, unit, sums);
+      multiply(panel, unit, sums, tiles);
       lora.widen_panels(panel, sums);
       result(panel, rows, sums);
     }

@@ -10,6 +10,13 @@
 #define KVPLAN_HALF_BOOK 0
 #endif
 
+// Products with what codes stand for in bfloat16.
+#if KVPLAN_BFLOAT16_DOT || defined(KVPLAN_TWINS)
+#define KVPLAN_BFLOAT16_CODES 1
+#else
+#define KVPLAN_BFLOAT16_CODES 0
+#endif
+
 namespace kvplan {
 
 KVPLAN_INLINE Words load_code_words(const uint8_t* source) {
@@ -142,9 +149,10 @@ struct Decoder {
     }
   }
 
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_BFLOAT16_CODES
   // The pair of inputs 2 j and 2 j + 1 of a unit, in bfloat16; exact for the code books that take this way.
-  KVPLAN_INLINE __m512bh pair(const CodeUnit<kBits>& unit, int j) const {
+  KVPLAN_INLINE Words pair(const CodeUnit<kBits>& unit, int j) const {
+#if KVPLAN_BFLOAT16_DOT
     const Words words = unit.words[kBits == 6 ? j / 4 : 0];
     if constexpr (kBits == 6) {
       // Bits 4 and 5 of the index are those of `high`; those above do not matter.
@@ -152,16 +160,19 @@ struct Decoder {
       constexpr int kSecondWhereFirst = 0xca;
       const __m512i index = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x00300030), (__m512i)high, (__m512i)low,
                                                       kSecondWhereFirst);
-      return (__m512bh)_mm512_permutex2var_epi16(sixty_four[0], index, sixty_four[1]);
+      return (Words)_mm512_permutex2var_epi16(sixty_four[0], index, sixty_four[1]);
     } else if constexpr (kBits == 4) {
-      return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)words, static_cast<unsigned>(4 * j)),
-                                                half_book);
+      return (Words)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)words, static_cast<unsigned>(4 * j)), half_book);
     } else if constexpr (!kLinear) {
-      return (__m512bh)looked_up(words, j);
+      return (Words)looked_up(words, j);
     } else {
       const __m512i even = (__m512i)values_at(words, 8 * j), odd = (__m512i)values_at(words, 16 + 8 * j);
-      return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(even, 16), odd);
+      return (Words)_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(even, 16), odd);
     }
+#else
+    const Words even = reinterpret_cast<Words>(values(unit, 2 * j)), odd = reinterpret_cast<Words>(values(unit, 2 * j + 1));
+    return even >> 16 | (odd & 0xffff0000u);
+#endif
   }
 #endif
 };

@@ -5,6 +5,7 @@
 // another type than the values.
 #include <vector>
 
+#include "quantised_amx.h"
 #include "quantised_chunk.h"
 #include "quantised_product.h"
 #include "quantised_tile.h"
@@ -106,10 +107,65 @@ void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLi
   }
 }
 
+#if KVPLAN_AMX && KVPLAN_BFLOAT16_CODES
+// The same in tiles, or in their order.
+template <int kBits, bool kLinear>
+void multiply_panel_in_tiles(const QuantisedProduct<BFloat16>& product, const Decoder<kBits, kLinear>& decoder,
+                             int64_t panel, float* sums, ConfiguredTiles& configured) {
+  const CodeLayout& layout = product.layout;
+  std::memset(sums, 0, sizeof(float) * static_cast<size_t>(product.rows * kPanelOutputs));
+  const WideMemory<BFloat16> memory = wide_memory<BFloat16>();
+  GroupStep<BFloat16> step{};
+  step.x_stride = product.x_stride;
+  step.x_sums_stride = layout.groups;
+  step.panel = product.packed + panel * layout.panel_bytes();
+  step.wide = memory.values;
+  step.scales = memory.scales;
+  if (product.rows <= kMostRowsOfVectors && one_row_is_as_in_tiles()) {
+    step.x = product.x;
+    step.x_sums = product.x_sums;
+    step.num_groups = layout.groups;
+    step.sums = sums;
+    return product.rows == 1 ? run_in_order_of_tiles<1>(step, layout, decoder)
+                             : run_in_order_of_tiles<2>(step, layout, decoder);
+  }
+  const int64_t tiles = divided_up(product.rows, kTileHeight);
+  const int64_t wanted = kStepBytes / (layout.group * kPanelOutputs * int64_t{sizeof(BFloat16)});
+  const int64_t step_groups = wanted > 0 ? wanted : 1;
+  for (int64_t g = 0; g < layout.groups; g += step_groups) {
+    step.first_group = g;
+    step.num_groups = layout.groups - g < step_groups ? layout.groups - g : step_groups;
+    widen_groups(step, layout, decoder);
+    const int64_t step_bytes = step.num_groups * layout.group_bytes();
+    const uint8_t* next_step = StoredGroup(step.panel, g, layout).first + step_bytes;
+    step.ahead_bytes = divided_up(layout.group_bytes(), 64 * tiles) * 64;
+    for (int64_t i = 0; i < tiles; ++i) {
+      // Backwards in every other step, so that tiles of the same shape follow each other.
+      const int64_t index = g / step_groups % 2 == 0 ? i : tiles - 1 - i;
+      const int64_t begin = product.rows * index / tiles, end = product.rows * (index + 1) / tiles;
+      step.x = product.x + begin * product.x_stride + g * layout.group;
+      step.x_sums = product.x_sums == nullptr ? nullptr : product.x_sums + begin * layout.groups + g;
+      step.sums = sums + begin * kPanelOutputs;
+      step.ahead = reinterpret_cast<const char*>(next_step) + step.ahead_bytes * step.num_groups * i;
+      (layout.has_minimum ? run_in_tiles<true> : run_in_tiles<false>)(step, layout, end - begin, configured);
+    }
+  }
+}
+#endif
+
 // Some panels' sums, kPanelSums apart.
 template <class W, int kBits, bool kLinear>
 void multiply_panels(const QuantisedProduct<W>& product, const Decoder<kBits, kLinear>& decoder, int64_t panel,
-                     int64_t panels, float* sums) {
+                     int64_t panels, float* sums, [[maybe_unused]] ConfiguredTiles& tiles) {
+#if KVPLAN_AMX && KVPLAN_BFLOAT16_CODES
+  if constexpr (sizeof(W) == sizeof(BFloat16)) {
+    if (tiles_are_used()) {
+      for (int64_t c = 0; c < panels; ++c)
+        multiply_panel_in_tiles(product, decoder, panel + c, sums + c * kPanelSums, tiles);
+      return;
+    }
+  }
+#endif
   for (int64_t c = 0; c < panels; ++c)
     multiply_panel<W>(product, decoder, panel + c, wide_memory<W>(), sums + c * kPanelSums);
 }
@@ -138,8 +194,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int 
     if (!direct) copy_row_in_order(x + i * args.x_stride, format.input_order, args.inputs, filled, copy + i * x_stride);
     if (x_sums != nullptr) sum_groups(read + i * x_stride, layout, x_sums + i * layout.groups);
   };
-  const auto multiply = [&](int64_t panel, int64_t panels, float* sums) {
-    multiply_panels(product, decoder, panel, panels, sums);
+  const auto multiply = [&](int64_t panel, int64_t panels, float* sums, ConfiguredTiles& tiles) {
+    multiply_panels(product, decoder, panel, panels, sums, tiles);
   };
   run_panels_of_chunk<T>(args, row, rows, prepared, prepare, multiply, threads);
 }
@@ -175,28 +231,29 @@ bool is_exact_in_bfloat16(const kvplan_weight_format& format) {
 }
 
 template <class W>
-void multiply_quantised_panels(const QuantisedProduct<W>& product, int64_t panel, int64_t panels, float* sums) {
+void multiply_quantised_panels(const QuantisedProduct<W>& product, int64_t panel, int64_t panels, float* sums,
+                               ConfiguredTiles& tiles) {
   const kvplan_weight_format& format = product.format;
   if (format.bits == 4) {
-    multiply_panels(product, Decoder<4, false>(format), panel, panels, sums);
+    multiply_panels(product, Decoder<4, false>(format), panel, panels, sums, tiles);
   } else if (format.bits == 6) {
-    multiply_panels(product, Decoder<6, true>(format), panel, panels, sums);
+    multiply_panels(product, Decoder<6, true>(format), panel, panels, sums, tiles);
   } else if (format.code_book == nullptr) {
-    multiply_panels(product, Decoder<8, true>(format), panel, panels, sums);
+    multiply_panels(product, Decoder<8, true>(format), panel, panels, sums, tiles);
   } else {
-    multiply_panels(product, Decoder<8, false>(format), panel, panels, sums);
+    multiply_panels(product, Decoder<8, false>(format), panel, panels, sums, tiles);
   }
 }
 
-template void multiply_quantised_panels(const QuantisedProduct<float>&, int64_t, int64_t, float*);
-#if KVPLAN_BFLOAT16_DOT
-template void multiply_quantised_panels(const QuantisedProduct<BFloat16>&, int64_t, int64_t, float*);
+template void multiply_quantised_panels(const QuantisedProduct<float>&, int64_t, int64_t, float*, ConfiguredTiles&);
+#if KVPLAN_BFLOAT16_CODES
+template void multiply_quantised_panels(const QuantisedProduct<BFloat16>&, int64_t, int64_t, float*, ConfiguredTiles&);
 #endif
 
 void multiply_quantised(const kvplan_packed_linear& args, int threads) {
   if (args.format->rounds_inputs != 0) return multiply_rounded(args, threads);
   if (args.storage != KVPLAN_BFLOAT16) return multiply<float, float>(args, threads);
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_BFLOAT16_CODES
   if (is_exact_in_bfloat16(*args.format)) return multiply<BFloat16, BFloat16>(args, threads);
 #endif
   multiply<BFloat16, float>(args, threads);

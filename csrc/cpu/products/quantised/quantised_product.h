@@ -53,20 +53,23 @@ void sum_groups(const X* x, const CodeLayout& layout, float* sums) {
 
 // Sums of some panels over all inputs: [panels, kMostChunkRows, kPanelOutputs].
 template <class W>
-void multiply_quantised_panels(const QuantisedProduct<W>& product, int64_t panel, int64_t panels, float* sums);
+void multiply_quantised_panels(const QuantisedProduct<W>& product, int64_t panel, int64_t panels, float* sums,
+                               ConfiguredTiles& tiles);
 
-extern template void multiply_quantised_panels(const QuantisedProduct<float>&, int64_t, int64_t, float*);
-#if KVPLAN_BFLOAT16_DOT
-extern template void multiply_quantised_panels(const QuantisedProduct<BFloat16>&, int64_t, int64_t, float*);
+extern template void multiply_quantised_panels(const QuantisedProduct<float>&, int64_t, int64_t, float*, ConfiguredTiles&);
+#if KVPLAN_BFLOAT16_CODES
+extern template void multiply_quantised_panels(const QuantisedProduct<BFloat16>&, int64_t, int64_t, float*,
+                                               ConfiguredTiles&);
 #endif
 
 // Panels [begin, end), as run_panels does it: finish(panel, rows, sums) for each, or for each pair of them.
 template <class W, class Finish>
 void run_quantised_panels(const QuantisedProduct<W>& product, int64_t begin, int64_t end, bool pairs, float* sums,
                           const Finish& finish) {
+  ConfiguredTiles tiles;
   for (int64_t panel = begin; panel < end; panel += kMostUnitPanels) {
     const int64_t panels = end - panel < kMostUnitPanels ? end - panel : kMostUnitPanels;
-    multiply_quantised_panels<W>(product, panel, panels, sums);
+    multiply_quantised_panels<W>(product, panel, panels, sums, tiles);
     for (int64_t c = 0; c < panels; c += pairs ? 2 : 1) finish(panel + c, product.rows, sums + c * kPanelSums);
   }
 }

@@ -90,7 +90,7 @@ KVPLAN_INLINE void add_unit(TileSums<kRows, 1>& tile, const float* x, int64_t x_
   }
 }
 
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_BFLOAT16_CODES
 template <int kRows, int kBits, bool kLinear, bool kKeeps>
 KVPLAN_INLINE void add_unit(TileSums<kRows, 1>& tile, const BFloat16* x, int64_t x_stride, const uint8_t* codes,
                             const Decoder<kBits, kLinear>& decoder, [[maybe_unused]] BFloat16* wide) {
@@ -103,15 +103,13 @@ KVPLAN_INLINE void add_unit(TileSums<kRows, 1>& tile, const BFloat16* x, int64_t
     for (int j = 0; j < kUnitInputs<kBits> / 2; ++j)
 #pragma GCC unroll 4
       for (int v = 0; v < kUnitVectors<kBits>; ++v) {
-        const __m512bh values = decoder.pair(units[v], j);
-        if constexpr (kKeeps)
-          _mm512_storeu_si512(wide + 2 * j * kPanelOutputs + 2 * (first + v) * kLanes, (__m512i)values);
+        const Words words = decoder.pair(units[v], j);
+        if constexpr (kKeeps) std::memcpy(wide + 2 * j * kPanelOutputs + 2 * (first + v) * kLanes, &words, sizeof words);
+        const Pairs values = pairs_of(words);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           Floats& sums = tile[r][0][first + v];
-          int32_t pair;
-          std::memcpy(&pair, x + r * x_stride + 2 * j, sizeof pair);
-          sums = (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), values);
+          sums = add_pairs(sums, splat_pair(x + r * x_stride + 2 * j), values);
         }
       }
     // x is read again for the other vectors: kept in registers it would push the sums out of them.

@@ -3,6 +3,7 @@
 // A panel is walked in steps of groups whose codes stay in the first-level cache while all rows of the chunk pass over
 // them; codes are taken out of their words by every tile of rows, which costs less than leaving them behind widened.
 #include "../quantised/quantised_chunk.h"
+#include "rounded_amx.h"
 #include "rounded_product.h"
 #include "rounded_tile.h"
 
@@ -95,6 +96,66 @@ void multiply_panel(const RoundedProduct& product, int64_t panel, float* sums) {
   }
 }
 
+#if KVPLAN_AMX_INT8
+// The same in tiles.
+template <int kBits>
+void multiply_panel_in_tiles(const RoundedProduct& product, int64_t panel, float* sums, ConfiguredTiles& configured) {
+  const CodeLayout& layout = product.layout;
+  std::memset(sums, 0, sizeof(float) * static_cast<size_t>(product.rows * kPanelOutputs));
+  const StepMemory memory = step_memory();
+  RoundedStep step{};
+  step.row_groups = layout.groups;
+  step.panel = product.packed + panel * layout.panel_bytes();
+  step.bytes = memory.bytes;
+  step.scales = memory.scales;
+  const int64_t tiles = divided_up(product.rows, kTileHeight), group_bytes = layout.group * kPanelOutputs;
+  const int64_t step_groups = kStepBytes > group_bytes ? kStepBytes / group_bytes : 1;
+  const auto codes = [&](int64_t g) {
+    if constexpr (kBits != 8) return step.bytes + g * group_bytes;
+    return StoredGroup(step.panel, step.first_group + g, layout).codes();
+  };
+  for (int64_t g = 0; g < layout.groups; g += step_groups) {
+    step.first_group = g;
+    step.num_groups = layout.groups - g < step_groups ? layout.groups - g : step_groups;
+    for (int64_t i = 0; i < step.num_groups; ++i)
+      widen_scales(StoredGroup(step.panel, g + i, layout), memory.scales + i * kWideScales);
+    if constexpr (kBits != 8) {
+      widen_codes<kBits>(step, layout, memory.bytes);
+      settle(memory.bytes);
+    }
+    const uint8_t* next_step = StoredGroup(step.panel, g + step.num_groups, layout).first;
+    step.ahead_bytes = divided_up(layout.group_bytes(), 64 * tiles) * 64;
+    for (int64_t i = 0; i < tiles; ++i) {
+      // Backwards in every other step, so that tiles of the same shape follow each other.
+      const int64_t index = g / step_groups % 2 == 0 ? i : tiles - 1 - i;
+      const int64_t begin = product.rows * index / tiles, end = product.rows * (index + 1) / tiles;
+      step.x = rows_from(product.x, layout, begin, g);
+      step.sums = sums + begin * kPanelOutputs;
+      step.ahead = reinterpret_cast<const char*>(next_step) + step.ahead_bytes * step.num_groups * i;
+      if (layout.has_minimum) {
+        run_bytes_in_tiles<true>(step, layout, end - begin, codes, configured);
+      } else {
+        run_bytes_in_tiles<false>(step, layout, end - begin, codes, configured);
+      }
+    }
+  }
+}
+#endif
+
+template <int kBits>
+void multiply_panels(const RoundedProduct& product, int64_t panel, int64_t panels, float* sums,
+                     [[maybe_unused]] ConfiguredTiles& tiles) {
+  for (int64_t c = 0; c < panels; ++c) {
+#if KVPLAN_AMX_INT8
+    if (product.rows > kPanelTileRows && byte_tiles_are_used()) {
+      multiply_panel_in_tiles<kBits>(product, panel + c, sums + c * kPanelSums, tiles);
+      continue;
+    }
+#endif
+    multiply_panel<kBits>(product, panel + c, sums + c * kPanelSums);
+  }
+}
+
 template <class T>
 void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int threads) {
   const kvplan_weight_format& format = *args.format;
@@ -103,8 +164,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int 
   const RowRounding rounding(format, layout, args.inputs, rows);
   const RoundedProduct product{layout, static_cast<const uint8_t*>(args.packed), rounding.rows(), rows};
   const auto prepare = [&](int64_t i) { rounding.round(i, x + i * args.x_stride, format.input_order); };
-  const auto multiply = [&](int64_t panel, int64_t panels, float* sums) {
-    multiply_rounded_panels(product, panel, panels, sums);
+  const auto multiply = [&](int64_t panel, int64_t panels, float* sums, ConfiguredTiles& tiles) {
+    multiply_rounded_panels(product, panel, panels, sums, tiles);
   };
   run_panels_of_chunk<T>(args, row, rows, rows, prepare, multiply, threads);
 }
@@ -120,16 +181,14 @@ void run_chunks(const kvplan_packed_linear& args, int threads) {
 
 }  // namespace
 
-void multiply_rounded_panels(const RoundedProduct& product, int64_t panel, int64_t panels, float* sums) {
-  for (int64_t c = 0; c < panels; ++c) {
-    float* target = sums + c * kPanelSums;
-    if (product.layout.bits == 4) {
-      multiply_panel<4>(product, panel + c, target);
-    } else if (product.layout.bits == 6) {
-      multiply_panel<6>(product, panel + c, target);
-    } else {
-      multiply_panel<8>(product, panel + c, target);
-    }
+void multiply_rounded_panels(const RoundedProduct& product, int64_t panel, int64_t panels, float* sums,
+                             ConfiguredTiles& tiles) {
+  if (product.layout.bits == 4) {
+    multiply_panels<4>(product, panel, panels, sums, tiles);
+  } else if (product.layout.bits == 6) {
+    multiply_panels<6>(product, panel, panels, sums, tiles);
+  } else {
+    multiply_panels<8>(product, panel, panels, sums, tiles);
   }
 }
 

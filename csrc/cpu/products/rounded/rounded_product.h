@@ -13,15 +13,17 @@ struct RoundedProduct {
 };
 
 // Sums of some panels over all inputs: [panels, kMostChunkRows, kPanelOutputs].
-void multiply_rounded_panels(const RoundedProduct& product, int64_t panel, int64_t panels, float* sums);
+void multiply_rounded_panels(const RoundedProduct& product, int64_t panel, int64_t panels, float* sums,
+                             ConfiguredTiles& tiles);
 
 // Panels [begin, end), as run_panels does it: finish(panel, rows, sums) for each, or for each pair of them.
 template <class Finish>
 void run_rounded_panels(const RoundedProduct& product, int64_t begin, int64_t end, bool pairs, float* sums,
                         const Finish& finish) {
+  ConfiguredTiles tiles;
   for (int64_t panel = begin; panel < end; panel += kMostUnitPanels) {
     const int64_t panels = end - panel < kMostUnitPanels ? end - panel : kMostUnitPanels;
-    multiply_rounded_panels(product, panel, panels, sums);
+    multiply_rounded_panels(product, panel, panels, sums, tiles);
     for (int64_t c = 0; c < panels; c += pairs ? 2 : 1) finish(panel + c, product.rows, sums + c * kPanelSums);
   }
 }

@@ -8,17 +8,25 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class PlayedRequest:
-    """One request: lengths in tokens, and when it was sent, got its first token and its last one."""
+    """One request: lengths in tokens, and when it was sent, got its first token and its last one.
+
+    in_stages: seconds that both are later, as its prompt passed the stages of a pipeline after the step that read it.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
     sent: float
     first: float = 0.0
     last: float = 0.0
+    in_stages: float = 0.0
 
     @property
     def ttft_seconds(self) -> float:
-        return self.first - self.sent
+        return self.first + self.in_stages - self.sent
+
+    @property
+    def e2el_seconds(self) -> float:
+        return self.last + self.in_stages - self.sent
 
     @property
     def tpot_seconds(self) -> float | None:
@@ -74,7 +82,7 @@ def played_figures(requests: Sequence[PlayedRequest], num_preemptions: int, max_
     return PlayedFigures(
         ttft=Distribution.of([each.ttft_seconds for each in requests]),
         tpot=Distribution.of(tpots) if tpots else None,
-        e2el=Distribution.of([each.last - each.sent for each in requests]),
+        e2el=Distribution.of([each.e2el_seconds for each in requests]),
         output_throughput=sum(each.num_output_tokens for each in requests) / seconds,
         request_throughput=len(requests) / seconds,
         seconds=seconds,

@@ -85,6 +85,8 @@ class _Play:
             if sequence.computed >= sequence.known:
                 done.append(sequence)
         seconds = self._clock.seconds(num_tokens, decoding + len(chunks), decoding + len(done), kv_tokens, pairs)
+        if self._rules.num_stages > 1:
+            self._note_stages(chunks, seconds)
         begun = instance.now
         instance.spend(seconds, 1 if decoding else 0)
         streamed = self._arrivals.stream(instance.now, instance.now, 1, decoding + len(done))
@@ -95,6 +97,22 @@ class _Play:
         if not self._rules.streams_late:
             self._see_first_tokens(streamed)
         self._end_step(streamed)
+
+    def _note_stages(self, chunks: list[Chunk], seconds: float) -> None:
+        """What the chunks that end prompts still pass when the step that reads ``chunks`` ends after ``seconds``.
+
+        A step of several stages is one pass of all micro-batches, each with its share of the work. But a chunk is in
+        one of them, whole, and passes one stage after the other.
+        """
+        stages, decoding = self._rules.num_stages, self._instance.num_decoding
+        kv_tokens = self._instance.decoding_tokens + decoding
+        plain = self._clock.seconds(decoding, decoding, decoding, kv_tokens, float(kv_tokens)) if decoding else 0.0
+        read = sum(number for _, number in chunks)
+        for sequence, number in chunks:
+            if sequence.computed >= sequence.known and not sequence.request.first:
+                own = min(number, self._rules.max_num_batched_tokens // stages) / read
+                stage_seconds = plain / stages + max(seconds - plain, 0.0) * own
+                sequence.request.in_stages = (stages - 1) * stage_seconds
 
     def _see_first_tokens(self, streamed: float) -> None:
         """Those that clients were still to see."""

@@ -37,7 +37,7 @@ class SchedulingRules:
     its request is admitted; 0: none, and the newest sequence is preempted where the pool runs out. pool_tokens: those
     of all sequences together. schedules_ahead: a step is composed while the one before it runs. streams_late: clients
     see a step's tokens after so many seconds of the next one, at its end at the latest. max_chunk_tokens: of one prompt
-    in a step, where groups have a budget each.
+    in a step, where groups have a budget each. num_stages: of a pipeline, which a step passes one after the other.
     """
 
     max_num_seqs: int
@@ -50,6 +50,7 @@ class SchedulingRules:
     streams_late: float = 0.0
     front_end: FrontEnd = NO_FRONT_END
     max_chunk_tokens: float = math.inf
+    num_stages: int = 1
 
     def over_groups(self, count: int, stages: int = 1) -> SchedulingRules:
         """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all.
@@ -61,6 +62,7 @@ class SchedulingRules:
             max_num_seqs=self.max_num_seqs * count,
             max_num_batched_tokens=self.max_num_batched_tokens * count * stages,
             max_chunk_tokens=math.inf if count == 1 else self.max_num_batched_tokens,
+            num_stages=stages,
         )
 
 

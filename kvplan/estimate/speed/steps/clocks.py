@@ -12,6 +12,7 @@ from typing import Protocol
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
+from kvplan.estimate.speed.steps.amd_kernels import BEST_OF_AMD, USUAL_OF_AMD, AmdKernels
 from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
@@ -53,6 +54,8 @@ class Efficiency:
     layer_seconds: float
     step_seconds: float
     links: LinkEfficiency
+    amd: AmdKernels | None = None
+    """What AMD's kernels reach instead; None: nobody's fall short."""
 
 
 BEST = Efficiency(
@@ -61,6 +64,7 @@ BEST = Efficiency(
     layer_seconds=35e-6,
     step_seconds=0.0,
     links=LinkEfficiency(0.8, 4e-6, sends_to_chosen=True),
+    amd=BEST_OF_AMD,
 )
 USUAL = Efficiency(
     bandwidth=0.60,
@@ -68,6 +72,7 @@ USUAL = Efficiency(
     layer_seconds=65e-6,
     step_seconds=0.001,
     links=LinkEfficiency(0.5, 25e-6, sends_to_chosen=False),
+    amd=USUAL_OF_AMD,
 )
 """Both ends of GPUs without a profile. Those with one (profiles/speeds) reach 0.76 to 0.88 of the bandwidth, 0.62 to
 0.82 of the 16-bit speed, and pay 33 to 65 us a layer; a small all-reduce in a captured step takes from 4 us on.
@@ -94,12 +99,14 @@ class Roofline:
 
     @staticmethod
     def of(work: ModelWork, gpu: GpuProfile, kv_bytes: float, reached: Efficiency) -> Roofline:
+        amd = reached.amd if gpu.vendor == "amd" else None
+        more = 0.0 if amd is None else amd.layer_seconds(work)
         return Roofline(
             work=work,
             kv_bytes=kv_bytes,
             bandwidth=gpu.memory_bandwidth_bytes_per_second * reached.bandwidth,
-            flops=gpu.flops(work.compute_dtype) * reached.flops,
-            step_seconds=reached.step_seconds + reached.layer_seconds * work.num_layers,
+            flops=gpu.flops(work.compute_dtype) * (reached.flops if amd is None else amd.share_of_flops(work)),
+            step_seconds=reached.step_seconds + reached.layer_seconds * work.num_layers + more,
             collectives=collective_cost(work, gpu, reached.links),
         )
 

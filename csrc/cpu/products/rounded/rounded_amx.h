@@ -1,0 +1,128 @@
+// Products of rounded rows in AMX's tiles of bytes: a group's integers in one product of tiles or a few, then the scales.
+//
+// Codes of 8 bits are multiplied where they lie; others are left behind as bytes (widen_codes), for all rows. Integers
+// are the same by whichever instruction, and what follows is add_scaled's: so a row is as in a batch of any size.
+#pragma once
+
+#include "../packed/packed_amx.h"
+#include "rounded_product.h"
+#include "rounded_tile.h"
+
+#if KVPLAN_AMX_INT8
+
+namespace kvplan {
+
+constexpr int64_t kByteTileInputs = 64;  // a row of a tile of bytes
+
+// Inputs of a group that one product of tiles takes.
+inline int64_t byte_tile_depth(int64_t group) {
+  return group % kByteTileInputs == 0 ? kByteTileInputs : group % 32 == 0 ? 32 : group % 16 == 0 ? 16 : 8;
+}
+
+// Sums in tiles 0 to 3, x in 4, codes in 5 to 7 by turns.
+inline void configure_byte_tiles(int64_t rows, int64_t depth, ConfiguredTiles& tiles) {
+  if (tiles.rows == rows && tiles.inputs == depth) return;
+  TileShapes shapes;
+  for (int tile = 0; tile < 5; ++tile) shapes.set(tile, static_cast<int>(rows));
+  for (int tile = 5; tile < 8; ++tile) shapes.set(tile, static_cast<int>(depth / 4));
+  shapes.row_bytes[4] = static_cast<uint16_t>(depth);
+  settle(&shapes);
+  KVPLAN_TILE_CONFIGURE(&shapes);
+  tiles.rows = rows;
+  tiles.inputs = depth;
+}
+
+// One group's sums of a tile of rows, on their way from the tiles.
+struct ByteSums {
+  alignas(64) int32_t values[kTileHeight * kPanelOutputs];
+};
+
+// x: of the first row; codes: [group / 4, kPanelOutputs, 4], both at the group's first input.
+KVPLAN_INLINE void multiply_bytes(const int8_t* x, int64_t x_stride, const uint8_t* codes, int64_t group, int64_t depth,
+                                  ByteSums& sums) {
+  constexpr int64_t kQuarter = 4 * kTileOutputs;
+  KVPLAN_TILE_ZERO(0);
+  KVPLAN_TILE_ZERO(1);
+  KVPLAN_TILE_ZERO(2);
+  KVPLAN_TILE_ZERO(3);
+  for (int64_t k = 0; k < group; k += depth) {
+    const uint8_t* const at = codes + k * kPanelOutputs;
+    KVPLAN_TILE_LOAD(4, x + k, x_stride);
+    KVPLAN_TILE_LOAD(5, at, kPanelRowBytes);
+    KVPLAN_TILE_MULTIPLY_BYTES(0, 4, 5);
+    KVPLAN_TILE_LOAD(6, at + kQuarter, kPanelRowBytes);
+    KVPLAN_TILE_MULTIPLY_BYTES(1, 4, 6);
+    KVPLAN_TILE_LOAD(7, at + 2 * kQuarter, kPanelRowBytes);
+    KVPLAN_TILE_MULTIPLY_BYTES(2, 4, 7);
+    KVPLAN_TILE_LOAD(5, at + 3 * kQuarter, kPanelRowBytes);
+    KVPLAN_TILE_MULTIPLY_BYTES(3, 4, 5);
+  }
+  KVPLAN_TILE_STORE(0, sums.values, kSumsRowBytes);
+  KVPLAN_TILE_STORE(1, sums.values + kTileOutputs, kSumsRowBytes);
+  KVPLAN_TILE_STORE(2, sums.values + 2 * kTileOutputs, kSumsRowBytes);
+  KVPLAN_TILE_STORE(3, sums.values + 3 * kTileOutputs, kSumsRowBytes);
+}
+
+// What add_scaled does for each of kGroups groups in their order, of more rows than registers hold. x: at the first row
+// and group. Two groups at a time read and write what is added to half as often.
+template <int kGroups, bool kMinimum>
+KVPLAN_INLINE void add_scaled_rows(const ByteSums* from, const float* scales, const RoundedRows& x, int64_t row_groups,
+                                   int64_t rows, float* sums) {
+  Floats scale[kGroups][kPanelVectors], minimum[kGroups][kPanelVectors];
+  settle(from);
+#pragma GCC unroll 2
+  for (int g = 0; g < kGroups; ++g)
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) {
+      scale[g][v] = load(scales + g * kWideScales + v * kLanes);
+      if constexpr (kMinimum) minimum[g][v] = load(scales + g * kWideScales + kPanelOutputs + v * kLanes);
+    }
+  for (int64_t r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const int64_t at = r * kPanelOutputs + v * kLanes;
+      Floats value = load(sums + at);
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; ++g) {
+        Ints integers;
+        std::memcpy(&integers, from[g].values + at, sizeof integers);
+        integers += x.starts[r * row_groups + g];
+        value = value + scale[g][v] * (__builtin_convertvector(integers, Floats) * splat(x.scales[r * row_groups + g]));
+        if constexpr (kMinimum) value = value + minimum[g][v] * splat(x.sums[r * row_groups + g]);
+      }
+      store(sums + at, value);
+    }
+}
+
+// step.sums += the step, of up to a tile's height of rows. codes(g): of its g-th group, a byte each.
+template <bool kMinimum, class CodesOf>
+void run_bytes_in_tiles(const RoundedStep& step, const CodeLayout& layout, int64_t rows, const CodesOf& codes,
+                        ConfiguredTiles& tiles) {
+  const int64_t depth = byte_tile_depth(layout.group);
+  configure_byte_tiles(rows, depth, tiles);
+  ByteSums sums[2][2];
+  const char* ahead = step.ahead;
+  const auto multiply = [&](int64_t g) {
+    for (int64_t line = 0; line < step.ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+    ahead += step.ahead_bytes;
+    multiply_bytes(step.x.codes + g * layout.group, step.x.stride, codes(g), layout.group, depth, sums[g / 2 % 2][g % 2]);
+  };
+  const auto add = [&](int64_t g, auto groups) {
+    const RoundedRows x{nullptr, 0, step.x.scales + g, step.x.starts + g, kMinimum ? step.x.sums + g : nullptr};
+    add_scaled_rows<decltype(groups)::value, kMinimum>(sums[g / 2 % 2], step.scales + g * kWideScales, x, step.row_groups,
+                                                       rows, step.sums);
+  };
+  const int64_t paired = step.num_groups / 2 * 2;
+  for (int64_t g = 0; g < paired; g += 2) {
+    multiply(g);
+    multiply(g + 1);
+    if (g > 0) add(g - 2, std::integral_constant<int, 2>{});
+  }
+  if (paired < step.num_groups) multiply(paired);
+  if (paired > 0) add(paired - 2, std::integral_constant<int, 2>{});
+  if (paired < step.num_groups) add(paired, std::integral_constant<int, 1>{});
+}
+
+}  // namespace kvplan
+
+#endif

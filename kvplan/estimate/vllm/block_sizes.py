@@ -1,0 +1,60 @@
+"""Tokens of a block where nothing is said.
+
+16, and for latent attention what the kernels take that vLLM chooses on a GPU. Read in the released sources from 0.8.0
+to 0.33.0: vllm/platforms/cuda.py (check_and_update_config up to 0.17; _get_backend_priorities), from 0.18 on
+vllm/platforms/interface.py (update_block_size_for_backend), which asks the first kernel that can run for 16 or else the
+least that it takes (get_supported_kernel_block_sizes, vllm/v1/attention/backends/mla):
+
+    releases            Hopper                       Blackwell's 10.x                                 other GPUs
+    0.8.0 to 0.10.0     64, FlashMLA                 16, Triton                                       16, Triton
+    0.10.1 to 0.14      64                           128, CUTLASS                                     16
+    0.15 to 0.17        64                           64, FlashInfer; 128 where its heads do not fit   16
+    from 0.18 on        16, FlashAttention;          32, FlashInfer; 128 where its heads do not fit   16
+                        64 in 8 bits, FlashMLA
+
+Sparse latent attention has blocks of 64 tokens, those of its index. (From 0.18 to 0.30 vLLM asks the first layer's
+kernel alone, and what that comes to on Blackwell was not settled; 64 is taken.)
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvplan.catalog.devices.device_support import capability_of
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.spec import LatentAttention, ModelSpec
+
+_USUAL: Final = 16
+_SPARSE: Final = 64
+_FLASH_MLA: Final = 64
+_CUTLASS: Final = 128
+_CUTLASS_FROM: Final = (0, 10, 1)
+_FLASHINFER_FROM: Final = (0, 15, 0)
+_BY_KERNEL_FROM: Final = (0, 18, 0)
+_FLASHINFER_HEADS: Final = {False: (128,), True: (64, 128, 192)}
+"""qk_nope_head_dim that FlashInfer's latent attention takes, before 0.18 and from then on."""
+
+
+def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, kv_cache_dtype: str) -> int:
+    """``--block-size`` that vLLM takes for a cache in ``kv_cache_dtype``."""
+    if not (spec.is_latent and release.v1 and release.latent_cache):
+        return _USUAL
+    if spec.has_indexer:
+        return _SPARSE
+    major = (capability_of(gpu) or (0, 0))[0]
+    by_kernel = release.version >= _BY_KERNEL_FROM
+    if major == 9:
+        return _USUAL if by_kernel and not kv_cache_dtype.startswith("fp8") else _FLASH_MLA
+    if major == 10:
+        return _on_blackwell(spec, release, by_kernel=by_kernel)
+    return _USUAL
+
+
+def _on_blackwell(spec: ModelSpec, release: VllmRelease, *, by_kernel: bool) -> int:
+    if release.version < _CUTLASS_FROM:
+        return _USUAL
+    heads = {layer.mixer.qk_nope_head_size for layer in spec.layers if isinstance(layer.mixer, LatentAttention)}
+    if release.version < _FLASHINFER_FROM or not heads.issubset(_FLASHINFER_HEADS[by_kernel]):
+        return _CUTLASS
+    return 32 if by_kernel else 64

@@ -1,0 +1,56 @@
+"""The KV cache's dtype where ``--kv-cache-dtype`` says nothing, and where a checkpoint outvotes it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvplan.catalog.devices.device_support import capability_of
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.dtypes import cache_dtype
+from kvplan.settings import ServingSettings
+
+_COMPRESSED: Final = "compressed-tensors"
+_SPARSE_IN_8_BITS: Final = ("GlmMoeDsaForCausalLM",)
+"""Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10."""
+
+
+def kv_cache_dtype(
+    spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease, dtype: str
+) -> tuple[str, str]:
+    """(what the cache is in, a sentence about it where nobody asked for that, else nothing).
+
+    ``dtype``: of the activations, which decides where neither the settings nor the checkpoint nor the release do.
+    """
+    stated = cache_of_checkpoint(spec, asked, release)
+    if stated is not None:
+        return stated, stated_cache_note(stated, release)
+    is_blackwell = (capability_of(gpu) or (0, 0))[0] == 10
+    is_sparse = release.sparse_cache_in_8_bits and spec.architecture in _SPARSE_IN_8_BITS
+    if asked.kv_cache_dtype == "auto" and is_blackwell and is_sparse:
+        return (
+            "fp8_e4m3",
+            f"kv_cache_dtype fp8_e4m3: vLLM {release.text}'s default for {spec.architecture} on this GPU.",
+        )
+    return cache_dtype(dtype, asked.kv_cache_dtype), ""
+
+
+def cache_of_checkpoint(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> str | None:
+    """The dtype that the checkpoint was calibrated for where ``release`` takes it with what is ``asked``, else None."""
+    quantization = spec.quantization
+    if quantization is None:
+        return None
+    methods = release.stated_cache
+    if spec.is_latent:  # their layers do not ask the weights' format for it
+        methods = tuple(method for method in methods if method != _COMPRESSED)
+    wins = release.stated_cache_wins and quantization.quant_method == _COMPRESSED
+    return quantization.stated_cache_dtype(methods) if wins or asked.kv_cache_dtype == "auto" else None
+
+
+def stated_cache_note(dtype: str, release: VllmRelease) -> str:
+    """What a reader should know of a dtype that the checkpoint decided."""
+    taken = f"kv_cache_dtype {dtype}: vLLM {release.text} takes it from the checkpoint"
+    if release.stated_cache_wins:
+        return f"{taken}; a checkpoint of {_COMPRESSED} decides it whatever is asked for."
+    return f"{taken}; --kv-cache-dtype bfloat16 keeps keys and values in 16 bits."

@@ -1,0 +1,65 @@
+"""Steady states in closed form, against what is known of their limits and against loads that are played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvplan.estimate.speed.queueing.loads import steady_users, users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.steady import PromptReading, steady_state
+
+STEP, TOKEN = 0.02, 0.001
+BUDGET = 1024
+
+
+class Clock:
+    """20 ms a step, and 1 ms for each token of a prompt."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        return STEP + TOKEN * (num_tokens - num_sequences)
+
+
+def reading(tokens: int, num_users: int) -> PromptReading:
+    return PromptReading(tokens * TOKEN, chunks=tokens / (BUDGET - num_users))
+
+
+def test_one_user_waits_for_the_prompt_alone() -> None:
+    alone = steady_state(STEP, PromptReading(2.0), 1, 100)
+    assert alone.ttft_seconds == pytest.approx(2.0) and alone.tpot_seconds == STEP
+
+
+@pytest.mark.parametrize(
+    ("num_users", "prompt", "answer"),
+    [(4, 8000, 64), (4, 500, 500), (16, 4000, 256), (16, 8000, 64), (64, 500, 500), (64, 4000, 256), (64, 8000, 64)],
+)
+def test_it_says_what_a_play_does(num_users: int, prompt: int, answer: int) -> None:
+    """From a queue that is mostly empty to prompts that are read without end."""
+    load = steady_users(num_users, prompt, answer)
+    played = play(replace(load, num_requests=6 * num_users + 120), SchedulingRules(num_users, BUDGET, 1e9), Clock())
+    steady = steady_state(STEP, reading(prompt, num_users), num_users, answer)
+    assert played.tpot is not None
+    assert steady.ttft_seconds == pytest.approx(played.ttft.mean, rel=0.4)
+    assert steady.tpot_seconds == pytest.approx(played.tpot.mean, rel=0.15)
+    assert steady.requests_per_second == pytest.approx(num_users / played.e2el.mean, rel=0.1)
+
+
+def test_a_pipeline_reads_the_chunks_of_a_prompt_side_by_side() -> None:
+    """Two stages, each half as long: four chunks take five halves, one chunk both."""
+    assert PromptReading(4.0, chunks=4, num_stages=2).first_seconds == pytest.approx(2.5)
+    assert PromptReading(4.0, chunks=1, num_stages=2).first_seconds == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("prompt", "passed"), [(1000, 1.0), (2000, 0.5)])
+def test_a_played_prompt_passes_the_stages_one_after_the_other(prompt: int, passed: float) -> None:
+    """Of a pass in which two stages share the work: a single chunk is late by a whole one, two chunks by half of it."""
+    one, rules = users(1, prompt, 10), SchedulingRules(1, 1000, 1e9)
+    plain = play(one, replace(rules, max_num_batched_tokens=2000), Clock())
+    staged = play(one, rules.over_groups(1, stages=2), Clock())
+    late = staged.ttft.mean - plain.ttft.mean
+    assert late == pytest.approx(passed * plain.ttft.mean)
+    assert staged.e2el.mean - plain.e2el.mean == pytest.approx(late)
