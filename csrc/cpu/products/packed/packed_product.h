@@ -79,7 +79,7 @@ class ConfiguredTiles {
   }
 
   int64_t rows = 0;  // that they multiply together; 0: not configured
-  int64_t inputs = 0;  // of a quantised weight's group, at a time
+  int64_t row_bytes = 0;  // of x, at a time: products with quantised weights
 };
 
 // A thread's memory for a unit's sums.

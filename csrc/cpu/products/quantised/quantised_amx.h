@@ -6,9 +6,7 @@
 // which tiles add: so a row is as in a batch.
 #pragma once
 
-#include <type_traits>
-
-#include "../packed/packed_amx.h"
+#include "group_tiles.h"
 #include "quantised_tile.h"
 
 #if KVPLAN_AMX && KVPLAN_BFLOAT16_CODES
@@ -18,19 +16,6 @@ namespace kvplan {
 // Inputs of a group that one product of tiles takes.
 inline int64_t tile_depth(const CodeLayout& layout) {
   return layout.group % kTileInputs == 0 ? kTileInputs : layout.group % 16 == 0 ? 16 : 8;
-}
-
-// Sums in tiles 0 to 3, x in 4, values in 5 to 7 by turns.
-inline void configure_group_tiles(int64_t rows, int64_t depth, ConfiguredTiles& tiles) {
-  if (tiles.rows == rows && tiles.inputs == depth) return;
-  TileShapes shapes;
-  for (int tile = 0; tile < 5; ++tile) shapes.set(tile, static_cast<int>(rows));
-  for (int tile = 5; tile < 8; ++tile) shapes.set(tile, static_cast<int>(depth / 2));
-  shapes.row_bytes[4] = static_cast<uint16_t>(depth * int64_t{sizeof(BFloat16)});
-  settle(&shapes);
-  KVPLAN_TILE_CONFIGURE(&shapes);
-  tiles.rows = rows;
-  tiles.inputs = depth;
 }
 
 // What the step's codes stand for, and its scales, to where the tiles and those who add read them.
@@ -121,29 +106,21 @@ KVPLAN_INLINE void add_rows(const GroupSums* from, const float* scales, const fl
 template <bool kMinimum>
 void run_in_tiles(const GroupStep<BFloat16>& step, const CodeLayout& layout, int64_t rows, ConfiguredTiles& tiles) {
   const int64_t depth = tile_depth(layout), x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
-  configure_group_tiles(rows, depth, tiles);
+  configure_group_tiles(rows, depth * int64_t{sizeof(BFloat16)}, tiles);
   GroupSums sums[2][2];
   const char* ahead = step.ahead;
-  const auto multiply = [&](int64_t g) {
+  const auto multiply = [&](int64_t g, int64_t pair) {
     for (int64_t line = 0; line < step.ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     ahead += step.ahead_bytes;
     multiply_group(step.x + g * layout.group, x_bytes, step.wide + g * layout.group * kPanelOutputs, layout.group, depth,
-                   sums[g / 2 % 2][g % 2]);
+                   sums[pair][g % 2]);
   };
-  const auto add = [&](int64_t g, auto groups) {
+  const auto add = [&](int64_t g, int64_t pair, auto count) {
     const float* const x_sums = kMinimum ? step.x_sums + g : nullptr;
-    add_rows<decltype(groups)::value, kMinimum>(sums[g / 2 % 2], step.scales + g * kWideScales, x_sums, step.x_sums_stride,
-                                                rows, step.sums);
+    add_rows<decltype(count)::value, kMinimum>(sums[pair], step.scales + g * kWideScales, x_sums, step.x_sums_stride, rows,
+                                               step.sums);
   };
-  const int64_t paired = step.num_groups / 2 * 2;
-  for (int64_t g = 0; g < paired; g += 2) {
-    multiply(g);
-    multiply(g + 1);
-    if (g > 0) add(g - 2, std::integral_constant<int, 2>{});
-  }
-  if (paired < step.num_groups) multiply(paired);
-  if (paired > 0) add(paired - 2, std::integral_constant<int, 2>{});
-  if (paired < step.num_groups) add(paired, std::integral_constant<int, 1>{});
+  for_groups_in_pairs(step.num_groups, multiply, add);
 }
 
 // Rows that take the codes in registers.

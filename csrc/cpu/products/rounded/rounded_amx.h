@@ -4,7 +4,7 @@
 // are the same by whichever instruction, and what follows is add_scaled's: so a row is as in a batch of any size.
 #pragma once
 
-#include "../packed/packed_amx.h"
+#include "../quantised/group_tiles.h"
 #include "rounded_product.h"
 #include "rounded_tile.h"
 
@@ -17,19 +17,6 @@ constexpr int64_t kByteTileInputs = 64;  // a row of a tile of bytes
 // Inputs of a group that one product of tiles takes.
 inline int64_t byte_tile_depth(int64_t group) {
   return group % kByteTileInputs == 0 ? kByteTileInputs : group % 32 == 0 ? 32 : group % 16 == 0 ? 16 : 8;
-}
-
-// Sums in tiles 0 to 3, x in 4, codes in 5 to 7 by turns.
-inline void configure_byte_tiles(int64_t rows, int64_t depth, ConfiguredTiles& tiles) {
-  if (tiles.rows == rows && tiles.inputs == depth) return;
-  TileShapes shapes;
-  for (int tile = 0; tile < 5; ++tile) shapes.set(tile, static_cast<int>(rows));
-  for (int tile = 5; tile < 8; ++tile) shapes.set(tile, static_cast<int>(depth / 4));
-  shapes.row_bytes[4] = static_cast<uint16_t>(depth);
-  settle(&shapes);
-  KVPLAN_TILE_CONFIGURE(&shapes);
-  tiles.rows = rows;
-  tiles.inputs = depth;
 }
 
 // One group's sums of a tile of rows, on their way from the tiles.
@@ -99,28 +86,20 @@ template <bool kMinimum, class CodesOf>
 void run_bytes_in_tiles(const RoundedStep& step, const CodeLayout& layout, int64_t rows, const CodesOf& codes,
                         ConfiguredTiles& tiles) {
   const int64_t depth = byte_tile_depth(layout.group);
-  configure_byte_tiles(rows, depth, tiles);
+  configure_group_tiles(rows, depth, tiles);
   ByteSums sums[2][2];
   const char* ahead = step.ahead;
-  const auto multiply = [&](int64_t g) {
+  const auto multiply = [&](int64_t g, int64_t pair) {
     for (int64_t line = 0; line < step.ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     ahead += step.ahead_bytes;
-    multiply_bytes(step.x.codes + g * layout.group, step.x.stride, codes(g), layout.group, depth, sums[g / 2 % 2][g % 2]);
+    multiply_bytes(step.x.codes + g * layout.group, step.x.stride, codes(g), layout.group, depth, sums[pair][g % 2]);
   };
-  const auto add = [&](int64_t g, auto groups) {
+  const auto add = [&](int64_t g, int64_t pair, auto count) {
     const RoundedRows x{nullptr, 0, step.x.scales + g, step.x.starts + g, kMinimum ? step.x.sums + g : nullptr};
-    add_scaled_rows<decltype(groups)::value, kMinimum>(sums[g / 2 % 2], step.scales + g * kWideScales, x, step.row_groups,
-                                                       rows, step.sums);
+    add_scaled_rows<decltype(count)::value, kMinimum>(sums[pair], step.scales + g * kWideScales, x, step.row_groups, rows,
+                                                      step.sums);
   };
-  const int64_t paired = step.num_groups / 2 * 2;
-  for (int64_t g = 0; g < paired; g += 2) {
-    multiply(g);
-    multiply(g + 1);
-    if (g > 0) add(g - 2, std::integral_constant<int, 2>{});
-  }
-  if (paired < step.num_groups) multiply(paired);
-  if (paired > 0) add(paired - 2, std::integral_constant<int, 2>{});
-  if (paired < step.num_groups) add(paired, std::integral_constant<int, 1>{});
+  for_groups_in_pairs(step.num_groups, multiply, add);
 }
 
 }  // namespace kvplan
