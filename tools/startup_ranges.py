@@ -1,7 +1,7 @@
 """The 90 % interval around vLLM's KV pool: fitted to the collected start-ups, and checked on sources held out.
 
 ``python tools/score_vllm_startups.py --ranges`` prints the result. What is fitted, kvplan/estimate/vllm/ranges.py ships
-(``SPREADS``, ``FACTOR``); tests/estimate/test_ranges.py compares them.
+(``SPREADS``, ``FACTOR``); tests/estimate/vllm/test_ranges.py compares them.
 
 A start-up tells up to four differences: of the weights, the activation peak and the graphs where its log prints them,
 and of the pool less these. Each is taken as a sum of independent causes, whose spreads expectation-maximization finds.

@@ -18,7 +18,7 @@ from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
 from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
-from kvplan.estimate.speed.steps.expert_backends import check_backend
+from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
 from kvplan.estimate.vllm.prediction import as_vllm_stores
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights

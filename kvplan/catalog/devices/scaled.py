@@ -7,7 +7,7 @@ stay as they are, and so does what a small all-reduce takes where both GPUs have
 Multipliers that are few beside everything else are kept busy: an H20 has 0.15 of an H100's, and 0.59 to 1.2 of all the
 rest. FlashAttention 3 reaches 126 TFLOP/s of its 148 (Dao-AILab/flash-attention issue 1310), 0.4 to 0.6 of an H100's,
 and FlashMLA 125 to 130 (deepseek-ai/FlashMLA issue 30). Experts in 8 bits reach as much of their 296, beside reading
-them (``estimate.speed.steps.tile_rows``). Few rows are multiplied as many there, which is told there too.
+them (``estimate.speed.steps.kernels.tile_rows``). Few rows are multiplied as many there, which is told there too.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, vllm_front_end
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
-from kvplan.estimate.speed.steps.block_kernels import older_blocks
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
-from kvplan.estimate.speed.steps.expert_backends import with_backend
 from kvplan.estimate.speed.steps.host import NO_HOST, host_work
-from kvplan.estimate.speed.steps.release_kernels import of_release
-from kvplan.estimate.speed.steps.sparse_latents import with_choice
-from kvplan.estimate.speed.steps.tile_rows import with_tiles
-from kvplan.estimate.speed.steps.widened_weights import with_widened_weights
+from kvplan.estimate.speed.steps.kernels.block_kernels import older_blocks
+from kvplan.estimate.speed.steps.kernels.expert_backends import with_backend
+from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
+from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
+from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
+from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
 from kvplan.estimate.speed.steps.work import ModelWork
 from kvplan.settings import FilledSettings
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
-from kvplan.estimate.speed.steps.amd_kernels import BEST_OF_AMD, USUAL_OF_AMD, AmdKernels
 from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
+from kvplan.estimate.speed.steps.kernels.amd_kernels import BEST_OF_AMD, USUAL_OF_AMD, AmdKernels
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 

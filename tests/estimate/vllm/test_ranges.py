@@ -26,7 +26,7 @@ from kvplan.estimate.vllm.ranges import SHIPPED, SPREADS, kv_pool_low_bytes, kv_
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def load_tool() -> ModuleType:

@@ -12,7 +12,7 @@ from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
-from kvplan.estimate.speed.steps.expert_backends import check_backend, with_backend
+from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend, with_backend
 from kvplan.estimate.speed.steps.rank_step import ExpertSpeed
 from kvplan.estimate.speed.steps.work import model_work
 

@@ -11,8 +11,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_speed_model
-from kvplan.estimate.speed.steps.block_kernels import older_blocks
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.block_kernels import older_blocks
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed, LatentSpeed, RankStep
 from kvplan.estimate.speed.steps.step_terms import StepLoad
 from kvplan.estimate.speed.steps.step_time import Speed

@@ -8,8 +8,8 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
 from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed
-from kvplan.estimate.speed.steps.release_kernels import of_release
 from kvplan.estimate.speed.steps.step_time import Speed
 from kvplan.estimate.speed.steps.work import ModelWork, model_work
 

@@ -8,9 +8,9 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
 from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, rank_step
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed, LatentSpeed, RankStep, step_seconds
-from kvplan.estimate.speed.steps.sparse_latents import with_choice
 from kvplan.estimate.speed.steps.step_terms import StepLoad, measured_terms
 from kvplan.estimate.speed.steps.step_time import Speed
 from kvplan.estimate.speed.steps.work import ModelWork, model_work

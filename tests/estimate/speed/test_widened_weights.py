@@ -10,9 +10,9 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
 from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed
 from kvplan.estimate.speed.steps.step_time import Speed
-from kvplan.estimate.speed.steps.widened_weights import with_widened_weights
 from kvplan.estimate.speed.steps.work import ModelWork, model_work
 from kvplan.estimate.weights import named_format
 

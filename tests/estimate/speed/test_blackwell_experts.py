@@ -8,8 +8,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.steps.blackwell_experts import blackwell_experts
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.blackwell_experts import blackwell_experts
 from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed
 from kvplan.estimate.speed.steps.step_time import Speed
 from kvplan.estimate.speed.steps.work import ModelWork, model_work

@@ -11,7 +11,7 @@ import pytest
 
 from kvplan.catalog.engines import is_modified_build
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "score_vllm_startups.py"
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "score_vllm_startups.py"
 
 
 def load_tool() -> ModuleType:

@@ -11,11 +11,11 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.measured_clock import MeasuredClock
 from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed, whole_tiles
 from kvplan.estimate.speed.steps.step_terms import StepLoad, measured_terms
 from kvplan.estimate.speed.steps.step_time import Speed
-from kvplan.estimate.speed.steps.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.work import ModelWork, model_work
 from kvplan.estimate.weights import named_format
 

@@ -18,7 +18,7 @@ from kvplan.settings import ServingSettings
 from kvplan.units import GIB, KIB, MIB
 
 AWQ = "TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ"
-CONFIGS = Path(__file__).resolve().parents[1] / "data" / "vllm_startup_models.json"
+CONFIGS = Path(__file__).resolve().parents[2] / "data" / "vllm_startup_models.json"
 
 
 def model_of(name: str) -> ModelSpec:

@@ -34,8 +34,8 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice, release_number, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.speed.steps.blackwell_experts import blackwell_experts, has_both
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.blackwell_experts import blackwell_experts, has_both
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _BLOCKS: Final = "fp8-block"
