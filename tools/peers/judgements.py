@@ -101,7 +101,8 @@ TRUTHS: dict[Place, Truth] = {
     ),
     ("sequences", "nemotron-3-nano-30b"): Truth(
         None,
-        "no start-up in this setting is published. vLLM 0.32 keeps three states per sequence for prefix caching (this page counts two) and "
+        "no start-up in this setting is published. vLLM 0.32 keeps three states per sequence for prefix caching (this "
+        "page counts two) and "
         "rounds attention up to blocks as large as a state. Not more than (0.9 x 79.19 - 58.82) / 0.233 = 53, with "
         "nothing taken but weights",
         at_most=53,
