@@ -147,7 +147,7 @@ class LatentAttention:
     q_rank: queries come from a latent of their own; None: straight from the layer's input. nope_size, rope_size: of a
     query's head without and with positions. latent_norm_eps: of both latents' norms. growing_scale: as Attention's.
     sparse_top_k: each token attends to so many at most, which the indexer chooses; where the layer has none of its own,
-    the last layer that has one did.
+    the last layer that has one did. gate: the output is gated by a projection of the layer's input (Kimi K3).
     """
 
     num_heads: int
@@ -163,6 +163,7 @@ class LatentAttention:
     latent_norm_eps: float = 1e-6
     growing_scale: tuple[float, int] | None = None
     sparse_top_k: int | None = None
+    gate: bool = False
 
     @property
     def query_size(self) -> int:
@@ -217,7 +218,8 @@ class State:
     step (Mamba 1) or of a gate (Kimi). bias, output_bias, conv_bias: of the projections from and to the hidden state
     and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba);
     plain_norms: without weights (Falcon Mamba), norm_eps: None for the layer's own. norm_first: Mamba 2's norm stands
-    before the gate. step_limits: what its steps are kept within. strength_scale: of a delta rule's strengths.
+    before the gate. step_limits: what its steps are kept within. strength_scale: of a delta rule's strengths. full_gate:
+    a Kimi gate is one matrix (Kimi K3).
     """
 
     kind: StateKind
@@ -241,6 +243,7 @@ class State:
     norm_first: bool = False
     step_limits: tuple[float, float] = (0.0, math.inf)
     strength_scale: float = 1.0
+    full_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid, Kimi Linear, MiniMax Text 01."""
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid, Kimi Linear and K3, MiniMax Text 01."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
@@ -16,8 +18,9 @@ from kvplan.catalog.families.state import (
     lightning_attention,
     read_state_dtype,
 )
-from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, norms
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, linear, norm, norms
 from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer
+from kvplan.catalog.tensors import Tensor
 
 _QWEN_MIXTURE = MixtureFamily(
     PlainFamily(),
@@ -106,25 +109,52 @@ def read_olmo_hybrid(view: ConfigView) -> Body:
 
 
 def read_kimi_linear(view: ConfigView) -> Body:
-    """Kimi Linear: three Kimi Delta Attentions, then one latent attention without rotary positions."""
+    """Kimi Linear: three Kimi Delta Attentions, then one latent attention without rotary positions.
+
+    Kimi K3 adds gates of full rank, experts behind a projection, and a residual that each block weighs anew.
+    """
     sizes = read_sizes(view, head_default=1)
-    linear = view.section("linear_attn_config")
-    if linear is None:
+    keys = view.section("linear_attn_config")
+    if keys is None:
         raise view.reject("linear_attn_config", "an object")
     delta = kimi_delta(
         sizes.hidden,
-        linear.integer("num_heads"),
-        linear.integer("head_dim"),
-        linear.integer("short_conv_kernel_size", default=4),
+        keys.integer("num_heads"),
+        keys.integer("head_dim"),
+        keys.integer("short_conv_kernel_size", default=4),
+        full_gate=keys.flag("use_full_rank_gate", default=False),
     )
-    full = {index - 1 for index in linear.integers("full_attn_layers", minimum=1) or []}
+    full = {index - 1 for index in keys.integers("full_attn_layers", minimum=1) or []}
     if any(index >= sizes.layers for index in full):
-        raise linear.reject("full_attn_layers", f"layers from 1 to {sizes.layers}")
-    latent = latent_attention(sizes.hidden, read_latent_sizes(view))
-    parts = read_feed_forwards(view, _KIMI_MIXTURE, sizes)
+        raise keys.reject("full_attn_layers", f"layers from 1 to {sizes.layers}")
+    gate = view.flag("mla_use_output_gate", default=False)
+    latent = latent_attention(sizes.hidden, read_latent_sizes(view), gate=gate)
+    parts = read_feed_forwards(view, _kimi_mixture(view), sizes)
     mixers: list[Mixer] = [latent if index in full else delta for index in range(sizes.layers)]
-    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
-    return hybrid_body(view, sizes, layers, rotary=not view.flag("mla_use_nope", default=True))
+    weighs = view.has("attn_res_block_size")
+    others = norms(2, sizes.hidden)
+    if weighs:
+        others += _weighed_residual("self_attention", sizes.hidden) + _weighed_residual("mlp", sizes.hidden)
+    layers = [LayerSpec(mixer, None, part, others) for mixer, part in zip(mixers, parts, strict=True)]
+    body = hybrid_body(view, sizes, layers, rotary=not view.flag("mla_use_nope", default=True))
+    return replace(body, tensors=body.tensors + _weighed_residual("output_attn", sizes.hidden)) if weighs else body
+
+
+def _kimi_mixture(view: ConfigView) -> MixtureFamily:
+    """With Kimi K3's projections around its experts, where the config names their size."""
+    normed = view.flag("latent_moe_use_norm", default=False)
+    traits = replace(
+        _KIMI_MIXTURE.traits,
+        latent_size=view.optional_integer("routed_expert_hidden_size"),
+        latent_names=("routed_expert_down_proj", "routed_expert_up_proj"),
+        latent_norm="routed_expert_norm" if normed else "",
+    )
+    return replace(_KIMI_MIXTURE, traits=traits)
+
+
+def _weighed_residual(name: str, hidden: int) -> tuple[Tensor, ...]:
+    """A norm and one score: how much of each earlier block's output goes into the next input (Kimi K3)."""
+    return norm(f"{name}_res_norm", hidden) + linear(f"{name}_res_proj", 1, hidden, role="router")
 
 
 def read_minimax(view: ConfigView) -> Body:

@@ -123,8 +123,11 @@ def gated_delta_net(hidden: int, sizes: DeltaSizes, *, state_dtype: str | None =
     return StateMixer("gated_delta_net", channels, sizes.kernel, shape, recurrent_dtype=state_dtype, tensors=tensors)
 
 
-def kimi_delta(hidden: int, heads: int, head: int, kernel: int) -> StateMixer:
-    """Kimi Delta Attention: q, k and v each convolved, a forget gate per channel, the state always in float32."""
+def kimi_delta(hidden: int, heads: int, head: int, kernel: int, *, full_gate: bool = False) -> StateMixer:
+    """Kimi Delta Attention: q, k and v each convolved, a forget gate per channel, the state always in float32.
+
+    ``full_gate``: the output's gate is one matrix (Kimi K3), not two of low rank.
+    """
     name, width = "self_attn", heads * head
     tensors: tuple[Tensor, ...] = ()
     for each in ("q_proj", "k_proj", "v_proj"):
@@ -133,7 +136,10 @@ def kimi_delta(hidden: int, heads: int, head: int, kernel: int) -> StateMixer:
     tensors += linear(f"{name}.f_a_proj", head, hidden) + linear(f"{name}.f_b_proj", width, head, "column")
     tensors += _per_head(name, width, "dt_bias") + _per_head(name, heads, "A_log")
     tensors += linear(f"{name}.b_proj", heads, hidden, "column")
-    tensors += linear(f"{name}.g_a_proj", head, hidden) + linear(f"{name}.g_b_proj", width, head, "column")
+    if full_gate:
+        tensors += linear(f"{name}.g_proj", width, hidden, "column")
+    else:
+        tensors += linear(f"{name}.g_a_proj", head, hidden) + linear(f"{name}.g_b_proj", width, head, "column")
     tensors += norm(f"{name}.o_norm", head) + linear(f"{name}.o_proj", hidden, width, "row")
     return StateMixer("kimi_delta", 3 * width, kernel, (heads, head, head), recurrent_dtype="float32", tensors=tensors)
 

@@ -84,15 +84,20 @@ def _gated_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
 
 
 def _kimi_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
-    """As gated delta, with a decay of each element of a key; decay and gate come through matrices of low rank."""
+    """As gated delta, with a decay of each element of a key; decay and gate come through matrices of low rank.
+
+    full_gate: the gate comes through one.
+    """
     size = state.num_heads * state.key_size
     stacked: Rows = (("query", size), ("key", size), ("value", size))
     yield from projection("qkv", stacked, hidden_size)
     yield from _convolution(state, stacked)
     yield from projection("strength", state.num_heads, hidden_size)
-    for part in ("decay", "gate"):
+    for part in ("decay",) if state.full_gate else ("decay", "gate"):
         yield from projection(f"{part}_down", state.rank, hidden_size)
         yield from projection(f"{part}_up", size, state.rank)
+    if state.full_gate:
+        yield from projection("gate", size, hidden_size)
     yield from _decay(state.num_heads)
     yield Parameter("step_bias", (size,), "bias", "")
     yield from norm("gated_norm", "rms", state.value_size)

@@ -72,6 +72,7 @@ _TYPED = {
     "InternVLChatModel": ("internvl_chat",),
     "InternVLForConditionalGeneration": ("internvl",),
     "KimiK25ForConditionalGeneration": ("kimi_k25",),
+    "KimiK3ForConditionalGeneration": ("kimi_k3",),
     "KimiVLForConditionalGeneration": ("kimi_vl",),
     "Lfm2VlForConditionalGeneration": ("lfm2_vl",),
     "Llama4ForConditionalGeneration": ("llama4",),
