@@ -28,6 +28,7 @@ _READERS: dict[str, str] = {
     "DeciLMForCausalLM": "heterogeneous:read_decilm",
     "MiMoV2FlashForCausalLM": "heterogeneous:read_mimo_v2",
     "MiMoV2ForCausalLM": "heterogeneous:read_mimo_v2",
+    "Step3TextForCausalLM": "heterogeneous:read_step3",
     "Step3p5ForCausalLM": "heterogeneous:read_step3p7",
     "Step3p7FlashForCausalLM": "heterogeneous:read_step3p7",
     "LagunaForCausalLM": "heterogeneous:read_laguna",
@@ -56,6 +57,7 @@ _READERS: dict[str, str] = {
     "KimiLinearForCausalLM": "delta:read_kimi_linear",
     "Lfm2ForCausalLM": "short_conv:read_lfm2",
     "Lfm2MoeForCausalLM": "short_conv:read_lfm2",
+    "BailingMoeV2_5ForCausalLM": "delta:read_bailing_hybrid",
     "MiniMaxForCausalLM": "delta:read_minimax",
     "MiniMaxText01ForCausalLM": "delta:read_minimax",
 }
@@ -74,6 +76,7 @@ _WRAPPERS = (
     *("MiniMaxM3SparseForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
     *("AyaVisionForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     *("VoxtralForConditionalGeneration", "Lfm2VlForConditionalGeneration", "Step3p7ForConditionalGeneration"),
+    "Step3VLForConditionalGeneration",
     *("DeepseekVLV2ForCausalLM", "Qwen2AudioForConditionalGeneration", "UltravoxModel", "H2OVLChatModel"),
     *("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
     *("InternS1ForConditionalGeneration", "Exaone4_5_ForConditionalGeneration", "SkyworkR1VChatModel", "NVLM_D"),
@@ -186,10 +189,14 @@ _ARCHITECTURE_OF_TYPE: dict[str, str] = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    "sarvam_mla": "SarvamMLAForCausalLM",
+    "sarvam_moe": "SarvamMoEForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "solar": "SolarForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "step3_text": "Step3TextForCausalLM",
     "t5": "T5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
     "zamba2": "Zamba2ForCausalLM",
@@ -200,6 +207,8 @@ _SAME_AS: dict[str, str] = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "RWForCausalLM": "FalconForCausalLM",
     "MPTForCausalLM": "MptForCausalLM",
+    "IQuestCoderForCausalLM": "LlamaForCausalLM",
+    "TeleChat3ForCausalLM": "LlamaForCausalLM",
 }
 
 

@@ -88,6 +88,16 @@ _STEP = {
     "moe_intermediate_size": 32,
     "share_expert_dim": 40,
 }
+_STEP3 = {
+    "head_dim": 16,
+    "num_key_value_heads": None,
+    "share_q_dim": 24,
+    "moe_layers_enum": "1,3,5",
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 32,
+    "share_expert_dim": 40,
+}
 _MIMO = {
     "head_dim": 24,
     "v_head_dim": 16,
@@ -151,6 +161,7 @@ _WINDOWS: dict[str, dict[str, Any]] = {
     },
     "MiMoV2ForCausalLM": {"model_type": "mimo_v2", **_MIMO},
     "MinistralForCausalLM": {"model_type": "ministral", "head_dim": 16, "sliding_window": 16},
+    "Step3TextForCausalLM": {"model_type": "step3_text", **_STEP3},
     "Step3p5ForCausalLM": {"model_type": "step3p5", **_STEP},
     "Step3p7FlashForCausalLM": {"model_type": "step3p7_text", **_STEP},
 }
@@ -169,9 +180,34 @@ _LATENTS: dict[str, dict[str, Any]] = {
         "zero_expert_num": 2,
         "moe_topk": 2,
     },
+    "MistralLarge3ForCausalLM": {
+        "model_type": "deepseek_v3",
+        **_LATENT,
+        **_ROUTED,
+        "scoring_func": "softmax",
+        "topk_method": None,
+    },
+    "SarvamMLAForCausalLM": {
+        "model_type": "sarvam_mla",
+        **_LATENT,
+        **_EXPERTS,
+        "q_lora_rank": None,
+        "moe_shared_expert_intermediate_size": 40,
+        "moe_layer_freq": 2,
+    },
     "YoutuForCausalLM": {"model_type": "youtu", **_LATENT},
 }
 _STATES: dict[str, dict[str, Any]] = {
+    "BailingMoeV2_5ForCausalLM": {
+        "model_type": "bailing_hybrid",
+        **_LATENT,
+        **_EXPERTS,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "layer_group_size": 4,
+        "use_qk_norm": True,
+        "moe_router_enable_expert_bias": True,
+    },
     "BambaForCausalLM": {"model_type": "bamba", **_MAMBA2, "attn_layer_indices": [2, 5]},
     "FalconH1ForCausalLM": {"model_type": "falcon_h1", **_MAMBA2, "mamba_d_ssm": 128, "head_dim": 16},
     "GraniteMoeHybridForCausalLM": {
@@ -243,6 +279,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "HunYuanMoEV1ForCausalLM": {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": 2},
     "HyperCLOVAXForCausalLM": {"model_type": "hyperclovax"},
     "InternLM3ForCausalLM": {"model_type": "internlm3"},
+    "IQuestCoderForCausalLM": {"model_type": "iquestcoder"},
     "LLaMAForCausalLM": {"model_type": "llama"},
     "MiniCPMForCausalLM": {"model_type": "minicpm"},
     "Ministral3ForCausalLM": {"model_type": "ministral3", "head_dim": 16},
@@ -259,9 +296,19 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "OlmoForCausalLM": {"model_type": "olmo"},
     "OlmoeForCausalLM": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
     "OrionForCausalLM": {"model_type": "orion"},
+    "Param2MoEForCausalLM": {
+        "model_type": "param2moe",
+        **_EXPERTS,
+        "num_shared_experts": 2,
+        "moe_shared_expert_intermediate_size": 64,
+        "use_qk_norm": True,
+    },
     "Phi4MMForCausalLM": {"model_type": "phi4mm"},
     "PhimoeForCausalLM": {"model_type": "phimoe", **_LOCAL_EXPERTS},
     "RWForCausalLM": {"model_type": "RefinedWeb", "n_head": 4, "n_layer": 3, "alibi": False},
+    "SarvamMoEForCausalLM": {"model_type": "sarvam_moe", **_EXPERTS, "first_k_dense_replace": 1, "use_qk_norm": True},
+    "SolarForCausalLM": {"model_type": "solar", "sliding_window": 16},
+    "TeleChat3ForCausalLM": {"model_type": "telechat3"},
     "MiniMaxM3ForCausalLM": {"model_type": "minimax_m3", **_MINIMAX_M3},
     "MiniMaxM3SparseForCausalLM": {"model_type": "minimax_m3", **_MINIMAX_M3},
 }
@@ -306,6 +353,7 @@ _INNER: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "qwen3_5_text": _DELTA,
     "qwen3_omni_moe_text": {**_EXPERTS, "head_dim": 16},
+    "step3_text": {key: value for key, value in _STEP3.items() if value is not None},
     "step3p7_text": _STEP,
 }
 _WRAPPED = {
@@ -343,6 +391,7 @@ _WRAPPED = {
     "Qwen3OmniMoeForConditionalGeneration": "thinker_config.text_config:qwen3_omni_moe_text",
     "SkyworkR1VChatModel": "llm_config:qwen2",
     "SmolVLMForConditionalGeneration": "text_config:llama",
+    "Step3VLForConditionalGeneration": "text_config:step3_text",
     "Step3p7ForConditionalGeneration": "text_config:step3p7_text",
     "UltravoxModel": "text_config:llama",
     "VoxtralForConditionalGeneration": "text_config:llama",

@@ -87,7 +87,7 @@ class Attention:
     value_norm: each head of values is normalised, by an RMSNorm without a weight. shared_weights: several layers run
     the same projections, which the model lists among its ``others`` (Zamba 2). clip: queries, keys and values are kept
     within it, on both sides of 0. alibi_scale: of the slopes. growing_scale: (beta, tokens): the query at position p is
-    multiplied with 1 + beta * log(1 + floor(p / tokens)).
+    multiplied with 1 + beta * log(1 + floor(p / tokens)). query_rank: queries come from a normalised latent (Step 3).
     """
 
     num_heads: int
@@ -115,6 +115,7 @@ class Attention:
     value_norm: bool = False
     indexer: Indexer | None = None
     shared_weights: bool = False
+    query_rank: int | None = None
 
     @property
     def query_size(self) -> int:
@@ -216,10 +217,10 @@ class State:
     elements of state, () where there is none. conv_dtype, recurrent_dtype: None for the model's. num_heads, key_heads,
     key_size, value_size, num_groups: of the kind, 0 where it has none of them. rank: of the low-rank projections of a
     step (Mamba 1) or of a gate (Kimi). bias, output_bias, conv_bias: of the projections from and to the hidden state
-    and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba);
-    plain_norms: without weights (Falcon Mamba), norm_eps: None for the layer's own. norm_first: Mamba 2's norm stands
-    before the gate. step_limits: what its steps are kept within. strength_scale: of a delta rule's strengths. full_gate:
-    a Kimi gate is one matrix (Kimi K3).
+    and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba),
+    lightning attention each head's query and key (Ling 2.5); plain_norms: without weights (Falcon Mamba), norm_eps:
+    None for the layer's own. norm_first: Mamba 2's norm stands before the gate. step_limits: what its steps are kept
+    within. strength_scale: of a delta rule's strengths. full_gate: a Kimi gate is one matrix (Kimi K3).
     """
 
     kind: StateKind

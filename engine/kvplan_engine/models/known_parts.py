@@ -63,6 +63,7 @@ def _lacking_in_attention(attention: Attention) -> str | None:
         return f"attention that keeps a {attention.kept.kind}"
     named = {
         "an index of keys": attention.indexer is not None,
+        "queries from a latent": attention.query_rank is not None,
     }
     return next((name for name, wanted in named.items() if wanted), None) or _lacking_in_rope(attention.rope)
 

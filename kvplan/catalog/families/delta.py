@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
 from kvplan.catalog.families.latent import latent_attention, read_latent_sizes
-from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards, stepped
+from kvplan.catalog.families.mixtures import (
+    MixtureFamily,
+    after_dense_ones,
+    after_first_layer,
+    read_feed_forwards,
+    stepped,
+)
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.families.plain import Flag, PlainFamily
+from kvplan.catalog.families.positions import with_ropes
 from kvplan.catalog.families.state import (
     DeltaSizes,
     gated_delta_net,
@@ -36,6 +43,16 @@ _KIMI_MIXTURE = MixtureFamily(
     shared_count=("num_shared_experts",),
     router_bias=True,
     traits=MoeTraits(name="block_sparse_moe", shared_name="shared_experts"),
+)
+
+
+_BAILING_HYBRID = MixtureFamily(
+    PlainFamily(),
+    after_dense_ones,
+    shared_count=("num_shared_experts",),
+    shared_each=("moe_shared_expert_intermediate_size",),
+    router_bias=Flag(("moe_router_enable_expert_bias",), False),
+    traits=MoeTraits(shared_name="shared_experts"),
 )
 
 
@@ -155,6 +172,30 @@ def _kimi_mixture(view: ConfigView) -> MixtureFamily:
 def _weighed_residual(name: str, hidden: int) -> tuple[Tensor, ...]:
     """A norm and one score: how much of each earlier block's output goes into the next input (Kimi K3)."""
     return norm(f"{name}_res_norm", hidden) + linear(f"{name}_res_proj", 1, hidden, role="router")
+
+
+def read_bailing_hybrid(view: ConfigView) -> Body:
+    """Ling and Ring 2.5: of each group of layers the last has latent attention, the others lightning attention."""
+    sizes = read_sizes(view)
+    biased = view.flag("use_bias", default=False)
+    lightning = lightning_attention(
+        sizes.hidden,
+        sizes.heads,
+        sizes.head,
+        bias=biased or view.flag("use_qkv_bias", default=False),
+        norms=view.flag("use_qk_norm", default=False),
+    )
+    if biased:
+        raise view.reject("use_bias", "false (biases of other layers are not known)")
+    latent = latent_attention(sizes.hidden, read_latent_sizes(view))
+    period = view.integer("layer_group_size", default=1)
+    parts = read_feed_forwards(view, _BAILING_HYBRID, sizes)
+    mixers: list[Mixer] = [lightning if (index + 1) % period else latent for index in range(sizes.layers)]
+    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    last = LayerSpec(latent, None, parts[-1], norms(2, sizes.hidden))
+    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, last, sizes.hidden))
+    turned = read_rope(view, sizes.head)
+    return with_ropes(body, (replace(turned, rotary_size=latent.qk_rope_head_size), turned))
 
 
 def read_minimax(view: ConfigView) -> Body:

@@ -17,7 +17,7 @@ from kvplan.catalog.families.common import (
 )
 from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, after_first_layer, read_feed_forwards
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.families.plain import Flag, PlainFamily
 from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms, outside
 from kvplan.catalog.spec import (
     FeedForward,
@@ -50,6 +50,23 @@ _GLM = MixtureFamily(
     PlainFamily(), after_first_layer, shared_count=("n_shared_experts",), router_bias=True, traits=_SHARED
 )
 
+
+def _counted_from_the_first(view: ConfigView, num_layers: int) -> list[bool]:
+    """Sarvam's rule: every ``moe_layer_freq``-th layer, counted from the first behind the dense ones."""
+    first, step = view.integer("first_k_dense_replace", default=1, minimum=0), view.integer("moe_layer_freq", default=1)
+    return [index >= first and (index - first) % step == 0 for index in range(num_layers)]
+
+
+_SARVAM = MixtureFamily(
+    PlainFamily(),
+    _counted_from_the_first,
+    shared_count=("num_shared_experts",),
+    shared_default=1,
+    shared_each=("moe_shared_expert_intermediate_size",),
+    router_bias=Flag(("moe_router_enable_expert_bias",), True),
+    traits=_SHARED,
+)
+
 LATENT: dict[str, LatentFamily] = {
     "DeepseekV2ForCausalLM": LatentFamily(_deepseek(correction=False)),
     "DeepseekV3ForCausalLM": LatentFamily(_deepseek(correction=True)),
@@ -57,6 +74,8 @@ LATENT: dict[str, LatentFamily] = {
     "GlmMoeDsaForCausalLM": LatentFamily(_deepseek(correction=True), has_indexer=True),
     "Glm4MoeLiteForCausalLM": LatentFamily(_GLM),
     "Mistral4ForCausalLM": LatentFamily(_deepseek(correction=False)),
+    "MistralLarge3ForCausalLM": LatentFamily(_deepseek(correction=False)),
+    "SarvamMLAForCausalLM": LatentFamily(_SARVAM),
     "MiniCPM3ForCausalLM": LatentFamily(None, tied=True),
     "YoutuForCausalLM": LatentFamily(None),
 }

@@ -152,10 +152,14 @@ def short_convolution(hidden: int, kernel: int, *, bias: bool) -> StateMixer:
     return StateMixer("short_conv", hidden, kernel, (), tensors=tensors)
 
 
-def lightning_attention(hidden: int, heads: int, head: int) -> StateMixer:
-    """MiniMax's linear attention: one matrix of head x head per head, no convolution."""
+def lightning_attention(hidden: int, heads: int, head: int, *, bias: bool = False, norms: bool = False) -> StateMixer:
+    """MiniMax's linear attention: one matrix of head x head per head, no convolution.
+
+    ``bias``: of queries, keys and values; ``norms``: of each head's queries and keys (Ling 2.5).
+    """
     name, width = "self_attn", heads * head
-    tensors = linear(f"{name}.qkv_proj", 3 * width, hidden, "column")
+    tensors = linear(f"{name}.qkv_proj", 3 * width, hidden, "column", bias=bias)
+    tensors += norm(f"{name}.q_norm", head) + norm(f"{name}.k_norm", head) if norms else ()
     tensors += linear(f"{name}.output_gate", width, hidden, "column")
     tensors += norm(f"{name}.norm", width) + linear(f"{name}.out_proj", hidden, width, "row")
     return StateMixer("linear_attention", 0, 1, (heads, head, head), tensors=tensors)

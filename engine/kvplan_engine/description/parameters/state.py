@@ -113,10 +113,13 @@ def _short_conv(state: State, hidden_size: int) -> Iterator[Parameter]:
 
 
 def _linear_attention(state: State, hidden_size: int) -> Iterator[Parameter]:
-    """Lightning attention (MiniMax): decays are fixed, so only projections, a gate and a norm have weights."""
+    """Lightning attention (MiniMax): decays are fixed, so only projections, a gate and norms have weights."""
     heads, rows, _ = state.recurrent_shape
     size = prod((heads, rows))
-    yield from projection("qkv", (("query", size), ("key", size), ("value", size)), hidden_size)
+    yield from projection("qkv", (("query", size), ("key", size), ("value", size)), hidden_size, bias=state.bias)
+    if state.norms:
+        yield from norm("query_norm", "rms", state.key_size)
+        yield from norm("key_norm", "rms", state.key_size)
     yield from projection("gate", size, hidden_size)
     yield from norm("output_norm", "rms", size)
     yield from projection("out", hidden_size, size)

@@ -98,6 +98,7 @@ _TYPED = {
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe",),
     "SkyworkR1VChatModel": ("skywork_chat",),
     "SmolVLMForConditionalGeneration": ("smolvlm",),
+    "Step3VLForConditionalGeneration": ("step3_vl",),
     "UltravoxModel": ("ultravox",),
     "VoxtralForConditionalGeneration": ("voxtral",),
     **dict.fromkeys(_ALWAYS, ()),
