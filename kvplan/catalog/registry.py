@@ -58,6 +58,7 @@ _READERS: dict[str, str] = {
     "Lfm2ForCausalLM": "short_conv:read_lfm2",
     "Lfm2MoeForCausalLM": "short_conv:read_lfm2",
     "BailingMoeV2_5ForCausalLM": "delta:read_bailing_hybrid",
+    "BailingMoeV3ForCausalLM": "delta:read_bailing_v3",
     "MiniMaxForCausalLM": "delta:read_minimax",
     "MiniMaxText01ForCausalLM": "delta:read_minimax",
 }

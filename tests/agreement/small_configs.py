@@ -208,6 +208,16 @@ _STATES: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "moe_router_enable_expert_bias": True,
     },
+    "BailingMoeV3ForCausalLM": {
+        "model_type": "bailing_hybrid",
+        **_LATENT,
+        **_EXPERTS,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "layer_group_size": 3,
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+    },
     "BambaForCausalLM": {"model_type": "bamba", **_MAMBA2, "attn_layer_indices": [2, 5]},
     "FalconH1ForCausalLM": {"model_type": "falcon_h1", **_MAMBA2, "mamba_d_ssm": 128, "head_dim": 16},
     "GraniteMoeHybridForCausalLM": {

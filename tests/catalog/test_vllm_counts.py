@@ -113,6 +113,20 @@ _COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | N
         401_980,
         [("state", 4 * 16 * 16, None), ("latent", 576, None)] * 2,
     ),
+    "ling 3": (
+        "BailingMoeV3ForCausalLM",
+        {
+            **_LATENT,
+            **_EXPERTS,
+            "num_hidden_layers": 5,
+            "layer_group_size": 3,
+            "no_kda_lora": True,
+            "gated_attention_proj_granularity_type": "head_wise",
+            "moe_shared_expert_intermediate_size": 40,
+        },
+        566_464,
+        [("state", 4 * 16 * 16, None)] * 2 + [("latent", 576, None)] * 3,
+    ),
 }
 
 
@@ -191,6 +205,50 @@ def test_step_3_has_the_parameters_its_makers_state():
     assert (spec.num_active_parameters - embedding) / 1e9 == pytest.approx(38, abs=0.5)
     assert spec.max_position_embeddings == 65536
     assert {layer.mixer.cache_elements_per_token for layer in spec.layers} == {512}
+
+
+_LING_3_FLASH = {
+    "architectures": ["BailingMoeV3ForCausalLM"],
+    "model_type": "bailing_hybrid",
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 157184,
+    "max_position_embeddings": 262144,
+    "layer_group_size": 6,
+    "no_kda_lora": True,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "num_experts": 512,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 768,
+    "moe_shared_expert_intermediate_size": 768,
+    "first_k_dense_replace": 2,
+}
+
+
+def test_ling_3_flash_has_the_parameters_its_makers_state():
+    """124 B, 5.1 B of them active without the embedding; the hub's 127 B are with a drafter's layer."""
+    spec = read_config({**_LING_3_FLASH, "num_nextn_predict_layers": 1}, model_id="ling")
+    active = spec.num_active_parameters - spec.vocab_size * spec.hidden_size
+    assert spec.num_parameters / 1e9 == pytest.approx(124, abs=0.5)
+    assert active / 1e9 == pytest.approx(5.1, abs=0.05)
+    (drafter,) = spec.extras
+    assert drafter.num_parameters is not None
+    assert (spec.num_parameters + drafter.num_parameters) / 1e9 == pytest.approx(127, abs=0.6)
+
+
+def test_kimi_states_of_low_rank_are_not_read_as_ling_3():
+    with pytest.raises(Exception, match="no_kda_lora"):
+        read_config({**_LING_3_FLASH, "no_kda_lora": False}, model_id="ling")
 
 
 def test_sarvam_105b_has_the_parameters_of_its_name():

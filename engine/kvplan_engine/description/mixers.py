@@ -148,7 +148,8 @@ class LatentAttention:
     q_rank: queries come from a latent of their own; None: straight from the layer's input. nope_size, rope_size: of a
     query's head without and with positions. latent_norm_eps: of both latents' norms. growing_scale: as Attention's.
     sparse_top_k: each token attends to so many at most, which the indexer chooses; where the layer has none of its own,
-    the last layer that has one did. gate: the output is gated by a projection of the layer's input (Kimi K3).
+    the last layer that has one did. gate: rows of a projection of the layer's input that gates the output, per element
+    (Kimi K3) or per head (Ling 3); 0: none.
     """
 
     num_heads: int
@@ -164,7 +165,7 @@ class LatentAttention:
     latent_norm_eps: float = 1e-6
     growing_scale: tuple[float, int] | None = None
     sparse_top_k: int | None = None
-    gate: bool = False
+    gate: int = 0
 
     @property
     def query_size(self) -> int:
@@ -220,7 +221,8 @@ class State:
     and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba),
     lightning attention each head's query and key (Ling 2.5); plain_norms: without weights (Falcon Mamba), norm_eps:
     None for the layer's own. norm_first: Mamba 2's norm stands before the gate. step_limits: what its steps are kept
-    within. strength_scale: of a delta rule's strengths. full_gate: a Kimi gate is one matrix (Kimi K3).
+    within. strength_scale: of a delta rule's strengths. full_gate, full_decay: a Kimi gate, or decay, is one matrix (Kimi
+    K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5).
     """
 
     kind: StateKind
@@ -245,6 +247,8 @@ class State:
     step_limits: tuple[float, float] = (0.0, math.inf)
     strength_scale: float = 1.0
     full_gate: bool = False
+    full_decay: bool = False
+    rope: Rope | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
 def _lacking_in_state(state: State) -> str | None:
     if state.kind not in _STATE_KINDS:
         return f"states of {state.kind.replace('_', ' ')}"
-    if state.full_gate:
+    if state.full_gate or state.full_decay:
         return "a full gate of Kimi's states"
     return "states without a convolution" if state.conv_kernel < 2 else None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.latent import latent_attention, read_latent_sizes
+from kvplan.catalog.families.latent import LatentSizes, latent_attention, read_latent_sizes
 from kvplan.catalog.families.mixtures import (
     MixtureFamily,
     after_dense_ones,
@@ -144,8 +144,10 @@ def read_kimi_linear(view: ConfigView) -> Body:
     full = {index - 1 for index in keys.integers("full_attn_layers", minimum=1) or []}
     if any(index >= sizes.layers for index in full):
         raise keys.reject("full_attn_layers", f"layers from 1 to {sizes.layers}")
-    gate = view.flag("mla_use_output_gate", default=False)
-    latent = latent_attention(sizes.hidden, read_latent_sizes(view), gate=gate)
+    latent_sizes = read_latent_sizes(view)
+    gated = view.flag("mla_use_output_gate", default=False)
+    gate = latent_sizes.heads * latent_sizes.value if gated else 0
+    latent = latent_attention(sizes.hidden, latent_sizes, gate=gate)
     parts = read_feed_forwards(view, _kimi_mixture(view), sizes)
     mixers: list[Mixer] = [latent if index in full else delta for index in range(sizes.layers)]
     weighs = view.has("attn_res_block_size")
@@ -196,6 +198,41 @@ def read_bailing_hybrid(view: ConfigView) -> Body:
     body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, last, sizes.hidden))
     turned = read_rope(view, sizes.head)
     return with_ropes(body, (replace(turned, rotary_size=latent.qk_rope_head_size), turned))
+
+
+def read_bailing_v3(view: ConfigView) -> Body:
+    """Ling 3: of each group of layers the last, and all behind the last whole group, have gated latent attention.
+
+    The others are Kimi Delta Attention, whose decays and gates are matrices of full rank.
+    """
+    sizes = read_sizes(view)
+    if not view.flag("no_kda_lora", default=False):
+        raise view.reject("no_kda_lora", "true (matrices of low rank are not known)")
+    delta = kimi_delta(
+        sizes.hidden,
+        sizes.heads,
+        sizes.head,
+        view.integer("short_conv_kernel_size", default=4),
+        full_gate=True,
+        full_decay=True,
+    )
+    latent_sizes = read_latent_sizes(view)
+    latent = latent_attention(sizes.hidden, latent_sizes, gate=_bailing_gate(view, latent_sizes))
+    period = view.integer("layer_group_size", default=1)
+    whole = sizes.layers // period * period
+    parts = read_feed_forwards(view, replace(_BAILING_HYBRID, router_bias=True), sizes)
+    mixers: list[Mixer] = [
+        latent if (index + 1) % period == 0 or index >= whole else delta for index in range(sizes.layers)
+    ]
+    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    last = LayerSpec(latent, None, parts[-1], norms(2, sizes.hidden))
+    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, last, sizes.hidden))
+    return replace(body, rope=replace(read_rope(view, sizes.head), rotary_size=latent.qk_rope_head_size))
+
+
+def _bailing_gate(view: ConfigView, sizes: LatentSizes) -> int:
+    kind = view.text("gated_attention_proj_granularity_type", default="")
+    return {"head_wise": sizes.heads, "element_wise": sizes.heads * sizes.value}.get(kind, 0)
 
 
 def read_minimax(view: ConfigView) -> Body:

@@ -113,11 +113,11 @@ def read_indexer(view: ConfigView) -> SparseIndexer:
 
 
 def latent_attention(
-    hidden: int, sizes: LatentSizes, *, bias: bool = False, indexer: SparseIndexer | None = None, gate: bool = False
+    hidden: int, sizes: LatentSizes, *, bias: bool = False, indexer: SparseIndexer | None = None, gate: int = 0
 ) -> LatentAttention:
     """A latent attention and its weights; ``bias`` is that of the down projections and of the output.
 
-    ``gate``: the output is gated per element by a matrix of its own (Kimi K3).
+    ``gate``: rows of a matrix that gates the output, one per element (Kimi K3) or per head (Ling 3).
     """
     return LatentAttention(
         num_heads=sizes.heads,
@@ -131,7 +131,7 @@ def latent_attention(
     )
 
 
-def _latent_tensors(hidden: int, sizes: LatentSizes, *, bias: bool, gate: bool) -> tuple[Tensor, ...]:
+def _latent_tensors(hidden: int, sizes: LatentSizes, *, bias: bool, gate: int) -> tuple[Tensor, ...]:
     name, query = "self_attn", sizes.heads * (sizes.nope + sizes.rope)
     if sizes.q_lora is None:
         tensors = linear(f"{name}.q_proj", query, hidden, "column")
@@ -143,7 +143,7 @@ def _latent_tensors(hidden: int, sizes: LatentSizes, *, bias: bool, gate: bool) 
     tensors += norm(f"{name}.kv_a_layernorm", sizes.kv_lora)
     tensors += linear(f"{name}.kv_b_proj", sizes.heads * (sizes.nope + sizes.value), sizes.kv_lora, "column")
     tensors += linear(f"{name}.o_proj", hidden, sizes.heads * sizes.value, "row", bias=bias)
-    return tensors + (linear(f"{name}.g_proj", sizes.heads * sizes.value, hidden, "column") if gate else ())
+    return tensors + (linear(f"{name}.g_proj", gate, hidden, "column") if gate else ())
 
 
 def _indexer_tensors(hidden: int, sizes: LatentSizes, indexer: SparseIndexer | None) -> tuple[Tensor, ...]:

@@ -123,17 +123,22 @@ def gated_delta_net(hidden: int, sizes: DeltaSizes, *, state_dtype: str | None =
     return StateMixer("gated_delta_net", channels, sizes.kernel, shape, recurrent_dtype=state_dtype, tensors=tensors)
 
 
-def kimi_delta(hidden: int, heads: int, head: int, kernel: int, *, full_gate: bool = False) -> StateMixer:
+def kimi_delta(
+    hidden: int, heads: int, head: int, kernel: int, *, full_gate: bool = False, full_decay: bool = False
+) -> StateMixer:
     """Kimi Delta Attention: q, k and v each convolved, a forget gate per channel, the state always in float32.
 
-    ``full_gate``: the output's gate is one matrix (Kimi K3), not two of low rank.
+    ``full_gate``: the output's gate is one matrix (Kimi K3), not two of low rank; ``full_decay``: decays too (Ling 3).
     """
     name, width = "self_attn", heads * head
     tensors: tuple[Tensor, ...] = ()
     for each in ("q_proj", "k_proj", "v_proj"):
         tensors += linear(f"{name}.{each}", width, hidden, "column")
     tensors += _convolution(name, 3 * width, kernel, bias=False)
-    tensors += linear(f"{name}.f_a_proj", head, hidden) + linear(f"{name}.f_b_proj", width, head, "column")
+    if full_decay:
+        tensors += linear(f"{name}.f_proj", width, hidden, "column")
+    else:
+        tensors += linear(f"{name}.f_a_proj", head, hidden) + linear(f"{name}.f_b_proj", width, head, "column")
     tensors += _per_head(name, width, "dt_bias") + _per_head(name, heads, "A_log")
     tensors += linear(f"{name}.b_proj", heads, hidden, "column")
     if full_gate:

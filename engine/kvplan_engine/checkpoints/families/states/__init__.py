@@ -10,7 +10,7 @@ qwen3_next   Qwen3-Next, Qwen3.5 and 3.6, OLMo Hybrid
 kimi_linear  Kimi Linear and K3
 lfm2         LFM2
 minimax      MiniMax Text 01 and M1
-bailing      Ling and Ring 2.5
+bailing      Ling and Ring 2.5, Ling 3
 parts        states by the keys that several of these share
 """
 
@@ -25,7 +25,7 @@ from kvplan_engine.checkpoints.families.states import (
     nemotron_h,
     qwen3_next,
 )
-from kvplan_engine.checkpoints.families.states.bailing import read_bailing_hybrid
+from kvplan_engine.checkpoints.families.states.bailing import read_bailing_hybrid, read_bailing_v3
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
 
@@ -41,5 +41,6 @@ STATES = (
     Family(("Zamba2ForCausalLM",), ("zamba2",), read_zamba2),
     Family(("MiniMaxText01ForCausalLM",), ("minimax_text_01",), read_minimax),
     Family(("BailingMoeV2_5ForCausalLM",), (), read_bailing_hybrid),
+    Family(("BailingMoeV3ForCausalLM",), (), read_bailing_v3),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
 )

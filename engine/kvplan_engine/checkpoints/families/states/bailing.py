@@ -1,10 +1,11 @@
-"""Ling and Ring 2.5: groups of layers of lightning attention (a state), the last of latent attention; experts."""
+"""Ling and Ring 2.5, Ling 3: groups of layers with a state, the last of each with latent attention; experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import mlp, model, norms
+from kvplan_engine.checkpoints.families.common import mlp, model, norms, rope
 from kvplan_engine.checkpoints.families.latent.parts import latent_attention
 from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, shared_mlp, whole
 from kvplan_engine.checkpoints.fields import head_size
@@ -26,6 +27,44 @@ def read_bailing_hybrid(config: dict[str, Any]) -> ModelDescription:
     return model(config, layers, norm)
 
 
+def read_bailing_v3(config: dict[str, Any]) -> ModelDescription:
+    """Ling 3, as vLLM reads it: Kimi Delta Attention, and gated latent attention behind each group and at the end."""
+    if not config.get("no_kda_lora"):
+        raise ValueError("its states have gates of low rank (no_kda_lora)")
+    norm, state = norms(config), _kimi_state(config)
+    latent, mixture = latent_attention(config, gate=_gate(config)), replace(_mixture(config), correction=True)
+    period, number = whole(config, "layer_group_size", default=1), int(config["num_hidden_layers"])
+    layers = []
+    for index, is_sparse in enumerate(after_dense_ones(config)):
+        is_latent = (index + 1) % period == 0 or index >= number - number % period
+        part: FeedForward = mixture if is_sparse else mlp(config, bias=False)
+        layers.append(Layer((latent if is_latent else state,), part, norm))
+    return model(config, layers, norm)
+
+
+def _gate(config: dict[str, Any]) -> int:
+    heads, kind = int(config["num_attention_heads"]), config.get("gated_attention_proj_granularity_type")
+    return {"head_wise": heads, "element_wise": heads * int(config["v_head_dim"])}.get(str(kind), 0)
+
+
+def _kimi_state(config: dict[str, Any]) -> State:
+    heads, size = int(config["num_attention_heads"]), head_size(config)
+    return State(
+        "kimi_delta",
+        conv_channels=3 * heads * size,
+        conv_kernel=whole(config, "short_conv_kernel_size", default=4),
+        recurrent_shape=(heads, size, size),
+        recurrent_dtype="float32",
+        num_heads=heads,
+        key_heads=heads,
+        key_size=size,
+        value_size=size,
+        rank=size,
+        full_gate=True,
+        full_decay=True,
+    )
+
+
 def _state(config: dict[str, Any]) -> State:
     heads, size = int(config["num_attention_heads"]), head_size(config)
     return State(
@@ -39,6 +78,7 @@ def _state(config: dict[str, Any]) -> State:
         value_size=size,
         bias=bool(config.get("use_qkv_bias")),
         norms=bool(config.get("use_qk_norm")),
+        rope=rope(config, size),
     )
 
 

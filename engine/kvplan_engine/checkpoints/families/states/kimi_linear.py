@@ -21,7 +21,8 @@ def read_kimi_linear(config: dict[str, Any]) -> ModelDescription:
     """
     norm = norms(config)
     options: dict[str, Any] = {"rope": None} if config.get("mla_use_nope", True) else {}
-    options["gate"] = bool(config.get("mla_use_output_gate"))
+    if config.get("mla_use_output_gate"):
+        options["gate"] = int(config["num_attention_heads"]) * int(config["v_head_dim"])
     state, latent = _state(config), latent_attention(config, **options)
     full, beside = _full_layers(config), _weighed(config, "self_attention", "mlp")
     layers = []
