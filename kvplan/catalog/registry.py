@@ -25,6 +25,7 @@ _READERS: dict[str, str] = {
     "WhisperForConditionalGeneration": "encoder_decoder:read_whisper",
     "MllamaForConditionalGeneration": "encoder_decoder:read_mllama",
     "DeepseekV4ForCausalLM": "compressed:read_deepseek_v4",
+    "DeepseekV4ForConditionalGeneration": "compressed:read_deepseek_v4",
     "DeciLMForCausalLM": "heterogeneous:read_decilm",
     "MiMoV2FlashForCausalLM": "heterogeneous:read_mimo_v2",
     "MiMoV2ForCausalLM": "heterogeneous:read_mimo_v2",

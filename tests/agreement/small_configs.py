@@ -166,6 +166,23 @@ _WINDOWS: dict[str, dict[str, Any]] = {
     "Step3p7FlashForCausalLM": {"model_type": "step3p7_text", **_STEP},
 }
 _LATENTS: dict[str, dict[str, Any]] = {
+    "DeepseekV4ForConditionalGeneration": {
+        "model_type": "deepseek_v4",
+        **_ROUTED,
+        "head_dim": 16,
+        "num_key_value_heads": 1,
+        "q_lora_rank": 24,
+        "o_lora_rank": 8,
+        "o_groups": 2,
+        "qk_rope_head_dim": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 8,
+        "sliding_window": 16,
+        "compress_ratios": [0, 0, 4, 128, 4, 128, 4, 128],
+        "num_hash_layers": 1,
+        "vision_n_layers": 2,
+    },
     "Glm4MoeLiteForCausalLM": {"model_type": "glm4_moe_lite", **_LATENT, **_ROUTED},
     "LongcatFlashForCausalLM": {
         "model_type": "longcat_flash",

@@ -241,3 +241,17 @@ def test_kimi_k3_is_its_checkpoint():
     assert spec.quantization is not None
     each = sum(quantized_bytes(tensor.shape, spec.quantization) for tensor in experts) / (92 * 896)
     assert each / 1e6 == pytest.approx(17.5, abs=0.05)
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"])
+def test_deepseek_v4_that_sees_is_the_language_model_and_names_its_tower(architecture):
+    """vLLM's class for it holds DeepseekV4ForCausalLM of the same config; the published one keeps that name."""
+    profile = find_profile("deepseek-v4-flash")
+    assert profile is not None
+    plain = read_profile(profile)
+    config = {**profile["config"], "architectures": [architecture], "vision_n_layers": 32}
+    spec = read_config(config, model_id="v4 vision")
+    assert (spec.layers, spec.tensors) == (plain.layers, plain.tensors)
+    assert [(extra.name, extra.num_parameters) for extra in spec.extras if extra.kind == "vision"] == [
+        ("vision tower", None)
+    ]

@@ -221,8 +221,8 @@ class State:
     and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba),
     lightning attention each head's query and key (Ling 2.5); plain_norms: without weights (Falcon Mamba), norm_eps:
     None for the layer's own. norm_first: Mamba 2's norm stands before the gate. step_limits: what its steps are kept
-    within. strength_scale: of a delta rule's strengths. full_gate, full_decay: a Kimi gate, or decay, is one matrix (Kimi
-    K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5).
+    within. strength_scale: of a delta rule's strengths. full_gate, full_decay: a Kimi gate, or decay, is one matrix
+    (Kimi K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5).
     """
 
     kind: StateKind

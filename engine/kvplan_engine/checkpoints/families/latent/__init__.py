@@ -32,5 +32,5 @@ LATENT = (
     Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3, LATENT_NAMES),
     Family(("YoutuForCausalLM",), ("youtu",), read_youtu, LATENT_NAMES),
     Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
-    Family(("DeepseekV4ForCausalLM",), ("deepseek_v4",), read_deepseek_v4),
+    Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), ("deepseek_v4",), read_deepseek_v4),
 )
