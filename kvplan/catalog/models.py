@@ -95,9 +95,12 @@ def _gguf_in(folder: Path) -> Path | None:
 
 
 def _did_you_mean(name: str) -> str:
+    """Up to three names: those that go on where ``name`` ends, then those most like it."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name.rsplit("/", 1)[-1].casefold(), profile_names(), n=3, cutoff=0.5)
+    asked, names = name.rsplit("/", 1)[-1].casefold(), profile_names()
+    longer = [each for each in names if asked and each.startswith(f"{asked}-")]
+    close = list(dict.fromkeys((*longer, *get_close_matches(asked, names, n=3, cutoff=0.5))))[:3]
     return f"did you mean {', '.join(close)}? " if close else ""
 
 

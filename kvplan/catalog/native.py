@@ -63,6 +63,7 @@ KVPLAN_ARCHITECTURES: Final = (
     "HunYuanDenseV1ForCausalLM",
     "HunYuanMoEV1ForCausalLM",
     "HyperCLOVAXForCausalLM",
+    "IQuestCoderForCausalLM",
     "Idefics3ForConditionalGeneration",
     "InternLM2ForCausalLM",
     "InternLM3ForCausalLM",
@@ -126,6 +127,7 @@ KVPLAN_ARCHITECTURES: Final = (
     "SmolVLMForConditionalGeneration",
     "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
+    "TeleChat3ForCausalLM",
     "YoutuForCausalLM",
 )
 """What kvplan's own engine can run (tests/agreement compares it with the engine's families)."""

@@ -160,6 +160,10 @@ def feed_forward(
     return DenseFeedForward(intermediate, gated, bias, tensors)
 
 
+LATENT_PROJECTIONS = ("latent_proj", "routed_expert_down_proj", "routed_expert_up_proj")
+"""How the names of the projections around a mixture's latent end."""
+
+
 @dataclass(frozen=True, slots=True)
 class MoeTraits:
     """What differs between mixtures of experts beside their sizes."""
@@ -175,7 +179,11 @@ class MoeTraits:
     shared_path: str = ""
     """Where the shared expert stands when it is not inside the mixture."""
     latent_size: int | None = None
-    """Experts work on a projection of this size instead of the hidden size (Nemotron 3 Super)."""
+    """Experts work on a projection of this size instead of the hidden size (Nemotron 3 Super, Kimi K3)."""
+    latent_names: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
+    """Of the projections to that size and back."""
+    latent_norm: str = ""
+    """Of a norm of what comes back from the experts, before it is projected."""
 
 
 def mixture(
@@ -199,8 +207,11 @@ def mixture(
         if traits.shared_gate:
             tensors += linear(f"{traits.name}.shared_expert_gate", 1, hidden, role="router")
     if traits.latent_size:
-        tensors += linear(f"{traits.name}.fc1_latent_proj", traits.latent_size, hidden)
-        tensors += linear(f"{traits.name}.fc2_latent_proj", hidden, traits.latent_size)
+        down, up = (f"{traits.name}.{name}" for name in traits.latent_names)
+        tensors += linear(down, traits.latent_size, hidden)
+        tensors += linear(up, hidden, traits.latent_size)
+        if traits.latent_norm:
+            tensors += norm(f"{traits.name}.{traits.latent_norm}", traits.latent_size)
     return MoeFeedForward(
         num_experts=num_experts,
         experts_per_token=experts_per_token,

@@ -34,9 +34,17 @@ def read_quantization(view: ConfigView) -> QuantizationSpec | None:
             hint="--assume quantization_config=null sizes the weights as if they were not quantized",
         )
     found = reader(section)
+    if _has_packed_experts(view, section) and found is not None:
+        found = replace(_ALGORITHMS["MXFP4"], ignore=found.ignore)
     if found is not None and view.config.get("expert_dtype") == "fp4" and not found.others:
         found = replace(found, others=(replace(_ALGORITHMS["MXFP4"], targets=("re:.*experts\\.\\*.*",)),))
     return None if found is None else replace(found, kv_cache_dtype=_kv_cache_dtype(section), quant_method=method)
+
+
+def _has_packed_experts(view: ConfigView, section: ConfigView) -> bool:
+    """Whether only the routed experts are packed, whatever else the config targets: Kimi K3, as vLLM reads it too."""
+    named = view.texts("architectures") or []
+    return "KimiK3ForConditionalGeneration" in named and section.config.get("format") == "mxfp4-pack-quantized"
 
 
 def _method(section: ConfigView) -> str:

@@ -37,6 +37,7 @@ _WITH_EMBEDDINGS: Final = frozenset(
         "ExaoneForCausalLM",
         "GraniteForCausalLM",
         "HyperCLOVAXForCausalLM",
+        "IQuestCoderForCausalLM",
         "InternLM3ForCausalLM",
         "LLaMAForCausalLM",
         "LlamaForCausalLM",

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from independent_count import count_independently
-from kvplan.catalog.models import find_profile, read_profile
+from kvplan.catalog.models import find_profile, read_profile, resolve_model
 from kvplan.catalog.reader import read_config
-from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention
-from kvplan.estimate.weights import format_of
+from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention, StateMixer
+from kvplan.catalog.tensors import count_elements
+from kvplan.estimate.weights import format_of, quantized_bytes
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -179,3 +180,78 @@ def test_gemma_4_experts_on_an_ignore_list():
         tensor = next(each for each in spec.layers[index].all_tensors if each.role == "expert")
         formats.append(format_of(spec.quantization, tensor, index))
     assert formats[0] is not None and formats[1] is None
+
+
+_SMALL_K3 = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "moe_intermediate_size": 64,
+    "num_experts": 16,
+    "num_experts_per_token": 4,
+    "routed_expert_hidden_size": 128,
+    "q_lora_rank": 64,
+    "attn_res_block_size": 2,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 5],
+        "kda_layers": [1, 2, 3],
+        "num_heads": 4,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+        "use_full_rank_gate": True,
+    },
+}
+
+
+def test_a_small_kimi_k3_as_vllm_builds_it():
+    """vLLM 0.32's class has 7,202,636 parameters: it pads a state's first product from 2,180 to 2,192 rows."""
+    profile = find_profile("kimi-k3")
+    assert profile is not None
+    text = {**profile["config"]["text_config"], **_SMALL_K3}
+    spec = read_config({**profile["config"], "text_config": text}, model_id="small k3")
+    assert spec.num_parameters == 7_202_636 - 3 * (2_192 - 2_180) * 256
+    states = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, StateMixer)]
+    assert [(each.conv_channels, each.conv_kernel, each.recurrent_shape) for each in states] == [
+        (1536, 4, (4, 128, 128))
+    ] * 3
+    latent = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)]
+    assert [each.cache_elements_per_token for each in latent] == [576] * 2
+
+
+def test_kimi_k3_is_its_checkpoint():
+    """Its report: 2.78 T parameters, 104 B of them active, which leaves the embedding out.
+
+    Others who measured the files: 108.81 GB without experts and ends, 4.70 GB of ends, all in bfloat16 but the states'
+    convolutions, decays and steps and the routers' corrections, which are float32; experts of 17.5 MB each.
+    """
+    spec = resolve_model("kimi-k3")
+    assert spec.num_parameters / 1e12 == pytest.approx(2.78, abs=0.005)
+    assert (spec.num_active_parameters - spec.vocab_size * spec.hidden_size) / 1e9 == pytest.approx(104, abs=0.5)
+    tensors = [tensor for layer in spec.layers for tensor in layer.all_tensors]
+    trunk = tuple(tensor for tensor in tensors if tensor.role != "expert")
+    wide = count_elements(tuple(tensor for tensor in trunk if tensor.role in ("conv", "state", "bias")))
+    assert 2 * (count_elements(trunk) + wide) / 1e9 == pytest.approx(108.81, abs=0.005)
+    assert 2 * count_elements(spec.tensors) / 1e9 == pytest.approx(4.70, abs=0.005)
+    experts = [tensor for tensor in tensors if tensor.role == "expert"]
+    packed = {tensor.name for tensor in tensors if format_of(spec.quantization, tensor, 1) is not None}
+    assert packed == {tensor.name for tensor in experts}
+    assert spec.quantization is not None
+    each = sum(quantized_bytes(tensor.shape, spec.quantization) for tensor in experts) / (92 * 896)
+    assert each / 1e6 == pytest.approx(17.5, abs=0.05)
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"])
+def test_deepseek_v4_that_sees_is_the_language_model_and_names_its_tower(architecture):
+    """vLLM's class for it holds DeepseekV4ForCausalLM of the same config; the published one keeps that name."""
+    profile = find_profile("deepseek-v4-flash")
+    assert profile is not None
+    plain = read_profile(profile)
+    config = {**profile["config"], "architectures": [architecture], "vision_n_layers": 32}
+    spec = read_config(config, model_id="v4 vision")
+    assert (spec.layers, spec.tensors) == (plain.layers, plain.tensors)
+    assert [(extra.name, extra.num_parameters) for extra in spec.extras if extra.kind == "vision"] == [
+        ("vision tower", None)
+    ]

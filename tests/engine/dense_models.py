@@ -237,6 +237,8 @@ _ONE_HEAD_EACH = SIZES | {"num_key_value_heads": 4}
 
 RENAMED: dict[str, Renamed] = {
     "aquila": Renamed(_LLAMA, SIZES | {"architectures": ["AquilaForCausalLM"]}, _replaced()),
+    "iquest coder": Renamed(_LLAMA, SIZES | {"architectures": ["IQuestCoderForCausalLM"]}, _replaced()),
+    "telechat 3": Renamed(_LLAMA, SIZES | {"architectures": ["TeleChat3ForCausalLM"]}, _replaced()),
     "baichuan": Renamed(
         Dense("LlamaConfig", _ONE_HEAD_EACH),
         _ONE_HEAD_EACH | {"architectures": ["BaichuanForCausalLM"], "num_key_value_heads": None},

@@ -21,6 +21,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
     "xielu": "xielu",
+    "situ": "situ",
 }
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai", "situ"]
 Scoring = Literal["softmax", "sigmoid", "softmax_of_top", "sqrt_softplus", "sparse_mixer"]
 
 
@@ -13,7 +13,8 @@ Scoring = Literal["softmax", "sigmoid", "softmax_of_top", "sqrt_softplus", "spar
 class Mlp:
     """Two matrices, up and down, or three when ``gated``: activation(gate) * up. gelu_tanh: the tanh formula.
 
-    swiglu_oai: gpt-oss's gate, clamped at ``limit``: min(g, limit) * sigmoid(1.702 g) * (clamp(u) + 1).
+    swiglu_oai: gpt-oss's gate, clamped at ``limit``: min(g, limit) * sigmoid(1.702 g) * (clamp(u) + 1). situ: Kimi
+    K3's, which only counts.
     """
 
     size: int
@@ -33,7 +34,8 @@ class Mixture:
     sum. scale: then multiplied with this. correction: a bias of each expert that decides the choice and not the weight.
     num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP that every token takes;
     shared_gate: weighted by a sigmoid of one more row of the router. router_bias: the router adds one. latent_size:
-    experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3 Super). num_idle:
+    experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3 Super); latent_norm:
+    and normalised before (Kimi K3). num_idle:
     further choices of the router, which give the token back as it is (LongCat). apart: experts and router read the
     residual stream through a norm of their own, not what the shared MLP reads, outputs of both are normalised before
     they are added, and each expert's is scaled (Gemma 4).
@@ -57,6 +59,7 @@ class Mixture:
     router_bias: bool = False
     jitter: float = 0.0
     latent_size: int | None = None
+    latent_norm: bool = False
     num_idle: int = 0
     apart: bool = False
     whole_experts: bool = False

@@ -87,7 +87,7 @@ class Attention:
     value_norm: each head of values is normalised, by an RMSNorm without a weight. shared_weights: several layers run
     the same projections, which the model lists among its ``others`` (Zamba 2). clip: queries, keys and values are kept
     within it, on both sides of 0. alibi_scale: of the slopes. growing_scale: (beta, tokens): the query at position p is
-    multiplied with 1 + beta * log(1 + floor(p / tokens)).
+    multiplied with 1 + beta * log(1 + floor(p / tokens)). query_rank: queries come from a normalised latent (Step 3).
     """
 
     num_heads: int
@@ -115,6 +115,7 @@ class Attention:
     value_norm: bool = False
     indexer: Indexer | None = None
     shared_weights: bool = False
+    query_rank: int | None = None
 
     @property
     def query_size(self) -> int:
@@ -147,7 +148,8 @@ class LatentAttention:
     q_rank: queries come from a latent of their own; None: straight from the layer's input. nope_size, rope_size: of a
     query's head without and with positions. latent_norm_eps: of both latents' norms. growing_scale: as Attention's.
     sparse_top_k: each token attends to so many at most, which the indexer chooses; where the layer has none of its own,
-    the last layer that has one did.
+    the last layer that has one did. gate: rows of a projection of the layer's input that gates the output, per element
+    (Kimi K3) or per head (Ling 3); 0: none.
     """
 
     num_heads: int
@@ -163,6 +165,7 @@ class LatentAttention:
     latent_norm_eps: float = 1e-6
     growing_scale: tuple[float, int] | None = None
     sparse_top_k: int | None = None
+    gate: int = 0
 
     @property
     def query_size(self) -> int:
@@ -215,9 +218,11 @@ class State:
     elements of state, () where there is none. conv_dtype, recurrent_dtype: None for the model's. num_heads, key_heads,
     key_size, value_size, num_groups: of the kind, 0 where it has none of them. rank: of the low-rank projections of a
     step (Mamba 1) or of a gate (Kimi). bias, output_bias, conv_bias: of the projections from and to the hidden state
-    and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba);
-    plain_norms: without weights (Falcon Mamba), norm_eps: None for the layer's own. norm_first: Mamba 2's norm stands
-    before the gate. step_limits: what its steps are kept within. strength_scale: of a delta rule's strengths.
+    and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba),
+    lightning attention each head's query and key (Ling 2.5); plain_norms: without weights (Falcon Mamba), norm_eps:
+    None for the layer's own. norm_first: Mamba 2's norm stands before the gate. step_limits: what its steps are kept
+    within. strength_scale: of a delta rule's strengths. full_gate, full_decay: a Kimi gate, or decay, is one matrix
+    (Kimi K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5).
     """
 
     kind: StateKind
@@ -241,6 +246,9 @@ class State:
     norm_first: bool = False
     step_limits: tuple[float, float] = (0.0, math.inf)
     strength_scale: float = 1.0
+    full_gate: bool = False
+    full_decay: bool = False
+    rope: Rope | None = None
 
 
 @dataclass(frozen=True, slots=True)

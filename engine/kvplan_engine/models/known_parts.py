@@ -43,7 +43,7 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
         case Attention():
             return _lacking_in_attention(mixer)
         case LatentAttention():
-            return _lacking_in_rope(mixer.rope)
+            return "a gate of latent attention" if mixer.gate else _lacking_in_rope(mixer.rope)
         case State():
             return _lacking_in_state(mixer)
         case _:
@@ -53,6 +53,8 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
 def _lacking_in_state(state: State) -> str | None:
     if state.kind not in _STATE_KINDS:
         return f"states of {state.kind.replace('_', ' ')}"
+    if state.full_gate or state.full_decay:
+        return "a full gate of Kimi's states"
     return "states without a convolution" if state.conv_kernel < 2 else None
 
 
@@ -61,6 +63,7 @@ def _lacking_in_attention(attention: Attention) -> str | None:
         return f"attention that keeps a {attention.kept.kind}"
     named = {
         "an index of keys": attention.indexer is not None,
+        "queries from a latent": attention.query_rank is not None,
     }
     return next((name for name, wanted in named.items() if wanted), None) or _lacking_in_rope(attention.rope)
 
@@ -73,8 +76,12 @@ def _lacking_in_rope(rope: Rope | None) -> str | None:
 
 def _lacking_in_feed_forward(part: FeedForward) -> str | None:
     if isinstance(part, Mlp):
+        if part.activation == "situ":
+            return "the activation 'situ'"
         return "a gate within limits" if part.activation == "swiglu_oai" or part.limit is not None else None
     named = {
         "experts that do nothing": part.num_idle > 0,
+        "the activation 'situ'": part.expert.activation == "situ",
+        "a norm behind its experts": part.latent_norm,
     }
     return next((name for name, wanted in named.items() if wanted), None)

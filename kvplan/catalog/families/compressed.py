@@ -12,7 +12,7 @@ from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
 from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.positions import with_ropes
 from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
-from kvplan.catalog.spec import CompressedAttention, LayerSpec, MoeFeedForward, RopeSpec, SparseIndexer
+from kvplan.catalog.spec import CompressedAttention, ExtraModule, LayerSpec, MoeFeedForward, RopeSpec, SparseIndexer
 from kvplan.catalog.tensors import Tensor
 
 _INDEXED_RATIO = 4
@@ -122,8 +122,15 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     # The ratios go on with those of the multi-token layers, which join embedding and hidden state in a matrix each.
     own = LayerSpec(mixers[ratios[min(sizes.layers, len(ratios) - 1)]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
-    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, own, sizes.hidden, joint=joint))
+    extras = _vision(view) + multi_token_layers(view, own, sizes.hidden, joint=joint)
+    body = hybrid_body(view, sizes, layers, extras=extras)
     return with_ropes(replace(body, tensors=body.tensors + head), _ropes(view, ratios[: sizes.layers]))
+
+
+def _vision(view: ConfigView) -> tuple[ExtraModule, ...]:
+    """The tower of the model that sees, whose config has its keys beside the text's."""
+    count = view.layers("vision_n_layers", default=0, minimum=0)
+    return (ExtraModule("vision tower", "vision", None, count),) if count else ()
 
 
 def _ropes(view: ConfigView, ratios: Sequence[int | None]) -> Iterator[RopeSpec]:

@@ -1,14 +1,23 @@
-"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid, Kimi Linear, MiniMax Text 01."""
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid, Kimi Linear and K3, MiniMax Text 01."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.latent import latent_attention, read_latent_sizes
-from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards, stepped
+from kvplan.catalog.families.latent import LatentSizes, latent_attention, read_latent_sizes
+from kvplan.catalog.families.mixtures import (
+    MixtureFamily,
+    after_dense_ones,
+    after_first_layer,
+    read_feed_forwards,
+    stepped,
+)
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.families.plain import Flag, PlainFamily
+from kvplan.catalog.families.positions import with_ropes
 from kvplan.catalog.families.state import (
     DeltaSizes,
     gated_delta_net,
@@ -16,8 +25,9 @@ from kvplan.catalog.families.state import (
     lightning_attention,
     read_state_dtype,
 )
-from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, norms
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, linear, norm, norms
 from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer
+from kvplan.catalog.tensors import Tensor
 
 _QWEN_MIXTURE = MixtureFamily(
     PlainFamily(),
@@ -33,6 +43,16 @@ _KIMI_MIXTURE = MixtureFamily(
     shared_count=("num_shared_experts",),
     router_bias=True,
     traits=MoeTraits(name="block_sparse_moe", shared_name="shared_experts"),
+)
+
+
+_BAILING_HYBRID = MixtureFamily(
+    PlainFamily(),
+    after_dense_ones,
+    shared_count=("num_shared_experts",),
+    shared_each=("moe_shared_expert_intermediate_size",),
+    router_bias=Flag(("moe_router_enable_expert_bias",), False),
+    traits=MoeTraits(shared_name="shared_experts"),
 )
 
 
@@ -106,25 +126,113 @@ def read_olmo_hybrid(view: ConfigView) -> Body:
 
 
 def read_kimi_linear(view: ConfigView) -> Body:
-    """Kimi Linear: three Kimi Delta Attentions, then one latent attention without rotary positions."""
+    """Kimi Linear: three Kimi Delta Attentions, then one latent attention without rotary positions.
+
+    Kimi K3 adds gates of full rank, experts behind a projection, and a residual that each block weighs anew.
+    """
     sizes = read_sizes(view, head_default=1)
-    linear = view.section("linear_attn_config")
-    if linear is None:
+    keys = view.section("linear_attn_config")
+    if keys is None:
         raise view.reject("linear_attn_config", "an object")
     delta = kimi_delta(
         sizes.hidden,
-        linear.integer("num_heads"),
-        linear.integer("head_dim"),
-        linear.integer("short_conv_kernel_size", default=4),
+        keys.integer("num_heads"),
+        keys.integer("head_dim"),
+        keys.integer("short_conv_kernel_size", default=4),
+        full_gate=keys.flag("use_full_rank_gate", default=False),
     )
-    full = {index - 1 for index in linear.integers("full_attn_layers", minimum=1) or []}
+    full = {index - 1 for index in keys.integers("full_attn_layers", minimum=1) or []}
     if any(index >= sizes.layers for index in full):
-        raise linear.reject("full_attn_layers", f"layers from 1 to {sizes.layers}")
-    latent = latent_attention(sizes.hidden, read_latent_sizes(view))
-    parts = read_feed_forwards(view, _KIMI_MIXTURE, sizes)
+        raise keys.reject("full_attn_layers", f"layers from 1 to {sizes.layers}")
+    latent_sizes = read_latent_sizes(view)
+    gated = view.flag("mla_use_output_gate", default=False)
+    gate = latent_sizes.heads * latent_sizes.value if gated else 0
+    latent = latent_attention(sizes.hidden, latent_sizes, gate=gate)
+    parts = read_feed_forwards(view, _kimi_mixture(view), sizes)
     mixers: list[Mixer] = [latent if index in full else delta for index in range(sizes.layers)]
+    weighs = view.has("attn_res_block_size")
+    others = norms(2, sizes.hidden)
+    if weighs:
+        others += _weighed_residual("self_attention", sizes.hidden) + _weighed_residual("mlp", sizes.hidden)
+    layers = [LayerSpec(mixer, None, part, others) for mixer, part in zip(mixers, parts, strict=True)]
+    body = hybrid_body(view, sizes, layers, rotary=not view.flag("mla_use_nope", default=True))
+    return replace(body, tensors=body.tensors + _weighed_residual("output_attn", sizes.hidden)) if weighs else body
+
+
+def _kimi_mixture(view: ConfigView) -> MixtureFamily:
+    """With Kimi K3's projections around its experts, where the config names their size."""
+    normed = view.flag("latent_moe_use_norm", default=False)
+    traits = replace(
+        _KIMI_MIXTURE.traits,
+        latent_size=view.optional_integer("routed_expert_hidden_size"),
+        latent_names=("routed_expert_down_proj", "routed_expert_up_proj"),
+        latent_norm="routed_expert_norm" if normed else "",
+    )
+    return replace(_KIMI_MIXTURE, traits=traits)
+
+
+def _weighed_residual(name: str, hidden: int) -> tuple[Tensor, ...]:
+    """A norm and one score: how much of each earlier block's output goes into the next input (Kimi K3)."""
+    return norm(f"{name}_res_norm", hidden) + linear(f"{name}_res_proj", 1, hidden, role="router")
+
+
+def read_bailing_hybrid(view: ConfigView) -> Body:
+    """Ling and Ring 2.5: of each group of layers the last has latent attention, the others lightning attention."""
+    sizes = read_sizes(view)
+    biased = view.flag("use_bias", default=False)
+    lightning = lightning_attention(
+        sizes.hidden,
+        sizes.heads,
+        sizes.head,
+        bias=biased or view.flag("use_qkv_bias", default=False),
+        norms=view.flag("use_qk_norm", default=False),
+    )
+    if biased:
+        raise view.reject("use_bias", "false (biases of other layers are not known)")
+    latent = latent_attention(sizes.hidden, read_latent_sizes(view))
+    period = view.integer("layer_group_size", default=1)
+    parts = read_feed_forwards(view, _BAILING_HYBRID, sizes)
+    mixers: list[Mixer] = [lightning if (index + 1) % period else latent for index in range(sizes.layers)]
     layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
-    return hybrid_body(view, sizes, layers, rotary=not view.flag("mla_use_nope", default=True))
+    last = LayerSpec(latent, None, parts[-1], norms(2, sizes.hidden))
+    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, last, sizes.hidden))
+    turned = read_rope(view, sizes.head)
+    return with_ropes(body, (replace(turned, rotary_size=latent.qk_rope_head_size), turned))
+
+
+def read_bailing_v3(view: ConfigView) -> Body:
+    """Ling 3: of each group of layers the last, and all behind the last whole group, have gated latent attention.
+
+    The others are Kimi Delta Attention, whose decays and gates are matrices of full rank.
+    """
+    sizes = read_sizes(view)
+    if not view.flag("no_kda_lora", default=False):
+        raise view.reject("no_kda_lora", "true (matrices of low rank are not known)")
+    delta = kimi_delta(
+        sizes.hidden,
+        sizes.heads,
+        sizes.head,
+        view.integer("short_conv_kernel_size", default=4),
+        full_gate=True,
+        full_decay=True,
+    )
+    latent_sizes = read_latent_sizes(view)
+    latent = latent_attention(sizes.hidden, latent_sizes, gate=_bailing_gate(view, latent_sizes))
+    period = view.integer("layer_group_size", default=1)
+    whole = sizes.layers // period * period
+    parts = read_feed_forwards(view, replace(_BAILING_HYBRID, router_bias=True), sizes)
+    mixers: list[Mixer] = [
+        latent if (index + 1) % period == 0 or index >= whole else delta for index in range(sizes.layers)
+    ]
+    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    last = LayerSpec(latent, None, parts[-1], norms(2, sizes.hidden))
+    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, last, sizes.hidden))
+    return replace(body, rope=replace(read_rope(view, sizes.head), rotary_size=latent.qk_rope_head_size))
+
+
+def _bailing_gate(view: ConfigView, sizes: LatentSizes) -> int:
+    kind = view.text("gated_attention_proj_granularity_type", default="")
+    return {"head_wise": sizes.heads, "element_wise": sizes.heads * sizes.value}.get(kind, 0)
 
 
 def read_minimax(view: ConfigView) -> Body:

@@ -24,7 +24,9 @@ from kvplan.catalog.parts import (
     Window,
     attention,
     feed_forward,
+    linear,
     mixture,
+    norm,
     norms,
     sliding,
 )
@@ -186,6 +188,35 @@ def _step_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
     except (TypeError, ValueError):
         raise view.reject("moe_layers_enum", "numbers of layers, such as 3,4,5") from None
     return [index in sparse for index in range(num_layers)]
+
+
+def read_step3(view: ConfigView) -> Body:
+    """Step 3: one KV head, queries through a matrix that all heads share, experts and a shared one in listed layers."""
+    sizes = replace(read_sizes(view, head_default=256), kv_heads=1)
+    shared_query = view.integer("share_q_dim", default=2048)
+    plain = attention(sizes.hidden, sizes.heads, 1, sizes.head)
+    name, width = "self_attn", sizes.heads * sizes.head
+    factors = linear(f"{name}.q_proj", shared_query, sizes.hidden) + norm(f"{name}.inter_norm", shared_query)
+    factors += linear(f"{name}.wq", width, shared_query, "column")
+    mixer = replace(plain, tensors=factors + tuple(each for each in plain.tensors if each.name != f"{name}.q_proj"))
+    family = MixtureFamily(
+        PlainFamily(),
+        _step3_sparse_layers,
+        expert_size=("moe_intermediate_size",),
+        shared_size=("share_expert_dim",),
+        traits=_SHARED,
+    )
+    layers = _stack(sizes, [mixer] * sizes.layers, read_feed_forwards(view, family, sizes))
+    body = hybrid_body(view, sizes, layers)
+    positions = view.optional_integer("max_position_embedding") or body.max_position_embeddings
+    return replace(body, max_position_embeddings=positions)
+
+
+def _step3_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
+    """Those that ``moe_layers_enum`` lists, else all but the first."""
+    if view.has("moe_layers_enum"):
+        return _step_sparse_layers(view, num_layers)
+    return [index > 0 for index in range(num_layers)]
 
 
 def read_laguna(view: ConfigView) -> Body:

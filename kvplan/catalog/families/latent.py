@@ -17,7 +17,7 @@ from kvplan.catalog.families.common import (
 )
 from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, after_first_layer, read_feed_forwards
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.families.plain import Flag, PlainFamily
 from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms, outside
 from kvplan.catalog.spec import (
     FeedForward,
@@ -50,6 +50,23 @@ _GLM = MixtureFamily(
     PlainFamily(), after_first_layer, shared_count=("n_shared_experts",), router_bias=True, traits=_SHARED
 )
 
+
+def _counted_from_the_first(view: ConfigView, num_layers: int) -> list[bool]:
+    """Sarvam's rule: every ``moe_layer_freq``-th layer, counted from the first behind the dense ones."""
+    first, step = view.integer("first_k_dense_replace", default=1, minimum=0), view.integer("moe_layer_freq", default=1)
+    return [index >= first and (index - first) % step == 0 for index in range(num_layers)]
+
+
+_SARVAM = MixtureFamily(
+    PlainFamily(),
+    _counted_from_the_first,
+    shared_count=("num_shared_experts",),
+    shared_default=1,
+    shared_each=("moe_shared_expert_intermediate_size",),
+    router_bias=Flag(("moe_router_enable_expert_bias",), True),
+    traits=_SHARED,
+)
+
 LATENT: dict[str, LatentFamily] = {
     "DeepseekV2ForCausalLM": LatentFamily(_deepseek(correction=False)),
     "DeepseekV3ForCausalLM": LatentFamily(_deepseek(correction=True)),
@@ -57,6 +74,8 @@ LATENT: dict[str, LatentFamily] = {
     "GlmMoeDsaForCausalLM": LatentFamily(_deepseek(correction=True), has_indexer=True),
     "Glm4MoeLiteForCausalLM": LatentFamily(_GLM),
     "Mistral4ForCausalLM": LatentFamily(_deepseek(correction=False)),
+    "MistralLarge3ForCausalLM": LatentFamily(_deepseek(correction=False)),
+    "SarvamMLAForCausalLM": LatentFamily(_SARVAM),
     "MiniCPM3ForCausalLM": LatentFamily(None, tied=True),
     "YoutuForCausalLM": LatentFamily(None),
 }
@@ -94,11 +113,11 @@ def read_indexer(view: ConfigView) -> SparseIndexer:
 
 
 def latent_attention(
-    hidden: int, sizes: LatentSizes, *, bias: bool = False, indexer: SparseIndexer | None = None, gate: bool = False
+    hidden: int, sizes: LatentSizes, *, bias: bool = False, indexer: SparseIndexer | None = None, gate: int = 0
 ) -> LatentAttention:
     """A latent attention and its weights; ``bias`` is that of the down projections and of the output.
 
-    ``gate``: the output is gated per element by a matrix of its own (Kimi K3).
+    ``gate``: rows of a matrix that gates the output, one per element (Kimi K3) or per head (Ling 3).
     """
     return LatentAttention(
         num_heads=sizes.heads,
@@ -112,7 +131,7 @@ def latent_attention(
     )
 
 
-def _latent_tensors(hidden: int, sizes: LatentSizes, *, bias: bool, gate: bool) -> tuple[Tensor, ...]:
+def _latent_tensors(hidden: int, sizes: LatentSizes, *, bias: bool, gate: int) -> tuple[Tensor, ...]:
     name, query = "self_attn", sizes.heads * (sizes.nope + sizes.rope)
     if sizes.q_lora is None:
         tensors = linear(f"{name}.q_proj", query, hidden, "column")
@@ -124,7 +143,7 @@ def _latent_tensors(hidden: int, sizes: LatentSizes, *, bias: bool, gate: bool) 
     tensors += norm(f"{name}.kv_a_layernorm", sizes.kv_lora)
     tensors += linear(f"{name}.kv_b_proj", sizes.heads * (sizes.nope + sizes.value), sizes.kv_lora, "column")
     tensors += linear(f"{name}.o_proj", hidden, sizes.heads * sizes.value, "row", bias=bias)
-    return tensors + (linear(f"{name}.g_proj", sizes.heads * sizes.value, hidden, "column") if gate else ())
+    return tensors + (linear(f"{name}.g_proj", gate, hidden, "column") if gate else ())
 
 
 def _indexer_tensors(hidden: int, sizes: LatentSizes, indexer: SparseIndexer | None) -> tuple[Tensor, ...]:

@@ -101,7 +101,7 @@ class MixtureFamily:
     """Keys of the shared expert's whole size."""
     shared_size_default: int = 0
     shared_count: tuple[str, ...] = ()
-    """Keys of a number of shared experts, each of the experts' size."""
+    """Keys of a number of shared experts, each of the experts' size; where ``shared_size`` is not in the config."""
     shared_default: int = 0
     shared_each: tuple[str, ...] = ()
     """Keys of the size of one shared expert where it is not the routed experts'."""
@@ -111,7 +111,7 @@ class MixtureFamily:
 
 def shared_intermediate(view: ConfigView, family: MixtureFamily, expert_size: int) -> int:
     """Inner size of all shared experts together; 0 when there are none."""
-    if family.shared_size:
+    if family.shared_size and not (family.shared_count and not any(map(view.has, family.shared_size))):
         return view.integer(*family.shared_size, default=family.shared_size_default, minimum=0)
     if family.shared_each:
         expert_size = view.integer(*family.shared_each, default=expert_size)
@@ -254,6 +254,24 @@ MIXTURES: dict[str, MixtureFamily] = {
     ),
     "BailingMoeForCausalLM": _BAILING,
     "BailingMoeV2ForCausalLM": replace(
+        _BAILING,
+        plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
+        router_bias=Flag(("moe_router_enable_expert_bias",), False),
+    ),
+    "Param2MoEForCausalLM": MixtureFamily(
+        PlainFamily(
+            Flag(("use_qkv_bias",), False),
+            Flag(("use_bias",), False),
+            qk_norm="head",
+            qk_norm_flag=Flag(("use_qk_norm",), False),
+        ),
+        after_first_layer,
+        shared_size=("moe_shared_expert_intermediate_size",),
+        shared_count=("num_shared_experts",),
+        shared_default=1,
+        router_bias=Flag(("moe_router_enable_expert_bias",), True),
+    ),
+    "SarvamMoEForCausalLM": replace(
         _BAILING,
         plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
         router_bias=Flag(("moe_router_enable_expert_bias",), False),

@@ -132,6 +132,7 @@ FAMILIES: dict[str, PlainFamily] = {
         qkv_bias=Flag(("attention_bias",), True), norms=4, head_default=128, rotary_share=0.5
     ),
     "SmolLM3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, tied=True, windows=windows.when_used),
+    "SolarForCausalLM": replace(LLAMA, windows=windows.solar, max_positions=2048),
     "SeedOssForCausalLM": PlainFamily(Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS),
     "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
     "NemotronForCausalLM": PlainFamily(

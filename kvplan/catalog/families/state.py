@@ -123,17 +123,28 @@ def gated_delta_net(hidden: int, sizes: DeltaSizes, *, state_dtype: str | None =
     return StateMixer("gated_delta_net", channels, sizes.kernel, shape, recurrent_dtype=state_dtype, tensors=tensors)
 
 
-def kimi_delta(hidden: int, heads: int, head: int, kernel: int) -> StateMixer:
-    """Kimi Delta Attention: q, k and v each convolved, a forget gate per channel, the state always in float32."""
+def kimi_delta(
+    hidden: int, heads: int, head: int, kernel: int, *, full_gate: bool = False, full_decay: bool = False
+) -> StateMixer:
+    """Kimi Delta Attention: q, k and v each convolved, a forget gate per channel, the state always in float32.
+
+    ``full_gate``: the output's gate is one matrix (Kimi K3), not two of low rank; ``full_decay``: decays too (Ling 3).
+    """
     name, width = "self_attn", heads * head
     tensors: tuple[Tensor, ...] = ()
     for each in ("q_proj", "k_proj", "v_proj"):
         tensors += linear(f"{name}.{each}", width, hidden, "column")
     tensors += _convolution(name, 3 * width, kernel, bias=False)
-    tensors += linear(f"{name}.f_a_proj", head, hidden) + linear(f"{name}.f_b_proj", width, head, "column")
+    if full_decay:
+        tensors += linear(f"{name}.f_proj", width, hidden, "column")
+    else:
+        tensors += linear(f"{name}.f_a_proj", head, hidden) + linear(f"{name}.f_b_proj", width, head, "column")
     tensors += _per_head(name, width, "dt_bias") + _per_head(name, heads, "A_log")
     tensors += linear(f"{name}.b_proj", heads, hidden, "column")
-    tensors += linear(f"{name}.g_a_proj", head, hidden) + linear(f"{name}.g_b_proj", width, head, "column")
+    if full_gate:
+        tensors += linear(f"{name}.g_proj", width, hidden, "column")
+    else:
+        tensors += linear(f"{name}.g_a_proj", head, hidden) + linear(f"{name}.g_b_proj", width, head, "column")
     tensors += norm(f"{name}.o_norm", head) + linear(f"{name}.o_proj", hidden, width, "row")
     return StateMixer("kimi_delta", 3 * width, kernel, (heads, head, head), recurrent_dtype="float32", tensors=tensors)
 
@@ -146,10 +157,14 @@ def short_convolution(hidden: int, kernel: int, *, bias: bool) -> StateMixer:
     return StateMixer("short_conv", hidden, kernel, (), tensors=tensors)
 
 
-def lightning_attention(hidden: int, heads: int, head: int) -> StateMixer:
-    """MiniMax's linear attention: one matrix of head x head per head, no convolution."""
+def lightning_attention(hidden: int, heads: int, head: int, *, bias: bool = False, norms: bool = False) -> StateMixer:
+    """MiniMax's linear attention: one matrix of head x head per head, no convolution.
+
+    ``bias``: of queries, keys and values; ``norms``: of each head's queries and keys (Ling 2.5).
+    """
     name, width = "self_attn", heads * head
-    tensors = linear(f"{name}.qkv_proj", 3 * width, hidden, "column")
+    tensors = linear(f"{name}.qkv_proj", 3 * width, hidden, "column", bias=bias)
+    tensors += norm(f"{name}.q_norm", head) + norm(f"{name}.k_norm", head) if norms else ()
     tensors += linear(f"{name}.output_gate", width, hidden, "column")
     tensors += norm(f"{name}.norm", width) + linear(f"{name}.out_proj", hidden, width, "row")
     return StateMixer("linear_attention", 0, 1, (heads, head, head), tensors=tensors)

@@ -32,6 +32,14 @@ def mistral(view: ConfigView, num_layers: int) -> list[Window]:
     return every_layer(view, num_layers)
 
 
+def solar(view: ConfigView, num_layers: int) -> list[Window]:
+    """As ``every_layer``; a config that does not mention the window has its class's default of 2,047."""
+    if not view.names("sliding_window"):
+        view.assume("'sliding_window' is not in the config: 2,047, the default of this architecture.")
+        return [sliding(2047)] * num_layers
+    return every_layer(view, num_layers)
+
+
 def when_used(view: ConfigView, num_layers: int) -> list[Window]:
     """Qwen 2 and 3: only with ``use_sliding_window``, and only from layer ``max_window_layers`` on."""
     if not view.flag("use_sliding_window", default=False):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredTensor
+from kvplan.catalog.parts import LATENT_PROJECTIONS
 from kvplan.catalog.spec import (
     DenseFeedForward,
     LatentAttention,
@@ -243,7 +244,7 @@ def _products_of_experts(mixture: MoeFeedForward) -> Iterator[Tensor]:
     """Experts and shared ones, not the projections around them. Where experts' outputs are scaled, these are wide."""
     are_scaled = any(tensor.name.endswith("per_expert_scale") for tensor in mixture.tensors)
     for tensor in mixture.tensors:
-        is_shared = tensor.role == "linear" and not tensor.name.endswith("latent_proj")
+        is_shared = tensor.role == "linear" and not tensor.name.endswith(LATENT_PROJECTIONS)
         if is_shared or (tensor.role == "expert" and not are_scaled):
             yield tensor
 

@@ -6,6 +6,7 @@ What few families add (scales and norms of the residual stream, softcaps, learne
 
 from __future__ import annotations
 
+from kvplan.catalog.parts import LATENT_PROJECTIONS
 from kvplan.catalog.spec import (
     CompressedAttention,
     DenseFeedForward,
@@ -91,7 +92,7 @@ def launches_each_expert(spec: ModelSpec, dtype: str, quantization: str, group_s
 
 
 def _is_left_to_torch(mixture: MoeFeedForward, itemsize: int) -> bool:
-    has_latent = any(tensor.name.endswith("latent_proj") for tensor in mixture.tensors)
+    has_latent = any(tensor.name.endswith(LATENT_PROJECTIONS) for tensor in mixture.tensors)
     sizes = (mixture.expert_intermediate_size, mixture.shared_intermediate_size)
     is_large = mixture.num_experts > _MOST_EXPERTS or mixture.experts_per_token > _MOST_CHOICES
     return has_latent or is_large or any(size * itemsize % _VECTOR_BYTES for size in sizes)

@@ -18,6 +18,8 @@ def attention_parameters(attention: Attention, hidden_size: int, norm_kind: Norm
     yield from projection(
         "qkv", _rows(attention), hidden_size, bias=attention.qkv_bias, split="outputs", kv_heads=heads
     )
+    if attention.query_rank is not None:
+        yield from _query_through_latent(attention, attention.query_rank, hidden_size)
     yield from projection("output", hidden_size, attention.output_size, bias=attention.output_bias, split="inputs")
     if attention.gate in ("element", "separate"):
         bias = attention.qkv_bias and attention.gate == "element"
@@ -43,8 +45,14 @@ def _indexer_parameters(indexer: Indexer, hidden_size: int, norm_kind: NormKind)
     yield from norm("indexer.key_norm", norm_kind, indexer.head_size)
 
 
+def _query_through_latent(attention: Attention, rank: int, hidden_size: int) -> Iterator[Parameter]:
+    yield from projection("query_down", rank, hidden_size)
+    yield from norm("query_latent_norm", "rms", rank)
+    yield from projection("query_up", attention.query_size, rank, split="outputs")
+
+
 def _rows(attention: Attention) -> Rows:
-    rows: Rows = (("query", attention.query_size),)
+    rows: Rows = () if attention.query_rank is not None else (("query", attention.query_size),)
     if attention.reads_layer is None:
         rows += (("key", attention.num_kv_heads * attention.key_size),)
         if not attention.value_is_key:

@@ -23,6 +23,8 @@ def latent_parameters(attention: LatentAttention, hidden_size: int) -> Iterator[
     per_head = attention.nope_size + attention.value_size
     yield from projection("kv_up", attention.num_heads * per_head, attention.kv_rank)
     yield from projection("output", hidden_size, attention.num_heads * attention.value_size, bias=attention.bias)
+    if attention.gate:
+        yield from projection("gate", attention.gate, hidden_size)
     if attention.indexer is not None:
         yield from _latent_indexer(attention.indexer, attention.q_rank or hidden_size, hidden_size)
 

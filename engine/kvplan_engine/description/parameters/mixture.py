@@ -29,6 +29,8 @@ def mixture_parameters(mixture: Mixture, hidden_size: int) -> Iterator[Parameter
     if mixture.latent_size is not None:
         yield from projection("latent_down", mixture.latent_size, hidden_size)
         yield from projection("latent_up", hidden_size, mixture.latent_size)
+        if mixture.latent_norm:
+            yield from norm("latent_norm", "rms", mixture.latent_size)
 
 
 def _expert_parameters(mixture: Mixture, inner_size: int) -> Iterator[Parameter]:

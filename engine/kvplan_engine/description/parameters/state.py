@@ -84,15 +84,21 @@ def _gated_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
 
 
 def _kimi_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
-    """As gated delta, with a decay of each element of a key; decay and gate come through matrices of low rank."""
+    """As gated delta, with a decay of each element of a key; decay and gate come through matrices of low rank.
+
+    full_gate, full_decay: through one.
+    """
     size = state.num_heads * state.key_size
     stacked: Rows = (("query", size), ("key", size), ("value", size))
     yield from projection("qkv", stacked, hidden_size)
     yield from _convolution(state, stacked)
     yield from projection("strength", state.num_heads, hidden_size)
-    for part in ("decay", "gate"):
-        yield from projection(f"{part}_down", state.rank, hidden_size)
-        yield from projection(f"{part}_up", size, state.rank)
+    for part, is_full in (("decay", state.full_decay), ("gate", state.full_gate)):
+        if is_full:
+            yield from projection(part, size, hidden_size)
+        else:
+            yield from projection(f"{part}_down", state.rank, hidden_size)
+            yield from projection(f"{part}_up", size, state.rank)
     yield from _decay(state.num_heads)
     yield Parameter("step_bias", (size,), "bias", "")
     yield from norm("gated_norm", "rms", state.value_size)
@@ -108,10 +114,13 @@ def _short_conv(state: State, hidden_size: int) -> Iterator[Parameter]:
 
 
 def _linear_attention(state: State, hidden_size: int) -> Iterator[Parameter]:
-    """Lightning attention (MiniMax): decays are fixed, so only projections, a gate and a norm have weights."""
+    """Lightning attention (MiniMax): decays are fixed, so only projections, a gate and norms have weights."""
     heads, rows, _ = state.recurrent_shape
     size = prod((heads, rows))
-    yield from projection("qkv", (("query", size), ("key", size), ("value", size)), hidden_size)
+    yield from projection("qkv", (("query", size), ("key", size), ("value", size)), hidden_size, bias=state.bias)
+    if state.norms:
+        yield from norm("query_norm", "rms", state.key_size)
+        yield from norm("key_norm", "rms", state.key_size)
     yield from projection("gate", size, hidden_size)
     yield from norm("output_norm", "rms", size)
     yield from projection("out", hidden_size, size)

@@ -38,6 +38,7 @@ from kvplan_engine.checkpoints.families.dense.qwen2 import MIMO, QWEN2
 from kvplan_engine.checkpoints.families.dense.qwen3 import QWEN3
 from kvplan_engine.checkpoints.families.dense.seed_oss import SEED_OSS
 from kvplan_engine.checkpoints.families.dense.smollm3 import SMOLLM3
+from kvplan_engine.checkpoints.families.dense.solar import SOLAR
 from kvplan_engine.checkpoints.families.dense.stablelm import STABLELM
 from kvplan_engine.checkpoints.families.dense.starcoder2 import STARCODER2
 
@@ -85,6 +86,7 @@ DENSE = (
     QWEN3,
     SEED_OSS,
     SMOLLM3,
+    SOLAR,
     STABLELM,
     STARCODER2,
 )

@@ -37,7 +37,10 @@ def llama_attention(config: Mapping[str, Any], **others: Any) -> Attention:
 
 
 LLAMA = Family(
-    architectures=("LlamaForCausalLM", "LLaMAForCausalLM", "AquilaForCausalLM"),
+    architectures=(
+        *("LlamaForCausalLM", "LLaMAForCausalLM", "AquilaForCausalLM"),
+        *("IQuestCoderForCausalLM", "TeleChat3ForCausalLM"),
+    ),
     model_types=("llama", "aquila"),
     read=llama,
     names=TensorNames(),

@@ -4,6 +4,7 @@ deepseek     with experts: DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 Flash and 5, Mi
 dense        without: MiniCPM3, Youtu-LLM
 longcat      LongCat Flash
 deepseek_v4  DeepSeek V4: compressed attention
+sarvam       Sarvam 105B, Mistral Large 3
 parts        latent attention and its index, by the keys that all of these share
 """
 
@@ -13,6 +14,7 @@ from kvplan_engine.checkpoints.families.latent.deepseek_v4 import read_deepseek_
 from kvplan_engine.checkpoints.families.latent.dense import read_minicpm3, read_youtu
 from kvplan_engine.checkpoints.families.latent.longcat import read_longcat
 from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRAL4_NAMES
+from kvplan_engine.checkpoints.families.latent.sarvam import read_mistral_large3, read_sarvam_mla
 
 _DEEPSEEK = {
     "DeepseekV2ForCausalLM": ("deepseek_v2",),
@@ -25,8 +27,10 @@ _DEEPSEEK = {
 LATENT = (
     *(Family((name,), types, read_deepseek, LATENT_NAMES) for name, types in _DEEPSEEK.items()),
     Family(("Mistral4ForCausalLM",), ("mistral4",), read_deepseek, MISTRAL4_NAMES),
+    Family(("MistralLarge3ForCausalLM",), (), read_mistral_large3),
+    Family(("SarvamMLAForCausalLM",), ("sarvam_mla",), read_sarvam_mla),
     Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3, LATENT_NAMES),
     Family(("YoutuForCausalLM",), ("youtu",), read_youtu, LATENT_NAMES),
     Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
-    Family(("DeepseekV4ForCausalLM",), ("deepseek_v4",), read_deepseek_v4),
+    Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), ("deepseek_v4",), read_deepseek_v4),
 )

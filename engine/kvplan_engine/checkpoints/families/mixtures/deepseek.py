@@ -1,4 +1,4 @@
-"""DeepSeek's first mixture (DeepSeek-MoE 16B), and Bailing's (Ling), whose code lives beside their checkpoints."""
+"""DeepSeek-MoE 16B, Bailing (Ling), Sarvam 30B and Param 2, whose code lives beside their checkpoints."""
 
 from __future__ import annotations
 
@@ -64,6 +64,21 @@ def read_bailing_moe(config: Config) -> ModelDescription:
     return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), dense=dense, max_positions=32768)
 
 
+def read_param2(config: Config) -> ModelDescription:
+    """Param 2, as vLLM reads it: the size of the shared experts is that of all together."""
+    keys = {
+        "first_k_dense_replace": 1,
+        "num_shared_experts": 1,
+        "moe_router_enable_expert_bias": True,
+        "score_function": "sigmoid",
+        "use_qkv_bias": False,
+        **config,
+    }
+    if config.get("moe_shared_expert_intermediate_size") is not None:
+        keys["num_shared_experts"] = 1
+    return read_bailing_moe(keys)
+
+
 _BAILING_NAMES = replace(
     with_names(QWEN_NAMES, correction="mlp.gate.expert_bias"),
     embedding="model.word_embeddings",
@@ -81,4 +96,6 @@ FAMILIES = (
         read_bailing_moe,
         _BAILING_NAMES,
     ),
+    Family(("SarvamMoEForCausalLM",), ("sarvam_moe",), read_bailing_moe),
+    Family(("Param2MoEForCausalLM",), (), read_param2),
 )

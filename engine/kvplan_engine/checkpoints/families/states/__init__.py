@@ -7,9 +7,10 @@ falcon_h1    Falcon H1
 nemotron_h   Nemotron H, Nemotron 3
 zamba2       Zamba 2
 qwen3_next   Qwen3-Next, Qwen3.5 and 3.6, OLMo Hybrid
-kimi_linear  Kimi Linear
+kimi_linear  Kimi Linear and K3
 lfm2         LFM2
 minimax      MiniMax Text 01 and M1
+bailing      Ling and Ring 2.5, Ling 3
 parts        states by the keys that several of these share
 """
 
@@ -24,6 +25,7 @@ from kvplan_engine.checkpoints.families.states import (
     nemotron_h,
     qwen3_next,
 )
+from kvplan_engine.checkpoints.families.states.bailing import read_bailing_hybrid, read_bailing_v3
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
 
@@ -38,5 +40,7 @@ STATES = (
     *kimi_linear.FAMILIES,
     Family(("Zamba2ForCausalLM",), ("zamba2",), read_zamba2),
     Family(("MiniMaxText01ForCausalLM",), ("minimax_text_01",), read_minimax),
+    Family(("BailingMoeV2_5ForCausalLM",), (), read_bailing_hybrid),
+    Family(("BailingMoeV3ForCausalLM",), (), read_bailing_v3),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
 )

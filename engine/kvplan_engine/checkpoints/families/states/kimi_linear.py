@@ -1,4 +1,4 @@
-"""Kimi Linear: Kimi Delta Attention in three layers of four, latent attention in the fourth; experts."""
+"""Kimi Linear and Kimi K3: Kimi Delta Attention in three layers of four, latent attention in the fourth; experts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,33 @@ from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, latent
 from kvplan_engine.checkpoints.families.mixtures.parts import MIXTRAL_NAMES
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import State
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
 
 
 def read_kimi_linear(config: dict[str, Any]) -> ModelDescription:
-    """The keys of the published config.json, and those that transformers' KimiLinearModel has beside them."""
+    """The keys of the published config.json, and those that transformers' KimiLinearModel has beside them.
+
+    Kimi K3's further ones: gates of full rank, experts behind a projection, and weighed residuals, which only count.
+    """
     norm = norms(config)
-    options = {"rope": None} if config.get("mla_use_nope", True) else {}
+    options: dict[str, Any] = {"rope": None} if config.get("mla_use_nope", True) else {}
+    if config.get("mla_use_output_gate"):
+        options["gate"] = int(config["num_attention_heads"]) * int(config["v_head_dim"])
     state, latent = _state(config), latent_attention(config, **options)
-    full = _full_layers(config)
+    full, beside = _full_layers(config), _weighed(config, "self_attention", "mlp")
     layers = []
     for index in range(int(config["num_hidden_layers"])):
         mixer = latent if index in full else state
-        layers.append(Layer((mixer,), _feed_forward(config, index), norm))
-    return model(config, layers, norm, max_positions=1048576)
+        layers.append(Layer((mixer,), _feed_forward(config, index), norm, others=beside))
+    return model(config, layers, norm, max_positions=1048576, others=_weighed(config, "output_attn"))
+
+
+def _weighed(config: dict[str, Any], *names: str) -> tuple[Shape, ...]:
+    """A norm and one row of scores each, for what earlier blocks left (Kimi K3's attention residuals)."""
+    if config.get("attn_res_block_size") is None:
+        return ()
+    sizes = (int(config["hidden_size"]),)
+    return tuple(Shape(f"{name}_res_{part}", sizes) for name in names for part in ("norm", "proj"))
 
 
 def _full_layers(config: dict[str, Any]) -> set[int]:
@@ -60,6 +73,7 @@ def _state(config: dict[str, Any]) -> State:
         key_size=size,
         value_size=size,
         rank=size,
+        full_gate=bool(linear.get("use_full_rank_gate")),
     )
 
 
@@ -74,6 +88,7 @@ def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
     if _is_dense(config, index):
         return mlp(config, bias=False)
     size, shared = int(config["moe_intermediate_size"]), int(config.get("num_shared_experts") or 0)
+    latent = config.get("routed_expert_hidden_size")
     return Mixture(
         int(config.get("num_experts") or config["num_local_experts"]),
         int(config.get("num_experts_per_token") or config["num_experts_per_tok"]),
@@ -85,6 +100,8 @@ def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
         num_groups=int(config.get("num_expert_group") or 1),
         top_groups=int(config.get("topk_group") or 1),
         shared=mlp(config, size * shared, bias=False) if shared else None,
+        latent_size=int(latent) if latent else None,
+        latent_norm=bool(latent and config.get("latent_moe_use_norm")),
     )
 
 

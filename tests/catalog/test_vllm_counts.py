@@ -1,0 +1,276 @@
+"""Architectures that transformers lacks: small configs of each, and what vLLM 0.32's class makes of them on a CPU.
+
+The counts are those of the class's parameters, made without storage; what a layer keeps is that of its ``KVCacheSpec``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention, StateMixer
+
+_SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 16,
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | None]]]] = {
+    "iquest coder": ("IQuestCoderForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
+    "telechat 3": ("TeleChat3ForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
+    "solar": (
+        "SolarForCausalLM",
+        {"sliding_window": 64, "attention_bias": True, "mlp_bias": True},
+        141_632,
+        [("softmax", 64, 64)] * 4,
+    ),
+    "mistral large 3": ("MistralLarge3ForCausalLM", {**_LATENT, **_ROUTED}, 593_312, [("latent", 576, None)] * 4),
+    "sarvam mla": (
+        "SarvamMLAForCausalLM",
+        {**_LATENT, **_EXPERTS, "q_lora_rank": None, "moe_shared_expert_intermediate_size": 40},
+        642_892,
+        [("latent", 576, None)] * 4,
+    ),
+    "sarvam mla, every second layer": (
+        "SarvamMLAForCausalLM",
+        {**_LATENT, **_EXPERTS, "num_shared_experts": 2, "moe_layer_freq": 2},
+        593_064,
+        [("latent", 576, None)] * 4,
+    ),
+    "sarvam moe": (
+        "SarvamMoEForCausalLM",
+        {
+            **_EXPERTS,
+            "use_qkv_bias": True,
+            "use_qk_norm": True,
+            "use_rmsnorm": True,
+            "moe_router_enable_expert_bias": True,
+            "moe_shared_expert_intermediate_size": 40,
+        },
+        182_732,
+        [("softmax", 64, None)] * 4,
+    ),
+    "param 2": (
+        "Param2MoEForCausalLM",
+        {**_EXPERTS, "num_shared_experts": 2, "moe_shared_expert_intermediate_size": 64, "use_qk_norm": True},
+        196_044,
+        [("softmax", 64, None)] * 4,
+    ),
+    "step 3": (
+        "Step3TextForCausalLM",
+        {
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 40,
+            "share_q_dim": 24,
+            "moe_layers_enum": "1,3",
+        },
+        155_808,
+        [("softmax", 32, None)] * 4,
+    ),
+    "ring 2.5": (
+        "BailingMoeV2_5ForCausalLM",
+        {
+            **_LATENT,
+            **_EXPERTS,
+            "layer_group_size": 2,
+            "use_qk_norm": True,
+            "moe_router_enable_expert_bias": True,
+            "moe_shared_expert_intermediate_size": 32,
+        },
+        401_980,
+        [("state", 4 * 16 * 16, None), ("latent", 576, None)] * 2,
+    ),
+    "ling 3": (
+        "BailingMoeV3ForCausalLM",
+        {
+            **_LATENT,
+            **_EXPERTS,
+            "num_hidden_layers": 5,
+            "layer_group_size": 3,
+            "no_kda_lora": True,
+            "gated_attention_proj_granularity_type": "head_wise",
+            "moe_shared_expert_intermediate_size": 40,
+        },
+        566_464,
+        [("state", 4 * 16 * 16, None)] * 2 + [("latent", 576, None)] * 3,
+    ),
+}
+
+
+def _config(name: str) -> dict[str, Any]:
+    architecture, own, *_ = _COUNTED[name]
+    return {**_SMALL, "architectures": [architecture], **own}
+
+
+def _kept(spec: ModelSpec) -> list[tuple[str, int, int | None]]:
+    """Of each layer: elements of a token or of a state, and its window."""
+    found: list[tuple[str, int, int | None]] = []
+    for layer in spec.layers:
+        match layer.mixer:
+            case SoftmaxAttention() as mixer:
+                found.append(("softmax", mixer.cache_elements_per_token, mixer.window_tokens))
+            case LatentAttention() as mixer:
+                found.append(("latent", mixer.cache_elements_per_token, None))
+            case StateMixer() as mixer:
+                heads, rows, columns = mixer.recurrent_shape
+                found.append(("state", heads * rows * columns, None))
+    return found
+
+
+@pytest.mark.parametrize("name", _COUNTED)
+def test_small_configs_as_vllm_builds_them(name):
+    *_, parameters, kept = _COUNTED[name]
+    spec = read_config(_config(name), model_id=name)
+    assert spec.num_parameters == parameters
+    assert _kept(spec) == kept
+
+
+def test_shared_experts_of_param_2_without_a_size_of_their_own():
+    config = {**_config("param 2"), "moe_shared_expert_intermediate_size": None}
+    assert read_config(config, model_id="param").num_parameters == 196_044
+
+
+def test_solar_without_a_window_has_its_class_default():
+    spec = read_config({**_SMALL, "architectures": ["SolarForCausalLM"]}, model_id="solar")
+    assert [tokens for _, _, tokens in _kept(spec)] == [2047] * 4
+    assert any("2,047" in sentence for sentence in spec.assumptions)
+
+
+def test_biases_of_ring_that_nobody_knows_are_refused():
+    with pytest.raises(Exception, match="use_bias"):
+        read_config({**_config("ring 2.5"), "use_bias": True}, model_id="ring")
+
+
+def test_step_3_has_the_parameters_its_makers_state():
+    """The sizes of its published config, which vLLM's class has as defaults: 316 B in language, 38 B of them
+    active, which leaves the embedding out.
+    """
+    config = {
+        "architectures": ["Step3VLForConditionalGeneration"],
+        "model_type": "step3_vl",
+        "vision_config": {},
+        "text_config": {
+            "model_type": "step3_text",
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 61,
+            "vocab_size": 128815,
+            "moe_intermediate_size": 5120,
+            "moe_num_experts": 48,
+            "moe_top_k": 3,
+            "max_position_embedding": 65536,
+            "share_expert_dim": 5120,
+            "share_q_dim": 2048,
+            "head_dim": 256,
+            "moe_layers_enum": ",".join(str(index) for index in range(4, 60)),
+        },
+    }
+    spec = read_config(config, model_id="step3")
+    assert spec.num_parameters / 1e9 == pytest.approx(316, abs=0.5)
+    embedding = spec.vocab_size * spec.hidden_size
+    assert (spec.num_active_parameters - embedding) / 1e9 == pytest.approx(38, abs=0.5)
+    assert spec.max_position_embeddings == 65536
+    assert {layer.mixer.cache_elements_per_token for layer in spec.layers} == {512}
+
+
+_LING_3_FLASH = {
+    "architectures": ["BailingMoeV3ForCausalLM"],
+    "model_type": "bailing_hybrid",
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 157184,
+    "max_position_embeddings": 262144,
+    "layer_group_size": 6,
+    "no_kda_lora": True,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "num_experts": 512,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 768,
+    "moe_shared_expert_intermediate_size": 768,
+    "first_k_dense_replace": 2,
+}
+
+
+def test_ling_3_flash_has_the_parameters_its_makers_state():
+    """124 B, 5.1 B of them active without the embedding; the hub's 127 B are with a drafter's layer."""
+    spec = read_config({**_LING_3_FLASH, "num_nextn_predict_layers": 1}, model_id="ling")
+    active = spec.num_active_parameters - spec.vocab_size * spec.hidden_size
+    assert spec.num_parameters / 1e9 == pytest.approx(124, abs=0.5)
+    assert active / 1e9 == pytest.approx(5.1, abs=0.05)
+    (drafter,) = spec.extras
+    assert drafter.num_parameters is not None
+    assert (spec.num_parameters + drafter.num_parameters) / 1e9 == pytest.approx(127, abs=0.6)
+
+
+def test_kimi_states_of_low_rank_are_not_read_as_ling_3():
+    with pytest.raises(Exception, match="no_kda_lora"):
+        read_config({**_LING_3_FLASH, "no_kda_lora": False}, model_id="ling")
+
+
+def test_sarvam_105b_has_the_parameters_of_its_name():
+    config = {
+        "architectures": ["SarvamMLAForCausalLM"],
+        "model_type": "sarvam_mla",
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 64,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 2048,
+        "vocab_size": 262144,
+        "max_position_embeddings": 131072,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    spec = read_config(config, model_id="sarvam")
+    assert spec.num_parameters / 1e9 == pytest.approx(105, abs=1.5)
