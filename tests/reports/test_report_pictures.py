@@ -186,7 +186,7 @@ def test_a_speed_that_was_estimated_before_any_trial_is_marked_and_no_error_of_t
         figure = new_figure(9.6, 7.4)
         predictions.draw(load_run(write_trials(tmp_path, kept)), figure)
         panels = {axes.get_title(loc="left").split("\n")[0]: axes for axes in figure.axes}
-        assert panels["Output throughput"].get_title(loc="left").endswith("filled points, error: median 1 %, max 1 %")
+        assert panels["Output throughput"].get_title(loc="left").endswith("filled: error 1 %, max 1 %")
         texts = [text.get_text() for text in panels["Output throughput"].get_legend().get_texts()]
         assert texts == ["before any trial", "ok"]
         assert panels["KV pool blocks"].get_title(loc="left").endswith("exact in 3 trials")
@@ -214,7 +214,7 @@ def test_the_text_and_the_plot_say_the_same_error_of_the_same_trials(tmp_path):
         figure = new_figure(9.6, 7.4)
         predictions.draw(run, figure)
         (panel,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Output throughput")]
-        assert panel.get_title(loc="left").endswith("filled points, error: median 3 %, max 4 %")
+        assert panel.get_title(loc="left").endswith("filled: error 3 %, max 4 %")
 
 
 def test_ticks_of_a_logarithmic_panel_do_not_touch(tmp_path):

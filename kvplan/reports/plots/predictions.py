@@ -120,8 +120,9 @@ def _error_phrase(points: pd.DataFrame) -> str:
     sizes = informed["error_pct"].abs()
     if not sizes.max():
         return "exact in " + plural(len(informed), "trial")
-    whose = "filled points, error" if len(informed) < len(points) else "error"
-    return f"{whose}: median {short_number(sizes.median())} %, max {short_number(sizes.max())} %"
+    median, most = short_number(sizes.median()), short_number(sizes.max())
+    whose = "filled: error" if len(informed) < len(points) else "error: median"
+    return f"{whose} {median} %, max {most} %"
 
 
 def _finding(run: Run, shown: Sequence[tuple[Pair, pd.DataFrame]]) -> str:
