@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
@@ -17,7 +18,6 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.ranges import KvRange, kv_range
-from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import format_bytes
 

@@ -50,11 +50,7 @@ class AmxTwin {
 
   // sums += a * b: first and second numbers of pairs are added up apart, then together, then to the sum.
   void multiply(int sums, int a, int b) {
-    check(sums);
-    check(a);
-    check(b);
-    demand(rows_[a] == rows_[sums] && row_bytes_[b] == row_bytes_[sums] && row_bytes_[a] == 4 * rows_[b],
-           "shapes that fit each other");
+    check_product(sums, a, b);
     for (int row = 0; row < rows_[sums]; ++row)
       for (int column = 0; column < row_bytes_[sums] / 4; ++column) {
         float first = 0, second = 0;
@@ -72,11 +68,7 @@ class AmxTwin {
 
   // sums += a * b in 32 bits: signed bytes of a, unsigned ones of b, four at a time.
   void multiply_bytes(int sums, int a, int b) {
-    check(sums);
-    check(a);
-    check(b);
-    demand(rows_[a] == rows_[sums] && row_bytes_[b] == row_bytes_[sums] && row_bytes_[a] == 4 * rows_[b],
-           "shapes that fit each other");
+    check_product(sums, a, b);
     for (int row = 0; row < rows_[sums]; ++row)
       for (int column = 0; column < row_bytes_[sums] / 4; ++column) {
         int32_t sum;
@@ -102,6 +94,14 @@ class AmxTwin {
   }
 
   void check(int tile) const { demand(is_configured_ && rows_[tile] > 0, "a tile that has a shape"); }
+
+  void check_product(int sums, int a, int b) const {
+    check(sums);
+    check(a);
+    check(b);
+    demand(rows_[a] == rows_[sums] && row_bytes_[b] == row_bytes_[sums] && row_bytes_[a] == 4 * rows_[b],
+           "shapes that fit each other");
+  }
 
   bool is_configured_ = false;
   uint16_t row_bytes_[kTiles] = {};

@@ -38,6 +38,11 @@ def capability_of(gpu: GpuProfile) -> tuple[int, int] | None:
     return (int(major), int(minor)) if gpu.vendor == "nvidia" and major.isdigit() and minor.isdigit() else None
 
 
+def compute_capability(gpu: GpuProfile) -> tuple[int, int]:
+    """As ``capability_of``, with (0, 0) for other vendors."""
+    return capability_of(gpu) or (0, 0)
+
+
 def dtype_on(gpu: GpuProfile, spec: ModelSpec, dtype: str, *, asked: str, version: str) -> str:
     """What vLLM ``version`` serves ``spec`` in on ``gpu`` where ``dtype`` is what ``--dtype`` ``asked`` comes to.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import (
@@ -34,7 +35,7 @@ from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
 from kvplan.estimate.vllm.kernels import latent_split_bytes
-from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
+from kvplan.estimate.vllm.settings import ResolvedSettings
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
 from kvplan.settings import FilledSettings
 from kvplan.units import KIB, MIB

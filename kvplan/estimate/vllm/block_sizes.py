@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvplan.catalog.devices.device_support import capability_of
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import LatentAttention, ModelSpec
@@ -42,7 +42,7 @@ def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, k
         return _USUAL
     if spec.has_indexer:
         return _SPARSE
-    major = (capability_of(gpu) or (0, 0))[0]
+    major = compute_capability(gpu)[0]
     by_kernel = release.version >= _BY_KERNEL_FROM
     if major == 9:
         return _USUAL if by_kernel and not kv_cache_dtype.startswith("fp8") else _FLASH_MLA

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.settings import FilledSettings
 from kvplan.units import GIB, MIB
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvplan.catalog.devices.device_support import capability_of
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import ModelSpec
@@ -26,7 +26,7 @@ def kv_cache_dtype(
     stated = cache_of_checkpoint(spec, asked, release)
     if stated is not None:
         return stated, stated_cache_note(stated, release)
-    is_blackwell = (capability_of(gpu) or (0, 0))[0] == 10
+    is_blackwell = compute_capability(gpu)[0] == 10
     is_sparse = release.sparse_cache_in_8_bits and spec.architecture in _SPARSE_IN_8_BITS
     if asked.kv_cache_dtype == "auto" and is_blackwell and is_sparse:
         return (

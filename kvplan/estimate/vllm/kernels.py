@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention
 from kvplan.estimate.dtypes import head_scale_bytes
-from kvplan.estimate.vllm.settings import compute_capability, runs_flashinfer
+from kvplan.estimate.vllm.settings import runs_flashinfer
 from kvplan.settings import FilledSettings
 from kvplan.units import MIB
 

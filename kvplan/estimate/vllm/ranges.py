@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from math import hypot
 from typing import Final, Literal
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.prediction import VllmPrediction, printed_tokens
-from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.estimate.vllm.weights import stored_formats
 from kvplan.units import GIB
 

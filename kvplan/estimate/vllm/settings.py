@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease, vllm_refusal
 from kvplan.catalog.spec import ModelSpec, StateMixer
@@ -37,12 +38,6 @@ class ResolvedSettings:
     samples_with_flashinfer: bool
     second_runner: bool = False
     notes: tuple[str, ...] = ()
-
-
-def compute_capability(gpu: GpuProfile) -> tuple[int, int]:
-    """(9, 0) for a profile that says "9.0"; (0, 0) for devices that are not NVIDIA's."""
-    major, _, minor = gpu.compute_capability.partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 
 
 def runs_flashinfer(gpu: GpuProfile) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
 from kvplan.catalog.spec import ModelSpec
@@ -14,7 +15,6 @@ from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
 from kvplan.estimate.speed.simulation.figures import SimulatedFigures, simulated_figures
 from kvplan.estimate.speed.simulation.interface import StepClock
 from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
-from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units
 from kvplan.runs.columns import Row

@@ -43,41 +43,10 @@ void widen_groups(const GroupStep<BFloat16>& step, const CodeLayout& layout, con
   settle(step.wide);
 }
 
-// One group's sums of a tile of rows, on their way from the tiles.
-struct GroupSums {
-  alignas(64) float values[kTileHeight * kPanelOutputs];
-};
-
-// The sums of one group: x and wide at its first input.
-KVPLAN_INLINE void multiply_group(const BFloat16* x, int64_t x_bytes, const BFloat16* wide, int64_t group, int64_t depth,
-                                  GroupSums& sums) {
-  constexpr int64_t kQuarter = 2 * kTileOutputs;
-  KVPLAN_TILE_ZERO(0);
-  KVPLAN_TILE_ZERO(1);
-  KVPLAN_TILE_ZERO(2);
-  KVPLAN_TILE_ZERO(3);
-  for (int64_t k = 0; k < group; k += depth) {
-    const BFloat16* const values = wide + k * kPanelOutputs;
-    KVPLAN_TILE_LOAD(4, x + k, x_bytes);
-    KVPLAN_TILE_LOAD(5, values, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY(0, 4, 5);
-    KVPLAN_TILE_LOAD(6, values + kQuarter, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY(1, 4, 6);
-    KVPLAN_TILE_LOAD(7, values + 2 * kQuarter, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY(2, 4, 7);
-    KVPLAN_TILE_LOAD(5, values + 3 * kQuarter, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY(3, 4, 5);
-  }
-  KVPLAN_TILE_STORE(0, sums.values, kSumsRowBytes);
-  KVPLAN_TILE_STORE(1, sums.values + kTileOutputs, kSumsRowBytes);
-  KVPLAN_TILE_STORE(2, sums.values + 2 * kTileOutputs, kSumsRowBytes);
-  KVPLAN_TILE_STORE(3, sums.values + 3 * kTileOutputs, kSumsRowBytes);
-}
-
 // What add_group does for each of kGroups groups in their order, of more rows than registers hold. Two at a time read and
 // write what is added to half as often.
 template <int kGroups, bool kMinimum>
-KVPLAN_INLINE void add_rows(const GroupSums* from, const float* scales, const float* x_sums, int64_t x_sums_stride,
+KVPLAN_INLINE void add_rows(const GroupSums<float>* from, const float* scales, const float* x_sums, int64_t x_sums_stride,
                             int64_t rows, float* sums) {
   Floats scale[kGroups][kPanelVectors], minimum[kGroups][kPanelVectors];
   settle(from);
@@ -107,7 +76,7 @@ template <bool kMinimum>
 void run_in_tiles(const GroupStep<BFloat16>& step, const CodeLayout& layout, int64_t rows, ConfiguredTiles& tiles) {
   const int64_t depth = tile_depth(layout), x_bytes = step.x_stride * int64_t{sizeof(BFloat16)};
   configure_group_tiles(rows, depth * int64_t{sizeof(BFloat16)}, tiles);
-  GroupSums sums[2][2];
+  GroupSums<float> sums[2][2];
   const char* ahead = step.ahead;
   const auto multiply = [&](int64_t g, int64_t pair) {
     for (int64_t line = 0; line < step.ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);

@@ -19,41 +19,10 @@ inline int64_t byte_tile_depth(int64_t group) {
   return group % kByteTileInputs == 0 ? kByteTileInputs : group % 32 == 0 ? 32 : group % 16 == 0 ? 16 : 8;
 }
 
-// One group's sums of a tile of rows, on their way from the tiles.
-struct ByteSums {
-  alignas(64) int32_t values[kTileHeight * kPanelOutputs];
-};
-
-// x: of the first row; codes: [group / 4, kPanelOutputs, 4], both at the group's first input.
-KVPLAN_INLINE void multiply_bytes(const int8_t* x, int64_t x_stride, const uint8_t* codes, int64_t group, int64_t depth,
-                                  ByteSums& sums) {
-  constexpr int64_t kQuarter = 4 * kTileOutputs;
-  KVPLAN_TILE_ZERO(0);
-  KVPLAN_TILE_ZERO(1);
-  KVPLAN_TILE_ZERO(2);
-  KVPLAN_TILE_ZERO(3);
-  for (int64_t k = 0; k < group; k += depth) {
-    const uint8_t* const at = codes + k * kPanelOutputs;
-    KVPLAN_TILE_LOAD(4, x + k, x_stride);
-    KVPLAN_TILE_LOAD(5, at, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY_BYTES(0, 4, 5);
-    KVPLAN_TILE_LOAD(6, at + kQuarter, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY_BYTES(1, 4, 6);
-    KVPLAN_TILE_LOAD(7, at + 2 * kQuarter, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY_BYTES(2, 4, 7);
-    KVPLAN_TILE_LOAD(5, at + 3 * kQuarter, kPanelRowBytes);
-    KVPLAN_TILE_MULTIPLY_BYTES(3, 4, 5);
-  }
-  KVPLAN_TILE_STORE(0, sums.values, kSumsRowBytes);
-  KVPLAN_TILE_STORE(1, sums.values + kTileOutputs, kSumsRowBytes);
-  KVPLAN_TILE_STORE(2, sums.values + 2 * kTileOutputs, kSumsRowBytes);
-  KVPLAN_TILE_STORE(3, sums.values + 3 * kTileOutputs, kSumsRowBytes);
-}
-
 // What add_scaled does for each of kGroups groups in their order, of more rows than registers hold. x: at the first row
 // and group. Two groups at a time read and write what is added to half as often.
 template <int kGroups, bool kMinimum>
-KVPLAN_INLINE void add_scaled_rows(const ByteSums* from, const float* scales, const RoundedRows& x, int64_t row_groups,
+KVPLAN_INLINE void add_scaled_rows(const GroupSums<int32_t>* from, const float* scales, const RoundedRows& x, int64_t row_groups,
                                    int64_t rows, float* sums) {
   Floats scale[kGroups][kPanelVectors], minimum[kGroups][kPanelVectors];
   settle(from);
@@ -87,12 +56,12 @@ void run_bytes_in_tiles(const RoundedStep& step, const CodeLayout& layout, int64
                         ConfiguredTiles& tiles) {
   const int64_t depth = byte_tile_depth(layout.group);
   configure_group_tiles(rows, depth, tiles);
-  ByteSums sums[2][2];
+  GroupSums<int32_t> sums[2][2];
   const char* ahead = step.ahead;
   const auto multiply = [&](int64_t g, int64_t pair) {
     for (int64_t line = 0; line < step.ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     ahead += step.ahead_bytes;
-    multiply_bytes(step.x.codes + g * layout.group, step.x.stride, codes(g), layout.group, depth, sums[pair][g % 2]);
+    multiply_group(step.x.codes + g * layout.group, step.x.stride, codes(g), layout.group, depth, sums[pair][g % 2]);
   };
   const auto add = [&](int64_t g, int64_t pair, auto count) {
     const RoundedRows x{nullptr, 0, step.x.scales + g, step.x.starts + g, kMinimum ? step.x.sums + g : nullptr};

@@ -9,6 +9,7 @@ from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.parts import (
     QWEN_NAMES,
     after_dense_ones,
+    bailing_mixture,
     decoder,
     shared_mlp,
     whole,
@@ -38,21 +39,7 @@ def read_bailing_moe(config: Config) -> ModelDescription:
     """modeling_bailing_moe.py and modeling_bailing_moe_v2.py of inclusionAI's Ling and Ring."""
     if config.get("norm_head") or config.get("norm_softmax"):
         raise EngineError("the engine does not normalise the rows of Bailing's head (norm_head, norm_softmax).")
-    size, bias = int(config["moe_intermediate_size"]), bool(config.get("use_bias", False))
-    sigmoid = config.get("score_function") == "sigmoid"
-    shared_size = whole(config, "moe_shared_expert_intermediate_size", default=size)
-    mixture = Mixture(
-        whole(config, "num_experts"),
-        whole(config, "num_experts_per_tok"),
-        mlp(config, size, bias=False),
-        scoring="sigmoid" if sigmoid else "softmax",
-        normalised=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        correction=bool(config.get("moe_router_enable_expert_bias", False)),
-        num_groups=whole(config, "n_group", default=1),
-        top_groups=whole(config, "topk_group", default=1),
-        shared=shared_mlp({**config, "mlp_bias": False}, shared_size * whole(config, "num_shared_experts", default=0)),
-    )
+    bias = bool(config.get("use_bias", False))
     mixer = attention(
         config,
         rope=rope(config, head_size(config)),
@@ -61,6 +48,7 @@ def read_bailing_moe(config: Config) -> ModelDescription:
         head_norm="head" if config.get("use_qk_norm", False) else "none",
     )
     dense = mlp(config, bias=bias)
+    mixture = bailing_mixture(config)
     return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), dense=dense, max_positions=32768)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import Config, mlp, model
 from kvplan_engine.checkpoints.tensor_names import TensorNames
-from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp, Scoring
 from kvplan_engine.description.mixers import FULL, Attention, Kept
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.norms import Norms
@@ -72,6 +72,29 @@ def grouped_sigmoid(
         num_groups=whole(config, "n_group", default=1),
         top_groups=whole(config, "topk_group", default=1),
         shared=shared_mlp(config, size * whole(config, "n_shared_experts", default=shared)),
+    )
+
+
+def bailing_mixture(
+    config: Config, *, scoring: Scoring = "softmax", scale: float = 1.0, correction: bool = False, shared: int = 0
+) -> Mixture:
+    """Bailing's keys, which Sarvam took over. The others: where the config does not say."""
+    size = int(config["moe_intermediate_size"])
+    shared_size = whole(config, "moe_shared_expert_intermediate_size", default=size)
+    given = config.get("score_function")
+    return Mixture(
+        whole(config, "num_experts"),
+        whole(config, "num_experts_per_tok"),
+        mlp(config, size, bias=False),
+        scoring=given if given in ("softmax", "sigmoid") else scoring,
+        normalised=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor") or scale),
+        correction=bool(config.get("moe_router_enable_expert_bias", correction)),
+        num_groups=whole(config, "n_group", default=1),
+        top_groups=whole(config, "topk_group", default=1),
+        shared=shared_mlp(
+            {**config, "mlp_bias": False}, shared_size * whole(config, "num_shared_experts", default=shared)
+        ),
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import mlp, model, norms, rope
 from kvplan_engine.checkpoints.families.latent.parts import latent_attention
-from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, shared_mlp, whole
+from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, bailing_mixture, whole
 from kvplan_engine.checkpoints.fields import head_size
-from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.description.feed_forward import FeedForward
 from kvplan_engine.description.mixers import State
 from kvplan_engine.description.model import Layer, ModelDescription
 
@@ -19,7 +19,7 @@ def read_bailing_hybrid(config: dict[str, Any]) -> ModelDescription:
     if config.get("use_bias"):
         raise ValueError("its layers have biases (use_bias)")
     norm, state, latent = norms(config), _state(config), latent_attention(config)
-    period, mixture = whole(config, "layer_group_size", default=1), _mixture(config)
+    period, mixture = whole(config, "layer_group_size", default=1), bailing_mixture(config)
     layers = []
     for index, is_sparse in enumerate(after_dense_ones(config)):
         part: FeedForward = mixture if is_sparse else mlp(config, bias=False)
@@ -32,7 +32,7 @@ def read_bailing_v3(config: dict[str, Any]) -> ModelDescription:
     if not config.get("no_kda_lora"):
         raise ValueError("its states have gates of low rank (no_kda_lora)")
     norm, state = norms(config), _kimi_state(config)
-    latent, mixture = latent_attention(config, gate=_gate(config)), replace(_mixture(config), correction=True)
+    latent, mixture = latent_attention(config, gate=_gate(config)), replace(bailing_mixture(config), correction=True)
     period, number = whole(config, "layer_group_size", default=1), int(config["num_hidden_layers"])
     layers = []
     for index, is_sparse in enumerate(after_dense_ones(config)):
@@ -79,21 +79,4 @@ def _state(config: dict[str, Any]) -> State:
         bias=bool(config.get("use_qkv_bias")),
         norms=bool(config.get("use_qk_norm")),
         rope=rope(config, size),
-    )
-
-
-def _mixture(config: dict[str, Any]) -> Mixture:
-    size = int(config["moe_intermediate_size"])
-    shared = whole(config, "moe_shared_expert_intermediate_size", default=size)
-    return Mixture(
-        whole(config, "num_experts"),
-        whole(config, "num_experts_per_tok"),
-        mlp(config, size, bias=False),
-        scoring="sigmoid" if config.get("score_function") == "sigmoid" else "softmax",
-        normalised=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        correction=bool(config.get("moe_router_enable_expert_bias", False)),
-        num_groups=whole(config, "n_group", default=1),
-        top_groups=whole(config, "topk_group", default=1),
-        shared=shared_mlp({**config, "mlp_bias": False}, shared * whole(config, "num_shared_experts", default=0)),
     )
