@@ -19,10 +19,18 @@ from kvplan.sweeps.worker_host import WorkerHost, engine_source
 
 
 class LocalHost:
-    """lost_with: max_num_seqs of trials in which it is lost, before they end. meets: to wait at in the first trial."""
+    """lost_with: max_num_seqs of trials in which it is lost, before they end; None: in its first trial.
+
+    meets: to wait at in the first trial.
+    """
 
     def __init__(
-        self, name: str, host: WorkerHost, lost_with: set[int], unfit: str | None, meets: threading.Barrier | None
+        self,
+        name: str,
+        host: WorkerHost,
+        lost_with: set[int] | None,
+        unfit: str | None,
+        meets: threading.Barrier | None,
     ) -> None:
         self.name = name
         self.versions: Mapping[str, str] = {"engine": "fake"}
@@ -42,8 +50,7 @@ class LocalHost:
             self._meets = None
         num_seqs = prepared.trial.settings.max_num_seqs
         result = self._host.run(prepared, limits, on_event)
-        if num_seqs in self._lost_with:
-            self._lost_with.discard(num_seqs)
+        if self._lost_with is None or num_seqs in self._lost_with:
             self.close()
             raise HostLost("was unplugged")
         self.served.append(num_seqs)
@@ -54,7 +61,7 @@ class LocalHost:
 
 
 class LocalPool:
-    """size: workers at first; a lost one is replaced. lost_with: of the first num_losing workers."""
+    """size: workers at first; a lost one is replaced. lost_with: of the first num_losing workers, as for LocalHost."""
 
     def __init__(
         self,
@@ -63,8 +70,8 @@ class LocalPool:
         directory: Path,
         *,
         size: int = 2,
-        lost_with: Sequence[int] = (),
-        num_losing: int = 1,
+        lost_with: Sequence[int] | None = None,
+        num_losing: int = 0,
         unfit: Sequence[str | None] = (),
         together: bool = False,
     ) -> None:
@@ -95,6 +102,8 @@ class LocalPool:
         source = engine_source(plan.options, plan.spec, plan.load_format, directory)
         log_path = directory / "worker.log"
         host = WorkerHost(self._identity, plan.spec, source, lambda: Worker(log_path, FAKE_WORKER))
-        lost_with = set(self._lost_with) if number < self._num_losing else set()
+        lost_with: set[int] | None = set()
+        if number < self._num_losing:
+            lost_with = None if self._lost_with is None else set(self._lost_with)
         unfit = self._unfit[number] if number < len(self._unfit) else None
         return LocalHost(f"worker {number}", host, lost_with, unfit, self._meets if number < 2 else None)
