@@ -130,6 +130,11 @@ class ModelDescription:
         return -(-self.vocab_size // self.num_ranks)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether one process runs all of it."""
+        return self.num_ranks == 1 and self.stage.count == 1
+
+    @property
     def num_layers(self) -> int:
         return len(self.layers)
 

@@ -30,6 +30,7 @@ from kvplan_engine.memory.host_pool import HostPool
 from kvplan_engine.memory.kv_cache import allocate_kv_pool
 from kvplan_engine.memory.step_buffers import step_buffers, step_index_buffers
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.kv_pool import KvPool, places_of
 from kvplan_engine.models.step_batch import GraphSize, StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
@@ -37,7 +38,7 @@ from kvplan_engine.offload.mover import BlockMover, Mover
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
 from kvplan_engine.sampling.sampler import Sampler
-from kvplan_engine.transformers_backend.model import RunnableModel
+from kvplan_engine.transformers_backend.model import RunnableModel, TransformersDecoder
 
 
 class ModelRunner:
@@ -70,6 +71,11 @@ class ModelRunner:
         self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._stage)
         self.kv: KvPool | None = None
         self.graphs: StepGraphs | None = None
+
+    @property
+    def decoder(self) -> Decoder | TransformersDecoder:
+        """What runs the layers of a step."""
+        return self._model.decoder
 
     def _make_stage(self, names: Sequence[str]) -> InputStage | None:
         """How the index buffers ``names`` get to the device; None where the host writes to them itself."""

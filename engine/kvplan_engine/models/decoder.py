@@ -9,7 +9,9 @@ in their ModelDescription, and in what their weights hold (``checkpoints/familie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -35,8 +37,12 @@ class Decoder:
 
     Weights that a projection keeps in a layout of its own are removed from ``weights``, so that none is held twice.
     owners: for each layer the one whose weights it uses, None where every layer has its own. EngineError where the
-    attention backend lacks an option of the model's attention.
+    attention backend lacks an option of the model's attention. layers_seconds: that the host took for the layers of the
+    last step.
     """
+
+    layers_seconds = 0.0
+    _num_run: int | None = None  # the first so many layers alone; None: all
 
     def __init__(
         self, model: ModelDescription, weights: Weights, kernels: DeviceKernels, owners: Sequence[int] | None = None
@@ -67,11 +73,22 @@ class Decoder:
         if self._layer_inputs is not None:
             self._layer_inputs(batch, hidden, workspace)
         stream = self._begin(hidden, normed, delta)
+        started = time.perf_counter()
         if self.layer_run is not None:
-            self.layer_run(batch, kv, workspace)
+            self.layer_run(batch, kv, workspace, self._num_run)
         else:
             self._run_layers(StepSpace(batch, kv, workspace), stream)
+        self.layers_seconds = time.perf_counter() - started
         return self._logits(batch, stream.normed, workspace)
+
+    @contextmanager
+    def shortened(self, num_layers: int) -> Iterator[None]:
+        """Let steps run the first ``num_layers`` layers alone. Their logits mean nothing."""
+        self._num_run = num_layers
+        try:
+            yield
+        finally:
+            self._num_run = None
 
     def _begin(self, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor) -> ResidualStream:
         """The stream before the first layer, with its norm applied."""
@@ -84,9 +101,10 @@ class Decoder:
 
     def _run_layers(self, step: StepSpace, stream: ResidualStream) -> None:
         """Layer by layer, up to the last norm's output in ``stream.normed``."""
-        next_norms = [*(layer.first_norm for layer in self._layers[1:]), self._final_norm]
-        for layer, next_norm in zip(self._layers, next_norms, strict=True):
-            if step.batch.sampled_attention is not None and layer is self._layers[-1]:
+        layers = self._layers[: self._num_run]
+        next_norms = [*(layer.first_norm for layer in layers[1:]), self._final_norm]
+        for layer, next_norm in zip(layers, next_norms, strict=True):
+            if step.batch.sampled_attention is not None and layer is layers[-1]:
                 _mix_for_sampled(layer, step, stream)
                 if not step.batch.sampled_rows.shape[0]:
                     return

@@ -30,9 +30,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     make = CpuLayerRun._make_args
 
-    def counted(self: CpuLayerRun, step: StepSpace) -> LayersArgs:
+    def counted(self: CpuLayerRun, step: StepSpace, num_layers: int | None = None) -> LayersArgs:
         rows.append(step.batch.num_tokens)
-        return make(self, step)
+        return make(self, step, num_layers)
 
     monkeypatch.setattr(CpuLayerRun, "_make_args", counted)
     return rows
@@ -41,13 +41,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("config", [GPT2, GEMMA3], ids=["one place", "several places"])
 def test_arguments_are_made_once_for_each_number_of_rows(config: dict[str, object], made: list[int]) -> None:
     engine = make_engine(config, "float32", one_call=True)
+    start = made.copy()
+    assert set(start) == {24}, "steps that the start measures"
     answers = _answers(engine, (6, 9, 4))
-    assert made == [24, 19, 3, 2, 1], (
-        "the step that the start measures, the prompts, then steps of fewer and fewer rows"
-    )
+    assert made == [*start, 19, 3, 2, 1], "the prompts, then steps of fewer and fewer rows"
     engine.reconfigure(max_num_seqs=4)
     assert _answers(engine, (6, 9, 4)) == answers
-    assert made == [24] + [19, 3, 2, 1] * 2, "a new pool has other addresses"
+    assert made == start + [19, 3, 2, 1] * 2, "a new pool has other addresses"
     engine.close()
     loop = make_engine(config, "float32", one_call=False)
     made.clear()

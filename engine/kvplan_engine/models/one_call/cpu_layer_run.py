@@ -70,12 +70,13 @@ class CpuLayerRun:
         args = all_layer_args(layers, final_norm)
         return None if args is None else cls(layers, args, attention, kernels, adapters)
 
-    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> None:
+    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace, num_layers: int | None = None) -> None:
         """See LayerRun.__call__."""
         if kv is not self._pool():
             self._pool, self._places = weakref.ref(kv), set_places(self._layers, self._parts, kv)
             self._repeated = None
-        args = self._step_args(StepSpace(batch, kv, workspace))
+        step = StepSpace(batch, kv, workspace)
+        args = self._step_args(step) if num_layers is None else self._make_args(step, num_layers)
         status = self._kernels.run_layers(byref(args), torch.get_num_threads())
         if status != STATUS_OK:
             raise_for(status, kv.of(0).num_blocks)
@@ -89,12 +90,13 @@ class CpuLayerRun:
             self._repeated = weakref.ref(views), self._make_args(step)
         return self._repeated[1]
 
-    def _make_args(self, step: StepSpace) -> LayersArgs:
+    def _make_args(self, step: StepSpace, num_layers: int | None = None) -> LayersArgs:
         batch, workspace = step.batch, step.workspace
+        num_layers = num_layers or len(self._layers)
         scratch = workspace["scratch"].data_ptr()
         args = LayersArgs(
             layers=cast(self._layers, POINTER(LayerArgs)),
-            num_layers=len(self._layers),
+            num_layers=num_layers,
             places=self._step_places(step),
             **{name: workspace[name].data_ptr() for name in ("hidden", "normed", "delta")},
             qkv=scratch,
@@ -109,7 +111,7 @@ class CpuLayerRun:
             _let_correct(args, self._adapters)
         if self._seconds is not None:
             args.operation_seconds = cast(self._seconds, POINTER(c_double))
-        sampled = self._places[self._layers[-1].place].sampled_args(step, self._attention)
+        sampled = self._places[self._layers[num_layers - 1].place].sampled_args(step, self._attention)
         if sampled is not None:
             args.last_attention = pointer(sampled)
             args.last_rows, args.last_hidden = batch.sampled_rows.data_ptr(), workspace["last_hidden"].data_ptr()

@@ -13,10 +13,11 @@ from kvplan_engine.models.step_batch import StepBatch
 class LayerRun(Protocol):
     """All layers of a model over one step."""
 
-    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> None:
+    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace, num_layers: int | None = None) -> None:
         """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
 
-        With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``.
+        With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``. num_layers: so many
+        of the first layers alone; ``normed`` is then what the next one would read.
         IndexError where the batch does not fit the pool or the rotary table.
         """
         ...
