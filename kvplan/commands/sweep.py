@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,6 +21,7 @@ from kvplan.commands.options.sweep.spread import SpreadOptions, spread_over
 from kvplan.commands.options.sweep.workload import WorkloadOptions
 from kvplan.errors import UsageError
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
+from kvplan.sweeps.worker.early import EarlyWorker
 
 if TYPE_CHECKING:
     from kvplan.sweeps.session import SweepOutcome
@@ -85,15 +87,16 @@ def _new(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    from kvplan.commands.printing import sweeps as sweep_output
-    from kvplan.runs.storage.store import free_directory
-    from kvplan.sweeps.plan import make_plan
-    from kvplan.sweeps.session import run_new_sweep
-
     if "model" not in given:
         raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
     options = SweepOptions(**given, axes=axes)
-    with spread_over(spread, options) as cluster:
+    runs_here = not dry_run and not options.is_foreign and spread.ray is None
+    with EarlyWorker() if runs_here else nullcontext() as early, spread_over(spread, options) as cluster:
+        from kvplan.commands.printing import sweeps as sweep_output  # half a second, beside the worker's own imports
+        from kvplan.runs.storage.store import free_directory
+        from kvplan.sweeps.plan import make_plan
+        from kvplan.sweeps.session import run_new_sweep
+
         elsewhere = None if cluster is None else cluster.device_for(options)
         plan = make_plan(options, swept_engine(options), elsewhere)
         if dry_run:
@@ -103,7 +106,8 @@ def _new(
         sweep_output.announce(plan, directory)
         command = shlex.join(["kvplan", *sys.argv[1:]])
         pool_of = None if cluster is None else cluster.pool_of
-        outcome = run_new_sweep(plan, directory, sweep_output.make_progress(), command=command, pool_of=pool_of)
+        progress = sweep_output.make_progress()
+        outcome = run_new_sweep(plan, directory, progress, command=command, pool_of=pool_of, early=early)
     return _finish(outcome, as_json=as_json)
 
 

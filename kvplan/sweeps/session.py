@@ -28,8 +28,10 @@ from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.runner import Runner
 from kvplan.sweeps.weights import weights_path
 from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
+from kvplan.sweeps.worker.early import EarlyWorker
 from kvplan.sweeps.worker_host import WorkerHost, engine_source
 
+StartWorker = Callable[[Path], Worker]
 PoolOf = Callable[[SweepPlan, SweepIdentity], HostPool]
 
 
@@ -56,14 +58,15 @@ def run_new_sweep(
     command: str,
     worker_command: Sequence[str] = WORKER_COMMAND,
     pool_of: PoolOf | None = None,
+    early: EarlyWorker | None = None,
 ) -> SweepOutcome:
     """Run every trial of the plan into a new directory. KvplanError if the directory cannot be used.
 
-    pool_of: lends workers to run several trials at once; None for one worker on this machine.
+    pool_of: lends workers to run several trials at once; None for one worker on this machine, ``early`` if it is given.
     """
     with SweepStore.create(directory, manifest_of(plan, command)) as store:
         try:
-            return _run(plan, store, progress, worker_command, pool_of)
+            return _run(plan, store, progress, _starter(worker_command, early), pool_of)
         except KvplanError:
             if not store.records:  # nothing was measured, so there is nothing to continue
                 store.take_back()
@@ -87,17 +90,27 @@ def resume_sweep(
     plan = plan_from_manifest(read_manifest(directory), engine_of, device_of)
     with SweepStore.reopen(directory) as store:
         announce(plan)
-        return _run(plan, store, progress, worker_command, pool_of)
+        return _run(plan, store, progress, _starter(worker_command), pool_of)
+
+
+def _starter(worker_command: Sequence[str], early: EarlyWorker | None = None) -> StartWorker:
+    """Starts a worker that logs to a file; the first one is ``early``, where there is one."""
+
+    def start(log_path: Path) -> Worker:
+        waiting = None if early is None else early.take(log_path)
+        return waiting or Worker.start(log_path, worker_command)
+
+    return start
 
 
 def _run(
-    plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str], pool_of: PoolOf | None
+    plan: SweepPlan, store: SweepStore, progress: Progress, start_worker: StartWorker, pool_of: PoolOf | None
 ) -> SweepOutcome:
     if pool_of is not None:
         refuse_searches(plan.options)
         runner: Runner | PoolRunner = _pool_runner(plan, store, progress, pool_of)
     else:
-        runner = _single_runner(plan, store, progress, worker_command)
+        runner = _single_runner(plan, store, progress, start_worker)
     interrupted = False
     try:
         with sigterm_interrupts():
@@ -137,9 +150,9 @@ def _pool_runner(plan: SweepPlan, store: SweepStore, progress: Progress, pool_of
     )
 
 
-def _single_runner(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str]) -> Runner:
+def _single_runner(plan: SweepPlan, store: SweepStore, progress: Progress, start_worker: StartWorker) -> Runner:
     identity = _identity(plan)
-    host = _foreign_host(plan, identity, store) or _own_host(plan, identity, store, worker_command)
+    host = _foreign_host(plan, identity, store) or _own_host(plan, identity, store, start_worker)
     return Runner(
         schedule=plan.schedule,
         expected=plan.trials,
@@ -153,13 +166,13 @@ def _single_runner(plan: SweepPlan, store: SweepStore, progress: Progress, worke
     )
 
 
-def _own_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore, worker_command: Sequence[str]) -> TrialHost:
+def _own_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore, start_worker: StartWorker) -> TrialHost:
     log_path = store.directory / WORKER_LOG
     return WorkerHost(
         identity,
         plan.spec,
         engine_source(plan.options, plan.spec, plan.load_format, store.directory),
-        lambda: Worker(log_path, worker_command),
+        lambda: start_worker(log_path),
         on_versions=store.add_versions,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from kvplan.workers.messages import decode, encode
+from kvplan.workers.messages import LOG, decode, encode
 
 
 class WorkerChannel:
@@ -46,8 +46,23 @@ class WorkerChannel:
 
     def _read(self) -> None:
         for line in sys.stdin.buffer:
-            self._received.put(decode(line))
+            message = decode(line)
+            if message["type"] == LOG:
+                _log_to(message["path"])
+            else:
+                self._received.put(message)
         os._exit(0)
+
+
+def _log_to(path: str) -> None:
+    """Append to ``path`` what was written to stderr so far, a file that only this process has, and all that follows."""
+    before = os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.write(log, os.pread(before, os.fstat(before).st_size, 0))
+    os.close(before)
+    os.close(log)
 
 
 def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+LOG: Final = "log"
+"""The type of the one message that no command reads: stderr goes to its ``path`` from now on."""
 
 
 def encode(message: Mapping[str, object]) -> bytes:

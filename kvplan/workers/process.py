@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from tempfile import TemporaryFile
+from typing import IO, Any, Final
 
-from kvplan.workers.messages import decode, encode
+from kvplan.workers.messages import LOG, decode, encode
 
 _READ_BYTES: Final = 1 << 16
 
@@ -33,13 +34,12 @@ class WorkerTimeout(Exception):
 class WorkerProcess:
     """One worker process. It is not restarted: after WorkerDied or WorkerTimeout make a new one.
 
-    log_path: a file that its stderr is appended to.
+    log_path: a file that its stderr is appended to; None for a nameless one, until ``log_to``.
     """
 
-    def __init__(self, command: Sequence[str], log_path: Path) -> None:
-        self._log_path = log_path
-        self._log = log_path.open("ab")
-        self._log_start = self._log.tell()
+    def __init__(self, command: Sequence[str], log_path: Path | None = None) -> None:
+        self._log: IO[bytes] = TemporaryFile() if log_path is None else log_path.open("ab")  # noqa: SIM115  # until it ends
+        self._log_path, self._log_start = log_path, self._log.tell()
         # A session of its own: Ctrl-C in the terminal reaches the parent alone, which then decides.
         self._process = subprocess.Popen(
             list(command),
@@ -56,10 +56,17 @@ class WorkerProcess:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._output, selectors.EVENT_READ)
         self._buffer = b""
+        self._nameless = b""
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def log_to(self, path: Path) -> None:
+        """Append its stderr to ``path``, what it has written already too. WorkerDied if it has ended."""
+        path.touch()
+        self._log_path, self._log_start = path, path.stat().st_size
+        self.send({"type": LOG, "path": str(path.resolve())})
 
     def send(self, message: Mapping[str, object]) -> None:
         """WorkerDied if nobody reads it any more."""
@@ -107,6 +114,9 @@ class WorkerProcess:
 
     def _close(self) -> None:
         self._process.wait()
+        if not self._log.closed and self._log.readable():
+            self._log.seek(0)
+            self._nameless = self._log.read()
         self._selector.close()
         for stream in (self._input, self._output, self._log):
             with contextlib.suppress(BrokenPipeError):
@@ -125,8 +135,13 @@ class WorkerProcess:
         detail = f": {last_line}" if last_line else ""
         return WorkerDied(f"The worker {ending}{detail}".rstrip(".") + ".", -(code or 0) if killed else None)
 
+    def _logged(self) -> bytes:
+        """What it has written to its log, or to the nameless one where it has ended before it got to ``log_to``'s."""
+        named = b"" if self._log_path is None else self._log_path.read_bytes()[self._log_start :]
+        return named or self._nameless
+
     def _last_log_line(self) -> str:
-        text = self._log_path.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
+        text = self._logged().decode("utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][:300] if lines else ""
 

@@ -70,6 +70,8 @@ def main() -> None:
          "architectures": ["GPT2LMHeadModel", "LlamaForCausalLM"]})  # fmt: skip
     for line in sys.stdin:
         order = json.loads(line)
+        if order["type"] == "log":
+            continue
         note(order)
         say({"type": "stage", "stage": "serving"})
         time.sleep(SECONDS_PER_TRIAL)

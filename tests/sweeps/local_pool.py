@@ -101,7 +101,7 @@ class LocalPool:
         directory.mkdir()
         source = engine_source(plan.options, plan.spec, plan.load_format, directory)
         log_path = directory / "worker.log"
-        host = WorkerHost(self._identity, plan.spec, source, lambda: Worker(log_path, FAKE_WORKER))
+        host = WorkerHost(self._identity, plan.spec, source, lambda: Worker.start(log_path, FAKE_WORKER))
         lost_with: set[int] | None = set()
         if number < self._num_losing:
             lost_with = None if self._lost_with is None else set(self._lost_with)

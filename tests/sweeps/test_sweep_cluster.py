@@ -40,7 +40,8 @@ CPUS = [listed(1, CPU=4.0), listed(2, CPU=4.0)]
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in scheduling().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(node_worker, "Worker", lambda log_path: Worker(log_path, FAKE_WORKER))
+    start = Worker.start
+    monkeypatch.setattr(Worker, "start", lambda log_path: start(log_path, FAKE_WORKER))
     monkeypatch.setattr(hosts, "_NODES_EVERY_SECONDS", 0.05)
     monkeypatch.setattr(hosts, "_POLL_SECONDS", 0.05)
 

@@ -85,7 +85,7 @@ class NodeWorker:
         log_path = self._directory / WORKER_LOG
         source = engine_source(task.options, task.spec, task.load_format, self._directory)
         self._host = WorkerHost(
-            task.identity, task.spec, source, lambda: Worker(log_path), on_versions=self._versions.update
+            task.identity, task.spec, source, lambda: Worker.start(log_path), on_versions=self._versions.update
         )
 
     def run(self, prepared: PreparedTrial, limits: TimeLimits) -> Served:

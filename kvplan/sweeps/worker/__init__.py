@@ -1,6 +1,7 @@
-"""The worker of a sweep. Only ``client`` and ``protocol`` are for the parent; the rest runs in the worker process.
+"""The worker of a sweep. ``client``, ``early`` and ``protocol`` are the parent's; the rest runs in the worker process.
 
 client           the parent's end: run a trial, with a limit for each stage
+early            a worker that starts before its sweep is planned
 protocol         the messages
 process          the worker's main loop
 engine_host      the engine, kept from trial to trial

@@ -65,9 +65,14 @@ class StageDeadline:
 class Worker:
     """One worker process of a sweep. After WorkerDied or WorkerTimeout make a new one."""
 
-    def __init__(self, log_path: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
-        self._process = WorkerProcess(command, log_path)
+    def __init__(self, process: WorkerProcess) -> None:
+        self._process = process
         self._hello: Hello | None = None
+
+    @classmethod
+    def start(cls, log_path: Path, command: Sequence[str] = WORKER_COMMAND) -> Worker:
+        """log_path: a file that its stderr is appended to."""
+        return cls(WorkerProcess(command, log_path))
 
     @property
     def pid(self) -> int:

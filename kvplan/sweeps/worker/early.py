@@ -1,0 +1,37 @@
+"""A worker that starts before its sweep is planned: torch takes it two seconds to import, and planning half of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
+from kvplan.workers.process import WorkerDied, WorkerProcess
+
+
+class EarlyWorker:
+    """Starts a worker now. It ends with the ``with`` block, unless somebody took it."""
+
+    def __init__(self, command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._process: WorkerProcess | None = WorkerProcess(command)
+
+    def take(self, log_path: Path) -> Worker | None:
+        """The worker, whose stderr is appended to ``log_path``; None where it was taken before, or has ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            process.log_to(log_path)
+        except WorkerDied:
+            return None
+        return Worker(process)
+
+    def __enter__(self) -> EarlyWorker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()

@@ -1,0 +1,103 @@
+"""A worker that starts before its sweep is planned: taken once, its log handed over, ended where nobody takes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_helpers import FAKE_WORKER, tiny_plan
+
+from kvplan.sweeps.progress import SilentProgress
+from kvplan.sweeps.session import run_new_sweep
+from kvplan.sweeps.worker.client import TimeLimits
+from kvplan.sweeps.worker.early import EarlyWorker
+from kvplan.workers.process import WorkerDied
+
+SAYS_HELLO = """
+import sys, threading
+from kvplan.workers.channel import WorkerChannel
+channel = WorkerChannel.open()
+print("before the path was known", file=sys.stderr, flush=True)
+channel.send({"type": "hello", "engine_version": "1", "torch_version": "2", "architectures": []})
+channel.receive()
+print("after", file=sys.stderr, flush=True)
+raise RuntimeError("no more")
+"""
+
+
+def own_worker(text: str) -> Sequence[str]:
+    return (sys.executable, "-c", text)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_it_wrote_before_stands_in_the_log_too(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text("of a worker before it\n")
+    with EarlyWorker(own_worker(SAYS_HELLO)) as early:
+        worker = early.take(log)
+        assert worker is not None
+        assert worker.wait_until_ready(TimeLimits())["engine_version"] == "1"
+        wait_until(lambda: "before" in log.read_text().partition("\n")[2])
+        worker._process.send({"type": "trial"})
+        with pytest.raises(WorkerDied, match=r"exit code 1: RuntimeError: no more\."):
+            worker._process.receive()
+        assert early.take(log) is None, "it is taken once"
+    lines = log.read_text().splitlines()
+    assert lines[:3] == ["of a worker before it", "before the path was known", "after"]
+    assert lines[-1] == "RuntimeError: no more"
+
+
+def test_one_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen.__init__
+
+    def noted(self: Any, *arguments: Any, **named: Any) -> None:
+        start(self, *arguments, **named)
+        started.append(self)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
+    with EarlyWorker(own_worker("import time; time.sleep(600)")):
+        (process,) = started
+        assert process.poll() is None
+    assert process.poll() is not None
+
+
+def test_one_that_has_ended_is_replaced(tmp_path: Path) -> None:
+    """And says why, though its log was not named then."""
+    with EarlyWorker(own_worker("raise SystemExit('no torch here')")) as early:
+        process = early._process
+        assert process is not None
+        wait_until(lambda: process._process.poll() is not None)
+        assert early.take(tmp_path / "worker.log") is None
+        assert "no torch here" in process._last_log_line()
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[str]]]:
+    """The processes that served trials."""
+    path = tmp_path / "served.txt"
+    monkeypatch.setenv("FAKE_WORKER_LOG", str(path))
+    yield lambda: {line.split()[0] for line in path.read_text().splitlines()}
+
+
+def test_a_sweep_serves_its_trials_with_it(tmp_path: Path, processes: Callable[[], set[str]]) -> None:
+    plan = tiny_plan(tmp_path, {"max_num_seqs": "1,2"})
+    with EarlyWorker(FAKE_WORKER) as early:
+        assert early._process is not None
+        pid = early._process.pid
+        outcome = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test", early=early)
+    assert [row["status"] for row in outcome.rows] == ["ok", "ok"]
+    assert processes() == {str(pid)}
+    assert not os.path.exists(f"/proc/{pid}"), "it has ended with the sweep"
