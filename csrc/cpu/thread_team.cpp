@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <time.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <new>
 
+#include "helper_rest.h"
 #include "parallel.h"
 
 namespace kvplan {
@@ -25,6 +27,17 @@ constexpr std::chrono::microseconds kHelperPatience{100};
 constexpr std::chrono::microseconds kCallerPatience{30};
 constexpr int kMostHelpers = 255;
 constexpr size_t kStackBytes = size_t{1} << 20;
+
+// A helper that somebody waits for so long, and that has had a core for less than half of it, has lost it to another
+// process (helper_rest.h).
+constexpr std::chrono::microseconds kLateAfter{300};
+
+// What a thread has had of a processor.
+std::chrono::nanoseconds cpu_time(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
 
 template <class Condition>
 bool comes_true(const Condition& condition, std::chrono::microseconds patience) {
@@ -45,13 +58,13 @@ class ThreadTeam {
   void run(void (*body)(void*, int), void* data, int helpers) {
     if (busy_.exchange(true, std::memory_order_acquire)) return body(data, 0);
     start(helpers < kMostHelpers ? helpers : kMostHelpers);
-    const uint64_t seats = static_cast<uint64_t>(helpers < num_helpers_ ? helpers : num_helpers_);
+    const uint64_t seats = static_cast<uint64_t>(rest_.called_of(helpers < num_helpers_ ? helpers : num_helpers_));
     body_ = body;
     data_ = data;
     finished_.store(0, std::memory_order_relaxed);
     const uint64_t call = (call_.load(std::memory_order_relaxed) / kSeats + 1) * kSeats;
     call_.store(call + seats);
-    wake_helpers();
+    wake_helpers(static_cast<int>(seats));
     body(data, 0);
     const uint64_t left = call_.exchange(call) - call;
     wait_for(seats - left);
@@ -84,12 +97,16 @@ class ThreadTeam {
   }
 
   [[noreturn]] void help() {
+    Helper& self = helpers_[num_begun_.fetch_add(1)];
+    pthread_getcpuclockid(pthread_self(), &self.clock);
     for (;;) {
       const auto is_open = [this] { return call_.load(std::memory_order_relaxed) % kSeats != 0; };
       if (!comes_true(is_open, kHelperPatience)) sleep_until_open();
       const int seat = take_seat();
       if (seat == 0) continue;
+      self.is_in_body.store(true, std::memory_order_release);
       body_(data_, seat);
+      self.is_in_body.store(false, std::memory_order_relaxed);
       finished_.fetch_add(1);
       if (caller_sleeps_.load()) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -112,28 +129,53 @@ class ThreadTeam {
   void sleep_until_open() {
     std::unique_lock<std::mutex> lock(mutex_);
     sleeping_helpers_.fetch_add(1);
-    helpers_.wait(lock, [this] { return call_.load() % kSeats != 0; });
+    waking_.wait(lock, [this] { return call_.load() % kSeats != 0; });
     sleeping_helpers_.fetch_sub(1);
   }
 
-  void wake_helpers() {
-    if (sleeping_helpers_.load() == 0) return;
+  // Where fewer are called than there are, as many may go on sleeping.
+  void wake_helpers(int seats) {
+    if (sleeping_helpers_.load() <= num_helpers_ - seats) return;
     { const std::lock_guard<std::mutex> lock(mutex_); }
-    helpers_.notify_all();
+    waking_.notify_all();
   }
 
   void wait_for(uint64_t helpers) {
     if (comes_true([&] { return finished_.load(std::memory_order_acquire) == helpers; }, kCallerPatience)) return;
-    std::unique_lock<std::mutex> lock(mutex_);
-    caller_sleeps_.store(true);
-    caller_.wait(lock, [&] { return finished_.load() == helpers; });
-    caller_sleeps_.store(false);
+    const Clock::time_point began = Clock::now();
+    for (int i = 0; i < num_helpers_; ++i) helpers_[i].note_cpu_time();
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      caller_sleeps_.store(true);
+      caller_.wait(lock, [&] { return finished_.load() == helpers; });
+      caller_sleeps_.store(false);
+    }
+    const Clock::duration waited = Clock::now() - began;
+    if (waited < kLateAfter) return;
+    for (int i = 0; i < num_helpers_; ++i)
+      if (helpers_[i].has_lost_core(waited)) return rest_.note_loss(num_helpers_, Clock::now());
   }
+
+  // What the caller knows of a helper. is_watched, cpu_time: from where somebody began to wait for it.
+  struct Helper {
+    std::atomic<bool> is_in_body{false};
+    clockid_t clock{};
+    bool is_watched = false;
+    std::chrono::nanoseconds before{};
+
+    void note_cpu_time() {
+      is_watched = is_in_body.load(std::memory_order_acquire);
+      if (is_watched) before = cpu_time(clock);
+    }
+
+    bool has_lost_core(Clock::duration waited) const { return is_watched && 2 * (cpu_time(clock) - before) < waited; }
+  };
 
   // In lines of their own: what callers write, what they write for helpers that poll it, what these answer.
   alignas(kLineBytes) std::atomic<bool> busy_{false};
-  int num_helpers_ = 0;  // this and the next: only of who is busy
+  int num_helpers_ = 0;  // this and the next two: only of who is busy
   bool is_refused_ = false;
+  HelperRest rest_;
   alignas(kLineBytes) std::atomic<uint64_t> call_{0};  // the call's number x kSeats + its free seats
   void (*body_)(void*, int) = nullptr;
   void* data_ = nullptr;
@@ -141,7 +183,9 @@ class ThreadTeam {
   alignas(kLineBytes) std::atomic<int> sleeping_helpers_{0};
   std::atomic<bool> caller_sleeps_{false};
   std::mutex mutex_;
-  std::condition_variable helpers_, caller_;
+  std::condition_variable waking_, caller_;
+  std::atomic<int> num_begun_{0};
+  Helper helpers_[kMostHelpers];
 };
 
 // Never destroyed: helpers sleep in it when the process ends.

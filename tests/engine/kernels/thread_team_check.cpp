@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "helper_rest.h"
 #include "parallel.h"
 
 namespace {
@@ -109,6 +110,24 @@ bool after_a_fork() {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0 && many_calls(100);
 }
 
+// A helper rests after it lost its core, longer each time that happens again soon, and is called again in the end.
+bool rests() {
+  using std::chrono::milliseconds;
+  kvplan::HelperRest rest;
+  const kvplan::HelperRest::Time start = std::chrono::steady_clock::now();
+  const auto called = [&](int after) { return rest.called_of(3, start + milliseconds(after)); };
+  if (called(0) != 3) return false;
+  rest.note_loss(3, start);
+  if (called(3) != 2 || called(4) != 3) return false;
+  rest.note_loss(3, start + milliseconds(5));  // soon: 8 ms
+  if (called(12) != 2 || called(13) != 3) return false;
+  for (int after = 14; after < 18; ++after) rest.note_loss(3, start + milliseconds(after));  // of all three: 128 ms
+  if (called(18) != 0 || called(144) != 0 || called(145) != 1 || called(272) != 1 || called(273) != 2) return false;
+  if (called(401) != 3) return false;
+  rest.note_loss(3, start + milliseconds(2000));  // long after
+  return called(2003) == 2 && called(2004) == 3;
+}
+
 }  // namespace
 
 int main(int count, char**) {
@@ -116,6 +135,7 @@ int main(int count, char**) {
   expect(uneven_items(), "items of uneven length");
   expect(in_turn(), "second items after the first");
   expect(nested(), "a call within a call");
+  expect(rests(), "helpers rest");
   expect(several_callers(), "calls from several threads");
   if (count == 1) expect(after_a_fork(), "calls after a fork");  // a thread sanitizer does not follow one
   std::printf("%d wrong\n", failures);
