@@ -31,6 +31,12 @@ def test_shapes_that_nobody_had_tuned_took_twice_as_long_before_0_17() -> None:
     assert (old.flops, old.bandwidth) == (EXPERTS.flops / 2, pytest.approx(0.9 * EXPERTS.bandwidth))
 
 
+def test_their_tiles_had_64_rows_for_more_tokens_than_experts() -> None:
+    found = of_release(_speed(), _work("glm-4.5"), vllm_release("0.11.0")).speed
+    assert [found.all_tile_rows(tokens, 160) for tokens in (160, 161)] == [(1, 16), (1, 64)]
+    assert _speed().speed.all_tile_rows(160, 160) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("speed", "model", "release"),
     [

@@ -48,7 +48,7 @@ def _work(name: str = "llama-3.1-8b", format_name: str = "none") -> ModelWork:
 )
 def test_rows_of_a_tile_are_those_of_the_kernels(engine: EngineChoice, format_name: str, tile_rows: int) -> None:
     found = with_tiles(_speed(), _work(format_name=format_name), find_gpu("h20"), engine).speed
-    assert found.all_tile_rows == (tile_rows, 16)
+    assert found.all_tile_rows(1, 0) == (tile_rows, 16)
 
 
 @pytest.mark.parametrize(

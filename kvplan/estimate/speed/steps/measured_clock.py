@@ -68,7 +68,7 @@ class MeasuredClock:
         self, tokens: float, sequences: float, sampled: float, kv_tokens: float, pairs: float, expert_tokens: float
     ) -> float:
         speed = self.device.speed
-        tile_rows, expert_tile_rows = speed.all_tile_rows
+        tile_rows, expert_tile_rows = speed.all_tile_rows(expert_tokens, self.work.num_experts)
         step = rank_step(
             self.work,
             tokens=tokens,

@@ -33,7 +33,8 @@ class ExpertSpeed:
     layer_seconds: beyond a layer's own; below 0 where a mixture launches less than two dense products.
     routed_bandwidth: bytes per second of the hidden vectors that are gathered for the experts and added up again, one
     for each expert that a token chose. sharpness: of their own products; that of dense products where it is None.
-    tile_rows: as for ``KernelSpeed``, of one expert.
+    tile_rows: as for ``KernelSpeed``, of one expert. few_tile_rows: the same in steps of no more tokens than experts,
+    where it is another one; None where it is not.
     """
 
     layer_seconds: float
@@ -42,6 +43,13 @@ class ExpertSpeed:
     routed_bandwidth: float = math.inf
     sharpness: float | None = None
     tile_rows: float = 1.0
+    few_tile_rows: float | None = None
+
+    def tile_rows_of(self, num_tokens: float, num_experts: int) -> float:
+        """In a step of ``num_tokens``."""
+        if self.few_tile_rows is None or num_tokens > num_experts:
+            return self.tile_rows
+        return self.few_tile_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +162,12 @@ class KernelSpeed:
             None if links is None else _links(links),
         )
 
-    @property
-    def all_tile_rows(self) -> tuple[float, float]:
-        """Of dense products and of one expert's; experts that count as dense products have none of their own."""
-        return self.tile_rows, 1.0 if self.experts is None else self.experts.tile_rows
+    def all_tile_rows(self, num_tokens: float, num_experts: int) -> tuple[float, float]:
+        """Of dense products, and of one expert's in a step whose experts have ``num_tokens``.
+
+        Experts that count as dense products have none of their own.
+        """
+        return self.tile_rows, 1.0 if self.experts is None else self.experts.tile_rows_of(num_tokens, num_experts)
 
 
 def whole_tiles(num_rows: float, tile_rows: float) -> float:

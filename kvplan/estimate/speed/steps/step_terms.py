@@ -85,7 +85,7 @@ def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
     beside = stages * clock.work.layout.data_parallel_size
     tokens, sequences = load.num_tokens / beside, load.num_sequences / beside
     speed = clock.device.speed
-    tile_rows, expert_tile_rows = speed.all_tile_rows
+    tile_rows, expert_tile_rows = speed.all_tile_rows(load.num_tokens / stages, clock.work.num_experts)
     step = rank_step(
         clock.work,
         tokens=tokens,

@@ -9,6 +9,9 @@ experts. Pull request 24700 has times by the old rule, of 128 experts of 768, 8 
     vLLM 0.24's tables, us     234    253    274    309    382    545    894
 
 so that a further token costs twice as much (0.36 us for 0.17), and few tokens, which only read weights, a tenth more.
+More than that from 256 tokens on, where each expert has 16 rows: the old rule has tiles of 16 rows for no more tokens
+than experts, and of 64 for all others (get_default_config of vllm/model_executor/layers/fused_moe/fused_moe.py), which
+are multiplied whole.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from kvplan.estimate.speed.steps.work import ModelWork
 _BETTER_TILES: Final = (0, 17, 0)
 _OLD_FLOPS: Final = 0.5
 _OLD_BANDWIDTH: Final = 0.9
+_OLD_TILE_ROWS: Final = 64.0
+_OLD_FEW_TILE_ROWS: Final = 16.0
 _TUNED: Final = frozenset({(8, 14336), (8, 16384), (128, 768), (128, 1536), (256, 2048)})
 """(experts, their width) whose divisions over ranks had files for Hopper: Mixtral's, Qwen3's and DeepSeek-V3's."""
 
@@ -32,7 +37,13 @@ def of_release(speed: DeviceSpeed, work: ModelWork, release: VllmRelease) -> Dev
     experts = speed.speed.experts
     if experts is None or not work.num_experts or not _has_old_tiles(speed, work, release):
         return speed
-    slower = replace(experts, flops=_OLD_FLOPS * experts.flops, bandwidth=_OLD_BANDWIDTH * experts.bandwidth)
+    slower = replace(
+        experts,
+        flops=_OLD_FLOPS * experts.flops,
+        bandwidth=_OLD_BANDWIDTH * experts.bandwidth,
+        tile_rows=_OLD_TILE_ROWS,
+        few_tile_rows=_OLD_FEW_TILE_ROWS,
+    )
     return replace(speed, speed=replace(speed.speed, experts=slower))
 
 
