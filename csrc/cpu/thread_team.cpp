@@ -98,7 +98,9 @@ class ThreadTeam {
 
   [[noreturn]] void help() {
     Helper& self = helpers_[num_begun_.fetch_add(1)];
-    pthread_getcpuclockid(pthread_self(), &self.clock);
+#if defined(__linux__)
+    self.has_clock = pthread_getcpuclockid(pthread_self(), &self.clock) == 0;
+#endif
     for (;;) {
       const auto is_open = [this] { return call_.load(std::memory_order_relaxed) % kSeats != 0; };
       if (!comes_true(is_open, kHelperPatience)) sleep_until_open();
@@ -156,15 +158,17 @@ class ThreadTeam {
       if (helpers_[i].has_lost_core(waited)) return rest_.note_loss(num_helpers_, Clock::now());
   }
 
-  // What the caller knows of a helper. is_watched, cpu_time: from where somebody began to wait for it.
+  // What the caller knows of a helper. has_clock: of its processor time. is_watched, before: from where somebody began to
+  // wait for it.
   struct Helper {
     std::atomic<bool> is_in_body{false};
     clockid_t clock{};
+    bool has_clock = false;
     bool is_watched = false;
     std::chrono::nanoseconds before{};
 
     void note_cpu_time() {
-      is_watched = is_in_body.load(std::memory_order_acquire);
+      is_watched = is_in_body.load(std::memory_order_acquire) && has_clock;
       if (is_watched) before = cpu_time(clock);
     }
 
