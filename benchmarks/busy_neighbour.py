@@ -37,8 +37,17 @@ def busy_loops(count: int) -> Iterator[None]:
             process.wait()
 
 
-def tokens_per_second(engine: Engine, batch: int) -> float:
-    """Of decode steps over ROUND_SECONDS."""
+def tokens_per_second(model: str, dtype: str, batch: int, loops: int) -> float:
+    """Of decode steps over ROUND_SECONDS beside so many loops, from a context of CONTEXT_TOKENS on."""
+    engine = make_engine(model, dtype, batch)
+    fill(engine, batch)
+    with busy_loops(loops):
+        reached = _tokens_per_second(engine, batch)
+    engine.close()
+    return reached
+
+
+def _tokens_per_second(engine: Engine, batch: int) -> float:
     engine.step()
     steps, started = 0, time.perf_counter()
     while time.perf_counter() - started < ROUND_SECONDS:
@@ -58,12 +67,8 @@ def main() -> None:
     options = parser.parse_args()
     alone, beside = [], []
     for _ in range(options.rounds):
-        engine = make_engine(options.model, options.dtype, options.batch)
-        fill(engine, options.batch)
-        alone.append(tokens_per_second(engine, options.batch))
-        with busy_loops(options.loops):
-            beside.append(tokens_per_second(engine, options.batch))
-        engine.close()
+        for loops, reached in ((0, alone), (options.loops, beside)):
+            reached.append(tokens_per_second(options.model, options.dtype, options.batch, loops))
     ratio = statistics.median(first / second for first, second in zip(alone, beside, strict=True))
     print(
         f"{options.model} {options.dtype}, {options.batch} sequences: {statistics.median(alone):.1f} tokens/s alone, "
