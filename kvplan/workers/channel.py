@@ -6,6 +6,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -55,12 +56,25 @@ class WorkerChannel:
 
 
 def _log_to(path: str) -> None:
-    """Append to ``path`` what was written to stderr so far, a file that only this process has, and all that follows."""
+    """Append to ``path`` what was written to stderr so far, a file that only this process has, and all that follows.
+
+    A thread may just be writing to the file before: what it has written then is looked for a little later.
+    """
     before = os.dup(2)
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    copied = 0
+
+    def copy() -> None:
+        nonlocal copied
+        written = os.pread(before, os.fstat(before).st_size - copied, copied)
+        copied += os.write(log, written)
+
+    copy()
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
-    os.write(log, os.pread(before, os.fstat(before).st_size, 0))
+    for pause_seconds in (0.0, 0.05, 0.2):
+        time.sleep(pause_seconds)
+        copy()
     os.close(before)
     os.close(log)
 

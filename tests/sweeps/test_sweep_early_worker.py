@@ -20,10 +20,10 @@ from kvplan.sweeps.worker.early import EarlyWorker
 from kvplan.workers.process import WorkerDied
 
 SAYS_HELLO = """
-import sys, threading
+import sys
 from kvplan.workers.channel import WorkerChannel
+print("before the path was known", file=sys.stderr, flush=True)  # and before a thread reads it
 channel = WorkerChannel.open()
-print("before the path was known", file=sys.stderr, flush=True)
 channel.send({"type": "hello", "engine_version": "1", "torch_version": "2", "architectures": []})
 channel.receive()
 print("after", file=sys.stderr, flush=True)
