@@ -5,10 +5,10 @@
 
 namespace kvplan {
 
-// A helper that loses its core in the middle of a piece of work holds everybody up until it gets it back: on Linux three
-// milliseconds, as long as a hundred calls take. After such a loss one helper fewer is called, at first for about as long
-// as the loss took, and after each one that follows soon for twice as long. Meanwhile no call waits, and the other process
-// has the core to itself. One loss alone costs next to nothing.
+// A helper that loses its core in the middle of a piece of work holds everybody up until it gets it back: about three
+// milliseconds on Linux, as long as a hundred calls. So after a loss one helper fewer is called, at first for about as long,
+// and for twice as long after each further loss that follows soon. Meanwhile no call waits, and the other process has the
+// core to itself. A single loss costs next to nothing.
 class HelperRest {
  public:
   using Time = std::chrono::steady_clock::time_point;

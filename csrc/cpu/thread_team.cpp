@@ -28,11 +28,11 @@ constexpr std::chrono::microseconds kCallerPatience{30};
 constexpr int kMostHelpers = 255;
 constexpr size_t kStackBytes = size_t{1} << 20;
 
-// A helper that somebody waits for so long, and that has had a core for less than half of it, has lost it to another
+// A helper that the caller waits for this long, and that ran for less than half of the time, has lost its core to another
 // process (helper_rest.h).
 constexpr std::chrono::microseconds kLateAfter{300};
 
-// What a thread has had of a processor.
+// Processor time of a thread.
 std::chrono::nanoseconds cpu_time(clockid_t clock) {
   timespec time{};
   clock_gettime(clock, &time);
@@ -158,8 +158,8 @@ class ThreadTeam {
       if (helpers_[i].has_lost_core(waited)) return rest_.note_loss(num_helpers_, Clock::now());
   }
 
-  // What the caller knows of a helper. has_clock: of its processor time. is_watched, before: from where somebody began to
-  // wait for it.
+  // What the caller knows of a helper. has_clock: of its processor time. is_watched, before: whether the caller waits for
+  // it, and the helper's processor time when it began to.
   struct Helper {
     std::atomic<bool> is_in_body{false};
     clockid_t clock{};

@@ -56,9 +56,9 @@ class WorkerChannel:
 
 
 def _log_to(path: str) -> None:
-    """Append to ``path`` what was written to stderr so far, a file that only this process has, and all that follows.
+    """Append to ``path`` what stderr has so far, a file without a name, and all that follows.
 
-    A thread may just be writing to the file before: what it has written then is looked for a little later.
+    Another thread may be in the middle of a write to the old file: what it wrote is copied a little later.
     """
     before = os.dup(2)
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

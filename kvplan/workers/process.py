@@ -63,7 +63,7 @@ class WorkerProcess:
         return self._process.pid
 
     def log_to(self, path: Path) -> None:
-        """Append its stderr to ``path``, what it has written already too. WorkerDied if it has ended."""
+        """Append its stderr to ``path``, including what it has written already. WorkerDied if it has ended."""
         path.touch()
         self._log_path, self._log_start = path, path.stat().st_size
         self.send({"type": LOG, "path": str(path.resolve())})
@@ -136,7 +136,7 @@ class WorkerProcess:
         return WorkerDied(f"The worker {ending}{detail}".rstrip(".") + ".", -(code or 0) if killed else None)
 
     def _logged(self) -> bytes:
-        """What it has written to its log, or to the nameless one where it has ended before it got to ``log_to``'s."""
+        """What it wrote to its log; to the nameless one if it ended before it turned to the path of ``log_to``."""
         named = b"" if self._log_path is None else self._log_path.read_bytes()[self._log_start :]
         return named or self._nameless
 

@@ -142,3 +142,8 @@ class ModelDescription:
     def distinct_layers(self) -> tuple[Layer, ...]:
         """Each kind of layer once, in order of appearance."""
         return tuple(dict.fromkeys(self.layers))
+
+    @cached_property
+    def num_first_of_each(self) -> int:
+        """How many layers, from the first one on, include every kind."""
+        return max(map(self.layers.index, self.distinct_layers)) + 1

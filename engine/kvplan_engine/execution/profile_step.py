@@ -1,7 +1,7 @@
 """One step at the largest batch, to measure what a step takes beyond the buffers that are reserved for it.
 
-On a CPU such a step takes seconds, 2,048 tokens of a model of a billion parameters half a minute. Layers of one kind
-take as much as each other, so there the step runs only as many as have each kind, and its time is scaled up.
+On a CPU such a step takes seconds. Layers of one kind need the same memory and time, so there the step runs only the
+first layers that include every kind, and its time is scaled up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.memory.breakdown import SAMPLER_ROWS, MemoryBreakdown
 from kvplan_engine.models.decoder import Decoder
@@ -52,25 +51,20 @@ def measure_profile_step(
     )
 
 
-def layers_of_each_kind(model: ModelDescription) -> int:
-    """How many of the first layers have each kind among them."""
-    return max(map(model.layers.index, model.distinct_layers)) + 1
-
-
 def _decoder_to_shorten(runner: ModelRunner) -> Decoder | None:
-    """None where a step is short anyway, where a class runs its own layers, and where other ranks run all of theirs."""
+    """None on a GPU, for a class that runs its own layers, beside other ranks, and where it would save little."""
     decoder = runner.decoder
     if runner.device.is_asynchronous or not isinstance(decoder, Decoder) or not decoder.model.is_whole:
         return None
-    return decoder if 2 * layers_of_each_kind(decoder.model) <= decoder.model.num_layers else None
+    return decoder if 2 * decoder.model.num_first_of_each <= decoder.model.num_layers else None
 
 
 def _seconds_of_step(runner: ModelRunner, plan: StepPlan) -> float:
-    """Seconds of a step of all layers. A shortened one runs twice: what the first does but once would be scaled up."""
+    """Seconds of a step of all layers. A shortened one runs twice, so that one-off costs are not scaled up."""
     decoder = _decoder_to_shorten(runner)
     if decoder is None:
         return _run(runner, plan)
-    num_layers = layers_of_each_kind(decoder.model)
+    num_layers = decoder.model.num_first_of_each
     with decoder.shortened(num_layers):
         _run(runner, plan, all_rows=True)
         seconds = _run(runner, plan, all_rows=True)

@@ -37,8 +37,8 @@ class Decoder:
 
     Weights that a projection keeps in a layout of its own are removed from ``weights``, so that none is held twice.
     owners: for each layer the one whose weights it uses, None where every layer has its own. EngineError where the
-    attention backend lacks an option of the model's attention. layers_seconds: that the host took for the layers of the
-    last step.
+    attention backend lacks an option of the model's attention. layers_seconds: what the layers of the last step took on
+    the host.
     """
 
     layers_seconds = 0.0

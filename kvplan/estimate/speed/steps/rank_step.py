@@ -33,8 +33,8 @@ class ExpertSpeed:
     layer_seconds: beyond a layer's own; below 0 where a mixture launches less than two dense products.
     routed_bandwidth: bytes per second of the hidden vectors that are gathered for the experts and added up again, one
     for each expert that a token chose. sharpness: of their own products; that of dense products where it is None.
-    tile_rows: as for ``KernelSpeed``, of one expert. few_tile_rows: the same in steps of no more tokens than experts,
-    where it is another one; None where it is not.
+    tile_rows: as for ``KernelSpeed``, of one expert. few_tile_rows: the same where a step has no more tokens than
+    experts; None if that makes no difference.
     """
 
     layer_seconds: float

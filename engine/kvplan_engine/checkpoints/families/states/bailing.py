@@ -8,6 +8,7 @@ from typing import Any
 from kvplan_engine.checkpoints.families.common import mlp, model, norms, rope
 from kvplan_engine.checkpoints.families.latent.parts import latent_attention
 from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, bailing_mixture, whole
+from kvplan_engine.checkpoints.families.states.parts import kimi_delta, lightning
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import FeedForward
 from kvplan_engine.description.mixers import State
@@ -48,34 +49,15 @@ def _gate(config: dict[str, Any]) -> int:
 
 
 def _kimi_state(config: dict[str, Any]) -> State:
-    heads, size = int(config["num_attention_heads"]), head_size(config)
-    return State(
-        "kimi_delta",
-        conv_channels=3 * heads * size,
-        conv_kernel=whole(config, "short_conv_kernel_size", default=4),
-        recurrent_shape=(heads, size, size),
-        recurrent_dtype="float32",
-        num_heads=heads,
-        key_heads=heads,
-        key_size=size,
-        value_size=size,
-        rank=size,
-        full_gate=True,
-        full_decay=True,
-    )
+    kernel = whole(config, "short_conv_kernel_size", default=4)
+    return kimi_delta(int(config["num_attention_heads"]), head_size(config), kernel, full_gate=True, full_decay=True)
 
 
 def _state(config: dict[str, Any]) -> State:
-    heads, size = int(config["num_attention_heads"]), head_size(config)
-    return State(
-        "linear_attention",
-        conv_channels=0,
-        conv_kernel=1,
-        recurrent_shape=(heads, size, size),
-        num_heads=heads,
-        key_heads=heads,
-        key_size=size,
-        value_size=size,
+    size = head_size(config)
+    return lightning(
+        int(config["num_attention_heads"]),
+        size,
         bias=bool(config.get("use_qkv_bias")),
         norms=bool(config.get("use_qk_norm")),
         rope=rope(config, size),

@@ -9,6 +9,7 @@ from kvplan_engine.checkpoints.families.common import mlp, model, norms
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, latent_attention
 from kvplan_engine.checkpoints.families.mixtures.parts import MIXTRAL_NAMES
+from kvplan_engine.checkpoints.families.states.parts import kimi_delta
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import State
 from kvplan_engine.description.model import Layer, ModelDescription, Shape
@@ -59,22 +60,10 @@ def _linear(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(config: dict[str, Any]) -> State:
-    """Queries, keys and values each have ``num_heads`` heads and go through convolutions of their own."""
     linear = _linear(config)
     heads, size = int(linear["num_heads"]), int(linear["head_dim"])
-    return State(
-        "kimi_delta",
-        conv_channels=3 * heads * size,
-        conv_kernel=int(linear.get("short_conv_kernel_size", 4)),
-        recurrent_shape=(heads, size, size),
-        recurrent_dtype="float32",
-        num_heads=heads,
-        key_heads=heads,
-        key_size=size,
-        value_size=size,
-        rank=size,
-        full_gate=bool(linear.get("use_full_rank_gate")),
-    )
+    kernel = int(linear.get("short_conv_kernel_size", 4))
+    return kimi_delta(heads, size, kernel, full_gate=bool(linear.get("use_full_rank_gate")))
 
 
 def _is_dense(config: dict[str, Any], index: int) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms, rope
+from kvplan_engine.checkpoints.families.states.parts import lightning
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import Mixture
-from kvplan_engine.description.mixers import State
 from kvplan_engine.description.model import Layer, ModelDescription
 
 
@@ -17,7 +17,7 @@ def read_minimax(config: dict[str, Any]) -> ModelDescription:
     rotary = config.get("rotary_dim")
     positions = rope({**config, "partial_rotary_factor": int(rotary) / size} if rotary else config, size)
     mixer = attention(config, rope=positions, qkv_bias=False, output_bias=False)
-    state, mixture = _state(config, size), _mixture(config)
+    state, mixture = lightning(int(config["num_attention_heads"]), size), _mixture(config)
     layers = [Layer((mixer if full else state,), mixture, norm) for full in _full_layers(config)]
     return model(config, layers, norm, max_positions=131072)
 
@@ -28,20 +28,6 @@ def _full_layers(config: dict[str, Any]) -> list[bool]:
     if config.get("layer_types") is not None:
         return [kind == "full_attention" for kind in config["layer_types"]]
     return [index % 2 == 0 for index in range(int(config["num_hidden_layers"]))]
-
-
-def _state(config: dict[str, Any], size: int) -> State:
-    heads = int(config["num_attention_heads"])
-    return State(
-        "linear_attention",
-        conv_channels=0,
-        conv_kernel=1,
-        recurrent_shape=(heads, size, size),
-        num_heads=heads,
-        key_heads=heads,
-        key_size=size,
-        value_size=size,
-    )
 
 
 def _mixture(config: dict[str, Any]) -> Mixture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from kvplan_engine.checkpoints.families.common import Config
 from kvplan_engine.description.mixers import State
@@ -147,4 +148,39 @@ def gated_delta(config: Config) -> State:
         key_heads=key_heads,
         key_size=key_size,
         value_size=value_size,
+    )
+
+
+def kimi_delta(heads: int, size: int, conv_kernel: int, **gates: Any) -> State:
+    """Queries, keys and values each have ``heads`` heads of ``size`` and convolutions of their own.
+
+    gates: which of them are one matrix (``full_gate``, ``full_decay`` of ``State``).
+    """
+    return State(
+        "kimi_delta",
+        conv_channels=3 * heads * size,
+        conv_kernel=conv_kernel,
+        recurrent_shape=(heads, size, size),
+        recurrent_dtype="float32",
+        num_heads=heads,
+        key_heads=heads,
+        key_size=size,
+        value_size=size,
+        rank=size,
+        **gates,
+    )
+
+
+def lightning(heads: int, size: int, **others: Any) -> State:
+    """Linear attention with a decay, without a convolution. others: fields of ``State``."""
+    return State(
+        "linear_attention",
+        conv_channels=0,
+        conv_kernel=1,
+        recurrent_shape=(heads, size, size),
+        num_heads=heads,
+        key_heads=heads,
+        key_size=size,
+        value_size=size,
+        **others,
     )

@@ -9,9 +9,9 @@ experts. Pull request 24700 has times by the old rule, of 128 experts of 768, 8 
     vLLM 0.24's tables, us     234    253    274    309    382    545    894
 
 so that a further token costs twice as much (0.36 us for 0.17), and few tokens, which only read weights, a tenth more.
-More than that from 256 tokens on, where each expert has 16 rows: the old rule has tiles of 16 rows for no more tokens
-than experts, and of 64 for all others (get_default_config of vllm/model_executor/layers/fused_moe/fused_moe.py), which
-are multiplied whole.
+From 256 tokens on, where each expert has 16 rows, that is not all: the old rule takes tiles of 16 rows for up to as
+many tokens as experts, and of 64 rows for more (get_default_config of vllm/model_executor/layers/fused_moe/
+fused_moe.py). A tile is multiplied whole.
 """
 
 from __future__ import annotations
