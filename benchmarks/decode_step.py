@@ -181,7 +181,9 @@ def make_engine(model: str, dtype: str, batch: int) -> Engine:
         max_num_batched_tokens=2048,
         enable_prefix_caching=False,
     )
-    return Engine(config)
+    engine = Engine(config)
+    engine.touch_pool()  # as before a server's first request: else a step in sixteen waits for the system's memory
+    return engine
 
 
 def fill(engine: Engine, batch: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,6 +90,17 @@ class SweepPlan:
     def predictions(self) -> list[TrialPrediction]:
         under = UnderLoad(self.workload, self.predictor)
         return [under.predictor_of(trial.load).trial(trial.settings) for trial in self.trials]
+
+    @property
+    def first_bytes(self) -> int:
+        """Memory of the CPU that the first trial writes before it serves: weights, and blocks of what runs at once."""
+        if self.device.kind != "cpu" or self.options.is_counted or not self.trials:
+            return 0
+        settings = self.trials[0].settings
+        memory = self.predictor.memory(settings)
+        lengths = sorted(each.num_prompt_tokens + each.num_output_tokens for each in self.predictor.requests)
+        written = sum(lengths[-settings.max_num_seqs :]) * memory.layout.bytes_per_token
+        return memory.weight_bytes + min(memory.num_blocks * memory.block_bytes, math.ceil(written))
 
     @property
     def shown(self) -> tuple[str, ...]:

@@ -64,6 +64,8 @@ def run_new_sweep(
 
     pool_of: lends workers to run several trials at once; None for one worker on this machine, ``early`` if it is given.
     """
+    if early is not None:
+        early.expect(plan.first_bytes)
     with SweepStore.create(directory, manifest_of(plan, command)) as store:
         try:
             return _run(plan, store, progress, _starter(worker_command, early), pool_of)

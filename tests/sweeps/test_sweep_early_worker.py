@@ -15,6 +15,7 @@ from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
+from kvplan.sweeps.worker import early as early_module
 from kvplan.sweeps.worker.client import TimeLimits
 from kvplan.sweeps.worker.early import EarlyWorker
 from kvplan.workers.process import WorkerDied
@@ -82,6 +83,38 @@ def test_one_that_has_ended_is_replaced(tmp_path: Path) -> None:
         wait_until(lambda: process._process.poll() is not None)
         assert early.take(tmp_path / "worker.log") is None
         assert "no torch here" in process._last_log_line()
+
+
+def test_the_memory_that_it_expects_is_free_when_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    class Memory:
+        def __init__(self, num_bytes: int) -> None:
+            calls.append(num_bytes)
+
+        def release(self) -> None:
+            calls.append("released")
+
+    monkeypatch.setattr(early_module, "WarmMemory", Memory)
+    with EarlyWorker(own_worker(SAYS_HELLO)) as early:
+        early.expect(1234)
+        worker = early.take(tmp_path / "worker.log")
+        assert worker is not None
+        assert calls == [1234]
+        worker.wait_until_ready(TimeLimits())
+        assert calls == [1234, "released"]
+        worker.kill()
+    calls.clear()
+    with EarlyWorker(own_worker("raise SystemExit(1)")) as early:
+        early.expect(1234)
+        died = early.take(tmp_path / "worker.log")
+        if died is not None:
+            with pytest.raises(WorkerDied):
+                died.wait_until_ready(TimeLimits())
+            assert calls == [1234, "released"]
+    assert calls[:2] == [1234, "released"], "at the latest when nobody needs it"
 
 
 @pytest.fixture

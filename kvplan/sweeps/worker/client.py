@@ -63,10 +63,14 @@ class StageDeadline:
 
 
 class Worker:
-    """One worker process of a sweep. After WorkerDied or WorkerTimeout make a new one."""
+    """One worker process of a sweep. After WorkerDied or WorkerTimeout make a new one.
 
-    def __init__(self, process: WorkerProcess) -> None:
+    when_ready: called once, when the process has imported its engine, or did not.
+    """
+
+    def __init__(self, process: WorkerProcess, when_ready: Callable[[], None] | None = None) -> None:
         self._process = process
+        self._when_ready = when_ready
         self._hello: Hello | None = None
 
     @classmethod
@@ -81,10 +85,15 @@ class Worker:
     def wait_until_ready(self, limits: TimeLimits) -> Hello:
         """Until the process has imported its engine. WorkerDied or WorkerTimeout otherwise."""
         deadline = time.monotonic() + limits.starting
-        while self._hello is None:
-            message = self._receive(deadline, f"The worker did not start within {limits.starting:.0f} s.")
-            if message["type"] == "hello":
-                self._hello = message
+        try:
+            while self._hello is None:
+                message = self._receive(deadline, f"The worker did not start within {limits.starting:.0f} s.")
+                if message["type"] == "hello":
+                    self._hello = message
+        finally:
+            when_ready, self._when_ready = self._when_ready, None
+            if when_ready is not None:
+                when_ready()
         return self._hello
 
     def run_trial(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
