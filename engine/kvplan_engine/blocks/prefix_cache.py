@@ -27,8 +27,19 @@ from kvplan_engine.blocks.layout import KvGroup
 _DIGEST_BYTES = 16  # 2**-64 chance of any collision among four billion blocks
 
 
+class _Salted(Protocol):
+    @property
+    def cache_salt(self) -> bytes: ...
+
+
 class HashedTokens(Protocol):
-    """What the cache needs of a sequence: its tokens, its block table and the hashes of its full blocks."""
+    """What the cache needs of a sequence: its tokens, its block table and the hashes of its full blocks.
+
+    request: says what its KV depends on besides its tokens.
+    """
+
+    @property
+    def request(self) -> _Salted: ...
 
     token_ids: list[int]
     table: BlockTable
@@ -94,9 +105,13 @@ class PrefixCache:
         """
         size = self._pool.block_size
         for index in range(len(hashes), num_tokens // size):
-            parent = hashes[-1] if hashes else self._root + salt
             packed = self._pack(*token_ids[index * size : (index + 1) * size])
-            hashes.append(chain_hash(parent, packed, self._digest_bytes))
+            hashes.append(self._next_hash(hashes, packed, salt))
+
+    def _next_hash(self, hashes: Rows[BlockHash], packed_token_ids: bytes, salt: bytes) -> BlockHash:
+        """Of the full block that follows those of ``hashes``."""
+        parent = hashes[-1] if hashes else self._root + salt
+        return chain_hash(parent, packed_token_ids, self._digest_bytes)
 
     def usable_hashes(self, hashes: list[BlockHash], token_ids: Rows[int], salt: bytes = b"") -> list[BlockHash]:
         """Hashes of the full blocks among all but the last token of a prompt; extends ``hashes`` as needed.
@@ -181,14 +196,14 @@ class PrefixCache:
 
     def register_next(self, sequences: Iterable[HashedTokens]) -> None:
         """Register the next block of each of ``sequences``, which has just become full; runs in every decode step."""
-        pack, size, digest_bytes = self._pack, self._pool.block_size, self._digest_bytes
+        pack, size = self._pack, self._pool.block_size
         cache = self._pool.cache if self._is_single and not self._pool.layout.forgets else None
         for sequence in sequences:
             index, hashes = sequence.num_registered_blocks, sequence.block_hashes
             if index == len(hashes):
                 first = index * size
                 packed = pack(*sequence.token_ids[first : first + size])
-                hashes.append(chain_hash(hashes[-1] if index else self._root, packed, digest_bytes))
+                hashes.append(self._next_hash(hashes, packed, sequence.request.cache_salt))
             if cache is not None:
                 cache(sequence.table.groups[0].bundles[index], hashes[index])
             else:

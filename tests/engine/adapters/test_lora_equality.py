@@ -115,3 +115,17 @@ def test_kv_of_an_adapter_is_never_served_to_another(tmp_path: Path) -> None:
         again = [llm.generate(prompt, PARAMS, lora_request=each)[0].num_cached_tokens for each in (None, *own)]
     assert first == [0, 0, 0]
     assert again == [39, 39, 39]
+
+
+def test_kv_that_an_adapter_decodes_is_never_served_to_another(tmp_path: Path) -> None:
+    """Of a prompt shorter than a block: the first block fills while decoding."""
+    checkpoint = Checkpoint("llama", tmp_path / "model")
+    (own,) = adapters_of(checkpoint, tmp_path, 1)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    prompt = prompts()[3][:2]
+    with engine_of(checkpoint.path, max_loras=1) as llm:
+        (answer,) = llm.generate({"prompt_token_ids": prompt}, params, lora_request=own)
+        text = {"prompt_token_ids": [*prompt, *answer.outputs[0].token_ids][:50]}
+        found = [llm.generate(text, params, lora_request=each)[0].num_cached_tokens for each in (None, own)]
+    assert found[0] == 0
+    assert found[1] in range(32, 50), "its own next turn finds what it computed"
