@@ -84,6 +84,11 @@ class Engine:
         self._drop_pool()
         self._make_pool()
 
+    @property
+    def has_pool(self) -> bool:
+        """False once it is closed, and after a ``reconfigure`` that failed."""
+        return "scheduler" in self.__dict__
+
     def close(self) -> None:
         """Write the cached KV to disk if there is a disk cache, and free all memory: pool, workspace and weights.
 

@@ -7,6 +7,7 @@ graphs do not: they are measured with the largest step that the settings allow, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
@@ -36,20 +37,42 @@ class Carving:
     seconds_per_token: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What a step took that was the largest of some settings. largest_step: its tokens and sequences."""
+
+    largest_step: tuple[int, int]
+    overhead_bytes: int
+    activation_peak_bytes: int
+    seconds_per_token: float
+
+    def covers(self, config: EngineConfig) -> bool:
+        """Whether no step of ``config`` is larger."""
+        return all(new <= own for new, own in zip(_largest_step(config), self.largest_step, strict=True))
+
+
 class MemoryCarver:
     """Divides the memory that the weights of ``model`` leave, any number of times; measurements are kept."""
 
     def __init__(self, model: RunnableModel, device: Device) -> None:
         self._model = model
         self._device = device
-        self._overhead_bytes = device.overhead_bytes
-        self._profiled_step: tuple[int, int] = (0, 0)  # the largest step measured: tokens, sequences
+        self._measured: list[_Measured] = []
         self._graph_bytes: dict[tuple[GraphSize, ...], int] = {}  # by the steps that are captured
-        self._activation_peak_bytes = 0
-        self._seconds_per_token = 0.0
 
     def carve(self, config: EngineConfig) -> Carving:
-        """Allocate for ``config``; OutOfDeviceMemory or ContextTooLong when that is not possible."""
+        """Allocate for ``config``; OutOfDeviceMemory or ContextTooLong when that is not possible.
+
+        What a step of refused settings took is forgotten, so that those before them fit as they did.
+        """
+        before = self._measured.copy()
+        try:
+            return self._carve(config)
+        except BaseException:
+            self._measured = before
+            raise
+
+    def _carve(self, config: EngineConfig) -> Carving:
         max_model_len = resolve_max_model_len(config, self._model.config)
         layout = kv_layout(config, self._model.config, self._model.dtype, max_model_len)
         runner = self._make_runner(config, layout, max_model_len)
@@ -59,7 +82,7 @@ class MemoryCarver:
             trial = self._trial_of(memory, config, layout)
             runner.carve_pool(trial.num_blocks, kv_dtype)
             self._measure(runner, config, trial, layout, max_model_len)
-            if trial is not memory or self._overhead_bytes != memory.overhead_bytes:
+            if trial is not memory or self._overhead_bytes(config) != memory.overhead_bytes:
                 runner.drop_pool()
                 self._device.release_unused()
                 memory = self._plan(runner, config, layout, max_model_len)
@@ -67,8 +90,10 @@ class MemoryCarver:
             runner.carve_pool(memory.num_blocks, kv_dtype)
         if runner.graph_sizes:
             runner.capture_graphs()
-        memory = replace(memory, activation_peak_bytes=self._activation_peak_bytes)
-        return Carving(runner, memory, layout, max_model_len, self._seconds_per_token)
+        measured = self._known(config)
+        assert measured is not None
+        memory = replace(memory, activation_peak_bytes=measured.activation_peak_bytes)
+        return Carving(runner, memory, layout, max_model_len, measured.seconds_per_token)
 
     def _make_runner(self, config: EngineConfig, layout: KvLayout, max_model_len: int) -> ModelRunner:
         return ModelRunner(self._model, config, self._device, layout, max_model_len)
@@ -81,16 +106,26 @@ class MemoryCarver:
             device_total_bytes=self._device.total_bytes,
             weight_bytes=self._model.weight_bytes,
             workspace_bytes=runner.workspace.num_bytes,
-            overhead_bytes=self._overhead_bytes,
+            overhead_bytes=self._overhead_bytes(config),
             graph_bytes=self._graph_bytes.get(runner.graph_sizes, 0),
         )
 
     # ---- what has to be measured
 
+    def _known(self, config: EngineConfig) -> _Measured | None:
+        """Of the smallest step measured so far that is at least as large as any of ``config``."""
+        return min((each for each in self._measured if each.covers(config)), key=attrgetter("largest_step"), default=None)
+
+    def _overhead_bytes(self, config: EngineConfig) -> int:
+        """A GPU keeps what larger steps have loaded; a CPU's memory is given back after them."""
+        known = self._known(config)
+        counted = self._measured if self._device.is_asynchronous else [] if known is None else [known]
+        return max(self._device.overhead_bytes, *(each.overhead_bytes for each in counted), 0)
+
     def _must_measure(self, runner: ModelRunner, config: EngineConfig) -> bool:
         """Whether steps may be larger than any measured so far, or graphs of these sizes have never been captured."""
-        is_larger = any(new > old for new, old in zip(_largest_step(config), self._profiled_step, strict=True))
-        return is_larger or (bool(runner.graph_sizes) and runner.graph_sizes not in self._graph_bytes)
+        lacks_graphs = bool(runner.graph_sizes) and runner.graph_sizes not in self._graph_bytes
+        return self._known(config) is None or lacks_graphs
 
     def _trial_of(self, memory: MemoryBreakdown, config: EngineConfig, layout: KvLayout) -> MemoryBreakdown:
         """``memory`` with the pool to measure in.
@@ -113,12 +148,9 @@ class MemoryCarver:
         """Measure the overhead of the largest step and the memory of the graphs."""
         with allocating("runtime"):
             peak = measure_profile_step(runner, config, memory, layout, max_model_len)
-        self._activation_peak_bytes = peak.peak_bytes
-        self._seconds_per_token = peak.seconds_per_token
         tensor_bytes = memory.weight_bytes + memory.activation_bytes + memory.kv_pool_bytes
         overhead_bytes = max(self._device.used_bytes() - tensor_bytes, peak.extra_bytes)
-        self._overhead_bytes = max(self._overhead_bytes, overhead_bytes)
-        self._profiled_step = _largest_step(config)
+        self._measured.append(_Measured(_largest_step(config), overhead_bytes, peak.peak_bytes, peak.seconds_per_token))
         if runner.graph_sizes:
             self._graph_bytes[runner.graph_sizes] = runner.capture_graphs().num_bytes
 

@@ -155,6 +155,7 @@ def test_settings_change_without_a_restart(own: ServerProcess) -> None:
     ({"max_num_seqs": "many"}, "Expected `int`, got `str` - at `$.max_num_seqs`"),
     ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
     ({"gpu_memory_utilization": 0.01}, "GiB"),
+    ({"max_num_seqs": 30_000_000}, "GiB"),
     ({"max_model_len": 100_000}, "max_model_len 100,000 is more than"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_leave_the_server_as_it_was(

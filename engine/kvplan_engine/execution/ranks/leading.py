@@ -120,8 +120,9 @@ class LeadingCarver(MemoryCarver):
         return runner
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
-        others = [replace(each, overhead_bytes=max(each.overhead_bytes, self._overhead_bytes)) for each in self.needs]
-        own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, self._overhead_bytes, layout.block_bytes)
+        overhead = self._overhead_bytes(config)
+        others = [replace(each, overhead_bytes=max(each.overhead_bytes, overhead)) for each in self.needs]
+        own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, overhead, layout.block_bytes)
         total = self._device.total_bytes
         return plan_ranks(config, layout, max_model_len, [own, *others], device_total_bytes=total)
 
@@ -131,4 +132,5 @@ class LeadingCarver(MemoryCarver):
         super()._measure(runner, config, memory, layout, max_model_len)
         tensor_bytes = memory.weight_bytes + memory.activation_bytes + memory.kv_pool_bytes
         _, others = self._group.together(Measured(tensor_bytes), lambda: None)
-        self._overhead_bytes = max(self._overhead_bytes, *others)
+        last = self._measured[-1]
+        self._measured[-1] = replace(last, overhead_bytes=max(last.overhead_bytes, *others))

@@ -40,7 +40,7 @@ def reconfigure(engine: Engine, **changes: Any) -> None:
     try:
         engine.reconfigure(**changes)
     except (EngineError, TypeError) as problem:
-        if engine.config is not before or "scheduler" not in engine.__dict__:
+        if engine.config is not before or not engine.has_pool:
             engine.reconfigure(**{name: getattr(before, name) for name in changes})
         if isinstance(problem, TypeError):
             raise EngineError(f"a setting has a value of the wrong type: {problem}.") from None

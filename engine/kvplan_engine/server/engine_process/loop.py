@@ -102,7 +102,7 @@ class EngineLoop:
         except EngineError as problem:
             return Reply(command.number, error=problem.message, hint=problem.hint)
         finally:
-            if self._engine.scheduler is not scheduler:
+            if self._engine.has_pool and self._engine.scheduler is not scheduler:
                 self._channel.send(Carved(pool_facts(self._engine)))
 
     # ---- frames
