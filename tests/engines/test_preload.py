@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,16 @@ def fork(forks: ForkServer, folder: Path, *words: str) -> ServerProcess:
     environment = {"PYTHONPATH": str(folder), "GIVEN": "given"}
     command = Command((sys.executable, "-m", "engine", *words), environment)
     return ServerProcess(command, folder / "log", keep=forks.keeper)
+
+
+def test_two_threads_may_stop_one(forks: ForkServer, folder: Path) -> None:
+    """The one that ends what takes too long, and the one that is through with it."""
+    server = fork(forks, folder, "here")
+    wait_for(lambda: "second ended" in server.log())
+    with ThreadPoolExecutor(4) as threads:
+        for stopped in [threads.submit(server.stop) for _ in range(4)]:
+            stopped.result()
+    assert server.poll() == -signal.SIGTERM
 
 
 def test_a_forked_server_is_what_a_started_one_is(forks: ForkServer, folder: Path) -> None:

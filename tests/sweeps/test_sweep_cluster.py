@@ -78,6 +78,22 @@ def test_a_sweep_over_two_nodes_outlives_its_actors(tmp_path: Path) -> None:
     assert all(actor.is_dead for actor in ray.actors)
 
 
+def test_a_trial_in_which_kvplan_fails_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, failures = node_worker.NodeWorker.run, [ImportError("no more room"), ImportError("still none")]
+
+    def failing(self: node_worker.NodeWorker, *arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return run(self, *arguments)
+
+    monkeypatch.setattr(node_worker.NodeWorker, "run", failing)
+    outcome, notes = sweep_over(FakeRay(CPUS), tmp_path)
+    assert [row["status"] for row in outcome.rows] == ["ok"] * 4 + ["oom_weights"] * 4
+    assert any(
+        "was lost: it could not go on: kvplan failed there: ImportError: still none" in line for line in notes.lines
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

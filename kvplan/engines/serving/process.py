@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
@@ -71,7 +72,7 @@ class StartedKeeper:
 class ServerProcess:
     """One server, which ends when this process does. log_path: a file that its output is appended to.
 
-    keep: what makes the keeper of an order; by default it is started.
+    keep: what makes the keeper of an order; by default it is started. Any thread may ask for its state and stop it.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class ServerProcess:
     ) -> None:
         """KvplanError if there is no such program."""
         self._patience = patience_seconds
+        self._lock = threading.RLock()  # of the keeper's pipes and of its end
         self._exit_code: int | None = None
         self._log_path = log_path
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
@@ -115,11 +117,12 @@ class ServerProcess:
 
     def poll(self) -> int | None:
         """The server's exit code (negative: the signal that ended it); None while it runs."""
-        if self._exit_code is None:
-            self._exit_code = self._read().get("exit_code")
-            if self._exit_code is None and self._keeper.has_ended():
-                self._exit_code = self._read().get("exit_code", -signal.SIGKILL)
-        return self._exit_code
+        with self._lock:
+            if self._exit_code is None:
+                self._exit_code = self._read().get("exit_code")
+                if self._exit_code is None and self._keeper.has_ended():
+                    self._exit_code = self._read().get("exit_code", -signal.SIGKILL)
+            return self._exit_code
 
     def log(self) -> str:
         """What the server has printed so far."""
@@ -130,16 +133,17 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ask it to end, kill it if it does not, and wait until no process of it is left."""
-        if self._keeper.stdout.closed:
-            return
-        with contextlib.suppress(BrokenPipeError):
-            self._keeper.stdin.close()
-        if not self._keeper.has_ended(self._patience + _KEEPER_SECONDS):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._keeper.pid, signal.SIGKILL)
-        self.poll()
-        self._keeper.close()
-        self._keeper.stdout.close()
+        with self._lock:
+            if self._keeper.stdout.closed:
+                return
+            with contextlib.suppress(BrokenPipeError):
+                self._keeper.stdin.close()
+            if not self._keeper.has_ended(self._patience + _KEEPER_SECONDS):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._keeper.pid, signal.SIGKILL)
+            self.poll()
+            self._keeper.close()
+            self._keeper.stdout.close()
 
     def _read(self) -> dict[str, Any]:
         """The keeper's next message; empty where there is none."""

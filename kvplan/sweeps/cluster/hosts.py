@@ -67,7 +67,10 @@ class RayHost:
         self._get(self._actor.prepare.remote(task))
 
     def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
-        served: Served = self._get(self._actor.run.remote(prepared, limits), on_event)
+        try:
+            served: Served = self._get(self._actor.run.remote(prepared, limits), on_event)
+        except HostUnfit as unfit:  # it was fit when it started: another actor may be again
+            raise HostLost(f"could not go on: {unfit}") from unfit
         self._versions = served.versions
         if served.result is None:
             raise KvplanError(served.problem or "The trial could not be run.", hint=served.hint)
