@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import UsageError
 from kvplan.estimate.speed.steps.step_time import Speed
-from kvplan.machine.host import cpu_name
+from kvplan.machine.host import cpu_name, usable_cores
 from kvplan.sweeps.forecast.step_cost import guess_speed
 
 # Far larger than any shared cache.
@@ -55,7 +54,7 @@ class PeakShare:
 def find_peaks(device: DeviceIdentity) -> Peaks | None:
     """None for a CPU other than this machine's and for a GPU that the catalog does not know."""
     if device.kind == "cpu":
-        is_here = device.name == cpu_name() and device.num_cores == os.cpu_count()
+        is_here = device.name == cpu_name() and device.num_cores == usable_cores()
         return _measure_cpu() if is_here else None
     try:
         gpu = find_gpu(device.name)
@@ -66,7 +65,7 @@ def find_peaks(device: DeviceIdentity) -> Peaks | None:
 
 def _measure_cpu() -> Peaks:
     """Reading 256 MiB, and a product of two float32 matrices of 640 x 640: the best of forty runs each."""
-    threads = os.cpu_count() or 1
+    threads = usable_cores()
     content = np.ones(_READ_BYTES // 4, dtype=np.float32)
     matrix = np.full((_GEMM_SIZE, _GEMM_SIZE), 0.5, dtype=np.float32)
     product = np.empty_like(matrix)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.layout import plan_layout
 from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.estimate.speed.steps.step_time import StepShape, step_shape
+from kvplan.machine.host import usable_cores
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_sweep_manifest, read_trials
 from kvplan.runs.rows import cell, is_counted
@@ -186,7 +186,7 @@ def _device_of(rows: Sequence[Row], manifest: Manifest) -> DeviceIdentity:
             f"The rows are of different devices or dtypes: {texts}.", hint="calibrate one device and dtype at a time"
         )
     kind, name, dtype = devices[0]
-    cores = int(manifest["device"].get("num_cores") or os.cpu_count() or 1) if kind == "cpu" else None
+    cores = int(manifest["device"].get("num_cores") or usable_cores()) if kind == "cpu" else None
     return DeviceIdentity(kind, name, cores, dtype)
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kvplan.machine.host import usable_cores
+
 
 class CpuMeter:
     """CPU time of other processes since this object was made. measured: that of processes that are no others either."""
@@ -18,12 +20,12 @@ class CpuMeter:
         self._started = time.perf_counter()
 
     def other_cpu_pct(self) -> float | None:
-        """Percent of all cores' time; None if the system does not tell."""
+        """Percent of the time of the cores that this process may use; None if the system does not tell."""
         busy, elapsed = _busy_seconds(), time.perf_counter() - self._started
         if busy is None or self._busy is None or elapsed <= 0:
             return None
         others = busy - self._busy - (_own_seconds() + self._measured() - self._own)
-        return max(0.0, 100 * others / (elapsed * (os.cpu_count() or 1)))
+        return max(0.0, 100 * others / (elapsed * usable_cores()))
 
 
 def _own_seconds() -> float:
@@ -32,13 +34,19 @@ def _own_seconds() -> float:
 
 
 def _busy_seconds() -> float | None:
-    """Time that all cores have worked (user, nice, system, interrupts), from /proc/stat."""
+    """Time that the cores of this process have worked (user, nice, system, interrupts), from /proc/stat."""
     try:
-        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = sum(_busy_ticks(fields[1:]) for fields in map(str.split, lines) if fields and fields[0] in own)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _busy_ticks(fields: list[str]) -> int:
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts = (int(value) for value in fields[:7])
-    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+    return user + nice + system + interrupts + soft_interrupts
 
 
 def cpu_seconds_of(pids: Iterable[int]) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
 from kvplan.errors import KvplanError
-from kvplan.machine.host import available_memory_bytes, cpu_name
+from kvplan.machine.host import available_memory_bytes, cpu_name, usable_cores
 from kvplan.machine.visible_gpu import first_visible_gpu
 from kvplan.units import GIB, format_bytes, plural
 
@@ -51,7 +50,7 @@ def detect_device(
         if gpu is not None and not (by_our_torch and _torch_is_cpu_build()):
             name, total = gpu
             given = None if memory_bytes is None else min(memory_bytes, total)
-            return Device("cuda", name, given or total, os.cpu_count() or 1, given)
+            return Device("cuda", name, given or total, usable_cores(), given)
         absence = "no NVIDIA driver" if gpu is None else f"the installed torch has no CUDA support for the {gpu[0]}"
         if requested == "cuda":
             hint = "use --device cpu" if by_our_torch else "this engine needs one: run it where a GPU is"
@@ -79,8 +78,8 @@ def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str, reason: 
     total = memory_bytes or min(max(_DEFAULT_CPU_BYTES, _whole_gib(2 * weight_bytes)), available // 2)
     reason = reason or (None if memory_bytes else "--device-memory sets it")
     given = f" ({reason})" if reason else ""
-    notice = f"{what}, {plural(os.cpu_count() or 1, 'core')}, device memory {format_bytes(total)}{given}"
-    return Device("cpu", cpu_name(), total, os.cpu_count() or 1, total, notice)
+    notice = f"{what}, {plural(usable_cores(), 'core')}, device memory {format_bytes(total)}{given}"
+    return Device("cpu", cpu_name(), total, usable_cores(), total, notice)
 
 
 def cpu_with_memory(device: Device, memory_bytes: int, reason: str) -> Device:

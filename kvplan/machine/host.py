@@ -9,6 +9,11 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Final
+
+from kvplan.machine.control_groups import rooms
+
+_MEMORY: Final = Path("/proc/meminfo")
 
 
 @cache
@@ -32,12 +37,29 @@ def _cpuinfo() -> str:
         return ""
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on, of those that the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def available_memory_bytes() -> int:
-    """Memory that can be had without swapping (Linux: MemAvailable; elsewhere half of the total)."""
+    """Memory that can be had without swapping, within a container's limits. Elsewhere than on Linux half of it all."""
+    in_machine = _memory_field("MemAvailable")
+    if in_machine is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min([in_machine, *(room.unused + room.cached for room in rooms())])
+
+
+def free_memory_bytes() -> int:
+    """Memory that nobody uses, not even as a cache of files, within a container's limits. Elsewhere than on Linux 0."""
+    return min([_memory_field("MemFree") or 0, *(room.unused for room in rooms())])
+
+
+def _memory_field(name: str) -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        lines = _MEMORY.read_text(encoding="ascii").splitlines()
     except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

@@ -12,14 +12,13 @@ import ctypes
 import mmap
 import sys
 import threading
-from pathlib import Path
 from typing import Final
+
+from kvplan.machine.host import free_memory_bytes
 
 _PIECE_BYTES: Final = 8 * 1024**2
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14; before that it is refused, and nothing is written
 _SHARE: Final = 0.5  # of the memory that is free; nothing else must feel this
-_GROUPS: Final = Path("/sys/fs/cgroup")
-_PROC: Final = Path("/proc")
 
 
 class WarmMemory:
@@ -63,46 +62,3 @@ class WarmMemory:
             if advise(address + self.num_written, _PIECE_BYTES, _POPULATE_WRITE):
                 return
             self.num_written += _PIECE_BYTES
-
-
-def free_memory_bytes() -> int:
-    """Memory that nobody uses, not even as a cache of files, in the machine and in this process's control groups."""
-    return min([_free_in_machine(), *_free_in_groups()])
-
-
-def _free_in_machine() -> int:
-    try:
-        lines = (_PROC / "meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemFree:")), 0)
-
-
-def _free_in_groups() -> list[int]:
-    """Of each control group with a limit, from this process's own to the root; of both versions (cgroups(7))."""
-    try:
-        lines = (_PROC / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if not controllers:
-            root, names = _GROUPS, ("memory.max", "memory.current")
-        elif controllers == "memory":
-            root, names = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        own = root / path.lstrip("/")
-        for group in (own, *own.parents[: len(own.relative_to(root).parts)]):
-            limit, used = (_count_in(group / name) for name in names)
-            if limit is not None and used is not None:
-                found.append(max(0, limit - used))
-    return found
-
-
-def _count_in(path: Path) -> int | None:
-    """None where the file is not there, or says that there is no limit."""
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None

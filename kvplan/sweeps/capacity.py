@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Final
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import KvplanError
 from kvplan.machine.device import Device, detect_device
+from kvplan.machine.host import usable_cores
 from kvplan.sweeps.options import SweepOptions
 from kvplan.units import format_bytes
 from kvplan.workload.requests import RequestSpec
@@ -56,7 +56,7 @@ def refuse_arrivals(requests: Sequence[RequestSpec]) -> None:
 
 def _device(kind: str, name: str, memory_bytes: int, reason: str | None = None) -> Device:
     notice = f"{name} with {format_bytes(memory_bytes)}" + (f" ({reason})" if reason else "")
-    return Device(kind, name, memory_bytes, os.cpu_count() or 1, memory_bytes, notice)
+    return Device(kind, name, memory_bytes, usable_cores(), memory_bytes, notice)
 
 
 def _present_gpu_bytes() -> int:

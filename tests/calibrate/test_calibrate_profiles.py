@@ -35,7 +35,7 @@ def own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nobody's profiles but those of the test, and a machine of two cores."""
     monkeypatch.setenv("KVPLAN_PROFILES_DIR", str(tmp_path / "profiles"))
     monkeypatch.setattr(measured, "profiles_dir", lambda: tmp_path / "shipped")
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     measured._read_folders.cache_clear()
     return tmp_path / "profiles" / "measured"
 

@@ -150,7 +150,7 @@ def test_recorded_rows_of_vllm_are_predicted_from_the_others(
     capsys: pytest.CaptureFixture[str], own_profiles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two models on vLLM 0.32 for CPUs; each setting by a fit to the others."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert main(["calibrate", *map(str, SWEEPS)]) == 0
     printed = capsys.readouterr().out
     assert "13 loads (12 settings) of openai-community/gpt2, HuggingFaceTB/SmolLM2-135M-Instruct" in printed
@@ -198,7 +198,7 @@ def test_estimates_of_that_engine_use_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_profiles: Path
 ) -> None:
     """On the machine that the rows are of; kvplan's own engine has no profile there."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(measured, "cpu_name", lambda: "AMD EPYC")
     assert main(["calibrate", *map(str, SWEEPS)]) == 0
     found = {}

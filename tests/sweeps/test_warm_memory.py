@@ -11,10 +11,9 @@ import pytest
 from sweep_helpers import tiny_plan
 
 from kvplan.machine import warm_memory
-from kvplan.machine.warm_memory import WarmMemory, free_memory_bytes
+from kvplan.machine.warm_memory import WarmMemory
 
 MIB = 1024**2
-NO_LIMIT = 9223372036854771712  # as cgroup-v1 writes it
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked to write memory ahead")
 
@@ -56,45 +55,6 @@ def test_nothing_is_written_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = WarmMemory(1 << 30)
     memory.release()
     assert memory.num_written == 0, "half of what is free is less than a piece"
-
-
-@pytest.fixture
-def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Writes a file of a machine of its own, which has 8 GiB free and no control groups yet."""
-    monkeypatch.setattr(warm_memory, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(warm_memory, "_GROUPS", tmp_path / "cgroup")
-
-    def write(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-
-    write("proc/meminfo", f"MemTotal: 1 kB\nMemFree: {8 * MIB} kB\nMemAvailable: 1 kB\n")
-    return write
-
-
-def test_what_is_free_is_not_what_files_fill(system: Callable[[str, str], None]) -> None:
-    assert free_memory_bytes() == 8 * 1024 * MIB
-    system("proc/self/cgroup", "0::/\n")
-    assert free_memory_bytes() == 8 * 1024 * MIB, "a root without a limit"
-
-
-@pytest.mark.parametrize("where", ["", "user.slice", "user.slice/job"])
-def test_each_control_group_above_limits_it(system: Callable[[str, str], None], where: str) -> None:
-    system("proc/self/cgroup", "0::/user.slice/job\n")
-    for group in ("user.slice", "user.slice/job"):
-        system(f"cgroup/{group}/memory.max", "max\n")
-        system(f"cgroup/{group}/memory.current", f"{100 * MIB}\n")
-    system(f"cgroup/{where}/memory.max", f"{1024 * MIB}\n")
-    system(f"cgroup/{where}/memory.current", f"{100 * MIB}\n")
-    assert free_memory_bytes() == 924 * MIB
-
-
-def test_the_first_version_of_control_groups(system: Callable[[str, str], None]) -> None:
-    system("proc/self/cgroup", "5:cpu:/job\n4:memory:/job\n0::/job\n")
-    for group, limit in (("memory/job", 512 * MIB), ("memory", NO_LIMIT)):
-        system(f"cgroup/{group}/memory.limit_in_bytes", f"{limit}\n")
-        system(f"cgroup/{group}/memory.usage_in_bytes", f"{600 * MIB}\n")
-    assert free_memory_bytes() == 0, "used beyond its limit"
 
 
 def test_what_a_first_trial_writes(tmp_path: Path) -> None:

@@ -9,5 +9,6 @@ The engine opens a device; the execution room measures memory and queues work on
     allocation       out-of-memory errors, recognised and reported by phase
     overhead         memory reserved for what is not a tensor
     heap             what the C library keeps of freed memory, while weights are loaded
+    control_groups   what limits of containers leave of memory
     process_memory   readings and limits of this process's memory
 """

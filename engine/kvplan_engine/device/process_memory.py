@@ -10,6 +10,8 @@ import re
 import resource
 from pathlib import Path
 
+from kvplan_engine.device.control_groups import available_in_groups
+
 _STATUS = Path("/proc/self/status")
 _DEFAULT_CPU_BYTES = 4 * 1024**3
 
@@ -30,8 +32,9 @@ def peak_resident_bytes() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Memory that the machine can still provide without swapping (MemAvailable)."""
-    return _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
+    """Memory that the machine can still provide without swapping (MemAvailable), within a container's limits."""
+    in_machine = _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
+    return min([in_machine, *available_in_groups()])
 
 
 def default_cpu_bytes(num_devices: int = 1) -> int:

@@ -114,7 +114,9 @@ class MemoryCarver:
 
     def _known(self, config: EngineConfig) -> _Measured | None:
         """Of the smallest step measured so far that is at least as large as any of ``config``."""
-        return min((each for each in self._measured if each.covers(config)), key=attrgetter("largest_step"), default=None)
+        return min(
+            (each for each in self._measured if each.covers(config)), key=attrgetter("largest_step"), default=None
+        )
 
     def _overhead_bytes(self, config: EngineConfig) -> int:
         """A GPU keeps what larger steps have loaded; a CPU's memory is given back after them."""

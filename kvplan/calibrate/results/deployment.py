@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,7 @@ from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, cache_settings, predict_vllm
-from kvplan.machine.host import cpu_name
+from kvplan.machine.host import cpu_name, usable_cores
 from kvplan.settings import ServingSettings
 from kvplan.sweeps.engine_names import OTHER_ENGINES, OWN_ENGINE
 from kvplan.workload.requests import RequestSpec
@@ -120,7 +119,7 @@ def _memory(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version
 def _identity(served: Served, gpu: GpuProfile, dtype: str) -> DeviceIdentity:
     if not gpu.is_cpu:
         return DeviceIdentity("cuda", gpu.name, None, dtype)
-    return DeviceIdentity("cpu", served.cpu_name or cpu_name(), served.num_cores or os.cpu_count() or 1, dtype)
+    return DeviceIdentity("cpu", served.cpu_name or cpu_name(), served.num_cores or usable_cores(), dtype)
 
 
 def _limits(served: Served, gpu: GpuProfile, found: VllmPrediction, requests: Sequence[RequestSpec]) -> BatchLimits:

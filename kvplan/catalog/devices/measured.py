@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +22,7 @@ from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured_profile import HeldOutError, MeasuredProfile
 from kvplan.catalog.devices.scaled import nearest_profiles
 from kvplan.errors import KvplanError, UsageError
-from kvplan.machine.host import cpu_name
+from kvplan.machine.host import cpu_name, usable_cores
 from kvplan.paths import profiles_dir, user_profiles_dir
 
 SCHEMA: Final = "kvplan.measured/1"
@@ -74,7 +73,7 @@ class MeasuredProfiles:
         has none, those of the one most like it stand in, scaled by the data sheets (``scaled``).
         """
         if gpu.is_cpu and gpu.id == "cpu":
-            here = "cpu", cpu_name(), os.cpu_count(), dtype
+            here = "cpu", cpu_name(), usable_cores(), dtype
             return self.for_device(*here, engine=engine) or self.for_device(*here, engine=_MEASURED_FIRST)
         found = [each for each in self.profiles if _is_of(each, gpu)] or nearest_profiles(self.profiles, gpu)
         found.sort(key=lambda each: (engine is not None and each.engine != engine, each.source != "sweep"))

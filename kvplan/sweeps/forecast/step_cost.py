@@ -5,11 +5,11 @@ The runner scales them by what its first trials took; ``kvplan calibrate`` repla
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.machine.host import usable_cores
 
 # Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices reach two thirds
 # of that. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.
@@ -42,7 +42,7 @@ class CountedStep:
 def guess_speed(device: str, gpu: GpuProfile | None = None, dtype: str = "bfloat16") -> Speed:
     """A first estimate for ``cpu`` (all its cores) or ``cuda``, from ``gpu``'s data sheet if it is known."""
     if device != "cuda":
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         return Speed(
             step_seconds=1e-3,
             layer_seconds=2e-4,
