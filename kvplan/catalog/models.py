@@ -105,6 +105,8 @@ def _did_you_mean(name: str) -> str:
 
 
 def _no_such_model(name: str) -> UsageError:
+    if name.startswith(("/", "./", "../", "~")):
+        return UsageError(f"There is no file or directory '{name}'.", hint="kvplan models lists models by name")
     return UsageError(
         f"Unknown model '{name}'.",
         hint=f"{_did_you_mean(name)}kvplan models lists the known ones; a directory or a config.json works too",

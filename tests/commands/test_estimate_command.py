@@ -63,6 +63,7 @@ def test_no_heavy_module_is_imported():
     ("arguments", "code", "sentence"),
     [
         (["gpt3"], 2, "Unknown model 'gpt3'."),
+        (["./no-such-directory"], 2, "There is no file or directory './no-such-directory'."),
         (["gpt2", "--ctx", "banana"], 2, "'banana' is not a number of tokens."),
         (
             ["gpt2", "--gpu-memory-utilization", "1.7"],

@@ -104,7 +104,7 @@ def load_weights(
         )
         return False
     if load_format == "auto":
-        logger.warning("no weights found: running with dummy weights (shapes and speed are right, text is not)")
+        logger.warning("no weights found: they are random numbers (shapes and speed are right, text is not)")
     fill_dummy(weights, model, seed, rank, first_layer)
     return True
 

@@ -143,7 +143,9 @@ def test_settings_change_without_a_restart(own: ServerProcess) -> None:
     assert own.post("/v1/completions", {"prompt": "a", "max_tokens": 200}).status == 400
     refused = own.post("/v1/completions", {"prompt": "a", "n": 5})
     assert refused.status == 400
+    assert refused.error["param"] == "n"
     assert "max_num_seqs 4" in refused.error["message"]
+    assert own.metric("vllm:request_success_total", finished_reason="error") == 0, "it was never a request"
     assert own.metric("vllm:prompt_tokens_total") > num_prompt_tokens
     assert own.metric("vllm:prefix_cache_queries_total") > queries, "counters go on over a new pool"
     assert own.request("PATCH", "/v1/runtime_config", {"max_model_len": 8192}).status == 200

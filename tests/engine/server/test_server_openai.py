@@ -181,6 +181,9 @@ def test_a_prompt_can_be_cut_to_its_end(server: ServerProcess) -> None:
     assert cut["choices"][0]["prompt_token_ids"] == tokens[-8:]
     longest = server.complete(list(range(300)), max_tokens=1, truncate_prompt_tokens=-1, return_token_ids=True)
     assert len(longest["choices"][0]["prompt_token_ids"]) == 255
+    roomy = server.complete(list(range(300)), max_tokens=20, truncate_prompt_tokens=-1, return_token_ids=True)
+    assert len(roomy["choices"][0]["prompt_token_ids"]) == 236
+    assert roomy["usage"]["completion_tokens"] <= 20
 
 
 # ---- tokens

@@ -95,6 +95,8 @@ async def _answer(
     await client.wait_until_open()
     max_model_len, vocab_size = client.pool.max_model_len, client.model.vocab_size
     params = [sampling_params(body, len(prompt.token_ids), max_model_len, vocab_size) for prompt in context.prompts]
+    if (body.n or 1) > client.pool.max_num_seqs:
+        raise bad_request(f"'n' must be at most max_num_seqs {client.pool.max_num_seqs:,}: samples run at once.", "n")
     with Answering(client, shape(context), params, exchange.arrival_seconds, mailbox) as answering:
         if not context.options.stream:
             await exchange.answer(200, msgspec.json.encode(await answering.whole()))

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.openai.errors import bad_request
+from kvplan_engine.server.openai.parameters import max_tokens
 from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
 from kvplan_engine.server.openai.shapes import Prompt
 
@@ -107,12 +108,12 @@ async def encode(state: ServerState, text: str, *, add_special_tokens: bool) -> 
 
 
 def _truncated(state: ServerState, body: SamplingFields, token_ids: list[int]) -> list[int]:
-    """The last ``truncate_prompt_tokens`` tokens; -1 stands for the longest prompt that fits."""
+    """The last ``truncate_prompt_tokens`` tokens; -1 stands for the longest prompt that leaves room for the answer."""
     number = body.truncate_prompt_tokens
     if number is None:
         return token_ids
     if number == -1:
-        number = state.client.pool.max_model_len - 1
+        number = max(1, state.client.pool.max_model_len - max(1, max_tokens(body, default=1)))
     if number < 1:
         raise bad_request("'truncate_prompt_tokens' must be -1 or at least 1.", "truncate_prompt_tokens")
     return token_ids[-number:]

@@ -141,15 +141,14 @@ def sampling_params(
 ) -> SamplingParams:
     """For one prompt. 400 when it does not fit, or a value is out of range."""
     room = max_model_len - num_prompt_tokens
-    asked = _max_tokens(body, default=room)
+    asked = max_tokens(body, default=room)
     if num_prompt_tokens == 0:
         raise bad_request("The prompt is empty: at least one token is needed.", "prompt")
     if room < 1 or asked > room:
         raise bad_request(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{num_prompt_tokens + (asked if room >= 1 else 0)} tokens ({num_prompt_tokens} in the prompt, "
-            f"{asked if room >= 1 else 0} in the completion). Please reduce the length of the prompt or of the "
-            "completion.",
+            f"{num_prompt_tokens + max(asked, 0)} tokens ({num_prompt_tokens} in the prompt, {max(asked, 0)} in the "
+            "completion). Please reduce the length of the prompt or of the completion.",
             "prompt" if room < 1 else "max_tokens",
         )
     if (body.n or 1) > _MOST_SAMPLES:
@@ -182,7 +181,7 @@ def sampling_params(
     return params
 
 
-def _max_tokens(body: SamplingFields, default: int) -> int:
+def max_tokens(body: SamplingFields, default: int) -> int:
     """Chat answers may fill the context; a completion has OpenAI's default of 16 tokens."""
     if isinstance(body, ChatBody):
         return _or(body.max_completion_tokens, _or(body.max_tokens, default))
