@@ -13,7 +13,6 @@ from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSetti
 from kvplan.engines.progress import progress_to
 from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
-from kvplan.engines.serving.memory_killer import KillCounter
 from kvplan.engines.starter import Starter
 from kvplan.engines.steps import StepLog, steps_row
 from kvplan.errors import KvplanError
@@ -23,6 +22,7 @@ from kvplan.load.target import Target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.load.traffic.prompts import PLAIN_SCALE, TokenPrompts
 from kvplan.machine.cpu_meter import CpuMeter
+from kvplan.machine.memory_killer import KillCounter
 from kvplan.metrics.http import ServerAddress
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import TrialSettings

@@ -57,10 +57,10 @@ class DeploymentSpeed:
 
         None where requests spread like theirs do not fit, and as for ``play_queues``.
         """
-        load = steady_users(num_users, PROMPT_TOKENS, ANSWER_TOKENS)
+        middle = self.model.steady(num_users, "middle")
+        load = steady_users(num_users, PROMPT_TOKENS, ANSWER_TOKENS, middle.reading_share)
         if max(map(sum, load.lengths)) > min(self.rules.pool_tokens, self.max_model_len):
             return None
-        middle = self.model.steady(num_users, "middle")
         return play_queues(self.model, load, self.rules, middle.requests_per_second)
 
     def explained_steps(self) -> list[ExplainedStep]:

@@ -21,7 +21,14 @@ from kvplan.catalog.published_errors import ErrorInterval, FigureName, combinati
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import StepClock
-from kvplan.estimate.speed.steady import PromptReading, SteadyState, behind_server, middle_state, steady_state
+from kvplan.estimate.speed.steady import (
+    PromptReading,
+    SteadyState,
+    behind_server,
+    middle_state,
+    num_decoding,
+    steady_state,
+)
 from kvplan.estimate.speed.steps.clocks import (
     BEST,
     DATA_SHEET,
@@ -240,7 +247,7 @@ class SpeedModel:
         """By the measured coefficients alone: what both ends of the range begin with."""
         if num_users not in self._predictions:
             clock = self._measured_clock
-            prefill = clock.prefill_seconds(self.input_tokens, num_users)
+            prefill = clock.prefill_seconds(self.input_tokens, self._decoding(num_users))
             self._predictions[num_users] = self._state(clock, prefill, num_users)
         return self._predictions[num_users]
 
@@ -250,11 +257,12 @@ class SpeedModel:
         return {}
 
     def _state(self, clock: Clock, prefill: float, num_users: float) -> SteadyState:
-        work, others = self.work, max(num_users - 1, 0.0)
+        work, decoding = self.work, self._decoding(num_users)
+        others = max(decoding - 1, 0.0)
         layers, mixtures, groups = work.num_layers, work.num_expert_layers, work.layout.data_parallel_size
-        gpu_step, context = clock.decode_seconds(num_users), self.input_tokens + self.output_tokens / 2
-        step = self.host.decode_seconds(gpu_step, layers, mixtures, num_users / groups, context)
-        reading = self._reading(prefill, num_users)
+        gpu_step, context = clock.decode_seconds(decoding), self.input_tokens + self.output_tokens / 2
+        step = self.host.decode_seconds(gpu_step, layers, mixtures, decoding / groups, context)
+        reading = self._reading(prefill, decoding)
         beside = 0.0
         if others:
             beside, prefill = step, prefill + reading.num_steps * gpu_step + self._padded_attention(others)
@@ -263,12 +271,16 @@ class SpeedModel:
         added = max(mixed - beside, 0.0) * reading.num_steps
         return steady_state(step, replace(reading, seconds=added), num_users, self.output_tokens)
 
-    def _reading(self, prefill: float, num_users: float) -> PromptReading:
+    def _decoding(self, num_users: float) -> float:
+        """Of ``num_users`` those that decode in a step, as for ``num_decoding``."""
+        return num_decoding(num_users, self.output_tokens, lambda decoding: self._reading(0.0, decoding))
+
+    def _reading(self, prefill: float, decoding: float) -> PromptReading:
         """How a prompt is read in what those that decode leave of the steps, in ``prefill`` seconds of the GPUs."""
         stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
         chunks = 1.0
         if self.step_tokens is not None:
-            chunks = self.input_tokens / max(self.step_tokens - num_users / (stages * groups), 1.0)
+            chunks = self.input_tokens / max(self.step_tokens - decoding / (stages * groups), 1.0)
         return PromptReading(prefill, chunks, stages, groups, self.steps_before)
 
     def _padded_attention(self, num_decoding: float) -> float:

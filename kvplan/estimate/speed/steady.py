@@ -10,9 +10,13 @@ seconds afterwards. A queue in seconds, of requests that come whatever the engin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kvplan.estimate.speed.queueing.front_end import FrontEnd
+
+_HALVINGS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,11 @@ class SteadyState:
     @property
     def requests_per_second(self) -> float:
         return self.num_users / self.e2el_seconds
+
+    @property
+    def reading_share(self) -> float:
+        """Of a request's time, that until its first token."""
+        return self.ttft_seconds / self.e2el_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,25 @@ def _steps_to_read(num_users: float, away: float, served: float) -> float:
     away_less = away - served * num_users
     root = away_less**2 + 4 * served * (away - served * (num_users - 1) / 2)
     return (math.sqrt(root) - away_less) / 2
+
+
+def num_decoding(num_users: float, output_tokens: int, reading_beside: Callable[[float], PromptReading]) -> float:
+    """How many users decode in a step in which one of them does; the others wait for their prompts to be read.
+
+    reading_beside: of a prompt, while so many decode: the more do, the less of a step's budget it has.
+    """
+    if num_users <= 1:
+        return num_users
+    low, high = 0.0, 1.0  # of the time of the other users
+    for _ in range(_HALVINGS):
+        share = (low + high) / 2
+        prompt = reading_beside(1 + (num_users - 1) * share)
+        to_read = _steps_to_read(num_users, output_tokens, prompt.chunks / prompt.at_once)
+        if output_tokens / (output_tokens + to_read) > share:
+            low = share
+        else:
+            high = share
+    return 1 + (num_users - 1) * (low + high) / 2
 
 
 def middle_state(best: SteadyState, worst: SteadyState) -> SteadyState:

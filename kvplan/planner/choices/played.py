@@ -46,9 +46,10 @@ class Replica:
 
     def _load(self, served: Served) -> PlayedLoad:
         prompt, answer, rate = self.workload.input_tokens, self.workload.output_tokens, self._rate
+        reading = 0.0 if served.middle is None else served.middle.reading_share
         if rate is None:
-            return steady_users(round(served.num_users), prompt, answer)
-        return steady_rate(rate, served.num_users, prompt, answer)
+            return steady_users(round(served.num_users), prompt, answer, reading)
+        return steady_rate(rate, served.num_users, prompt, answer, reading)
 
     @property
     def _rules(self) -> SchedulingRules:

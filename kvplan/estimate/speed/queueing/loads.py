@@ -62,7 +62,8 @@ class PlayedLoad:
     requests_per_second: of a Poisson process; None where all are ready at once. max_concurrency: in flight at most; a
     further one is sent when another has ended. cached_tokens: of each prompt, found in the prefix cache.
     num_warmups, num_cooldowns: of the requests, the first and the last ones, which are served and not counted.
-    starts_running: the warm-ups are in the midst of their answers at the start, each at another place.
+    num_running: of the warm-ups, those that are in the midst of their answers at the start, each at another place; the
+    others are sent then.
     """
 
     prompts: Lengths
@@ -73,7 +74,7 @@ class PlayedLoad:
     cached_tokens: int = 0
     num_warmups: int = 0
     num_cooldowns: int = 0
-    starts_running: bool = False
+    num_running: int = 0
     seed: int = 0
 
     @cached_property
@@ -89,7 +90,7 @@ class PlayedLoad:
         distribution in mixed order, so that the rate is what was asked for however few requests there are."""
         if self.requests_per_second is None:
             return [0.0] * self.num_requests
-        rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.starts_running else 0)
+        rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.num_running else 0)
         shares = [(index + 0.5) / self.num_requests for index in range(self.num_requests - len(found))]
         rng.shuffle(shares)
         for share in shares:
@@ -103,8 +104,11 @@ _COUNTED: Final = 120
 """Requests that percentiles of a steady load are taken of."""
 
 
-def steady_users(count: int, prompt_tokens: float, answer_tokens: float) -> PlayedLoad:
-    """``count`` users who have been there for long; lengths are spread from two thirds of their mean to four thirds."""
+def steady_users(count: int, prompt_tokens: float, answer_tokens: float, reading: float = 0.0) -> PlayedLoad:
+    """``count`` users who have been there for long; lengths are spread from two thirds of their mean to four thirds.
+
+    reading: of their time, the share in which they wait for a first token.
+    """
     spread, least = _SPREAD
     return PlayedLoad(
         Lengths(prompt_tokens, spread, least),
@@ -113,24 +117,29 @@ def steady_users(count: int, prompt_tokens: float, answer_tokens: float) -> Play
         max_concurrency=count,
         num_warmups=count,
         num_cooldowns=count,
-        starts_running=True,
+        num_running=_num_running(count, reading),
     )
 
 
 def steady_rate(
-    requests_per_second: float, in_progress: float, prompt_tokens: float, answer_tokens: float
+    requests_per_second: float, in_progress: float, prompt_tokens: float, answer_tokens: float, reading: float = 0.0
 ) -> PlayedLoad:
-    """A Poisson process that finds ``in_progress`` requests running, as many as there are on average."""
-    running, (spread, least) = max(round(in_progress), 0), _SPREAD
+    """A Poisson process that finds ``in_progress`` requests, as many as there are on average. reading: as above."""
+    count, (spread, least) = max(round(in_progress), 0), _SPREAD
     return PlayedLoad(
         Lengths(prompt_tokens, spread, least),
         Lengths(answer_tokens, spread, least),
-        2 * running + 2 * _COUNTED,
+        2 * count + 2 * _COUNTED,
         requests_per_second,
-        num_warmups=running,
-        num_cooldowns=running,
-        starts_running=True,
+        num_warmups=count,
+        num_cooldowns=count,
+        num_running=_num_running(count, reading),
     )
+
+
+def _num_running(count: int, reading: float) -> int:
+    """Of ``count`` requests those with a first token; at least one where there is any."""
+    return min(count, max(round(count * (1 - reading)), 1))
 
 
 def users(count: int, prompt_tokens: float, answer_tokens: float, rounds: int = 4) -> PlayedLoad:

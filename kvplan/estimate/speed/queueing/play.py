@@ -30,7 +30,7 @@ class _Play:
 
     def run(self) -> None:
         instance = self._instance
-        if self._load.starts_running:
+        if self._load.num_running:
             self._start_in_progress()
         while self._num_counted < self._last:
             self._send()
@@ -48,8 +48,8 @@ class _Play:
         return played_figures(counted, self._instance.num_preemptions, self._max_running)
 
     def _start_in_progress(self) -> None:
-        """The warm-ups decode already, at places of their answers that are evenly spaced."""
-        instance, number = self._instance, self._load.num_warmups
+        """They decode already, at places of their answers that are evenly spaced."""
+        instance, number = self._instance, self._load.num_running
         for index in range(min(number, self._rules.max_num_seqs)):
             sequence = self._arrivals.send_running()
             answer = sequence.num_left
@@ -86,7 +86,7 @@ class _Play:
                 done.append(sequence)
         seconds = self._clock.seconds(num_tokens, decoding + len(chunks), decoding + len(done), kv_tokens, pairs)
         if self._rules.num_stages > 1:
-            self._note_stages(chunks, seconds)
+            self._note_stages(chunks, seconds, kv_tokens, pairs)
         begun = instance.now
         instance.spend(seconds, 1 if decoding else 0)
         streamed = self._arrivals.stream(instance.now, instance.now, 1, decoding + len(done))
@@ -98,21 +98,27 @@ class _Play:
             self._see_first_tokens(streamed)
         self._end_step(streamed)
 
-    def _note_stages(self, chunks: list[Chunk], seconds: float) -> None:
+    def _note_stages(self, chunks: list[Chunk], seconds: float, kv_tokens: int, pairs: float) -> None:
         """What the chunks that end prompts still pass when the step that reads ``chunks`` ends after ``seconds``.
 
         A step of several stages is one pass of all micro-batches, each with its share of the work. But a chunk is in
-        one of them, whole, and passes one stage after the other.
+        one of them, whole, which begins behind those before it and passes one stage after the other.
         """
         stages, decoding = self._rules.num_stages, self._instance.num_decoding
-        kv_tokens = self._instance.decoding_tokens + decoding
-        plain = self._clock.seconds(decoding, decoding, decoding, kv_tokens, float(kv_tokens)) if decoding else 0.0
+        held = self._instance.decoding_tokens + decoding
         read = sum(number for _, number in chunks)
+        in_batch = min(read, self._rules.max_num_batched_tokens // stages)
+        full = in_batch * stages / read  # a pass in which every micro-batch has as much to read as those of this one
+        tokens, sequences = decoding + in_batch * stages, decoding + stages
+        whole = self._clock.seconds(
+            tokens, sequences, sequences, held + round(full * (kv_tokens - held)), held + full * (pairs - held)
+        )
+        begun = 0
         for sequence, number in chunks:
+            begun += number
             if sequence.computed >= sequence.known and not sequence.request.first:
-                own = min(number, self._rules.max_num_batched_tokens // stages) / read
-                stage_seconds = plain / stages + max(seconds - plain, 0.0) * own
-                sequence.request.in_stages = (stages - 1) * stage_seconds
+                passed = math.ceil(begun / in_batch) + stages - 1
+                sequence.request.in_stages = max(passed * whole / stages - seconds, 0.0)
 
     def _see_first_tokens(self, streamed: float) -> None:
         """Those that clients were still to see."""

@@ -61,7 +61,7 @@ class SchedulingRules:
             self,
             max_num_seqs=self.max_num_seqs * count,
             max_num_batched_tokens=self.max_num_batched_tokens * count * stages,
-            max_chunk_tokens=math.inf if count == 1 else self.max_num_batched_tokens,
+            max_chunk_tokens=math.inf if count == 1 else self.max_num_batched_tokens * stages,
             num_stages=stages,
         )
 

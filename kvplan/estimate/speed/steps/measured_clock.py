@@ -45,12 +45,18 @@ class MeasuredClock:
     def seconds(
         self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
     ) -> float:
-        """One step of the whole instance: the fullest of its groups and stages decides, by whole sequences."""
+        """One step of the whole instance: the fullest of its groups and stages decides.
+
+        Groups have whole sequences. So have stages, where none has more than a token; prompts are in as many chunks as
+        there are stages, of which the last one is through some stages after its step (``play`` sees to that).
+        """
         layout = self.work.layout
-        beside = layout.data_parallel_size * layout.pipeline_parallel_size
-        if beside == 1:
+        groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
+        if groups * stages == 1:
             return self._seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs, num_tokens)
-        fullest = -(-num_sequences // beside) / max(num_sequences, 1)
+        in_group = -(-num_sequences // groups)
+        in_stage = in_group / stages if num_tokens > num_sequences else -(-in_group // stages)
+        fullest = in_stage / max(num_sequences, 1)
         return self._seconds(
             num_tokens * fullest,
             num_sequences * fullest,
