@@ -179,6 +179,8 @@ def test_mlperf_presets_are_in_milliseconds() -> None:
         ({}, "needs a load"),
         ({"num_users": 1, "average_context": 9000, "longest_context": 8000}, "longer than"),
         ({"num_users": 1, "input_tokens": 9000, "output_tokens": 1, "longest_context": 8000}, "is longer|do not fit"),
+        ({"num_users": 1, "average_context": 8000, "input_tokens": 9000}, "do not hold 8,000 on average"),
+        ({"num_users": 1, "average_context": 8000, "input_tokens": 900, "output_tokens": 50}, "do not hold 8,000"),
     ],
 )
 def test_contradictions(settings: dict[str, int], message: str) -> None:

@@ -107,6 +107,11 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
             f"A prompt of {prompt:,} and an answer of {output:,} tokens do not fit --ctx-max {longest:,}.",
             hint=f"use --ctx-max {prompt + output} or more",
         )
+    if not prompt <= average <= prompt + output:
+        raise UsageError(
+            f"Sequences of prompts of {prompt:,} and answers of {output:,} tokens do not hold {average:,} on average.",
+            hint=f"leave --ctx-avg out, or give one from {prompt} to {prompt + output}",
+        )
     users, rate = _with_headroom(request, notes)
     return Workload(users, rate, average, longest, prompt, output, tuple(notes))
 
