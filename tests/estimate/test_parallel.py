@@ -12,7 +12,7 @@ from kvplan.estimate.deployments import place
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import ServingSpeed, serving_speed
-from kvplan.estimate.speed.steps.collectives import bridge_note, link_between
+from kvplan.estimate.speed.steps.collectives import bridge_note, link_between, ring_over
 from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
@@ -126,9 +126,9 @@ def test_pipeline_stages_serve_more_but_not_sooner() -> None:
 
 
 def test_tensor_parallelism_across_nodes_waits_for_the_network() -> None:
-    inside, outside = speed("h200", 32, 8), speed("h200", 32, 16)
+    inside, outside = speed("h200", 4, 8), speed("h200", 4, 16)
     assert outside.tpot_seconds.middle > inside.tpot_seconds.middle
-    assert speed("h200", 32, 8, 2).tpot_seconds.middle < outside.tpot_seconds.middle
+    assert speed("h200", 4, 8, 2).tpot_seconds.middle < outside.tpot_seconds.middle
 
 
 def test_experts_of_data_parallel_groups() -> None:
@@ -144,6 +144,13 @@ def test_one_link_for_neighbours_and_one_between_nodes() -> None:
     assert link_between(H200, 8).bytes_per_second == 450e9 and not link_between(H200, 8).crosses_nodes
     assert link_between(H200, 16).bytes_per_second == 50e9 and link_between(H200, 16).crosses_nodes
     assert link_between(find_gpu("l4"), 16).bytes_per_second == 12.5e9 / find_gpu("l4").max_gpus_per_node
+
+
+def test_a_ring_over_nodes_leaves_them_by_all_adapters() -> None:
+    assert ring_over(H200, 8) == link_between(H200, 8)
+    assert ring_over(H200, 16).bytes_per_second == 400e9 and ring_over(H200, 16).crosses_nodes
+    slow = find_gpu("l4")
+    assert ring_over(slow, 16).bytes_per_second == min(12.5e9, slow.pcie_bytes_per_second)
 
 
 def test_cards_without_a_bridge_talk_over_pcie() -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.estimate.speed.steps.clocks import BEST, USUAL
-from kvplan.estimate.speed.steps.collectives import LinkEfficiency, link_between
+from kvplan.estimate.speed.steps.collectives import LinkEfficiency, ring_over
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 
 _LARGE: Final = 1 << 30
@@ -41,7 +41,8 @@ PUBLISHED: Final = (
     PublishedReduce("h100-nvl", 2, (50, 50), f"{_H100_NVL}, before it had one"),
     PublishedReduce("rtx-5090", 4, (35, 35), "NVIDIA/nccl issue 1639"),
     PublishedReduce("rtx-5090", 8, (28, 28), "NVIDIA/nccl issue 1639"),
-    PublishedReduce("h100-sxm", 16, (46, 48), "NVIDIA/nccl-tests issue 290: for each of a node's 400 Gb/s adapters", 2),
+    PublishedReduce("h100-sxm", 16, (368, 384), "NVIDIA/nccl-tests issue 290: eight adapters of 400 Gb/s a node", 2),
+    PublishedReduce("h200", 1984, (300, 350), "NVIDIA/nccl-tests issue 283: eight adapters a node", 248),
 )
 
 
@@ -65,4 +66,4 @@ def _efficiencies(gpu: GpuProfile, num_gpus: int, measured: MeasuredProfiles) ->
 def _bus_bandwidth(gpu: GpuProfile, num_gpus: int, efficiency: LinkEfficiency) -> float:
     """Bytes over the bus and second: an all-reduce moves 2 (n - 1) / n times its message."""
     moved = 2 * (num_gpus - 1) / num_gpus * _LARGE
-    return moved / link_between(gpu, num_gpus).seconds(moved, efficiency)
+    return moved / ring_over(gpu, num_gpus).seconds(moved, efficiency)

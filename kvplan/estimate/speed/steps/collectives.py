@@ -12,7 +12,7 @@ Latencies are assumptions, not measurements: ``Efficiency`` has them for one nod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.parallel import ParallelLayout
@@ -52,8 +52,24 @@ def link_between(gpu: GpuProfile, num_gpus: int) -> Link:
     """
     if num_gpus > gpu.max_gpus_per_node:
         return Link(gpu.network_bytes_per_second, crosses_nodes=True)
-    within = gpu.link_bytes_per_second(num_gpus) or gpu.memory_bandwidth_bytes_per_second * _NO_LINK_SHARE
-    return Link(within, crosses_nodes=False)
+    return Link(_within_node(gpu, num_gpus), crosses_nodes=False)
+
+
+def ring_over(gpu: GpuProfile, num_gpus: int) -> Link:
+    """What they send over where all of them gather or sum up the same: each byte leaves a node once, by any adapter.
+
+    So two nodes of eight H200 reach about 350 GB/s (issue 283 of NVIDIA/nccl-tests), eight A100 with adapters of
+    100 Gb/s 75 (issue 495 of NVIDIA/nccl), and not what one adapter has.
+    """
+    link = link_between(gpu, num_gpus)
+    if not link.crosses_nodes:
+        return link
+    in_node = gpu.max_gpus_per_node
+    return replace(link, bytes_per_second=min(in_node * link.bytes_per_second, _within_node(gpu, in_node)))
+
+
+def _within_node(gpu: GpuProfile, num_gpus: int) -> float:
+    return gpu.link_bytes_per_second(num_gpus) or gpu.memory_bandwidth_bytes_per_second * _NO_LINK_SHARE
 
 
 def bridge_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
@@ -105,7 +121,7 @@ def _all_reduces(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -
         return _FREE
     replaced = work.num_expert_layers if work.layout.exchanges_tokens else 0
     count = 2 * work.num_layers - replaced
-    return _messages(count, link_between(gpu, tp), 2 * (tp - 1) / tp * _hidden_bytes(work), efficiency)
+    return _messages(count, ring_over(gpu, tp), 2 * (tp - 1) / tp * _hidden_bytes(work), efficiency)
 
 
 def _token_exchanges(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:
@@ -113,12 +129,11 @@ def _token_exchanges(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficienc
     if not (layout.exchanges_tokens and work.num_expert_layers):
         return _FREE
     own = 1 / layout.tensor_parallel_size  # tokens are divided over the ranks of a group before they are sent
-    received = layout.data_parallel_size - own
+    received, link = layout.data_parallel_size - own, ring_over(gpu, layout.expert_ranks)
     if efficiency.sends_to_chosen and layout.enable_expert_parallel:
         ranks = layout.expert_ranks
         met = ranks * (1 - (1 - 1 / ranks) ** work.experts_per_token)  # ranks that a token's experts lie on, on average
-        received = min(received, met * own)
-    link = link_between(gpu, layout.expert_ranks)
+        received, link = min(received, met * own), link_between(gpu, layout.expert_ranks)
     return _messages(2 * work.num_expert_layers, link, received * _hidden_bytes(work), efficiency)
 
 
