@@ -41,6 +41,7 @@ def rank_steps(of: Deployed, loads: Loads) -> RankStep:
             sampled=sampled,
             kv_bytes=kv_tokens * of.kv_bytes_per_token,
             pairs=pairs,
+            kv_tokens=kv_tokens,
             expert_tokens=tokens,
         )
         for tokens, sequences, sampled, kv_tokens, pairs in zip(*(column.tolist() for column in columns), strict=True)

@@ -39,6 +39,7 @@ def _step(work: ModelWork, *, tokens: int, sequences: int, kv_tokens: float, pai
         sampled=sequences,
         kv_bytes=61 * KV_BYTES * kv_tokens,
         pairs=pairs,
+        kv_tokens=kv_tokens,
         expert_tokens=tokens,
     )
 
@@ -127,3 +128,14 @@ def test_the_terms_of_a_step_have_the_choice_too(load: StepLoad) -> None:
     alone = terms.launches + terms.kv_cache + terms.attention + terms.collectives
     found = clock.seconds(load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs)
     assert alone == pytest.approx(found, rel=1e-6)
+
+
+def test_those_that_decode_beside_a_prompt_choose_as_without_it() -> None:
+    """Each sees all of its cache: 49 ps of a pair, where tokens of one prompt see each other in 17."""
+    work, decoding, context = _work(), 512, 4096
+    chosen = with_choice(_speed(), work, find_gpu("h200")).speed
+    held, own = decoding * context, 512 * 513 / 2
+    prompt = _step(work, tokens=512, sequences=1, kv_tokens=512, pairs=own)
+    both = _step(work, tokens=512 + decoding, sequences=1 + decoding, kv_tokens=512 + held, pairs=own + held)
+    more_us = 1e6 * float(step_seconds(chosen, both) - step_seconds(chosen, prompt)) / 61
+    assert more_us > 1e6 * 49e-12 * held

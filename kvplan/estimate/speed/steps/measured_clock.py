@@ -83,6 +83,7 @@ class MeasuredClock:
             sampled=whole_tiles(sampled, tile_rows),
             kv_bytes=kv_tokens * self.kv_bytes / self.context_tokens,
             pairs=pairs,
+            kv_tokens=kv_tokens,
             expert_tokens=expert_tokens,
             expert_tile_rows=expert_tile_rows,
         )
@@ -127,13 +128,14 @@ def rank_step(
     kv_bytes: float,
     pairs: float,
     expert_tokens: float,
+    kv_tokens: float = 0.0,
     expert_tile_rows: float = 1.0,
 ) -> RankStep:
     """One step of one stage on one rank.
 
     ``tokens`` of the rank's group are computed, ``rows`` multiplied; ``expert_tokens`` of all groups meet in the
-    experts, which multiply ``expert_tile_rows`` at once. ``kv_bytes`` are read of all layers, and each token attends to
-    ``pairs / tokens`` others on average.
+    experts, which multiply ``expert_tile_rows`` at once. ``kv_bytes`` of ``kv_tokens`` are read of all layers, and each
+    token attends to ``pairs / tokens`` others on average.
     """
     tp, stages = work.layout.tensor_parallel_size, work.layout.pipeline_parallel_size
     dense = max(work.active_parameters - work.active_expert_parameters - work.head_parameters, 0)
@@ -158,5 +160,6 @@ def rank_step(
         num_sparse_layers=work.num_sparse_layers / stages,
         sparse_tokens=tokens * work.num_sparse_layers / stages,
         seen_pairs=pairs * work.num_sparse_layers / stages,
+        cached_pairs=min(pairs, kv_tokens) * work.num_sparse_layers / stages,
         chosen_pairs=min(pairs, tokens * work.chosen_tokens) * work.num_sparse_layers / stages,
     )

@@ -78,8 +78,9 @@ class SparseSpeed:
 
     layer_seconds: of any step. token_seconds: of a token, in steps that read prompts. pair_seconds: of a token and one
     that was chosen for it in such steps, all heads of a rank, in place of what attention takes otherwise.
-    seen_seconds, prompt_seen_seconds: of a token and one before it, of which some are chosen, in steps that only decode
-    and in those that read prompts. dense_context: prompts whose tokens see as many on average at most are read densely.
+    seen_seconds, prompt_seen_seconds: of a token and one before it, of which some are chosen: of one that is in the
+    cache, as all are of a token that is decoded, and of one in the same prompt. dense_context: prompts whose tokens see
+    as many on average at most are read densely.
     """
 
     layer_seconds: float
@@ -102,7 +103,10 @@ class SparseSpeed:
         choosing = self.layer_seconds * step.num_sparse_layers + self.token_seconds * step.sparse_tokens
         # One kernel reads and multiplies.
         multiplying = max(self.pair_seconds * step.chosen_pairs - reading, 0.0)
-        return AttentionSeconds(choosing, reading, multiplying + self.prompt_seen_seconds * step.seen_pairs)
+        seeing = self.seen_seconds * step.cached_pairs + self.prompt_seen_seconds * (
+            step.seen_pairs - step.cached_pairs
+        )
+        return AttentionSeconds(choosing, reading, multiplying + seeing)
 
 
 class AttentionSeconds(NamedTuple):
@@ -214,6 +218,8 @@ class RankStep(NamedTuple):
     """Tokens x layers that choose."""
     seen_pairs: Any = 0.0
     """Of a token and one before it, in all such layers."""
+    cached_pairs: Any = 0.0
+    """Those with a token that was in the cache before the step."""
     chosen_pairs: Any = 0.0
     """Of a token and one that was chosen for it."""
 

@@ -94,6 +94,7 @@ def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
         sampled=whole_tiles(sequences, tile_rows),
         kv_bytes=load.num_kv_tokens / beside * clock.kv_bytes / clock.context_tokens,
         pairs=load.num_pairs / beside,
+        kv_tokens=load.num_kv_tokens / beside,
         expert_tokens=load.num_tokens / stages,
         expert_tile_rows=expert_tile_rows,
     )
