@@ -4,6 +4,7 @@ device          the CPU or GPU that ``--device`` stands for, and its memory
 host            processor name, bfloat16 units, cores, free memory
 control_groups  what limits of containers leave of memory
 warm_memory     memory written before another process needs it
+memory_killer   whether the kernel killed a process for memory
 cpu_meter       CPU time that other processes use meanwhile
 gpu_clock       the GPU's clock while it works
 commit          the commit of the checkout that kvplan runs from

@@ -2,7 +2,8 @@
 
 The worker keeps its weights from trial to trial. A worker that dies costs the trial it was running: that row is a
 ``crash``, and the next trial gets a new worker. A worker that was killed (SIGKILL, which it never causes itself) says
-nothing about its trial, which is restarted; the row says how often.
+nothing about its trial, which is restarted; the row says how often. But one that the kernel killed for memory would be
+killed again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device
 from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
+from kvplan.machine.memory_killer import KillCounter
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL
 from kvplan.runs.storage.files import write_whole
@@ -37,6 +39,7 @@ WorkerFactory = Callable[[], Worker]
 _REFUSED_MEMORY_SIGNALS: Final = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
 _FULL_SHARE: Final = 0.95
 _MOST_RESTARTS: Final = 3
+_OUT_OF_HOST_MEMORY: Final = "The kernel killed the worker: this machine's memory ran out. Give less --device-memory."
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +110,19 @@ class WorkerHost:
             slo_seconds=identity.slo_seconds,
             has_published_weights=identity.has_published_weights,
         )
+        killer = KillCounter()
         for num_restarts in range(_MOST_RESTARTS + 1):
             try:
                 result = self._ask_worker(order, prepared.trial, limits, on_event)
             except WorkerDied as death:
                 self._drop_worker()
-                if death.signal_number == signal.SIGKILL and num_restarts < _MOST_RESTARTS:
+                is_killed = death.signal_number == signal.SIGKILL
+                if is_killed and killer.has_killed():
+                    result = TrialResult({"status": "crash", "error": _OUT_OF_HOST_MEMORY})
+                elif is_killed and num_restarts < _MOST_RESTARTS:
                     continue
-                result = TrialResult(_row_of_death(death, self._memory_share))
+                else:
+                    result = TrialResult(_row_of_death(death, self._memory_share))
             except WorkerTimeout as timeout:
                 self._drop_worker()
                 result = TrialResult({"status": "timeout", "error": str(timeout)})

@@ -14,6 +14,7 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import KvplanError
+from kvplan.machine.memory_killer import KillCounter
 from kvplan.runs.columns import COLUMN_NAMES
 from kvplan.sweeps.options import refuse_differences
 from kvplan.sweeps.progress import SilentProgress
@@ -91,6 +92,17 @@ def test_a_dead_worker_costs_its_row_and_is_replaced(
     assert failed["output_throughput"] is None
     assert failed["num_restarts"] == (3 if behaviour == "sigkill" else 0)
     assert len({pid for pid, _ in begun(tmp_path)}) == 2 + failed["num_restarts"]
+
+
+def test_a_worker_that_the_kernel_killed_for_memory_is_not_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KillCounter, "has_killed", lambda self: True)
+    outcome = run(tmp_path, monkeypatch, {"4": "sigkill"})
+    assert statuses(outcome) == {1: "ok", 2: "ok", 4: "crash", 8: "ok"}
+    failed = next(row for row in outcome.rows if row["max_num_seqs"] == 4)
+    assert "this machine's memory ran out" in failed["error"]
+    assert failed["num_restarts"] == 0
 
 
 def test_a_hung_trial_is_ended_by_its_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
