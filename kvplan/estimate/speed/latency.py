@@ -273,15 +273,32 @@ class SpeedModel:
 
     def _decoding(self, num_users: float) -> float:
         """Of ``num_users`` those that decode in a step, as for ``num_decoding``."""
-        return num_decoding(num_users, self.output_tokens, lambda decoding: self._reading(0.0, decoding))
+        if num_users not in self._found_decoding:
+            layout = self.work.layout
+            at_once = layout.pipeline_parallel_size * layout.data_parallel_size
+            self._found_decoding[num_users] = num_decoding(
+                num_users, self.output_tokens, lambda decoding: self._chunks(decoding) / at_once
+            )
+        return self._found_decoding[num_users]
+
+    @cached_property
+    def _found_decoding(self) -> dict[float, float]:
+        """By ``num_users``."""
+        return {}
+
+    def _chunks(self, decoding: float) -> float:
+        """Steps in which a prompt is read: it has what those that decode leave of their tokens."""
+        if self.step_tokens is None:
+            return 1.0
+        layout = self.work.layout
+        beside = decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
+        return self.input_tokens / max(self.step_tokens - beside, 1.0)
 
     def _reading(self, prefill: float, decoding: float) -> PromptReading:
         """How a prompt is read in what those that decode leave of the steps, in ``prefill`` seconds of the GPUs."""
-        stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
-        chunks = 1.0
-        if self.step_tokens is not None:
-            chunks = self.input_tokens / max(self.step_tokens - decoding / (stages * groups), 1.0)
-        return PromptReading(prefill, chunks, stages, groups, self.steps_before)
+        layout = self.work.layout
+        stages, groups = layout.pipeline_parallel_size, layout.data_parallel_size
+        return PromptReading(prefill, self._chunks(decoding), stages, groups, self.steps_before)
 
     def _padded_attention(self, num_decoding: float) -> float:
         """Seconds that a prompt's step takes longer since those that decode beside it are padded to tiles."""

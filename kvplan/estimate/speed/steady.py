@@ -16,7 +16,7 @@ from typing import Final
 
 from kvplan.estimate.speed.queueing.front_end import FrontEnd
 
-_HALVINGS: Final = 20
+_PRECISION: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +93,24 @@ def _steps_to_read(num_users: float, away: float, served: float) -> float:
     return (math.sqrt(root) - away_less) / 2
 
 
-def num_decoding(num_users: float, output_tokens: int, reading_beside: Callable[[float], PromptReading]) -> float:
+def num_decoding(num_users: float, output_tokens: int, served_beside: Callable[[float], float]) -> float:
     """How many users decode in a step in which one of them does; the others wait for their prompts to be read.
 
-    reading_beside: of a prompt, while so many decode: the more do, the less of a step's budget it has.
+    served_beside: steps that each prompt takes, while so many decode: the more do, the less of a step's budget it has.
     """
     if num_users <= 1:
         return num_users
-    low, high = 0.0, 1.0  # of the time of the other users
-    for _ in range(_HALVINGS):
+
+    def found(share: float) -> float:
+        """Of the time of the other users that they decode, where each takes the others to decode for ``share``."""
+        to_read = _steps_to_read(num_users, output_tokens, served_beside(1 + (num_users - 1) * share))
+        return output_tokens / (output_tokens + to_read)
+
+    low = found(1.0)  # it falls with the share, so what is looked for lies between a share and what is found of it
+    high = found(low)
+    while high - low > _PRECISION:
         share = (low + high) / 2
-        prompt = reading_beside(1 + (num_users - 1) * share)
-        to_read = _steps_to_read(num_users, output_tokens, prompt.chunks / prompt.at_once)
-        if output_tokens / (output_tokens + to_read) > share:
+        if found(share) > share:
             low = share
         else:
             high = share

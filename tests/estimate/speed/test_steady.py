@@ -66,14 +66,14 @@ def test_a_played_prompt_passes_the_stages_one_after_the_other(prompt: int, pass
 
 
 def test_the_more_wait_for_their_prompts_the_fewer_decode() -> None:
-    def beside(decoding: float) -> PromptReading:
-        return PromptReading(0.0, chunks=4000 / max(64 - decoding, 1.0))
+    def beside(decoding: float) -> float:
+        return 4000 / max(64 - decoding, 1.0)
 
     assert num_decoding(1, 64, beside) == 1
     few, many = num_decoding(4, 64, beside), num_decoding(400, 64, beside)
     assert 1 < few < 2, "a prompt takes as many steps as an answer"
     assert few < many < 2
-    assert num_decoding(64, 64, lambda decoding: PromptReading(0.0, chunks=0.001)) == pytest.approx(64, rel=0.1)
+    assert num_decoding(64, 64, lambda decoding: 0.001) == pytest.approx(64, rel=0.1)
 
 
 @pytest.mark.parametrize("budget", [16, 48, 256])
@@ -81,11 +81,11 @@ def test_steps_smaller_than_the_users(budget: int) -> None:
     """Those who wait take nothing of the steps' tokens."""
     num_users, prompt, answer = 40, 4000, 256
 
-    def beside(decoding: float) -> PromptReading:
-        return PromptReading(prompt * TOKEN, chunks=prompt / max(budget - decoding, 1.0))
+    def beside(decoding: float) -> float:
+        return prompt / max(budget - decoding, 1.0)
 
     decoding = num_decoding(num_users, answer, beside)
-    steady = steady_state(STEP, beside(decoding), num_users, answer)
+    steady = steady_state(STEP, PromptReading(prompt * TOKEN, beside(decoding)), num_users, answer)
     load = steady_users(num_users, prompt, answer, steady.reading_share)
     played = play(replace(load, num_requests=4 * num_users + 120), SchedulingRules(num_users, budget, 1e9), Clock())
     assert decoding < budget
