@@ -25,12 +25,14 @@ class SparseIndexer:
     """A lightning indexer (DeepSeek V3.2, MiniMax M3): one small key per token that picks the tokens to attend to.
 
     ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
-    (132 B for 128 elements), whatever the KV dtype is.
+    (132 B for 128 elements), whatever the KV dtype is. ``pool``: one key stands for so many tokens; the keys and gates
+    of those that are not enough for one yet are kept beside them (GLM 5.3 Flash).
     """
 
     num_heads: int
     head_size: int
     topk: int
+    pool: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,11 @@ class SoftmaxAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention: the cache holds one latent vector and one rotary key per token, for all heads."""
+    """Multi-head latent attention: the cache holds one latent vector and one rotary key per token, for all heads.
+
+    ``chosen_tokens``: each token attends to so many at most, which the indexer chooses; where the layer has none of its
+    own, the last layer that has one did. None: to all.
+    """
 
     num_heads: int
     kv_lora_rank: int
@@ -77,6 +83,7 @@ class LatentAttention:
     v_head_size: int
     q_lora_rank: int | None = None
     indexer: SparseIndexer | None = None
+    chosen_tokens: int | None = None
     tensors: tuple[Tensor, ...] = ()
 
     @property

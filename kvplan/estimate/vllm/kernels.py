@@ -89,7 +89,7 @@ def latent_split_bytes(
     reserve_workspace, read in 0.33.0).
     """
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
-    dense = [mixer for mixer in mixers if mixer.indexer is None]
+    dense = [mixer for mixer in mixers if mixer.chosen_tokens is None]
     if not dense or not release.reserves_latent_splits or not attends_with_triton(gpu):
         return 0
     splits = 1 << (max(settings.max_model_len // _TOKENS_PER_SPLIT, 1) - 1).bit_length()

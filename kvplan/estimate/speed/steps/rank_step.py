@@ -78,8 +78,8 @@ class SparseSpeed:
 
     layer_seconds: of any step. token_seconds: of a token, in steps that read prompts. pair_seconds: of a token and one
     that was chosen for it in such steps, all heads of a rank, in place of what attention takes otherwise.
-    seen_seconds, prompt_seen_seconds: of a token and one before it, of which some are chosen, in steps that only decode
-    and in those that read prompts. dense_context: prompts whose tokens see as many on average at most are read densely.
+    seen_seconds, prompt_seen_seconds: of a token and a key before it that is scored, in steps that only decode and in
+    those that read prompts. dense_context: prompts whose tokens see as many on average at most are read densely.
     """
 
     layer_seconds: float
@@ -95,14 +95,14 @@ class SparseSpeed:
         reading = share * step.kv_bytes / latent.kv_bandwidth
         multiplying = step.attention_operations / latent.flops_of(step)
         if not step.reads_prompts:
-            choosing = self.layer_seconds * step.num_sparse_layers
-            return AttentionSeconds(choosing, reading, multiplying + self.seen_seconds * step.seen_pairs)
-        if step.seen_pairs <= self.dense_context * step.sparse_tokens:
+            choosing = self.layer_seconds * step.num_choosing_layers
+            return AttentionSeconds(choosing, reading, multiplying + self.seen_seconds * step.scored_pairs)
+        if step.scored_pairs <= self.dense_context * step.choosing_tokens:
             return AttentionSeconds(0.0, step.kv_bytes / latent.kv_bandwidth, multiplying)
-        choosing = self.layer_seconds * step.num_sparse_layers + self.token_seconds * step.sparse_tokens
+        choosing = self.layer_seconds * step.num_choosing_layers + self.token_seconds * step.choosing_tokens
         # One kernel reads and multiplies.
         multiplying = max(self.pair_seconds * step.chosen_pairs - reading, 0.0)
-        return AttentionSeconds(choosing, reading, multiplying + self.prompt_seen_seconds * step.seen_pairs)
+        return AttentionSeconds(choosing, reading, multiplying + self.prompt_seen_seconds * step.scored_pairs)
 
 
 class AttentionSeconds(NamedTuple):
@@ -209,11 +209,13 @@ class RankStep(NamedTuple):
     """Tokens x latent layers x the rank's share of the heads."""
     reads_prompts: Any = False
     """Whether a sequence has more than one token in it."""
-    num_sparse_layers: Any = 0
-    sparse_tokens: Any = 0.0
-    """Tokens x layers that choose."""
+    num_choosing_layers: Any = 0
+    choosing_tokens: Any = 0.0
+    """Tokens x layers that choose which tokens to attend to, for themselves or for later ones too."""
+    scored_pairs: Any = 0.0
+    """Of a token and a key before it, in these layers."""
     seen_pairs: Any = 0.0
-    """Of a token and one before it, in all such layers."""
+    """Of a token and one before it, in all layers that attend to chosen ones."""
     chosen_pairs: Any = 0.0
     """Of a token and one that was chosen for it."""
 
@@ -246,7 +248,7 @@ def _attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
     is_latent = step.num_latent_layers > 0
     own = step.num_latent_layers * (latent.layer_seconds - base.layer_seconds)
     own = own + step.latent_tokens * latent.token_seconds
-    if speed.sparse is not None and step.num_sparse_layers:
+    if speed.sparse is not None and step.num_choosing_layers:
         return own + sum(speed.sparse.seconds(latent, step))
     own = own + step.kv_bytes / latent.kv_bandwidth + step.attention_operations / latent.flops_of(step)
     return is_latent * own + (1 - is_latent) * plain
