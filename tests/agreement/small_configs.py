@@ -204,6 +204,15 @@ _LATENTS: dict[str, dict[str, Any]] = {
         "scoring_func": "softmax",
         "topk_method": None,
     },
+    "HYV4ForCausalLM": {
+        "model_type": "hy_v4",
+        **_LATENT,
+        **{key: value for key, value in _ROUTED.items() if key != "first_k_dense_replace"},
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 8,
+        "layer_types": ["indexed_attention"] * 6 + ["full_attention", "indexed_attention"],
+    },
     "SarvamMLAForCausalLM": {
         "model_type": "sarvam_mla",
         **_LATENT,
