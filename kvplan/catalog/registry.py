@@ -61,6 +61,7 @@ _READERS: dict[str, str] = {
     "Lfm2MoeForCausalLM": "short_conv:read_lfm2",
     "BailingMoeV2_5ForCausalLM": "delta:read_bailing_hybrid",
     "BailingMoeV3ForCausalLM": "delta:read_bailing_v3",
+    "Glm5NextForCausalLM": "glm_next:read_glm5_next",
     "MiniMaxForCausalLM": "delta:read_minimax",
     "MiniMaxText01ForCausalLM": "delta:read_minimax",
 }
@@ -76,6 +77,7 @@ _WRAPPERS = (
     *("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "KimiK3ForConditionalGeneration"),
     "InternVLChatModel",
     *("InternVLForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
+    "Glm5NextForConditionalGeneration",
     *("MiniMaxM3SparseForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
     *("AyaVisionForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     *("VoxtralForConditionalGeneration", "Lfm2VlForConditionalGeneration", "Step3p7ForConditionalGeneration"),
@@ -123,6 +125,7 @@ _ARCHITECTURE_OF_TYPE: dict[str, str] = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm5_next_text": "Glm5NextForCausalLM",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM",

@@ -112,7 +112,7 @@ class StateMixer:
     ``conv_channels`` channels are divided by tensor parallelism; ``conv_group_channels`` (Mamba-2's B and C, in
     ``num_groups`` groups) are divided only as far as there are groups. ``recurrent_shape`` is (heads, rows, columns),
     divided along heads; empty when there is no recurrent state. A dtype of None means the model's own dtype.
-    ``step_rank``: of Mamba's time steps, 0 elsewhere.
+    ``step_rank``: of Mamba's time steps, 0 elsewhere. ``bounded``: decays have a lower bound (Kimi K3, GLM 5.3).
     """
 
     kind: StateKind
@@ -124,6 +124,7 @@ class StateMixer:
     conv_dtype: str | None = None
     recurrent_dtype: str | None = None
     step_rank: int = 0
+    bounded: bool = False
     tensors: tuple[Tensor, ...] = ()
 
 
@@ -322,6 +323,12 @@ class ModelSpec:
     def has_indexer(self) -> bool:
         """Whether latent attention is sparse: an indexer with a cache of its own chooses the tokens."""
         return any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in self.layers)
+
+    @cached_property
+    def index_pool(self) -> int:
+        """Tokens that one index key stands for; 1 where each has its own."""
+        indexers = (layer.mixer.indexer for layer in self.layers if isinstance(layer.mixer, LatentAttention))
+        return max((indexer.pool for indexer in indexers if indexer is not None), default=1)
 
     @cached_property
     def is_mixture(self) -> bool:

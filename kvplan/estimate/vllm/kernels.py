@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention
+from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.vllm.settings import runs_flashinfer
 from kvplan.settings import FilledSettings
@@ -76,6 +77,18 @@ def attention_workspace_bytes(
 def attends_with_triton(gpu: GpuProfile) -> bool:
     """Whether Triton serves latent attention: the other kernels are for Hopper and for Blackwell data-centre GPUs."""
     return compute_capability(gpu)[0] not in (0, 9, 10)
+
+
+def check_pooled_keys(spec: ModelSpec, gpu: GpuProfile) -> None:
+    """KvplanError for pooled index keys on a GPU for which their layout is not known: all but Hopper and B200 to B300.
+
+    Consumer Blackwell keeps rows of 656 B there, AMD's kernels others (vllm/v1/attention/backends/mla, 0.33.0).
+    """
+    if spec.index_pool > 1 and compute_capability(gpu)[0] not in (9, 10):
+        raise KvplanError(
+            f"It is not known how vLLM keeps the index keys of {spec.id} on {gpu.id}.",
+            hint="it is on Hopper and on B200, B300, GB200 and GB300",
+        )
 
 
 def latent_split_bytes(
