@@ -30,6 +30,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "down_proj": ("w2", "fc2"),
     "in_proj_qkvz": ("in_proj_qkv",),
     "in_proj_ba": ("in_proj_b",),
+    "g_proj": ("linear_gate",),
     "q_proj": ("qkv_proj",),
     "k_proj": ("qkv_proj",),
     "v_proj": ("qkv_proj",),
