@@ -20,6 +20,12 @@ _SPARSE_IN_8_BITS: Final = {
 """Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10: as what, and from
 which release on (vllm/model_executor/models/config.py, read in 0.32.0 and 0.33.0)."""
 
+_PACKED: Final = "fp8_ds_mla"
+_PACKED_ON_12: Final = ("auto", "fp8", "fp8_e4m3")
+_PACKED_FROM: Final = (0, 32, 0)
+"""Sparse latent attention on consumer Blackwell has one kernel, FlashInfer's, and that has one format for these
+(vllm/model_executor/layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, read in 0.32.0)."""
+
 
 def kv_cache_dtype(
     spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease, dtype: str
@@ -31,7 +37,10 @@ def kv_cache_dtype(
     stated = cache_of_checkpoint(spec, asked, release)
     if stated is not None:
         return stated, stated_cache_note(stated, release)
-    is_blackwell = compute_capability(gpu)[0] == 10
+    major = compute_capability(gpu)[0]
+    if spec.has_indexer and major == 12 and asked.kv_cache_dtype in _PACKED_ON_12 and release.version >= _PACKED_FROM:
+        return _PACKED, f"kv_cache_dtype {_PACKED}: what vLLM {release.text} has for {spec.architecture} on this GPU."
+    is_blackwell = major == 10
     sparse, first = _SPARSE_IN_8_BITS.get(spec.architecture, ("", None))
     if asked.kv_cache_dtype == "auto" and is_blackwell and first is not None and release.version >= first:
         return sparse, f"kv_cache_dtype {sparse}: vLLM {release.text}'s default for {spec.architecture} on this GPU."
