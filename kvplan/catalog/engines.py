@@ -86,8 +86,6 @@ class VllmRelease:
     multiples of 16 (docs/design/attention_backends.md, "Block Sizes"; vllm/v1/attention/backends/flash_attn.py: "Block
     size must be a multiple of 16."). FlexAttention, which vLLM tries last, takes any size in some releases, far slower.
     The first engine had kernels for 8, 16 and 32 (vllm/engine/arg_utils.py).
-    ``sparse_cache_in_8_bits``: GLM's sparse latent attention keeps its cache in fp8_e4m3 by default on Blackwell
-    (vllm/model_executor/models/config.py, read in 0.32.0).
     ``stated_cache``: checkpoints whose ``quant_method`` begins so decide the KV cache's dtype by what they were
     calibrated for, where nothing is said: ModelOpt's in vllm/utils/torch_utils.py (resolve_kv_cache_dtype_string, read
     in 0.14.0, not in 0.13.0), those of compressed-tensors in vllm/attention/layer.py, later
@@ -138,7 +136,7 @@ class VllmRelease:
     ``checkpointed_states``: kinds of states that have one more block for each request where prefixes are cached, for
     the state in the middle of a prompt (num_prefill_checkpoint_blocks in vllm/v1/kv_cache_interface.py, MambaSpec, and
     vllm/model_executor/layers/mamba/: mamba_mixer2.py in 0.32.0, not in 0.31.0; gdn/qwen_gdn_linear_attn.py in 0.33.0,
-    not in 0.32.0, where FlashInfer computes it). Kimi K3's with FlashKDA (from 0.29.0) is not modelled.
+    not in 0.32.0, where FlashInfer computes it; vllm/models/kimi_k3/nvidia/kda.py from 0.29.0 on, where FlashKDA does).
     """
 
     version: tuple[int, int, int]
@@ -152,7 +150,6 @@ class VllmRelease:
     pads_odd_pages: bool = False
     packs_odd_pages: bool = False
     caches_hybrid_prefixes: bool = False
-    sparse_cache_in_8_bits: bool = False
     stated_cache: tuple[str, ...] = ()
     stated_cache_wins: bool = False
     scaled_cache: bool = False
@@ -284,11 +281,12 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
         },
     ),
     ((0, 29, 0), {"second_runner": "all", "second_runner_graphs": True, "reserves_null_block": True}),
+    ((0, 29, 0), {"checkpointed_states": ("kimi_delta",)}),
     ((0, 30, 0), {"second_runner_eagle3_stages": True}),
     ((0, 31, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model")}),
-    ((0, 32, 0), {"sparse_cache_in_8_bits": True, "reserves_null_block": True}),
+    ((0, 32, 0), {"reserves_null_block": True}),
     ((0, 32, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model", "ngram")}),
-    ((0, 32, 0), {"checkpointed_states": ("mamba2",)}),
+    ((0, 32, 0), {"checkpointed_states": ("mamba2", "kimi_delta")}),
     (
         (0, 33, 0),
         {
@@ -298,7 +296,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
             "reserves_latent_splits": True,
             "told_unified_memory": True,
             "keeps_float_cache": True,
-            "checkpointed_states": ("mamba2", "gated_delta_net"),
+            "checkpointed_states": ("mamba2", "gated_delta_net", "kimi_delta"),
         },
     ),
 )

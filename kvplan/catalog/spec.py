@@ -25,12 +25,14 @@ class SparseIndexer:
     """A lightning indexer (DeepSeek V3.2, MiniMax M3): one small key per token that picks the tokens to attend to.
 
     ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
-    (132 B for 128 elements), whatever the KV dtype is.
+    (132 B for 128 elements), whatever the KV dtype is. ``pool``: one key stands for so many tokens; the keys and gates
+    of those that are not enough for one yet are kept beside them (GLM 5.3 Flash).
     """
 
     num_heads: int
     head_size: int
     topk: int
+    pool: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,11 @@ class SoftmaxAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention: the cache holds one latent vector and one rotary key per token, for all heads."""
+    """Multi-head latent attention: the cache holds one latent vector and one rotary key per token, for all heads.
+
+    ``chosen_tokens``: each token attends to so many at most, which the indexer chooses; where the layer has none of its
+    own, the last layer that has one did. None: to all.
+    """
 
     num_heads: int
     kv_lora_rank: int
@@ -77,6 +83,7 @@ class LatentAttention:
     v_head_size: int
     q_lora_rank: int | None = None
     indexer: SparseIndexer | None = None
+    chosen_tokens: int | None = None
     tensors: tuple[Tensor, ...] = ()
 
     @property
@@ -105,7 +112,7 @@ class StateMixer:
     ``conv_channels`` channels are divided by tensor parallelism; ``conv_group_channels`` (Mamba-2's B and C, in
     ``num_groups`` groups) are divided only as far as there are groups. ``recurrent_shape`` is (heads, rows, columns),
     divided along heads; empty when there is no recurrent state. A dtype of None means the model's own dtype.
-    ``step_rank``: of Mamba's time steps, 0 elsewhere.
+    ``step_rank``: of Mamba's time steps, 0 elsewhere. ``bounded``: decays have a lower bound (Kimi K3, GLM 5.3).
     """
 
     kind: StateKind
@@ -117,6 +124,7 @@ class StateMixer:
     conv_dtype: str | None = None
     recurrent_dtype: str | None = None
     step_rank: int = 0
+    bounded: bool = False
     tensors: tuple[Tensor, ...] = ()
 
 
@@ -315,6 +323,12 @@ class ModelSpec:
     def has_indexer(self) -> bool:
         """Whether latent attention is sparse: an indexer with a cache of its own chooses the tokens."""
         return any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in self.layers)
+
+    @cached_property
+    def index_pool(self) -> int:
+        """Tokens that one index key stands for; 1 where each has its own."""
+        indexers = (layer.mixer.indexer for layer in self.layers if isinstance(layer.mixer, LatentAttention))
+        return max((indexer.pool for indexer in indexers if indexer is not None), default=1)
 
     @cached_property
     def is_mixture(self) -> bool:

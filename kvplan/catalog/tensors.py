@@ -30,6 +30,8 @@ class Tensor:
     split: Split = "replicated"
     num_active: int | None = None
     """Stacked experts: how many of ``shape[0]`` one token uses. None: all of the tensor."""
+    never_quantized: bool = False
+    """In the model's dtype, however the checkpoint stores other matrices."""
 
     @property
     def is_stacked_experts(self) -> bool:

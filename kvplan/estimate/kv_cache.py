@@ -20,13 +20,23 @@ from kvplan.catalog.spec import (
     Mixer,
     ModelSpec,
     SoftmaxAttention,
+    SparseIndexer,
     StateMixer,
 )
 from kvplan.errors import UsageError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes, head_scale_bytes
 
 EntryKind = Literal[
-    "full", "sliding", "chunked", "latent", "compressed", "indexer", "conv_state", "recurrent_state", "cross"
+    "full",
+    "sliding",
+    "chunked",
+    "latent",
+    "compressed",
+    "indexer",
+    "index_tail",
+    "conv_state",
+    "recurrent_state",
+    "cross",
 ]
 
 KIND_NAMES: dict[EntryKind, str] = {
@@ -35,6 +45,7 @@ KIND_NAMES: dict[EntryKind, str] = {
     "chunked": "chunked attention",
     "latent": "latent attention (MLA)",
     "indexer": "indexer keys",
+    "index_tail": "last tokens before a key",
     "compressed": "compressed attention",
     "conv_state": "convolution state",
     "recurrent_state": "recurrent state",
@@ -66,8 +77,9 @@ class CacheSettings:
 class CacheEntry:
     """What one layer keeps for one sequence, on one rank.
 
-    ``token_bytes`` per token that it keeps (0 for states), ``window_tokens`` at most so many (None: all of them),
-    ``state_bytes`` however long the sequence is. ``formula`` is one layer's arithmetic with its numbers.
+    ``token_bytes`` per token that it keeps (0 for states), or per ``tokens_per_row`` of them; ``window_tokens`` at most
+    so many (None: all of them), ``state_bytes`` however long the sequence is. ``formula`` is one layer's arithmetic
+    with its numbers.
     """
 
     kind: EntryKind
@@ -77,11 +89,12 @@ class CacheEntry:
     token_bytes: int
     state_bytes: int
     formula: str
+    tokens_per_row: int = 1
 
     def kept_bytes(self, context_tokens: int) -> int:
         """Bytes for a sequence of ``context_tokens``: what the architecture needs, without any rounding."""
         kept = context_tokens if self.window_tokens is None else min(context_tokens, self.window_tokens)
-        return kept * self.token_bytes + self.state_bytes
+        return kept // self.tokens_per_row * self.token_bytes + self.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +114,9 @@ class KvComponent:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.num_layers * self.entry.token_bytes if self.entry.window_tokens is None else 0
+        if self.entry.window_tokens is not None:
+            return 0
+        return -(-self.num_layers * self.entry.token_bytes // self.entry.tokens_per_row)
 
     @property
     def window_bytes_per_token(self) -> int:
@@ -205,8 +220,26 @@ def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable
     if settings.kv_dtype == "fp8_ds_mla":
         token_bytes, formula = DS_MLA_BYTES_PER_TOKEN, f"{DS_MLA_BYTES_PER_TOKEN} B (512 fp8 + 16 scales + 128 rotary)"
     yield CacheEntry("latent", 1, width, None, token_bytes, 0, formula)
-    if mixer.indexer is not None:
-        yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
+    if mixer.indexer is None:
+        return
+    key = _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
+    if mixer.indexer.pool == 1:
+        yield key
+        return
+    pool = mixer.indexer.pool
+    yield replace(key, tokens_per_row=pool, formula=f"{key.formula} / {pool} tokens")
+    yield _tail_entry(mixer.indexer, settings)
+
+
+def _tail_entry(indexer: SparseIndexer, settings: CacheSettings) -> CacheEntry:
+    """Keys and gates of the tokens that are not enough for a key yet, always in 16 bits; with drafts of more pools.
+
+    vllm/models/glm5next/common/attention.py, Glm5NextTailCache: a ring of a power of two of pools.
+    """
+    pools = -(-(indexer.pool + settings.num_speculative_tokens) // indexer.pool)
+    tokens = indexer.pool * (1 << (pools - 1).bit_length())
+    formula = f"{tokens} tokens x 2 (key, gate) x {indexer.head_size} x 2 B"
+    return CacheEntry("index_tail", None, None, None, 0, tokens * 2 * indexer.head_size * 2, formula)
 
 
 def _indexer_entry(head_size: int, kv_dtype: str) -> CacheEntry:

@@ -53,7 +53,7 @@ def _mixer_spans(mixer: Mixer) -> tuple[AttentionSpan, ...]:
         return (AttentionSpan(mixer.num_heads * (mixer.head_size_k + mixer.head_size_v), limit=mixer.window_tokens),)
     if isinstance(mixer, LatentAttention):
         head = mixer.qk_nope_head_size + mixer.qk_rope_head_size + mixer.v_head_size
-        return (AttentionSpan(mixer.num_heads * head, limit=mixer.indexer.topk if mixer.indexer else None),)
+        return (AttentionSpan(mixer.num_heads * head, limit=mixer.chosen_tokens),)
     if isinstance(mixer, CompressedAttention):
         return _compressed_spans(mixer)
     if isinstance(mixer, StateMixer):

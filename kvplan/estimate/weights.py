@@ -30,6 +30,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "down_proj": ("w2", "fc2"),
     "in_proj_qkvz": ("in_proj_qkv",),
     "in_proj_ba": ("in_proj_b",),
+    "g_proj": ("linear_gate",),
     "q_proj": ("qkv_proj",),
     "k_proj": ("qkv_proj",),
     "v_proj": ("qkv_proj",),
@@ -155,7 +156,7 @@ def format_of(
     quantization: QuantizationSpec | None, tensor: Tensor, layer_index: int | None
 ) -> QuantizationSpec | None:
     """How the checkpoint stores ``tensor`` of layer ``layer_index`` (None: outside the layers); None: unquantized."""
-    if quantization is None or tensor.role not in _QUANTIZED_ROLES or len(tensor.shape) < 2:
+    if quantization is None or tensor.role not in _QUANTIZED_ROLES or len(tensor.shape) < 2 or tensor.never_quantized:
         return None
     if quantization.method == "mxfp4" and tensor.role != "expert" and quantization.ignore:
         return None

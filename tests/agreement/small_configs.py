@@ -53,6 +53,18 @@ _DELTA = {
     "linear_conv_kernel_dim": 4,
     "head_dim": 16,
 }
+_GLM_NEXT = {
+    **{key: value for key, value in _ROUTED.items() if key != "first_k_dense_replace"},
+    **_LATENT,
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 0,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "index_n_heads": 2,
+    "index_head_dim": 128,
+    "index_topk": 64,
+    "index_kpool": 16,
+}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
 _GPT = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 256, "rotary_dim": 8}
 _GPT |= dict.fromkeys(("num_hidden_layers", "num_key_value_heads"))
@@ -204,6 +216,15 @@ _LATENTS: dict[str, dict[str, Any]] = {
         "scoring_func": "softmax",
         "topk_method": None,
     },
+    "HYV4ForCausalLM": {
+        "model_type": "hy_v4",
+        **_LATENT,
+        **{key: value for key, value in _ROUTED.items() if key != "first_k_dense_replace"},
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 8,
+        "layer_types": ["indexed_attention"] * 6 + ["full_attention", "indexed_attention"],
+    },
     "SarvamMLAForCausalLM": {
         "model_type": "sarvam_mla",
         **_LATENT,
@@ -236,6 +257,7 @@ _STATES: dict[str, dict[str, Any]] = {
         "gated_attention_proj_granularity_type": "head_wise",
     },
     "BambaForCausalLM": {"model_type": "bamba", **_MAMBA2, "attn_layer_indices": [2, 5]},
+    "Glm5NextForCausalLM": {"model_type": "glm5_next_text", **_GLM_NEXT},
     "FalconH1ForCausalLM": {"model_type": "falcon_h1", **_MAMBA2, "mamba_d_ssm": 128, "head_dim": 16},
     "GraniteMoeHybridForCausalLM": {
         "model_type": "granitemoehybrid",
@@ -359,6 +381,7 @@ _INNER: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "glm4v_text": {"head_dim": 16},
+    "glm5_next_text": _GLM_NEXT,
     "glm4v_moe_text": {**_ROUTED, "head_dim": 16},
     "deepseek_v2": {**_LATENT, **_ROUTED, "topk_method": "greedy"},
     "deepseek_v3": {**_LATENT, **_ROUTED, "topk_method": "noaux_tc"},
@@ -392,6 +415,7 @@ _WRAPPED = {
     "Gemma3nForConditionalGeneration": "text_config:gemma3n_text",
     "Glm4vForConditionalGeneration": "text_config:glm4v_text",
     "Glm4vMoeForConditionalGeneration": "text_config:glm4v_moe_text",
+    "Glm5NextForConditionalGeneration": "text_config:glm5_next_text",
     "H2OVLChatModel": "llm_config:llama",
     "Idefics3ForConditionalGeneration": "text_config:llama",
     "InternS1ForConditionalGeneration": "text_config:qwen3",

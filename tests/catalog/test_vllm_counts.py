@@ -46,6 +46,22 @@ _ROUTED = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+_CHOOSING = {**_ROUTED, "index_n_heads": 2, "index_head_dim": 128, "index_topk": 64}
+_HUNYUAN_4 = {**_LATENT, **_CHOOSING, "num_hidden_layers": 6, "layer_types": ["indexed_attention"] * 6}
+_MIXED_TYPES = ["full_attention", "deepseek_sparse_attention"] * 3
+_LAST_OF_FOUR = ["indexed_attention", *["linear_attention"] * 3, "indexed_attention"]
+_GLM_NEXT = {
+    **_LATENT,
+    **{key: value for key, value in _CHOOSING.items() if key != "first_k_dense_replace"},
+    "num_hidden_layers": 8,
+    "qk_rope_head_dim": 0,
+    "index_kpool": 16,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 4,
+}
+_GLM_STATE = ("state", 4 * 16 * 16, None)
+_GLM_LATENT = ("latent", 512, None)
 _COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | None]]]] = {
     "iquest coder": ("IQuestCoderForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
     "telechat 3": ("TeleChat3ForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
@@ -126,6 +142,70 @@ _COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | N
         },
         566_464,
         [("state", 4 * 16 * 16, None)] * 2 + [("latent", 576, None)] * 3,
+    ),
+    "hunyuan 4": ("HYV4ForCausalLM", _HUNYUAN_4, 982_521, [("latent", 576, None)] * 6),
+    "hunyuan 4, all tokens": (
+        "HYV4ForCausalLM",
+        {**_HUNYUAN_4, "layer_types": ["full_attention"] * 6},
+        938_361,
+        [("latent", 576, None)] * 6,
+    ),
+    "hunyuan 4, mixed": (
+        "HYV4ForCausalLM",
+        {**_HUNYUAN_4, "layer_types": _MIXED_TYPES, "indexer_types": ["full", "full", *["shared"] * 2, "full", "full"]},
+        967_801,
+        [("latent", 576, None)] * 6,
+    ),
+    "hunyuan 4, a gate of each head": (
+        "HYV4ForCausalLM",
+        {**_HUNYUAN_4, "gating_type": "headwise", "learnable_sink": False, "n_shared_experts": 2, "hc_mult": 2},
+        970_927,
+        [("latent", 576, None)] * 6,
+    ),
+    "hunyuan 4, one stream": (
+        "HYV4ForCausalLM",
+        {
+            **_HUNYUAN_4,
+            "gated_mla": False,
+            "enable_ihc": False,
+            "tie_word_embeddings": True,
+            "n_shared_experts": 0,
+            "mlp_layer_types": ["dense", "sparse"] * 3,
+            "indexer_types": ["full"] * 3 + ["shared"] * 3,
+        },
+        880_500,
+        [("latent", 576, None)] * 6,
+    ),
+    "glm 5.3 flash": (
+        "Glm5NextForCausalLM",
+        _GLM_NEXT,
+        717_868,
+        [*[_GLM_STATE] * 3, _GLM_LATENT] * 2,
+    ),
+    "glm 5.3 flash, other layers": (
+        "Glm5NextForCausalLM",
+        {
+            **_GLM_NEXT,
+            "layer_types": ["full_attention", *["linear_attention"] * 2, *_LAST_OF_FOUR],
+            "mlp_layer_types": ["dense", "sparse"] * 4,
+            "n_shared_experts": 2,
+            "hc_mult": 2,
+            "index_kpool": 32,
+        },
+        763_244,
+        [_GLM_LATENT, *[_GLM_STATE] * 2, _GLM_LATENT, *[_GLM_STATE] * 3, _GLM_LATENT],
+    ),
+    "glm 5.3 flash, older keys": (
+        "Glm5NextForCausalLM",
+        {
+            **_GLM_NEXT,
+            "mhc": False,
+            "linear_attn_config": {"head_dim": 32, "num_heads": 2, "short_conv_kernel_size": 3},
+            "topk_method": "greedy",
+            "index_n_heads": 4,
+        },
+        654_396,
+        [*[("state", 2 * 32 * 32, None)] * 3, _GLM_LATENT] * 2,
     ),
 }
 
@@ -274,3 +354,151 @@ def test_sarvam_105b_has_the_parameters_of_its_name():
     }
     spec = read_config(config, model_id="sarvam")
     assert spec.num_parameters / 1e9 == pytest.approx(105, abs=1.5)
+
+
+def _indexed(config: dict[str, Any]) -> list[bool]:
+    """Of each layer: whether it keeps index keys."""
+    spec = read_config(config, model_id="indexed")
+    return [isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer is not None for layer in spec.layers]
+
+
+def test_layers_of_hunyuan_4_that_keep_index_keys():
+    """As vLLM's class has them: a cache of 132 B a token in each."""
+    assert _indexed(_config("hunyuan 4")) == [True, True, False, False, False, True]
+    assert _indexed(_config("hunyuan 4, mixed")) == [False, True, False, False, False, True]
+    assert not any(_indexed(_config("hunyuan 4, all tokens")))
+    chosen = [layer.mixer.chosen_tokens for layer in read_config(_config("hunyuan 4, mixed"), model_id="hy").layers]
+    assert chosen == [None, 64] * 3
+
+
+def test_drafters_of_hunyuan_4_have_one_stream():
+    """Parameters of vLLM's class without embedding and head, which are the model's."""
+    (drafter,) = read_config({**_config("hunyuan 4"), "num_nextn_predict_layers": 1}, model_id="hy").extras
+    assert drafter.num_parameters == 174_560
+
+
+def test_hunyuan_4_preview_has_the_parameters_of_its_class():
+    """transformers' class of its config's defaults, which are the preview's, with the correction of its routers."""
+    config = {
+        **_HUNYUAN_4,
+        "architectures": ["HYV4ForCausalLM"],
+        "model_type": "hy_v4",
+        "vocab_size": 120832,
+        "hidden_size": 2816,
+        "intermediate_size": 6912,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "index_n_heads": 16,
+        "index_topk": 2048,
+        "layer_types": ["indexed_attention"] * 34,
+        "max_position_embeddings": 262144,
+    }
+    spec = read_config(config, model_id="hy")
+    assert spec.num_parameters == 58_278_201_581
+    assert sum(_indexed(config)) == 10
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"layer_types": None},
+        {"layer_types": ["linear_attention"] * 6},
+        {"indexer_types": ["full"] * 5},
+        {"gating_type": "none"},
+        {"attention_bias": True},
+    ],
+)
+def test_what_is_not_known_of_hunyuan_4_is_refused(own):
+    (key,) = own
+    with pytest.raises(Exception, match=key):
+        read_config({**_config("hunyuan 4"), **own}, model_id="hy")
+
+
+_GLM_FLASH_TEXT = {
+    "model_type": "glm5_next_text",
+    "vocab_size": 154880,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 45,
+    "num_attention_heads": 64,
+    "n_shared_experts": 1,
+    "n_routed_experts": 288,
+    "num_experts_per_tok": 8,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 0,
+    "qk_nope_head_dim": 256,
+    "v_head_dim": 256,
+    "max_position_embeddings": 1048576,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_kpool": 16,
+    "linear_head_dim": 128,
+    "linear_num_heads": 64,
+}
+
+
+def _glm_flash(vision: dict[str, Any]) -> ModelSpec:
+    config = {
+        "architectures": ["Glm5NextForConditionalGeneration"],
+        "model_type": "glm5_next",
+        "vision_config": {"model_type": "glm5_next_vision", **vision},
+        "text_config": _GLM_FLASH_TEXT,
+    }
+    return read_config(config, model_id="glm")
+
+
+def test_glm_flash_has_the_parameters_of_its_class():
+    """transformers' class of its config's defaults, with its routers' correction: 313 B, 17.4 B of them active."""
+    spec = _glm_flash({})
+    assert spec.num_parameters == 313_326_828_862
+    assert spec.num_active_parameters / 1e9 == pytest.approx(17.4, abs=0.05)
+    assert spec.extras[0].num_parameters == 460_072_448
+    latent = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)]
+    assert len(latent) == 11 and {mixer.indexer.pool for mixer in latent if mixer.indexer} == {16}
+
+
+def test_the_tower_of_glm_flash():
+    vision = {"depth": 3, "hidden_size": 48, "num_heads": 4, "patch_size": 4, "out_hidden_size": 40}
+    spec = _glm_flash({**vision, "intermediate_size": 72, "projection_intermediate_size": 56})
+    assert spec.extras[0].num_parameters == 81_088
+
+
+@pytest.mark.parametrize(
+    ("own", "parameters"), [({}, 170_460), ({"mlp_layer_types": ["sparse"] * 7 + ["dense"]}, 157_912)]
+)
+def test_drafters_of_glm_flash_have_latent_attention_and_one_stream(own, parameters):
+    """Parameters of vLLM's class without embedding and head, which are the model's."""
+    config = {**_config("glm 5.3 flash"), "num_nextn_predict_layers": 1, **own}
+    (drafter,) = read_config(config, model_id="glm").extras
+    assert drafter.num_parameters == parameters
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"qk_rope_head_dim": 64},
+        {"q_lora_rank": None},
+        {"index_head_dim": 64},
+        {"index_kpool": 1},
+        {"index_topk": 40},
+        {"index_kpool_always_select_tail": False},
+        {"indexer_types": ["full"] * 7 + ["shared"]},
+        {"index_topk_freq": 2},
+        {"layer_types": ["sliding_attention"] * 8},
+        {"attention_bias": True},
+        {"tie_word_embeddings": True},
+    ],
+)
+def test_what_is_not_known_of_glm_flash_is_refused(own):
+    (key,) = own
+    with pytest.raises(Exception, match=key):
+        read_config({**_config("glm 5.3 flash"), **own}, model_id="glm")

@@ -16,6 +16,7 @@ from kvplan_engine.description.mixers import (
     Attention,
     CompressedAttention,
     CrossAttention,
+    Indexer,
     Kept,
     LatentAttention,
     Mixer,
@@ -23,7 +24,9 @@ from kvplan_engine.description.mixers import (
 )
 from kvplan_engine.description.model import ModelDescription
 
-UnitPart = Literal["keys", "values", "latent", "index", "compressed", "compressed_index", "conv", "recurrent", "cross"]
+UnitPart = Literal[
+    "keys", "values", "latent", "index", "index_tail", "compressed", "compressed_index", "conv", "recurrent", "cross"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
         case LatentAttention():
             yield KeptUnit(layer, "latent", FULL, mixer.kv_rank + mixer.rope_size)
             if mixer.indexer is not None:
-                yield KeptUnit(layer, "index", FULL, mixer.indexer.head_size)
+                yield from _index_units(layer, mixer.indexer)
         case CompressedAttention():
             yield KeptUnit(layer, "latent", mixer.kept, mixer.head_size)
             if mixer.ratio is not None:
@@ -86,6 +89,13 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
                 raise ValueError("the config does not say how many tokens its encoder gives")
             size = mixer.num_kv_heads * (mixer.key_size + mixer.value_size)
             yield KeptUnit(layer, "cross", STATE, size, num_rows=tokens)
+
+
+def _index_units(layer: int, index: Indexer) -> Iterator[KeptUnit]:
+    """One key for each pool of tokens; keys and gates of the tokens of the last pool, which is not complete."""
+    yield KeptUnit(layer, "index", FULL, index.head_size, tokens_per_row=index.pool)
+    if index.pool > 1:
+        yield KeptUnit(layer, "index_tail", STATE, 2 * index.head_size, num_rows=index.pool, dtype="bfloat16")
 
 
 def state_units(layer: int, state: State) -> Iterator[KeptUnit]:

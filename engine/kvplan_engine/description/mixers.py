@@ -55,13 +55,15 @@ class Rope:
 class Indexer:
     """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to.
 
-    neighbours: RoPE pairs neighbours in it, whatever the attention does.
+    neighbours: RoPE pairs neighbours in it, whatever the attention does. pool: one key stands for so many tokens, which
+    a gate weighs (GLM 5.3 Flash).
     """
 
     num_heads: int
     head_size: int
     top_k: int
     neighbours: bool = False
+    pool: int = 1
 
     @property
     def query_size(self) -> int:

@@ -13,6 +13,7 @@ _GIB = 1024**3
 _OTHER_UNITS = {
     "latent": "latents",
     "index": "index keys",
+    "index_tail": "keys of an unfinished pool",
     "compressed": "compressed latents",
     "compressed_index": "compressed index keys",
     "cross": "an encoder's tokens",

@@ -43,11 +43,19 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
         case Attention():
             return _lacking_in_attention(mixer)
         case LatentAttention():
-            return "a gate of latent attention" if mixer.gate else _lacking_in_rope(mixer.rope)
+            return _lacking_in_latent(mixer)
         case State():
             return _lacking_in_state(mixer)
         case _:
             return type(mixer).__name__
+
+
+def _lacking_in_latent(attention: LatentAttention) -> str | None:
+    if attention.gate:
+        return "a gate of latent attention"
+    if attention.indexer is not None and attention.indexer.pool > 1:
+        return "index keys of pools"
+    return _lacking_in_rope(attention.rope)
 
 
 def _lacking_in_state(state: State) -> str | None:

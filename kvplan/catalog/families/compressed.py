@@ -11,6 +11,7 @@ from kvplan.catalog.families.hybrid import hybrid_body
 from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
 from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.positions import with_ropes
+from kvplan.catalog.families.streams import hyper_connections, hyper_head
 from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
 from kvplan.catalog.spec import CompressedAttention, ExtraModule, LayerSpec, MoeFeedForward, RopeSpec, SparseIndexer
 from kvplan.catalog.tensors import Tensor
@@ -62,19 +63,6 @@ def _attention(sizes: Sizes, parts: _Parts, ratio: int) -> CompressedAttention:
     return CompressedAttention(sizes.heads, head, parts.window, ratio, indexer, tensors)
 
 
-def _hyper_connections(hidden: int, streams: int) -> tuple[Tensor, ...]:
-    """Two per layer: how the parallel residual streams are mixed before and after a part."""
-    found: tuple[Tensor, ...] = ()
-    mixing = (2 + streams) * streams
-    for part in ("attn_hc", "ffn_hc"):
-        found += (
-            Tensor(f"{part}.fn", (mixing, streams * hidden), "router"),
-            Tensor(f"{part}.base", (mixing,), "bias"),
-            Tensor(f"{part}.scale", (3,), "norm"),
-        )
-    return found
-
-
 def _mixture(view: ConfigView, hidden: int, *, hashed: bool) -> MoeFeedForward:
     """The first layers route by a table of token ids, which needs no load-balancing bias."""
     size = view.integer("moe_intermediate_size")
@@ -107,18 +95,14 @@ def read_deepseek_v4(view: ConfigView) -> Body:
         raise view.reject("o_groups", "a divisor of the attention's width")
     streams = view.integer("hc_mult", default=4, maximum=64)
     hashed = view.integer("num_hash_layers", default=0, minimum=0)
-    rest = norms(2, sizes.hidden) + _hyper_connections(sizes.hidden, streams)
+    rest = norms(2, sizes.hidden) + hyper_connections(sizes.hidden, streams)
     routed = {flag: _mixture(view, sizes.hidden, hashed=flag) for flag in (True, False)}
     mixers = {ratio: _attention(sizes, parts, ratio) for ratio in set(ratios)}
     layers = [
         LayerSpec(mixers[ratio], None, routed[index < hashed], rest)
         for index, ratio in enumerate(ratios[: sizes.layers])
     ]
-    head = (
-        Tensor("hc_head.fn", (streams, streams * sizes.hidden), "router"),
-        Tensor("hc_head.base", (streams,), "bias"),
-        Tensor("hc_head.scale", (1,), "norm"),
-    )
+    head = hyper_head(sizes.hidden, streams)
     # The ratios go on with those of the multi-token layers, which join embedding and hidden state in a matrix each.
     own = LayerSpec(mixers[ratios[min(sizes.layers, len(ratios) - 1)]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)

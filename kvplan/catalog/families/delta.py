@@ -140,6 +140,7 @@ def read_kimi_linear(view: ConfigView) -> Body:
         keys.integer("head_dim"),
         keys.integer("short_conv_kernel_size", default=4),
         full_gate=keys.flag("use_full_rank_gate", default=False),
+        bounded=keys.has("gate_lower_bound"),
     )
     full = {index - 1 for index in keys.integers("full_attn_layers", minimum=1) or []}
     if any(index >= sizes.layers for index in full):

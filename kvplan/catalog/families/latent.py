@@ -113,11 +113,18 @@ def read_indexer(view: ConfigView) -> SparseIndexer:
 
 
 def latent_attention(
-    hidden: int, sizes: LatentSizes, *, bias: bool = False, indexer: SparseIndexer | None = None, gate: int = 0
+    hidden: int,
+    sizes: LatentSizes,
+    *,
+    bias: bool = False,
+    indexer: SparseIndexer | None = None,
+    chosen_tokens: int | None = None,
+    gate: int = 0,
 ) -> LatentAttention:
     """A latent attention and its weights; ``bias`` is that of the down projections and of the output.
 
-    ``gate``: rows of a matrix that gates the output, one per element (Kimi K3) or per head (Ling 3).
+    ``chosen_tokens``: of a layer that has no indexer and attends to what another's chose. ``gate``: rows of a matrix
+    that gates the output, one per element (Kimi K3) or per head (Ling 3).
     """
     return LatentAttention(
         num_heads=sizes.heads,
@@ -127,6 +134,7 @@ def latent_attention(
         v_head_size=sizes.value,
         q_lora_rank=sizes.q_lora,
         indexer=indexer,
+        chosen_tokens=chosen_tokens if indexer is None else indexer.topk,
         tensors=_latent_tensors(hidden, sizes, bias=bias, gate=gate) + _indexer_tensors(hidden, sizes, indexer),
     )
 
@@ -160,15 +168,16 @@ def _indexer_tensors(hidden: int, sizes: LatentSizes, indexer: SparseIndexer | N
 
 def read_latent(view: ConfigView, family: LatentFamily) -> Body:
     """A body whose every layer has latent attention."""
-    sizes = _decoder_sizes(view)
+    sizes = decoder_sizes(view)
     latent = read_latent_sizes(view)
     bias = view.flag("attention_bias", default=False)
     indexer = read_indexer(view) if family.has_indexer else None
+    chosen = None if indexer is None else indexer.topk
     parts = _feed_forwards(view, family, sizes)
     layers = []
     for index, part in enumerate(parts):
         own = indexer if _has_own_indexer(view, index) else None
-        mixer = latent_attention(sizes.hidden, latent, bias=bias, indexer=own)
+        mixer = latent_attention(sizes.hidden, latent, bias=bias, indexer=own, chosen_tokens=chosen)
         layers.append(LayerSpec(mixer, None, part, norms(2, sizes.hidden)))
     tied = read_tied(view, default=family.tied)
     return Body(
@@ -178,17 +187,17 @@ def read_latent(view: ConfigView, family: LatentFamily) -> Body:
         vocab_size=sizes.vocab,
         tied=tied,
         max_position_embeddings=read_max_positions(view),
-        rope=_read_rope(view, latent.rope),
+        rope=latent_rope(view, latent.rope),
         extras=multi_token_layers(view, layers[-1], sizes.hidden),
     )
 
 
-def _read_rope(view: ConfigView, rotary_size: int) -> RopeSpec | None:
+def latent_rope(view: ConfigView, rotary_size: int) -> RopeSpec | None:
     """All of the rotary part turns; a share that the config names is that part of the whole head."""
     return replace(read_rope(view, rotary_size), rotary_size=rotary_size) if rotary_size else None
 
 
-def _decoder_sizes(view: ConfigView) -> Sizes:
+def decoder_sizes(view: ConfigView) -> Sizes:
     heads = view.integer(*HEAD_KEYS)
     return Sizes(view.integer(*HIDDEN_KEYS), view.layers(*LAYER_KEYS), heads, heads, 1, view.integer("vocab_size"))
 
@@ -215,7 +224,7 @@ def read_longcat(view: ConfigView) -> Body:
     The router also chooses among experts that pass their input on: they have no weights, and a token that picks them
     meets fewer than ``moe_topk`` experts, so the active parameters here are the most a token can meet.
     """
-    sizes = _decoder_sizes(view)
+    sizes = decoder_sizes(view)
     mixer = latent_attention(sizes.hidden, read_latent_sizes(view), bias=view.flag("attention_bias", default=False))
     dense_size = view.integer("ffn_hidden_size", "intermediate_size")
     num_experts, idle = view.integer("n_routed_experts"), view.integer("zero_expert_num", default=0, minimum=0)
@@ -241,5 +250,5 @@ def read_longcat(view: ConfigView) -> Body:
         vocab_size=sizes.vocab,
         tied=tied,
         max_position_embeddings=read_max_positions(view),
-        rope=_read_rope(view, mixer.qk_rope_head_size),
+        rope=latent_rope(view, mixer.qk_rope_head_size),
     )

@@ -124,11 +124,19 @@ def gated_delta_net(hidden: int, sizes: DeltaSizes, *, state_dtype: str | None =
 
 
 def kimi_delta(
-    hidden: int, heads: int, head: int, kernel: int, *, full_gate: bool = False, full_decay: bool = False
+    hidden: int,
+    heads: int,
+    head: int,
+    kernel: int,
+    *,
+    full_gate: bool = False,
+    full_decay: bool = False,
+    bounded: bool = False,
 ) -> StateMixer:
     """Kimi Delta Attention: q, k and v each convolved, a forget gate per channel, the state always in float32.
 
     ``full_gate``: the output's gate is one matrix (Kimi K3), not two of low rank; ``full_decay``: decays too (Ling 3).
+    ``bounded``: as ``StateMixer``'s.
     """
     name, width = "self_attn", heads * head
     tensors: tuple[Tensor, ...] = ()
@@ -146,7 +154,15 @@ def kimi_delta(
     else:
         tensors += linear(f"{name}.g_a_proj", head, hidden) + linear(f"{name}.g_b_proj", width, head, "column")
     tensors += norm(f"{name}.o_norm", head) + linear(f"{name}.o_proj", hidden, width, "row")
-    return StateMixer("kimi_delta", 3 * width, kernel, (heads, head, head), recurrent_dtype="float32", tensors=tensors)
+    return StateMixer(
+        "kimi_delta",
+        3 * width,
+        kernel,
+        (heads, head, head),
+        recurrent_dtype="float32",
+        bounded=bounded,
+        tensors=tensors,
+    )
 
 
 def short_convolution(hidden: int, kernel: int, *, bias: bool) -> StateMixer:

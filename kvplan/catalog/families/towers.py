@@ -174,6 +174,23 @@ def _dots(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount
     return TowerCount(embedding + layers * layer + hidden + merger, 0, layers)
 
 
+def _glm5_next(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """GLM 5.3 Flash's encoder: gated, norms of queries and keys; a convolution merges patches before a gated merger."""
+    hidden, heads = vision.integer("hidden_size", default=1024), vision.integer("num_heads", default=16)
+    inner, layers = vision.integer("intermediate_size", default=4096), vision.layers(*_LAYER_KEYS, default=24)
+    norms = 2 * hidden + 2 * (hidden // heads)
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True, gated=True) + norms
+    patch, frames = vision.integer("patch_size", default=14), vision.integer("temporal_patch_size", default=2)
+    embedding = _linear(vision.integer("in_channels", default=3) * frames * patch**2, hidden, bias=True)
+    out, wide = (
+        vision.integer("out_hidden_size", default=1536),
+        vision.integer("projection_intermediate_size", default=10240),
+    )
+    merging = _linear(hidden * vision.integer("spatial_merge_size", default=2) ** 2, out, bias=True)
+    merger = merging + out * out + 2 * out + _mlp(out, wide, bias=False, gated=True)
+    return TowerCount(embedding + layers * layer + hidden + merger, 0, layers)
+
+
 def _phi3_vision(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
     """Phi-3 vision: LLaVA's CLIP encoder, a projector of 2 x 2 patches, and two learned separators."""
     found = _clip(vision, outer, 1024)
@@ -194,6 +211,8 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "qwen3_5_moe": _qwen3_vl,
     "llama4_vision_model": _llama4,
     "gemma4_vision": _gemma4,
+    "glm5_next": _glm5_next,
+    "glm5_next_vision": _glm5_next,
     "mllama_vision_model": _mllama,
     "dots_ocr": _dots,
     "phi3_v": _phi3_vision,

@@ -49,13 +49,12 @@ def layer_parts(layer: LayerSpec, cache: CacheSettings, block_size: int, encoder
 
 
 def _mixer_parts(mixer: Mixer, cache: CacheSettings, block_size: int) -> Iterator[Part]:
-    size = element_bytes(cache.kv_dtype) * block_size
     if isinstance(mixer, SoftmaxAttention):
         return _softmax_parts(mixer, cache, block_size)
     if not isinstance(mixer, StateMixer):
         refuse_scales(cache.kv_dtype, "latents")
     if isinstance(mixer, LatentAttention):
-        return _latent_parts(mixer, size)
+        return _latent_parts(mixer, cache, block_size)
     if isinstance(mixer, CompressedAttention):
         return _compressed_parts(mixer, cache, block_size)
     if isinstance(mixer, StateMixer):
@@ -82,10 +81,15 @@ def _page_bytes(num_rows: int, head_size: int, kv_dtype: str) -> int:
     return -(-num_bytes // scale) * scale + num_rows * scale if scale else num_bytes
 
 
-def _latent_parts(mixer: LatentAttention, page_bytes: int) -> Iterator[Part]:
-    yield Part(FULL, mixer.cache_elements_per_token * page_bytes)
-    if mixer.indexer is not None:
-        yield Part(FULL, mixer.indexer.head_size * page_bytes)
+def _latent_parts(mixer: LatentAttention, cache: CacheSettings, block_size: int) -> Iterator[Part]:
+    """The latent, and keys of an index: one for each pool of tokens, and what an unfinished pool needs."""
+    size, index = element_bytes(cache.kv_dtype), mixer.indexer
+    yield Part(FULL, mixer.cache_elements_per_token * size * block_size)
+    if index is None:
+        return
+    yield Part(FULL, index.head_size * size * -(-block_size // index.pool))
+    if index.pool > 1:
+        yield Part(STATE, 2 * index.head_size * element_bytes("bfloat16"), index.pool)
 
 
 def _compressed_parts(mixer: CompressedAttention, cache: CacheSettings, block_size: int) -> Iterator[Part]:

@@ -34,7 +34,7 @@ def layer_input_elements(spec: ModelSpec) -> int:
 def chosen_tokens(spec: ModelSpec) -> int:
     """The most tokens that a sparse attention's index takes in any layer; 0 without one."""
     latent = (mixer for layer in spec.layers for mixer in layer.mixers if isinstance(mixer, LatentAttention))
-    return max((mixer.indexer.topk for mixer in latent if mixer.indexer is not None), default=0)
+    return max((mixer.chosen_tokens or 0 for mixer in latent), default=0)
 
 
 def _mixer_elements(mixer: Mixer) -> int:

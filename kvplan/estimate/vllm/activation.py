@@ -256,7 +256,7 @@ def _latent_chunk_bytes(layer: LayerSpec, settings: FilledSettings) -> int:
     mixer = layer.mixer
     if not isinstance(mixer, LatentAttention):
         return 0
-    if mixer.indexer is not None:
+    if mixer.chosen_tokens is not None:
         return _INDEXER_LOGIT_BYTES
     rows = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * settings.block_size)
     tokens = max(min(rows, _LATENT_CHUNK_TOKENS), settings.max_num_seqs * settings.block_size)

@@ -13,7 +13,8 @@ least that it takes (get_supported_kernel_block_sizes, vllm/v1/attention/backend
                         64 in 8 bits, FlashMLA
 
 Sparse latent attention has blocks of 64 tokens, those of its index. (From 0.18 to 0.30 vLLM asks the first layer's
-kernel alone, and what that comes to on Blackwell was not settled; 64 is taken.)
+kernel alone, and what that comes to on Blackwell was not settled; 64 is taken.) Where an index key stands for several
+tokens, a block has those of 32 keys.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import LatentAttention, ModelSpec
+from kvplan.estimate.vllm.groups import POOLED_KEYS
 
 _USUAL: Final = 16
 _SPARSE: Final = 64
@@ -40,6 +42,8 @@ def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, k
     """``--block-size`` that vLLM takes for a cache in ``kv_cache_dtype``."""
     if not (spec.is_latent and release.v1 and release.latent_cache):
         return _USUAL
+    if spec.index_pool > 1:
+        return spec.index_pool * POOLED_KEYS
     if spec.has_indexer:
         return _SPARSE
     major = compute_capability(gpu)[0]

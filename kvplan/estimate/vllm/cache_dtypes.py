@@ -12,8 +12,19 @@ from kvplan.estimate.dtypes import cache_dtype
 from kvplan.settings import ServingSettings
 
 _COMPRESSED: Final = "compressed-tensors"
-_SPARSE_IN_8_BITS: Final = ("GlmMoeDsaForCausalLM",)
-"""Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10."""
+_SPARSE_IN_8_BITS: Final = {
+    "GlmMoeDsaForCausalLM": ("fp8_e4m3", (0, 32, 0)),
+    "Glm5NextForCausalLM": ("fp8", (0, 33, 0)),
+    "Glm5NextForConditionalGeneration": ("fp8", (0, 33, 0)),
+}
+"""Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10: as what, and from
+which release on (vllm/model_executor/models/config.py, read in 0.32.0 and 0.33.0)."""
+
+_PACKED: Final = "fp8_ds_mla"
+_PACKED_ON_12: Final = ("auto", "fp8", "fp8_e4m3")
+_PACKED_FROM: Final = (0, 32, 0)
+"""Sparse latent attention on consumer Blackwell has one kernel, FlashInfer's, and that has one format for these
+(vllm/model_executor/layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, read in 0.32.0)."""
 
 
 def kv_cache_dtype(
@@ -26,13 +37,13 @@ def kv_cache_dtype(
     stated = cache_of_checkpoint(spec, asked, release)
     if stated is not None:
         return stated, stated_cache_note(stated, release)
-    is_blackwell = compute_capability(gpu)[0] == 10
-    is_sparse = release.sparse_cache_in_8_bits and spec.architecture in _SPARSE_IN_8_BITS
-    if asked.kv_cache_dtype == "auto" and is_blackwell and is_sparse:
-        return (
-            "fp8_e4m3",
-            f"kv_cache_dtype fp8_e4m3: vLLM {release.text}'s default for {spec.architecture} on this GPU.",
-        )
+    major = compute_capability(gpu)[0]
+    if spec.has_indexer and major == 12 and asked.kv_cache_dtype in _PACKED_ON_12 and release.version >= _PACKED_FROM:
+        return _PACKED, f"kv_cache_dtype {_PACKED}: what vLLM {release.text} has for {spec.architecture} on this GPU."
+    is_blackwell = major == 10
+    sparse, first = _SPARSE_IN_8_BITS.get(spec.architecture, ("", None))
+    if asked.kv_cache_dtype == "auto" and is_blackwell and first is not None and release.version >= first:
+        return sparse, f"kv_cache_dtype {sparse}: vLLM {release.text}'s default for {spec.architecture} on this GPU."
     return cache_dtype(dtype, asked.kv_cache_dtype), ""
 
 

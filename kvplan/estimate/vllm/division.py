@@ -20,6 +20,10 @@ def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
             f"vLLM does not start {spec.id} with whole experts on each GPU: it has none.",
             hint="leave --enable-expert-parallel out",
         )
+    if layout.pipeline_parallel_size > 1 and spec.index_pool > 1:  # vllm/models/glm5next/common/model.py
+        raise UsageError(
+            f"vLLM does not divide {spec.id} over pipeline stages.", hint="leave --pipeline-parallel-size out"
+        )
     _check_groups(spec, layout)
     seen: set[int] = set()  # layers share their parts: most models have one or two kinds
     for index, layer in enumerate(spec.layers):

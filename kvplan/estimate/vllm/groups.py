@@ -30,7 +30,7 @@ from kvplan.estimate.kv_cache import (
     refuse_scales,
 )
 
-PageKind = Literal["full", "sliding", "chunked", "state", "cross"]
+PageKind = Literal["full", "sliding", "chunked", "state", "ring", "cross"]
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
     "latent": "full",
@@ -41,11 +41,17 @@ _PAGE_KINDS: dict[EntryKind, PageKind] = {
 }
 """How vLLM keeps each kind of entry that is made of tokens; states and cross attention have pages of their own."""
 _ALIGNMENT_TOKENS = 16
+POOLED_KEYS = 32
+"""Index keys of the smallest page that their kernel reads on Hopper and B200 (vllm/utils/deep_gemm.py,
+get_paged_mqa_page_sizes)."""
+_ROWS_APART = {1: 32}
+"""By bytes of an element: latents' rows of which a block beside pooled index keys has a whole number, as FlashInfer on
+Blackwell reads them in 8 bits; kernels of Hopper take any (customize_spec in vllm/v1/attention/backends/mla)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPage:
-    """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (a state: for one request)."""
+    """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (state and ring: of one request)."""
 
     kind: PageKind
     block_size: int
@@ -71,7 +77,7 @@ class BlockPlan:
     @property
     def block_size(self) -> int:
         """Tokens of a block as vLLM prints them: the smallest among the groups."""
-        sizes = [group.page.block_size for group in self.groups if group.page.kind != "state"]
+        sizes = [group.page.block_size for group in self.groups if group.page.kind not in ("state", "ring")]
         return min(sizes, default=1)
 
 
@@ -94,6 +100,8 @@ def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
     length, window = shape.max_model_len, page.window_tokens or 0
     if page.kind == "state":
         return shape.states_per_request
+    if page.kind == "ring":
+        return 1
     if page.kind == "cross":
         return _ceil_div(shape.encoder_tokens, page.block_size)
     if page.kind == "sliding":
@@ -128,6 +136,8 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
+    if any(page.kind == "ring" for page in pages):
+        return _ring_plan(pages, cache, release)
     if release.packs_odd_pages and not _can_be_made_equal(pages):
         return _packed_plan(pages)
     return _hybrid_plan(_equal_pages(pages, release), release)
@@ -140,14 +150,16 @@ def _layer_pages(
     state_bytes = max((_state_bytes(entries) for entries in per_layer), default=0)
     token_bytes = [entry.token_bytes for entries in per_layer for entry in entries if entry.token_bytes]
     if state_bytes and token_bytes:
-        is_latent = any(entry.kind == "latent" for entries in per_layer for entry in entries)
-        alignment = release.latent_state_alignment if is_latent else _ALIGNMENT_TOKENS
-        block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), alignment)
+        block_size = hybrid_block_size(
+            block_size, state_bytes, max(token_bytes), _alignment(per_layer, block_size, release)
+        )
     pages: list[LayerPage] = []
     for layer, entries in zip(layers, per_layer, strict=True):
         pages.extend(_page(entry, block_size) for entry in entries if entry.token_bytes)
         if _state_bytes(entries):
-            pages.append(LayerPage("state", 1, _state_bytes(entries)))
+            padded = block_size * max(token_bytes, default=0)
+            pages.append(LayerPage("state", 1, max(padded, _state_bytes(entries))))
+        pages.extend(LayerPage("ring", 1, entry.state_bytes) for entry in entries if entry.kind == "index_tail")
         if layer.cross_attention is not None and (release.v1 or not entries):
             page = _cross_page(layer.cross_attention, cache, block_size)
             # The first engine had one kind of block, with room for every layer, also those that only look at images.
@@ -156,14 +168,23 @@ def _layer_pages(
 
 
 def _state_bytes(entries: Sequence[CacheEntry]) -> int:
-    return sum(entry.state_bytes for entry in entries)
+    return sum(entry.state_bytes for entry in entries if entry.kind != "index_tail")
+
+
+def _alignment(per_layer: Sequence[Sequence[CacheEntry]], block_size: int, release: VllmRelease) -> int:
+    """Tokens that a block beside states is a multiple of; with pooled index keys those of 32 keys or more."""
+    entries = [entry for layer in per_layer for entry in layer]
+    if not any(entry.kind == "latent" for entry in entries):
+        return _ALIGNMENT_TOKENS
+    pool = max(entry.tokens_per_row for entry in entries)
+    return release.latent_state_alignment if pool == 1 else max(block_size, POOLED_KEYS * pool)
 
 
 def _page(entry: CacheEntry, block_size: int) -> LayerPage:
     kind = _PAGE_KINDS.get(entry.kind)
     if kind is None:
         raise KvplanError(f"It is not known how vLLM keeps {KIND_NAMES[entry.kind]}.", hint="try --engine kvplan")
-    return LayerPage(kind, block_size, entry.token_bytes * block_size, entry.window_tokens)
+    return LayerPage(kind, block_size, entry.token_bytes * (block_size // entry.tokens_per_row), entry.window_tokens)
 
 
 def _cross_page(cross: CrossAttention, cache: CacheSettings, block_size: int) -> LayerPage:
@@ -228,7 +249,7 @@ def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
     kinds: dict[tuple[PageKind, int | None, int], list[LayerPage]] = {}
     for page in pages:
         kinds.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
-    recycled = ("sliding", "state")
+    recycled = ("sliding", "state", "ring")
     bytes_per_block = max(
         max(page.page_bytes for page in found) if kind in recycled else sum(page.page_bytes for page in found)
         for (kind, _, _), found in kinds.items()
@@ -240,6 +261,18 @@ def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
         each, left = divmod(len(found), num_groups)
         groups.extend(KvGroup(found[0], each + (1 if index < left else 0)) for index in range(num_groups))
     return BlockPlan(tuple(groups), bytes_per_block)
+
+
+def _ring_plan(pages: list[LayerPage], cache: CacheSettings, release: VllmRelease) -> BlockPlan:
+    """As ``_packed_plan``, with a group for the rings of unfinished pools, of which a request has one block."""
+    if not release.packs_odd_pages:
+        raise KvplanError(f"vLLM {release.text} has no pooled index keys.", hint="try a later release: vllm@0.33")
+    if cache.kv_dtype == "fp8_ds_mla":
+        raise KvplanError("It is not known how vLLM keeps fp8_ds_mla beside pooled index keys.", hint="use fp8")
+    plan = _packed_plan(pages)
+    row_bytes = max(page.page_bytes // page.block_size for page in pages if page.kind == "full")
+    step = row_bytes * _ROWS_APART.get(element_bytes(cache.kv_dtype), 1)
+    return replace(plan, bytes_per_block=step * _ceil_div(plan.bytes_per_block, step))
 
 
 def _ceil_div(number: int, divisor: int) -> int:

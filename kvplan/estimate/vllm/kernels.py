@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention
+from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.vllm.settings import runs_flashinfer
 from kvplan.settings import FilledSettings
@@ -78,6 +79,18 @@ def attends_with_triton(gpu: GpuProfile) -> bool:
     return compute_capability(gpu)[0] not in (0, 9, 10)
 
 
+def check_pooled_keys(spec: ModelSpec, gpu: GpuProfile) -> None:
+    """KvplanError for pooled index keys on a GPU for which their layout is not known: all but Hopper and B200 to B300.
+
+    Consumer Blackwell keeps rows of 656 B there, AMD's kernels others (vllm/v1/attention/backends/mla, 0.33.0).
+    """
+    if spec.index_pool > 1 and compute_capability(gpu)[0] not in (9, 10):
+        raise KvplanError(
+            f"It is not known how vLLM keeps the index keys of {spec.id} on {gpu.id}.",
+            hint="it is on Hopper and on B200, B300, GB200 and GB300",
+        )
+
+
 def latent_split_bytes(
     layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> int:
@@ -89,7 +102,7 @@ def latent_split_bytes(
     reserve_workspace, read in 0.33.0).
     """
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
-    dense = [mixer for mixer in mixers if mixer.indexer is None]
+    dense = [mixer for mixer in mixers if mixer.chosen_tokens is None]
     if not dense or not release.reserves_latent_splits or not attends_with_triton(gpu):
         return 0
     splits = 1 << (max(settings.max_model_len // _TOKENS_PER_SPLIT, 1) - 1).bit_length()

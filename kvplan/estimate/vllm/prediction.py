@@ -24,7 +24,12 @@ from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, reques
 from kvplan.estimate.vllm.division import check_division
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
-from kvplan.estimate.vllm.kernels import MXFP4_INNER_STEP, attention_workspace_bytes, mxfp4_inner_step
+from kvplan.estimate.vllm.kernels import (
+    MXFP4_INNER_STEP,
+    attention_workspace_bytes,
+    check_pooled_keys,
+    mxfp4_inner_step,
+)
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
 from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes, stored_formats
@@ -117,6 +122,7 @@ def predict_vllm(
     spec = _with_own_drafter(spec, settings, memo)
     resolved = resolve_settings(spec, gpu, settings, release)
     _check_division(spec, ParallelLayout.of(resolved.serving), memo)
+    check_pooled_keys(spec, gpu)
     ranks = [
         _rank_memory(spec, part, gpu, resolved, release, memo)
         for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
@@ -173,10 +179,15 @@ def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
 
 
 def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
-    """``cache`` with the layouts of sparse latent attention: index keys and, in 8 bits, rows of their own."""
+    """``cache`` with the layouts of sparse latent attention: index keys and, in 8 bits, rows of their own.
+
+    Rows without positions (GLM 5.3 Flash) are FlashInfer's, plain in 8 bits too (vllm/platforms/cuda.py,
+    _get_backend_priorities, and supports_combination of FlashMLA's sparse kernel, read in 0.33.0).
+    """
     if not spec.has_indexer:
         return cache
-    kv_dtype = "fp8_ds_mla" if cache.kv_dtype in _EIGHT_BIT_FLOATS else cache.kv_dtype
+    packs = cache.kv_dtype in _EIGHT_BIT_FLOATS and spec.rope is not None
+    kv_dtype = "fp8_ds_mla" if packs else cache.kv_dtype
     return replace(cache, kv_dtype=kv_dtype, indexer_dtype="fp8")
 
 

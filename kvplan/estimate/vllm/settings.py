@@ -19,7 +19,8 @@ from kvplan.units import GIB
 _LARGE_GPU_BYTES = 70 * GIB
 _HUGE_GPU_BYTES = 160 * GIB
 _GB10 = (12, 1)
-_GATED_DELTA_IN_FLASHINFER = (9, 10, 12)
+_DELTA_KERNELS = (9, 10, 12)
+_FLASH_KDA_HEAD = 128
 _V0_CHUNKS_ABOVE_TOKENS = 32768
 _V0_DEFAULT_CONTEXT_TOKENS = 2048
 
@@ -105,12 +106,20 @@ def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings
 def _checkpoint_blocks(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease) -> int:
     """1 where every state can be kept in the middle of a prompt.
 
-    Of a gated delta rule where FlashInfer computes it: on Hopper, and on Blackwell with CUDA 13, taken for given.
+    Of a gated delta rule where FlashInfer computes it: on Hopper, and on Blackwell with CUDA 13, taken for given. Of
+    Kimi Delta Attention where FlashKDA does: on the same GPUs, heads of 128 whose decays are bounded.
     """
-    kinds = {mixer.kind for layer in spec.layers for mixer in layer.mixers if isinstance(mixer, StateMixer)}
-    if "gated_delta_net" in kinds and compute_capability(gpu)[0] not in _GATED_DELTA_IN_FLASHINFER:
+    states = [mixer for layer in spec.layers for mixer in layer.mixers if isinstance(mixer, StateMixer)]
+    kinds = {mixer.kind for mixer in states}
+    if kinds & {"gated_delta_net", "kimi_delta"} and compute_capability(gpu)[0] not in _DELTA_KERNELS:
+        return 0
+    if any(mixer.kind == "kimi_delta" and not _in_flash_kda(mixer) for mixer in states):
         return 0
     return int(bool(kinds) and kinds <= set(release.checkpointed_states))
+
+
+def _in_flash_kda(mixer: StateMixer) -> bool:
+    return mixer.bounded and mixer.recurrent_shape[-1] == _FLASH_KDA_HEAD
 
 
 def _subtracts_graphs(asked: ServingSettings, release: VllmRelease, second_runner: bool) -> bool:

@@ -35,6 +35,9 @@ def _latent_indexer(indexer: Indexer, query_inputs: int, hidden_size: int) -> It
     yield from projection("indexer.key", indexer.head_size, hidden_size)
     yield from norm("indexer.key_norm", "layer", indexer.head_size)
     yield from projection("indexer.head_weights", indexer.num_heads, hidden_size)
+    if indexer.pool > 1:
+        yield from projection("indexer.pool_gate", indexer.head_size, hidden_size)
+        yield Parameter("indexer.pool_positions", (indexer.pool, indexer.head_size), "bias", "")
 
 
 def compressed_parameters(attention: CompressedAttention, hidden_size: int) -> Iterator[Parameter]:

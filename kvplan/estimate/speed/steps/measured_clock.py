@@ -157,9 +157,10 @@ def rank_step(
         num_latent_layers=work.num_latent_layers / stages,
         latent_tokens=tokens * work.num_latent_layers / tp / stages,
         reads_prompts=tokens > sequences,
-        num_sparse_layers=work.num_sparse_layers / stages,
-        sparse_tokens=tokens * work.num_sparse_layers / stages,
+        num_choosing_layers=work.num_choosing_layers / stages,
+        choosing_tokens=tokens * work.num_choosing_layers / stages,
+        scored_pairs=pairs * work.scored_keys / stages,
         seen_pairs=pairs * work.num_sparse_layers / stages,
-        cached_pairs=min(pairs, kv_tokens) * work.num_sparse_layers / stages,
+        cached_pairs=min(pairs, kv_tokens) * work.scored_keys / stages,
         chosen_pairs=min(pairs, tokens * work.chosen_tokens) * work.num_sparse_layers / stages,
     )

@@ -78,9 +78,9 @@ class SparseSpeed:
 
     layer_seconds: of any step. token_seconds: of a token, in steps that read prompts. pair_seconds: of a token and one
     that was chosen for it in such steps, all heads of a rank, in place of what attention takes otherwise.
-    seen_seconds, prompt_seen_seconds: of a token and one before it, of which some are chosen: of one that is in the
-    cache, as all are of a token that is decoded, and of one in the same prompt. dense_context: prompts whose tokens see
-    as many on average at most are read densely.
+    seen_seconds, prompt_seen_seconds: of a token and a key before it that is scored: of one that is in the cache, as
+    all are of a token that is decoded, and of one in the same prompt. dense_context: prompts whose tokens see as many
+    on average at most are read densely.
     """
 
     layer_seconds: float
@@ -96,16 +96,15 @@ class SparseSpeed:
         reading = share * step.kv_bytes / latent.kv_bandwidth
         multiplying = step.attention_operations / latent.flops_of(step)
         if not step.reads_prompts:
-            choosing = self.layer_seconds * step.num_sparse_layers
-            return AttentionSeconds(choosing, reading, multiplying + self.seen_seconds * step.seen_pairs)
-        if step.seen_pairs <= self.dense_context * step.sparse_tokens:
+            choosing = self.layer_seconds * step.num_choosing_layers
+            return AttentionSeconds(choosing, reading, multiplying + self.seen_seconds * step.scored_pairs)
+        if step.scored_pairs <= self.dense_context * step.choosing_tokens:
             return AttentionSeconds(0.0, step.kv_bytes / latent.kv_bandwidth, multiplying)
-        choosing = self.layer_seconds * step.num_sparse_layers + self.token_seconds * step.sparse_tokens
+        choosing = self.layer_seconds * step.num_choosing_layers + self.token_seconds * step.choosing_tokens
         # One kernel reads and multiplies.
         multiplying = max(self.pair_seconds * step.chosen_pairs - reading, 0.0)
-        seeing = self.seen_seconds * step.cached_pairs + self.prompt_seen_seconds * (
-            step.seen_pairs - step.cached_pairs
-        )
+        of_prompts = step.scored_pairs - step.cached_pairs
+        seeing = self.seen_seconds * step.cached_pairs + self.prompt_seen_seconds * of_prompts
         return AttentionSeconds(choosing, reading, multiplying + seeing)
 
 
@@ -213,13 +212,15 @@ class RankStep(NamedTuple):
     """Tokens x latent layers x the rank's share of the heads."""
     reads_prompts: Any = False
     """Whether a sequence has more than one token in it."""
-    num_sparse_layers: Any = 0
-    sparse_tokens: Any = 0.0
-    """Tokens x layers that choose."""
+    num_choosing_layers: Any = 0
+    choosing_tokens: Any = 0.0
+    """Tokens x layers that choose which tokens to attend to, for themselves or for later ones too."""
+    scored_pairs: Any = 0.0
+    """Of a token and a key before it, in these layers."""
     seen_pairs: Any = 0.0
-    """Of a token and one before it, in all such layers."""
+    """Of a token and one before it, in all layers that attend to chosen ones."""
     cached_pairs: Any = 0.0
-    """Those with a token that was in the cache before the step."""
+    """Of those scored, with a key that was in the cache before the step."""
     chosen_pairs: Any = 0.0
     """Of a token and one that was chosen for it."""
 
@@ -252,7 +253,7 @@ def _attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
     is_latent = step.num_latent_layers > 0
     own = step.num_latent_layers * (latent.layer_seconds - base.layer_seconds)
     own = own + step.latent_tokens * latent.token_seconds
-    if speed.sparse is not None and step.num_sparse_layers:
+    if speed.sparse is not None and step.num_choosing_layers:
         return own + sum(speed.sparse.seconds(latent, step))
     own = own + step.kv_bytes / latent.kv_bandwidth + step.attention_operations / latent.flops_of(step)
     return is_latent * own + (1 - is_latent) * plain

@@ -121,7 +121,7 @@ def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[fl
     products += step.expert_operations / (base if experts is None else experts).flops
     if latent is not None:
         products += latent.token_seconds * step.latent_tokens
-    if latent is not None and speed.sparse is not None and step.num_sparse_layers:
+    if latent is not None and speed.sparse is not None and step.num_choosing_layers:
         sparse = speed.sparse.seconds(latent, step)
         return launches + sparse.choosing, weights, sparse.reading, products, sparse.multiplying
     reached = base if latent is None else latent

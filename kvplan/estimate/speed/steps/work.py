@@ -25,7 +25,8 @@ class ModelWork:
     read per token, all layers together; ``whole_activation_bytes`` of them on every rank of a group.
     ``multiplies_weights_as_stored``: not widened to the activations' format first. ``widens_weights``: activations stay
     in 16 bits beside weights in fewer. ``num_sparse_layers``: of the latent ones, those whose tokens attend to
-    ``chosen_tokens`` at most; ``num_heads``: of one of these, over all ranks.
+    ``chosen_tokens`` at most; ``num_heads``: of one of these, over all ranks; ``num_choosing_layers``: of them, those
+    that choose these tokens, ``scored_keys`` for each token before.
     """
 
     layout: ParallelLayout
@@ -51,6 +52,8 @@ class ModelWork:
     multiplies_weights_as_stored: bool = True
     widens_weights: bool = False
     num_sparse_layers: int = 0
+    num_choosing_layers: int = 0
+    scored_keys: float = 0.0
     chosen_tokens: int = 0
     num_heads: int = 0
 
@@ -129,7 +132,10 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     looked_up = count_elements(tuple(tensor for tensor in spec.tensors if tensor.role in ("embedding", "position")))
     if spec.tie_word_embeddings:
         looked_up = 0
-    sparse = [each.mixer for each in spec.layers if isinstance(each.mixer, LatentAttention) and each.mixer.indexer]
+    sparse = [
+        each.mixer for each in spec.layers if isinstance(each.mixer, LatentAttention) and each.mixer.chosen_tokens
+    ]
+    indexers = [mixer.indexer for mixer in sparse if mixer.indexer is not None]
     tp = layout.tensor_parallel_size
     rank_experts = experts.num_elements / layout.expert_ranks
     rank_elements = max((spec.num_parameters - experts.num_elements) / tp + rank_experts, 1.0)
@@ -161,7 +167,9 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         multiplies_weights_as_stored=spec.quantization is None or compute_dtype(spec.quantization, dtype) != dtype,
         widens_weights=spec.quantization is not None and _widens(spec.quantization, dtype),
         num_sparse_layers=len(sparse),
-        chosen_tokens=sparse[0].indexer.topk if sparse and sparse[0].indexer else 0,
+        num_choosing_layers=len(indexers),
+        scored_keys=sum(1 / indexer.pool for indexer in indexers),
+        chosen_tokens=(sparse[0].chosen_tokens or 0) if sparse else 0,
         num_heads=sparse[0].num_heads if sparse else 0,
     )
 

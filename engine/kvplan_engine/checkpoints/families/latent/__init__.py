@@ -5,6 +5,8 @@ dense        without: MiniCPM3, Youtu-LLM
 longcat      LongCat Flash
 deepseek_v4  DeepSeek V4: compressed attention
 sarvam       Sarvam 105B, Mistral Large 3
+hunyuan4     Hunyuan 4
+streams      what gates several residual streams
 parts        latent attention and its index, by the keys that all of these share
 """
 
@@ -12,6 +14,7 @@ from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.deepseek import read_deepseek
 from kvplan_engine.checkpoints.families.latent.deepseek_v4 import read_deepseek_v4
 from kvplan_engine.checkpoints.families.latent.dense import read_minicpm3, read_youtu
+from kvplan_engine.checkpoints.families.latent.hunyuan4 import read_hunyuan4
 from kvplan_engine.checkpoints.families.latent.longcat import read_longcat
 from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRAL4_NAMES
 from kvplan_engine.checkpoints.families.latent.sarvam import read_mistral_large3, read_sarvam_mla
@@ -32,5 +35,6 @@ LATENT = (
     Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3, LATENT_NAMES),
     Family(("YoutuForCausalLM",), ("youtu",), read_youtu, LATENT_NAMES),
     Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
+    Family(("HYV4ForCausalLM",), ("hy_v4",), read_hunyuan4),
     Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), ("deepseek_v4",), read_deepseek_v4),
 )

@@ -6,9 +6,10 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import mlp, model, norms, rope
 from kvplan_engine.checkpoints.families.latent.parts import indexer
+from kvplan_engine.checkpoints.families.latent.streams import head_shapes, stream_shapes
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import CompressedAttention, Kept, Rope
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.model import Layer, ModelDescription
 
 _INDEXED_RATIO = 4
 """Layers that keep one vector in four choose among them; of those with one in 128, all are read."""
@@ -17,12 +18,12 @@ _INDEXED_RATIO = 4
 def read_deepseek_v4(config: dict[str, Any]) -> ModelDescription:
     """transformers: DeepseekV4Model."""
     norm = norms(config)
-    others = _layer_shapes(config)
+    others = stream_shapes(config)
     layers = [
         Layer((_attention(config, ratio),), _mixture(config, hashed), norm, others=others)
         for ratio, hashed in zip(_ratios(config), _hashed_layers(config), strict=True)
     ]
-    return model(config, layers, norm, others=_head_shapes(config))
+    return model(config, layers, norm, others=head_shapes(config))
 
 
 def _ratios(config: dict[str, Any]) -> list[int | None]:
@@ -72,20 +73,3 @@ def _mixture(config: dict[str, Any], hashed: bool) -> Mixture:
         correction=not hashed,
         shared=mlp(config, size * shared, bias=False) if shared else None,
     )
-
-
-def _layer_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
-    """What mixes the streams before and after each of the two blocks."""
-    streams, hidden = int(config.get("hc_mult", 4)), int(config["hidden_size"])
-    rows = streams * (2 + streams)
-    return tuple(
-        Shape(f"{block}_hyper_connection.{name}", sizes)
-        for block in ("attention", "mlp")
-        for name, sizes in (("fn", (rows, streams * hidden)), ("base", (rows,)), ("scale", (3,)))
-    )
-
-
-def _head_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
-    streams, hidden = int(config.get("hc_mult", 4)), int(config["hidden_size"])
-    sizes = {"hc_fn": (streams, streams * hidden), "hc_base": (streams,), "hc_scale": (1,)}
-    return tuple(Shape(f"hyper_head.{name}", size) for name, size in sizes.items())

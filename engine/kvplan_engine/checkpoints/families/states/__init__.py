@@ -11,6 +11,7 @@ kimi_linear  Kimi Linear and K3
 lfm2         LFM2
 minimax      MiniMax Text 01 and M1
 bailing      Ling and Ring 2.5, Ling 3
+glm_next     GLM 5.3 Flash
 parts        states by the keys that several of these share
 """
 
@@ -26,6 +27,7 @@ from kvplan_engine.checkpoints.families.states import (
     qwen3_next,
 )
 from kvplan_engine.checkpoints.families.states.bailing import read_bailing_hybrid, read_bailing_v3
+from kvplan_engine.checkpoints.families.states.glm_next import read_glm_next
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
 
@@ -42,5 +44,6 @@ STATES = (
     Family(("MiniMaxText01ForCausalLM",), ("minimax_text_01",), read_minimax),
     Family(("BailingMoeV2_5ForCausalLM",), (), read_bailing_hybrid),
     Family(("BailingMoeV3ForCausalLM",), (), read_bailing_v3),
+    Family(("Glm5NextForCausalLM",), ("glm5_next_text",), read_glm_next),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
 )

@@ -66,6 +66,7 @@ _TYPED = {
     "Gemma4ForConditionalGeneration": ("gemma4",),
     "Glm4vForConditionalGeneration": ("glm4v",),
     "Glm4vMoeForConditionalGeneration": ("glm4v_moe",),
+    "Glm5NextForConditionalGeneration": ("glm5_next",),
     "H2OVLChatModel": ("h2ovl_chat",),
     "Idefics3ForConditionalGeneration": ("idefics3",),
     "InternS1ForConditionalGeneration": ("interns1",),

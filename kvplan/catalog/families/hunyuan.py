@@ -1,0 +1,101 @@
+"""Hunyuan 4: gated latent attention with sinks, to tokens that every fourth layer chooses; experts; several streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.common import Body, layer_types, read_max_positions, read_tied
+from kvplan.catalog.families.latent import (
+    LatentSizes,
+    decoder_sizes,
+    latent_attention,
+    latent_rope,
+    read_indexer,
+    read_latent_sizes,
+)
+from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards
+from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.families.streams import hyper_connections, hyper_head
+from kvplan.catalog.parts import MoeTraits, norms, outside
+from kvplan.catalog.spec import LatentAttention, LayerSpec
+from kvplan.catalog.tensors import Tensor
+
+_MIXTURE = MixtureFamily(
+    PlainFamily(),
+    after_first_layer,
+    expert_size=("moe_intermediate_size",),
+    shared_count=("n_shared_experts",),
+    shared_default=1,
+    router_bias=True,
+    traits=MoeTraits(shared_name="shared_experts"),
+)
+_SPARSE = {"indexed_attention", "sparse_attention", "sparse", "deepseek_sparse_attention"}
+_DENSE = "full_attention"
+
+
+def read_hy_v4(view: ConfigView) -> Body:
+    """Hunyuan 4 as vLLM reads it: gates, sinks and streams are there unless the config switches them off."""
+    sizes, latent = decoder_sizes(view), read_latent_sizes(view)
+    if view.flag("attention_bias", default=False):
+        raise view.reject("attention_bias", "false (vLLM's class has no biases)")
+    kinds = _attention_kinds(view, sizes.layers)
+    mixers = {kind: _attention(view, sizes.hidden, latent, kind) for kind in ("full", "shared", _DENSE)}
+    streams = view.integer("hc_mult", default=4, maximum=64) if view.flag("enable_ihc", default=True) else 0
+    beside = norms(2, sizes.hidden)
+    connected = beside + (hyper_connections(sizes.hidden, streams, mixes=False) if streams else ())
+    parts = read_feed_forwards(view, _MIXTURE, sizes)
+    layers = [LayerSpec(mixers[kind], None, part, connected) for kind, part in zip(kinds, parts, strict=True)]
+    # Layers for multi-token prediction have one stream, and choose for themselves.
+    own = LayerSpec(mixers[_DENSE if kinds[-1] == _DENSE else "full"], None, parts[-1], beside)
+    tied = read_tied(view, default=False)
+    return Body(
+        layers=tuple(layers),
+        tensors=outside(sizes.hidden, sizes.vocab, tied=tied) + (hyper_head(sizes.hidden, streams) if streams else ()),
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
+        tied=tied,
+        max_position_embeddings=read_max_positions(view),
+        rope=latent_rope(view, latent.rope),
+        extras=multi_token_layers(view, own, sizes.hidden),
+    )
+
+
+def _attention_kinds(view: ConfigView, num_layers: int) -> list[str]:
+    """Of each layer: whether it chooses tokens ("full"), takes those of the last that did, or attends to all."""
+    types = layer_types(view, num_layers)
+    if types is None or set(types) - _SPARSE - {_DENSE}:
+        # Without it vLLM attends to all tokens, and transformers to chosen ones.
+        raise view.reject("layer_types", "indexed_attention or full_attention for each layer")
+    roles = view.texts("indexer_types") or [
+        "shared" if index % 4 != 1 and index else "full" for index in range(num_layers)
+    ]
+    if len(roles) != num_layers or set(roles) - {"full", "shared"}:
+        raise view.reject("indexer_types", f"full or shared for each of {num_layers} layers")
+    return [_DENSE if kind == _DENSE else role for kind, role in zip(types, roles, strict=True)]
+
+
+def _attention(view: ConfigView, hidden: int, sizes: LatentSizes, kind: str) -> LatentAttention:
+    indexer = read_indexer(view)
+    mixer = latent_attention(
+        hidden,
+        sizes,
+        indexer=indexer if kind == "full" else None,
+        chosen_tokens=None if kind == _DENSE else indexer.topk,
+        gate=_gate_rows(view, sizes),
+    )
+    if not view.flag("learnable_sink", default=True):
+        return mixer
+    sinks = Tensor("self_attn.learnable_sink_param", (sizes.heads,), "state", "column")
+    return replace(mixer, tensors=(*mixer.tensors, sinks))
+
+
+def _gate_rows(view: ConfigView, sizes: LatentSizes) -> int:
+    if not view.flag("gated_mla", default=True):
+        return 0
+    kind = view.text("gating_type", default="elementwise")
+    rows = {"headwise": sizes.heads, "elementwise": sizes.heads * sizes.value}.get(kind)
+    if rows is None:
+        raise view.reject("gating_type", "headwise or elementwise")
+    return rows
