@@ -93,6 +93,18 @@ def test_a_pool_that_the_server_does_not_tell_is_not_shown_as_empty(
     assert "The KV pool peaks" not in page
 
 
+def test_a_figure_that_is_not_finite_costs_that_figure_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeServer(gap=0.001)
+    server.metrics = lambda: vllm_page(usage=float("nan"))
+    with running(server):
+        words = ("--num-prompts", "5", "--max-concurrency", "5", "--output-len", "3", "--json")
+        code, printed, _ = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+    document = json.loads(printed)
+    assert (code, document["completed"], document["kv_usage_max"]) == (0, 5, None)
+
+
 def test_a_search_finds_the_most_users_within_the_service_level(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
