@@ -70,10 +70,17 @@ class Knob:
 
     def check(self, name: str, value: Any) -> None:
         """SettingsError when ``value`` is out of range or not one of the choices."""
+        refuse_beyond_64_bits(name, value)
         if self.range is not None and value is not None and not self.range.contains(value):
             raise SettingsError(f"{name} must be {self.range.text}, got {value}.")
         if self.choices and value is not None and value not in self.choices:
             raise SettingsError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
+
+
+def refuse_beyond_64_bits(name: str, value: object) -> None:
+    """SettingsError for an integer that neither torch nor a message to another process could hold."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise SettingsError(f"{name} must fit 64 bits, got {value}.")
 
 
 def _knob(default: T, help: str, **declaration: Any) -> T:

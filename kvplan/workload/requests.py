@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 ALL_AT_ONCE: Final = math.inf
 """The request rate of a workload whose requests all arrive at once, or at the times in its file."""
+MOST_REQUESTS: Final = 10_000_000
+"""Of one run: each is held in memory."""
+LOWEST_RATE: Final = 1e-6
+"""In requests per second: one in eleven days."""
+LARGEST_SEED: Final = 2**63 - 1
+"""torch's generators take 64 bits."""
 POISSON: Final = 1.0
 """The burstiness of a Poisson process; less is burstier."""
 

@@ -351,6 +351,8 @@ def test_commands_only_for_engines_that_run_there() -> None:
         "plan gpt2 --users 4 --request-rate 2",
         "plan gpt2 --users 4 --headroom lots",
         "plan gpt2 --users 4 --tp two",
+        "plan gpt2 --users 4 --tp \u00b2",
+        "plan gpt2 --users 4 --ctx-max " + "9" * 400,
         "plan gpt2 --users 4 --budget 0",
         "plan gpt2 --users 4 --spare-replicas -1",
         "plan gpt2 --users 4 --nodes 0",

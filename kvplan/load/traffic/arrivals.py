@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.errors import UsageError
-from kvplan.workload.requests import ALL_AT_ONCE, POISSON
+from kvplan.workload.requests import ALL_AT_ONCE, LOWEST_RATE, POISSON
 
 CONSTANT: Final = math.inf
 """The burstiness of equal gaps."""
@@ -28,7 +28,7 @@ class Rate:
             ends = [float(part) for part in text.split("..")]
         except ValueError:
             ends = []
-        if not 1 <= len(ends) <= 2 or any(math.isnan(end) or end <= 0 for end in ends):
+        if not 1 <= len(ends) <= 2 or not all(end >= LOWEST_RATE for end in ends):
             raise UsageError(f"--request-rate '{text}' is not a rate.", hint=_HINT)
         if len(ends) == 2 and math.inf in ends:
             raise UsageError(f"--request-rate '{text}' has no end.", hint=_HINT)
