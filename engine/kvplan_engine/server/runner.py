@@ -210,6 +210,8 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
         listener = socket.socket(family, kind, protocol)
     except OSError as problem:
         raise EngineError(f"the server cannot listen on '{options.host}': {problem.strerror or problem}.") from None
+    except UnicodeError:  # of IDNA, for a label that is empty or too long
+        raise EngineError(f"the server cannot listen on '{options.host}': that is not the name of a host.") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
