@@ -132,6 +132,25 @@ def test_a_process_that_ends_early_is_one_sentence(monkeypatch: pytest.MonkeyPat
             send_together(sending, 2, lambda seen: None)
 
 
+_ENDS_IN_A_MESSAGE = """
+import pickle, sys
+from kvplan.load.processes.messages import READY, write_message
+write_message(sys.stdout.buffer, READY)
+sys.stdout.buffer.write(pickle.dumps(list(range(1000)))[:100])
+sys.stdout.flush()
+raise SystemExit(5)
+"""
+
+
+def test_a_process_that_ends_in_the_middle_of_a_message_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_COMMAND", (sys.executable, "-c", _ENDS_IN_A_MESSAGE))
+    with running(FakeServer()) as server:
+        options = LoadOptions(url=server.url, num_prompts=2)
+        sending = Sending(find_target(options), options.traffic(), 60.0)
+        with pytest.raises(KvplanError, match="ended with exit code 5"):
+            send_together(sending, 2, lambda seen: None)
+
+
 def test_what_a_single_client_cannot_do_several_cannot_either(tmp_path: Path) -> None:
     lines = tmp_path / "trace.jsonl"
     lines.write_text('{"input_len": 8, "output_len": 2}\n')
