@@ -363,6 +363,11 @@ def test_mistakes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and said.startswith("error: ") and "hint: " in said
 
 
+def test_an_endless_rate_is_not_called_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run("plan gpt2 --request-rate inf", capsys)
+    assert code == 2 and said.startswith("error: --request-rate must be finite, got inf.")
+
+
 def test_what_an_engine_refuses_everywhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "multiples of 16, not 7" in run("plan gpt2 --users 4 --block-size 7", capsys)[2]
     assert (

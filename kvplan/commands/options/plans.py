@@ -265,7 +265,8 @@ Number = TypeVar("Number", int, float)
 
 def _positive(number: Number | None, option: str) -> Number | None:
     if number is not None and not 0 < number < float("inf"):
-        raise UsageError(f"{option} must be above 0, got {number}.", hint=f"for example {option} 8")
+        wanted = "finite" if number == float("inf") else "above 0"
+        raise UsageError(f"{option} must be {wanted}, got {number}.", hint=f"for example {option} 8")
     return number
 
 
