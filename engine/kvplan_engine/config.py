@@ -50,6 +50,9 @@ _SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
 _AT_LEAST_1 = Range("at least 1", lambda value: value >= 1)
 _AT_LEAST_2 = Range("at least 2", lambda value: value >= 2)
 _GROUP = Range(f"one of {', '.join(map(str, GROUP_SIZES))}", lambda value: value in GROUP_SIZES)
+_COUNTED = ("tokens", "sequences", "adapters")
+_MOST_COUNTED = 2**31 - 1
+"""What kernels index by; the size of a buffer for as many is still a number that torch knows."""
 _AMOUNT = Range("0 or more bytes", lambda value: value >= 0)
 
 
@@ -73,6 +76,8 @@ class Knob:
         refuse_beyond_64_bits(name, value)
         if self.range is not None and value is not None and not self.range.contains(value):
             raise SettingsError(f"{name} must be {self.range.text}, got {value}.")
+        if self.unit in _COUNTED and value is not None and value > _MOST_COUNTED:
+            raise SettingsError(f"{name} must be at most {_MOST_COUNTED:,}, got {value:,}.")
         if self.choices and value is not None and value not in self.choices:
             raise SettingsError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
 

@@ -76,6 +76,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         ("gpu_memory_utilization", 0, "gpu_memory_utilization must be in (0, 1], got 0."),
         ("max_model_len", 1, "max_model_len must be at least 2, got 1."),
         ("swap_space", -1, "swap_space must be 0 or more bytes, got -1."),
+        ("max_num_seqs", 2**31, "max_num_seqs must be at most 2,147,483,647, got 2,147,483,648."),
         ("seed", 2**63, "seed must fit 64 bits, got 9223372036854775808."),
         ("swap_space", 10**20, "swap_space must fit 64 bits, got 100000000000000000000."),
         ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1, got 0."),
