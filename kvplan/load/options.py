@@ -217,9 +217,9 @@ class LoadOptions:
 
 @lru_cache
 def _has_times(path: str) -> bool:
-    """Whether a workload file says when its requests come. KvplanError if it cannot be read."""
+    """Whether a workload file says when its requests come, other than all at once. KvplanError if it cannot be read."""
     read = read_workload_file(Path(path), _MOST_FILE_REQUESTS)
-    return all(request.arrival_seconds is not None for request in read) and len(read) > 1
+    return any(request.arrival_seconds for request in read)
 
 
 def burstiness_as_json(burstiness: float | None) -> float | str | None:

@@ -136,6 +136,7 @@ class SweepOptions:
         """Refuse numbers that nothing could be made with."""
         rate, lowest, longest = self.request_rate, LOWEST_RATE, self.trial_timeout or 0
         _check(rate >= lowest, f"--request-rate must be at least {lowest:g}, got {rate}", "use more")
+        _check(self.burstiness < math.inf, "--burstiness must be finite", "for equal gaps a large one, such as 1000")
         _check(longest <= LONGEST_SECONDS, f"--trial-timeout {longest} is too long", "leave it out")
         for name, largest in (("seed", LARGEST_SEED), ("num_prompts", MOST_REQUESTS)):
             value = getattr(self, name) or 0

@@ -201,6 +201,7 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path, capsys
         (FakeServer(), ("--request-timeout", "inf"), 2, "--request-timeout must be at most", "use less"),
         (FakeServer(), ("--num-prompts", "100000000000"), 2, "--num-prompts must be at most 10,000,000", "use less"),
         (FakeServer(), ("--seed", "9" * 25), 2, "--seed must be at most", "use less"),
+        (FakeServer(), ("--request-rate", "2", "--burstiness", "1e-8"), 2, "A burstiness of 1e-08 is too low", "0.1"),
         (FakeServer(), ("--slo", "speed:1"), 2, "is not a service level", "ttft:500"),
         (FakeServer(), ("--workload", "/nowhere.jsonl"), 1, "cannot be read", ""),
     ],

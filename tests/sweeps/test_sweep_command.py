@@ -29,6 +29,8 @@ from kvplan.cli import main
             "--seed must be at most 9,223,372,036,854,775,807",
         ),
         (["--model", "gpt2", "--prefix-len", "1000000000"], 2, "--prefix-len '1000000000' is more than 100,000,000"),
+        (["--model", "gpt2", "--request-rate", "2", "--burstiness", "1e-8"], 2, "A burstiness of 1e-08 is too low"),
+        (["--model", "gpt2", "--request-rate", "2", "--burstiness", "inf"], 2, "--burstiness must be finite"),
         (["--model", "gpt2", "--trial-timeout", "inf"], 2, "--trial-timeout inf is too long"),
         (["--model", "gpt2", "--device", "tpu"], 2, "--device 'tpu'"),
         (["--model", "gpt2", "--device-memory", "lots"], 2, "'lots' is not an amount of memory"),

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,22 @@ def test_arrivals_decades_apart_are_refused(tmp_path: Path) -> None:
     path.write_text("arrival_seconds,input_len,output_len\n-1e308,3,4\n1e308,3,4\n")
     with pytest.raises(KvplanError, match="come over more than 1,000,000,000 seconds"):
         read(path)
+
+
+def test_times_that_are_all_equal_are_no_pattern_to_rescale(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_seconds,input_len,output_len\n" + "5,3,4\n" * 8)
+    spec = WorkloadSpec(8, Lengths(1, 1), Lengths(1, 1), request_rate=2.0, file=str(path))
+    times = [request.arrival_seconds for request in generate_requests(spec)]
+    assert times[0] > 0 and times[-1] == pytest.approx(4)
+    assert [seconds for _, _, seconds in read(path)] == [0.0] * 8
+
+
+def test_gaps_are_equal_or_refused_at_the_ends_of_burstiness() -> None:
+    spec = WorkloadSpec(4, Lengths(1, 1), Lengths(1, 1), request_rate=2.0, burstiness=math.inf)
+    assert [request.arrival_seconds for request in generate_requests(spec)] == [0.5, 1.0, 1.5, 2.0]
+    with pytest.raises(UsageError, match="A burstiness of 1e-08 is too low: all 4 requests would arrive"):
+        generate_requests(replace(spec, burstiness=1e-8))
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
