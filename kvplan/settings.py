@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from kvplan.errors import UsageError
+from kvplan.units import LARGEST
 
 KnobKind = Literal["share", "count", "tokens", "bytes", "name", "text", "flag"]
 """What a value is: a share (above 0, at most 1), a count, tokens (``32k``), bytes (``80GiB``), a name (in any case), a
@@ -135,6 +136,8 @@ class Knob:
             raise UsageError(f"{called} must be above 0 and at most 1, got {value:g}.", hint=hint)
         elif self.minimum is not None and value < self.minimum:
             raise UsageError(f"{called} must be at least {self.minimum}, got {value:,}.", hint=hint)
+        elif self.minimum is not None and value > LARGEST:
+            raise UsageError(f"{called} must be at most {LARGEST:,}, got {value:,}.", hint=hint)
 
 
 def _knob(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from decimal import Context, Decimal
+from typing import Final
 
 from kvplan.errors import UsageError
 
@@ -26,6 +28,10 @@ _BYTE_UNITS = {
 _TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LEAST_PLAIN_BYTES = MIB
 """The smallest amount of memory that is believed without a unit: below it, ``64`` was meant to be 64 GiB."""
+LARGEST: Final = 1024**6
+"""Of any setting: 1 EiB, and more than anything that is counted."""
+_MOST_TOKENS: Final = 10**12
+_EXACT: Final = Context(prec=60)
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -38,7 +44,9 @@ def parse_bytes(text: str) -> int:
     unit = match.group(2).lower() if match else None
     if match is None or unit not in _BYTE_UNITS:
         raise UsageError(f"'{text}' is not an amount of memory.", hint="write it like 80GiB, 80GB or 512MiB")
-    number = int(float(match.group(1)) * _BYTE_UNITS[unit])
+    number = int(_exact(match.group(1), _BYTE_UNITS[unit]))
+    if number > LARGEST:
+        raise UsageError(f"'{text}' is more than {format_bytes(LARGEST)}.", hint="write it like 80GiB or 512MiB")
     if number <= 0:
         raise UsageError(f"'{text}' is not a positive amount of memory.", hint="write it like 80GiB, 80GB or 512MiB")
     if not unit and number < _LEAST_PLAIN_BYTES:
@@ -53,10 +61,17 @@ def parse_tokens(text: str) -> int:
     unit = match.group(2).lower() if match else None
     if match is None or unit not in _TOKEN_UNITS:
         raise UsageError(f"'{text}' is not a number of tokens.", hint="write it like 4096, 32k or 1m (k is 1,024)")
-    number = float(match.group(1)) * _TOKEN_UNITS[unit]
+    number = _exact(match.group(1), _TOKEN_UNITS[unit])
+    if number > _MOST_TOKENS:
+        raise UsageError(f"'{text}' is more than {_MOST_TOKENS:,} tokens.", hint="write it like 4096, 32k or 1m")
     if number < 1 or number != int(number):
         raise UsageError(f"'{text}' is not a whole, positive number of tokens.", hint="write it like 4096 or 32k")
     return int(number)
+
+
+def _exact(number: str, unit: int) -> Decimal:
+    """Their product; a float would round what lies above 2^53."""
+    return _EXACT.multiply(_EXACT.create_decimal(number), Decimal(unit))
 
 
 def format_bytes(number: float, *, digits: int = 2) -> str:

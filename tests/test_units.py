@@ -6,7 +6,7 @@ import pytest
 
 from kvplan.cli import main
 from kvplan.errors import UsageError
-from kvplan.units import GIB, MIB, parse_bytes
+from kvplan.units import GIB, MIB, parse_bytes, parse_tokens
 
 
 def test_amounts_of_memory_are_read_as_they_say() -> None:
@@ -18,6 +18,20 @@ def test_a_small_amount_without_a_unit_is_not_taken_for_bytes(text: str) -> None
     with pytest.raises(UsageError, match=f"'{text}' has no unit") as caught:
         parse_bytes(text)
     assert caught.value.hint is not None and f"did you mean {text}GiB?" in caught.value.hint
+
+
+def test_large_amounts_are_exact() -> None:
+    assert parse_tokens("999999999999") == 999_999_999_999
+    assert parse_bytes("9007199254740993") == 2**53 + 1
+    assert [parse_bytes("0.29GB"), parse_bytes("1048576TiB")] == [290_000_000, 2**60]
+
+
+@pytest.mark.parametrize("digits", ["9" * 20, "9" * 400, "9" * 5000], ids=len)
+def test_an_amount_beyond_all_machines_is_one_sentence(digits: str) -> None:
+    with pytest.raises(UsageError, match="is more than 1,000,000,000,000 tokens"):
+        parse_tokens(digits)
+    with pytest.raises(UsageError, match=r"is more than 1,048,576\.00 TiB"):
+        parse_bytes(digits)
 
 
 def test_device_memory_64_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:

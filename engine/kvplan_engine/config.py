@@ -50,6 +50,9 @@ _SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
 _AT_LEAST_1 = Range("at least 1", lambda value: value >= 1)
 _AT_LEAST_2 = Range("at least 2", lambda value: value >= 2)
 _GROUP = Range(f"one of {', '.join(map(str, GROUP_SIZES))}", lambda value: value in GROUP_SIZES)
+_COUNTED = ("tokens", "sequences", "adapters")
+_MOST_COUNTED = 2**31 - 1
+"""What kernels index by; the size of a buffer for as many is still a number that torch knows."""
 _AMOUNT = Range("0 or more bytes", lambda value: value >= 0)
 
 
@@ -70,10 +73,19 @@ class Knob:
 
     def check(self, name: str, value: Any) -> None:
         """SettingsError when ``value`` is out of range or not one of the choices."""
+        refuse_beyond_64_bits(name, value)
         if self.range is not None and value is not None and not self.range.contains(value):
             raise SettingsError(f"{name} must be {self.range.text}, got {value}.")
+        if self.unit in _COUNTED and value is not None and value > _MOST_COUNTED:
+            raise SettingsError(f"{name} must be at most {_MOST_COUNTED:,}, got {value:,}.")
         if self.choices and value is not None and value not in self.choices:
             raise SettingsError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
+
+
+def refuse_beyond_64_bits(name: str, value: object) -> None:
+    """SettingsError for an integer that neither torch nor a message to another process could hold."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise SettingsError(f"{name} must fit 64 bits, got {value}.")
 
 
 def _knob(default: T, help: str, **declaration: Any) -> T:

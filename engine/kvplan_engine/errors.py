@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 class EngineError(Exception):
     """Base of every error that is due to the input or the device. status: the word that a sweep records for it."""
@@ -76,3 +78,13 @@ class CudaOutOfMemory(EngineError):
     """The CUDA driver is out of memory (for a module, a graph, a launch); ``allocating`` adds the phase."""
 
     status = "oom_runtime"
+
+
+def describe_exit(code: int) -> str:
+    """How a process with this return code ended: what follows its name in a sentence."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name of their own
+        return f"was ended by signal {-code}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvplan.commands.printing.render import OutputFormat, chosen_format
+from kvplan.workload.requests import LARGEST_SEED
 
 if TYPE_CHECKING:
     from kvplan.bench.figures import Experiment, Figure
@@ -35,7 +36,7 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     device_memory: Annotated[str | None, typer.Option(help="Total memory of the device, such as 4GiB.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of requests and random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of requests and random weights.")] = 0,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:

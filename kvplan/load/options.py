@@ -17,10 +17,9 @@ from kvplan.runs.answers.slo_result import LoadVariable
 from kvplan.runs.trials import Load
 from kvplan.sweeps.axes import parse_values
 from kvplan.sweeps.schedules.slo_search import LOAD_AXES
-from kvplan.units import parse_tokens
-from kvplan.workload.files import read_workload_file
-from kvplan.workload.lengths import Lengths
-from kvplan.workload.requests import POISSON, WorkloadSpec
+from kvplan.workload.files import LONGEST_SECONDS, read_workload_file
+from kvplan.workload.lengths import Lengths, parse_length
+from kvplan.workload.requests import LARGEST_SEED, MOST_REQUESTS, POISSON, WorkloadSpec
 
 DEFAULT_NUM_PROMPTS: Final = 100
 DEFAULT_INPUT_LEN: Final = "128"
@@ -108,9 +107,22 @@ class LoadOptions:
         for name in ("seed", "num_warmups", "think_time"):
             value = getattr(self, name)
             _check(value is None or value >= 0, f"{_option(name)} must not be negative, got {value}", "use 0 or more")
+        self._check_limits()
         self._check_arrivals()
         self._check_requests()
         self._check_search()
+
+    def _check_limits(self) -> None:
+        """Refuse numbers that nothing could be made with."""
+        for name in ("duration", "request_timeout", "think_time"):
+            value, most = getattr(self, name) or 0, LONGEST_SECONDS
+            _check(value <= most, f"{_option(name)} must be at most {most:,.0f} s, got {value}", "use less")
+        for name, largest in (("seed", LARGEST_SEED), ("num_prompts", MOST_REQUESTS), ("num_warmups", MOST_REQUESTS)):
+            value = getattr(self, name) or 0
+            _check(value <= largest, f"{_option(name)} must be at most {largest:,}, got {value:,}", "use less")
+        num_drawn = 0 if self.duration is None or self.rate.is_all_at_once else self.duration * self.rate.mean
+        made = f"--request-rate and --duration make more than {MOST_REQUESTS:,} requests"
+        _check(num_drawn <= MOST_REQUESTS, made, "use less of one")
 
     def _check_arrivals(self) -> None:
         rate = self.rate
@@ -191,7 +203,7 @@ class LoadOptions:
             seed=self.seed,
             file=self.workload,
             num_prefixes=(self.num_prefixes or 1) if self.prefix_len else 0,
-            prefix_len=parse_tokens(self.prefix_len) if self.prefix_len else 0,
+            prefix_len=parse_length("--prefix-len", self.prefix_len) if self.prefix_len else 0,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -205,9 +217,9 @@ class LoadOptions:
 
 @lru_cache
 def _has_times(path: str) -> bool:
-    """Whether a workload file says when its requests come. KvplanError if it cannot be read."""
+    """Whether a workload file says when its requests come, other than all at once. KvplanError if it cannot be read."""
     read = read_workload_file(Path(path), _MOST_FILE_REQUESTS)
-    return all(request.arrival_seconds is not None for request in read) and len(read) > 1
+    return any(request.arrival_seconds for request in read)
 
 
 def burstiness_as_json(burstiness: float | None) -> float | str | None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.errors import KvplanError
 from kvplan.machine.host import available_memory_bytes, cpu_name, usable_cores
-from kvplan.machine.visible_gpu import first_visible_gpu
+from kvplan.machine.visible_gpu import first_visible_gpu, hides_every_gpu
 from kvplan.units import GIB, format_bytes, plural
 
 _DEFAULT_CPU_BYTES: Final = 4 * GIB
@@ -51,7 +51,7 @@ def detect_device(
             name, total = gpu
             given = None if memory_bytes is None else min(memory_bytes, total)
             return Device("cuda", name, given or total, usable_cores(), given)
-        absence = "no NVIDIA driver" if gpu is None else f"the installed torch has no CUDA support for the {gpu[0]}"
+        absence = _why_none() if gpu is None else f"the installed torch has no CUDA support for the {gpu[0]}"
         if requested == "cuda":
             hint = "use --device cpu" if by_our_torch else "this engine needs one: run it where a GPU is"
             raise KvplanError(f"No CUDA device found ({absence}).", hint=hint)
@@ -109,6 +109,13 @@ def _first_gpu() -> tuple[str, int] | None:
         return None
     # What CUDA calls the total is what the driver has not reserved for itself.
     return str(name), int(memory.total - memory.reserved)
+
+
+def _why_none() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and hides_every_gpu(visible):
+        return f"CUDA_VISIBLE_DEVICES is '{visible}', which hides every GPU"
+    return "no NVIDIA driver"
 
 
 def _torch_is_cpu_build() -> bool:

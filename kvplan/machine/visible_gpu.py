@@ -15,9 +15,18 @@ def first_visible_gpu(driver: ModuleType) -> Any:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return driver.nvmlDeviceGetHandleByIndex(0)
-    first = visible.split(",")[0].strip()
-    if first in ("", "-1", "NoDevFiles"):
+    if hides_every_gpu(visible):
         return None
+    first = _first(visible)
     if first.startswith("GPU-"):
         return driver.nvmlDeviceGetHandleByUUID(first)
     return driver.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+
+
+def hides_every_gpu(visible: str) -> bool:
+    """Whether ``visible``, of ``CUDA_VISIBLE_DEVICES``, leaves a process no GPU."""
+    return _first(visible) in ("", "-1", "NoDevFiles")
+
+
+def _first(visible: str) -> str:
+    return visible.split(",")[0].strip()

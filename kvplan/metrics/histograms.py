@@ -69,7 +69,8 @@ class Histogram:
 def histogram_of(buckets: Sequence[Sample], sums: Sequence[Sample]) -> Histogram | None:
     """Series of one histogram, added up: ``_bucket`` samples with their label ``le``, and ``_sum`` samples.
 
-    None where there is no infinite bucket or the counts do not ascend: a page that was cut off.
+    None where there is no infinite bucket or the counts do not ascend: a page that was cut off. None, too, where a
+    bound is no number.
     """
     counts: dict[float, float] = {}
     for sample in buckets:
@@ -80,6 +81,8 @@ def histogram_of(buckets: Sequence[Sample], sums: Sequence[Sample]) -> Histogram
         counts[bound] = counts.get(bound, 0.0) + sample.value
     bounds = tuple(sorted(counts))
     cumulative = tuple(counts[bound] for bound in bounds)
-    if not bounds or not math.isinf(bounds[-1]) or any(later < earlier for earlier, later in pairwise(cumulative)):
+    if not bounds or bounds[-1] != math.inf or not all(math.isfinite(bound) for bound in bounds[:-1]):
+        return None
+    if any(later < earlier for earlier, later in pairwise(cumulative)):
         return None
     return Histogram(bounds, cumulative, sum(sample.value for sample in sums))

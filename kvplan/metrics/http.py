@@ -35,6 +35,7 @@ class ServerAddress:
         try:
             parts = urlsplit(url)
             port = parts.port
+            (parts.hostname or "").encode("idna")  # as every resolver does: labels of 1 to 63 characters
         except ValueError:
             raise UsageError(f"'{text}' is not an address.", hint="for example http://localhost:8000") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:

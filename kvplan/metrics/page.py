@@ -10,7 +10,7 @@ from typing import Final
 
 from kvplan.metrics.histograms import Histogram, histogram_of
 from kvplan.metrics.names import ENGINES, KVPLAN_PREFIX, MetricNames, Names, all_names
-from kvplan.metrics.prometheus import Sample, Samples, parse_samples
+from kvplan.metrics.prometheus import Sample, Samples, figure_of, parse_samples
 from kvplan.metrics.reading import COUNTERS, HISTOGRAMS, CacheConfig, EngineName, ServerReading
 
 # Ranks of one engine repeat its figures; data-parallel engines have figures of their own.
@@ -67,7 +67,7 @@ def _engine_label(sample: Sample) -> str | None:
 
 
 def _rank(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(figure_of(text) or 0) if text.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +160,17 @@ class _Page:
 
 def _cache_of_labels(infos: Sequence[Mapping[str, str]]) -> CacheConfig:
     """vLLM's ``cache_config_info``, one per data-parallel engine. The text None is a missing value."""
-    blocks = [_number(info.get("num_gpu_blocks")) for info in infos]
-    tokens = [_number(info.get("kv_cache_size_tokens")) for info in infos]
-    concurrency = [_number(info.get("kv_cache_max_concurrency")) for info in infos]
+    blocks = [figure_of(info.get("num_gpu_blocks")) for info in infos]
+    tokens = [figure_of(info.get("kv_cache_size_tokens")) for info in infos]
+    concurrency = [figure_of(info.get("kv_cache_max_concurrency")) for info in infos]
     first = infos[0]
     return CacheConfig(
         num_blocks=_whole(_total(blocks)),
-        block_size=_whole(_number(first.get("block_size"))),
+        block_size=_whole(figure_of(first.get("block_size"))),
         kv_cache_size_tokens=_whole(_total(tokens)),
         max_concurrency=_total(concurrency),
         cache_dtype=None if first.get("cache_dtype") in (None, "None") else first["cache_dtype"],
-        gpu_memory_utilization=_number(first.get("gpu_memory_utilization")),
+        gpu_memory_utilization=figure_of(first.get("gpu_memory_utilization")),
         enable_prefix_caching={"True": True, "False": False}.get(first.get("enable_prefix_caching", "")),
     )
 
@@ -186,13 +186,6 @@ def _llamacpp_tokens(figures: Mapping[str, float | None]) -> dict[str, float | N
 def _total(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
 
 
 def _whole(value: float | None) -> int | None:

@@ -6,6 +6,7 @@ before their labels are looked at. Format: https://prometheus.io/docs/instrument
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Final
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES: Final = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _ESCAPE: Final = re.compile(r'\\[\\"n]')
+_LARGEST: Final = 1e100
+"""More is no figure of a server, and sums and products of it would be infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,10 @@ Samples = Mapping[str, list[Sample]]
 
 
 def parse_samples(text: str, wanted: Container[str] | None = None) -> Samples:
-    """The samples of a page by name, only those in ``wanted`` if it is given. What is no sample is skipped."""
+    """The samples of a page by name, only those in ``wanted`` if it is given. What is no sample is skipped.
+
+    So are samples without a figure: a page may hold NaN, of a summary that saw nothing, or an infinity.
+    """
     found: dict[str, list[Sample]] = {}
     for line in text.splitlines():
         if not line or line[0] == "#":
@@ -58,11 +64,20 @@ def _sample(rest: str) -> Sample | None:
             return None
         labels = {name: _unescaped(value) for name, value in _LABEL.findall(rest[:end])}
         rest = rest[end + 1 :]
-    words = rest.split()
-    try:
-        return Sample(labels, float(words[0])) if words else None
-    except ValueError:
+    words = rest.split(maxsplit=1)
+    value = figure_of(words[0]) if words else None
+    return None if value is None else Sample(labels, value)
+
+
+def figure_of(value: object) -> float | None:
+    """A number, or a text that is one; None for anything else, and for what is not finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
 
 
 def _end_of_labels(text: str) -> int:

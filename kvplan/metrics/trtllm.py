@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from kvplan.metrics.prometheus import figure_of
 from kvplan.metrics.reading import CacheConfig, ServerReading
 
 
@@ -25,19 +26,19 @@ def read_iterations(document: object, seconds: float | None = None) -> ServerRea
     pool = pool if isinstance(pool, Mapping) else {}
     batch = newest.get("inflightBatchingStats")
     batch = batch if isinstance(batch, Mapping) else {}
-    blocks, used, size = (_number(pool.get(name)) for name in ("maxNumBlocks", "usedNumBlocks", "tokensPerBlock"))
+    blocks, used, size = (figure_of(pool.get(name)) for name in ("maxNumBlocks", "usedNumBlocks", "tokensPerBlock"))
     usage = used / blocks if used is not None and blocks else None
-    seats = _number(newest.get("maxNumActiveRequests"))
+    seats = figure_of(newest.get("maxNumActiveRequests"))
     return ServerReading(
         engine="trtllm",
         seconds=time.perf_counter() if seconds is None else seconds,
-        num_running=_number(newest.get("numActiveRequests")),
+        num_running=figure_of(newest.get("numActiveRequests")),
         num_waiting=_sum(newest.get("numQueuedRequests"), batch.get("numPausedRequests")),
         kv_cache_usage=usage,
         kv_cache_usage_highest=usage,
         kv_cache_used_tokens=used * size if used is not None and size is not None else None,
         max_num_seqs=None if seats is None else int(seats),
-        prefix_cache_hit_rate=_number(pool.get("cacheHitRate")),
+        prefix_cache_hit_rate=figure_of(pool.get("cacheHitRate")),
         prefix_unit="blocks",
         cache=CacheConfig(
             num_blocks=None if blocks is None else int(blocks),
@@ -49,9 +50,5 @@ def read_iterations(document: object, seconds: float | None = None) -> ServerRea
 
 def _sum(first: object, second: object) -> float | None:
     """Requests that wait: queued ones, with those that were paused where the server tells."""
-    queued = _number(first)
-    return None if queued is None else queued + (_number(second) or 0.0)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    queued = figure_of(first)
+    return None if queued is None else queued + (figure_of(second) or 0.0)

@@ -16,6 +16,7 @@ A sweep that continues reads its directory here and refuses damage. A report rea
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypedDict, cast
@@ -172,7 +173,7 @@ def _record(line: bytes) -> TrialRecord | None:
         record = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(record, dict) or record.get("schema") != TRIAL_SCHEMA:
+    if not isinstance(record, dict) or record.get("schema") != TRIAL_SCHEMA or not isinstance(record.get("row"), dict):
         return None
     return cast(TrialRecord, record | {"row": empty_row() | record["row"]})
 
@@ -192,8 +193,27 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_sweep_manifest(directory: Path) -> Manifest:
-    """The manifest of a sweep. KvplanError if the directory holds a load of a server: nothing to continue or to fit."""
+    """The manifest of a sweep. KvplanError if the directory holds a load of a server: nothing to continue or to fit.
+
+    KvplanError, too, if it lacks what every sweep is read with.
+    """
     manifest = read_manifest(directory)
     if "server" in manifest:
         raise KvplanError(f"{directory} holds a load, not a sweep.", hint=f"kvplan report {directory} reads it")
+    if missing := lacking(manifest, {"options": ("model",), "workload": ("spec",)}):
+        raise KvplanError(
+            f"{directory / MANIFEST} lacks {', '.join(missing)}.", hint="`kvplan report` still reads the sweep's rows"
+        )
     return manifest
+
+
+def lacking(manifest: Manifest, needed: Mapping[str, Sequence[str]]) -> list[str]:
+    """Those of ``needed``, entries of a manifest with their keys, that it does not have: ``options``, ``model.id``."""
+    missing = []
+    for name, keys in needed.items():
+        entry = cast(Mapping[str, Any], manifest).get(name)
+        if entry is None or (keys and not isinstance(entry, Mapping)):
+            missing.append(name)
+        else:
+            missing += [f"{name}.{key}" for key in keys if key not in entry]
+    return missing

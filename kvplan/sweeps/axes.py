@@ -12,7 +12,7 @@ from typing import Final, Literal, cast, get_args
 from kvplan.errors import UsageError
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.settings import FLAG_WORDS, KNOBS, Knob
-from kvplan.units import parse_bytes, parse_tokens
+from kvplan.units import LARGEST, parse_bytes, parse_tokens
 
 AxisValue = float | int | str
 AxisKind = Literal["share", "count", "tokens", "bytes", "name", "rate", "flag"]
@@ -125,6 +125,8 @@ def _decimal(text: str) -> Decimal | None:
 def _number(axis: Axis, text: str) -> Decimal:
     """A value of the axis. Tokens accept k and m, bytes their units; zero and less are left to the range check."""
     number = _decimal(text)
+    if number is not None and number.copy_abs() > LARGEST:
+        raise UsageError(f"{axis.option} '{text.strip()}' is more than {LARGEST:,}.", hint=example_of(axis))
     if number is not None:
         return number
     try:
@@ -139,14 +141,14 @@ def _number(axis: Axis, text: str) -> Decimal:
 
 def _checked(axis: Axis, number: Decimal, text: str) -> float | int:
     if axis.kind == "share":
-        if not 0 < number <= 1:
+        if not 0 < float(number) <= 1:
             raise UsageError(
                 f"{axis.name} must be above 0 and at most 1, got {number}.",
                 hint="it is the share of device memory the engine may use, for example 0.9",
             )
         return float(number)
     if axis.kind == "rate":
-        if number <= 0:
+        if float(number) <= 0:
             raise UsageError(f"{axis.name} must be above 0, got {number}.", hint=example_of(axis))
         return float(number)
     if number != number.to_integral_value():

@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from kvplan import __version__
 from kvplan.catalog.models import resolve_model
@@ -16,7 +16,7 @@ from kvplan.errors import KvplanError
 from kvplan.machine.commit import checkout_commit
 from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import columns_as_json
-from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest
+from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest, lacking
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import counted_device, with_memory
@@ -157,16 +157,11 @@ def _stored_device(options: SweepOptions, stored: Mapping[str, Any]) -> Device:
 
 def _refuse_incomplete(manifest: Manifest) -> None:
     """KvplanError that names what a continued sweep needs and the manifest lacks."""
-    needed = {
+    needed: dict[str, tuple[str, ...]] = {
         "options": (), "planes": (), "trials": (), "run_id": (), "created_at": (), "settings": ("load_format",),
         "model": ("config_sha256",), "device": ("kind", "name", "memory_bytes"), "workload": ("spec",),
     }  # fmt: skip
-    missing = []
-    stored = cast(Mapping[str, Any], manifest)
-    for name, parts in needed.items():
-        part = stored.get(name)
-        missing += [name] if part is None else [f"{name}.{key}" for key in parts if key not in part]
-    if missing:
+    if missing := lacking(manifest, needed):
         raise KvplanError(
             f"This sweep cannot be continued: its manifest lacks {', '.join(missing)}.",
             hint="start a new sweep with --out; `kvplan report` still reads the rows",

@@ -14,9 +14,10 @@ from kvplan.sweeps.engine_names import OWN_ENGINE, check_engine
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
 from kvplan.sweeps.shards.shard import Shard
-from kvplan.units import parse_bytes, parse_tokens
-from kvplan.workload.lengths import Lengths
-from kvplan.workload.requests import ALL_AT_ONCE, POISSON, WorkloadSpec
+from kvplan.units import parse_bytes
+from kvplan.workload.files import LONGEST_SECONDS
+from kvplan.workload.lengths import Lengths, parse_length
+from kvplan.workload.requests import ALL_AT_ONCE, LARGEST_SEED, LOWEST_RATE, MOST_REQUESTS, POISSON, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class SweepOptions:
             value = getattr(self, name)
             _check(value is None or value > 0, f"{_option(name)} must be above 0, got {value}", "leave it out")
         _check(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "use 0 or more")
+        self._check_limits()
         most = FIRST_RERUN - 1
         _check((self.num_runs or 1) <= most, f"--num-runs must be at most {most}, got {self.num_runs}", "use fewer")
         self._check_workload()
@@ -129,6 +131,16 @@ class SweepOptions:
             own=self._of_own_engine(),
             has_url=self.url is not None,
         )
+
+    def _check_limits(self) -> None:
+        """Refuse numbers that nothing could be made with."""
+        rate, lowest, longest = self.request_rate, LOWEST_RATE, self.trial_timeout or 0
+        _check(rate >= lowest, f"--request-rate must be at least {lowest:g}, got {rate}", "use more")
+        _check(self.burstiness < math.inf, "--burstiness must be finite", "for equal gaps a large one, such as 1000")
+        _check(longest <= LONGEST_SECONDS, f"--trial-timeout {longest} is too long", "leave it out")
+        for name, largest in (("seed", LARGEST_SEED), ("num_prompts", MOST_REQUESTS)):
+            value = getattr(self, name) or 0
+            _check(value <= largest, f"{_option(name)} must be at most {largest:,}, got {value:,}", "use less")
 
     def _check_workload(self) -> None:
         """Refuse options that would be ignored."""
@@ -273,7 +285,7 @@ class SweepOptions:
             seed=self.seed,
             file=self.workload,
             num_prefixes=(self.num_prefixes or 1) if self.prefix_len else 0,
-            prefix_len=parse_tokens(self.prefix_len) if self.prefix_len else 0,
+            prefix_len=parse_length("--prefix-len", self.prefix_len) if self.prefix_len else 0,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
+from kvplan.workload.lengths import LONGEST
 
 # Columns of the traces people publish: (arrival, prompt tokens, output tokens).
 # Azure LLM inference trace 2023/2024: TIMESTAMP, ContextTokens, GeneratedTokens. BurstGPT: Timestamp (seconds),
@@ -22,6 +24,8 @@ _TRACE_COLUMNS: Final = (
     ("arrival_seconds", "input_len", "output_len"),
 )
 _TIMESTAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(?:Z|[+-]\d\d:?\d\d)?")
+LONGEST_SECONDS: Final = 1e9
+"""Between the first request and the last: 30 years."""
 _CHARACTERS_PER_TOKEN: Final = 4  # English text in byte-pair tokens; only for conversations without token counts
 _HINT: Final = (
     'JSON lines like {"input_len": 128, "output_len": 64}, a ShareGPT JSON file, or a trace CSV '
@@ -49,14 +53,19 @@ def read_workload_file(path: Path, most_requests: int) -> list[FileRequest]:
     requests = _from_csv(path, text) if path.suffix.lower() == ".csv" else _from_json(path, text)
     if not requests:
         raise KvplanError(f"The workload file {path} contains no request.", hint=_HINT)
-    return _starting_at_zero(requests[:most_requests])
+    return _starting_at_zero(path, requests[:most_requests])
 
 
-def _starting_at_zero(requests: list[FileRequest]) -> list[FileRequest]:
+def _starting_at_zero(path: Path, requests: list[FileRequest]) -> list[FileRequest]:
     known = [request.arrival_seconds for request in requests if request.arrival_seconds is not None]
     if len(known) < len(requests):
         return [FileRequest(request.num_prompt_tokens, request.num_output_tokens) for request in requests]
     first = min(known)
+    if max(known) - first > LONGEST_SECONDS:
+        raise KvplanError(
+            f"The requests of the workload file {path} come over more than {LONGEST_SECONDS:,.0f} seconds.",
+            hint="arrivals are in seconds, or dates with times",
+        )
     return [
         FileRequest(request.num_prompt_tokens, request.num_output_tokens, (request.arrival_seconds or 0.0) - first)
         for request in requests
@@ -65,39 +74,60 @@ def _starting_at_zero(requests: list[FileRequest]) -> list[FileRequest]:
 
 def _from_csv(path: Path, text: str) -> list[FileRequest]:
     reader = csv.DictReader(text.splitlines())
+    try:
+        return _from_trace(path, reader)
+    except (TypeError, ValueError, csv.Error) as error:
+        number = reader.line_num + isinstance(error, csv.Error)  # such a line is not counted yet
+        raise KvplanError(f"Line {number} of the workload file {path} is malformed.", hint=_HINT) from error
+
+
+def _from_trace(path: Path, reader: csv.DictReader[str]) -> list[FileRequest]:
     names = set(reader.fieldnames or ())
     columns = next((columns for columns in _TRACE_COLUMNS if names.issuperset(columns)), None)
     if columns is None:
         raise KvplanError(f"Unknown columns in the workload file {path}.", hint=_HINT)
-    requests = []
-    for number, record in enumerate(reader, start=2):
-        try:
-            prompt, output = int(record[columns[1]]), int(record[columns[2]])
-            arrival = _seconds(record[columns[0]])
-        except (TypeError, ValueError) as error:
-            raise KvplanError(f"Line {number} of the workload file {path} is malformed.", hint=_HINT) from error
-        if prompt > 0 and output > 0:  # traces keep failed requests as rows without an answer
-            requests.append(FileRequest(prompt, output, arrival))
-    return requests
+    return [request for record in reader if (request := _from_columns(record, columns)) is not None]
+
+
+def _from_columns(record: Mapping[str, str], columns: tuple[str, str, str]) -> FileRequest | None:
+    """None for a failed request: traces keep these as rows without an answer."""
+    prompt, output = int(record[columns[1]]), int(record[columns[2]])
+    arrival = _seconds(record[columns[0]])
+    return FileRequest(_length(prompt), _length(output), arrival) if prompt > 0 and output > 0 else None
+
+
+def _length(value: Any) -> int:
+    """A number of tokens. ValueError where it is out of range."""
+    length = int(value)
+    if not 1 <= length <= LONGEST:
+        raise ValueError(f"input_len and output_len must be from 1 to {LONGEST:,}")
+    return length
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError("arrival_seconds must be finite")
+    return seconds
 
 
 def _seconds(text: str) -> float:
     """Seconds as a number, or a date and time with up to seven fractional digits and an optional time zone."""
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         match = _TIMESTAMP.fullmatch(text.strip())
         if match is None:
             raise
         # Before Python 3.11 datetime reads only three or six fractional digits, and Azure writes seven.
         return datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp() + float(f"0{match[2] or '.0'}")
+    return _finite(number)
 
 
 def _from_json(path: Path, text: str) -> list[FileRequest]:
     try:
         records: Iterable[Any] = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
         return [request for record in records if (request := _from_record(record)) is not None]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise KvplanError(f"The workload file {path} is malformed: {error}.", hint=_HINT) from error
 
 
@@ -108,11 +138,10 @@ def _json_lines(text: str) -> list[Any]:
 def _from_record(record: dict[str, Any]) -> FileRequest | None:
     if "conversations" in record:
         return _from_conversation(record["conversations"])
-    prompt = len(record["prompt_token_ids"]) if "prompt_token_ids" in record else int(record["input_len"])
+    prompt = len(record["prompt_token_ids"]) if "prompt_token_ids" in record else _length(record["input_len"])
     arrival = record.get("arrival_seconds")
-    if prompt < 1 or int(record["output_len"]) < 1:
-        raise ValueError("input_len and output_len must be at least 1")
-    return FileRequest(prompt, int(record["output_len"]), None if arrival is None else float(arrival))
+    seconds = None if arrival is None else _finite(float(arrival))
+    return FileRequest(_length(prompt), _length(record["output_len"]), seconds)
 
 
 def _from_conversation(turns: list[dict[str, str]]) -> FileRequest | None:

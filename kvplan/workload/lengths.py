@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _HINT: Final = "write 128, a range such as 64..256, or lognormal:MEDIAN:SIGMA such as lognormal:200:0.8"
 _RANGE: Final = re.compile(r"[^.]+(\.\.[^.]+)?")
+LONGEST: Final = 100_000_000
+"""The longest prompt or answer, in tokens: ten times the longest context of any model."""
 # A log-normal without given bounds is cut here: otherwise one request of a million tokens could be the whole workload.
 _LONGEST_IN_MEDIANS: Final = 16
 
@@ -52,8 +54,16 @@ class Lengths:
         return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
 
 
+def parse_length(option: str, text: str) -> int:
+    """Tokens, as many as a prompt can have. UsageError otherwise."""
+    length = parse_tokens(text)
+    if length > LONGEST:
+        raise UsageError(f"{option} '{text}' is more than {LONGEST:,} tokens.", hint="write it like 4096, 32k or 1m")
+    return length
+
+
 def _range(option: str, text: str, whole: str) -> Lengths:
-    ends = [parse_tokens(part) for part in text.split("..")] if _RANGE.fullmatch(text) else []
+    ends = [parse_length(option, part) for part in text.split("..")] if _RANGE.fullmatch(text) else []
     if not ends or ends[0] > ends[-1]:
         raise UsageError(f"{option} '{whole}' is not a length.", hint=_HINT)
     return Lengths(ends[0], ends[-1])
@@ -63,7 +73,7 @@ def _lognormal(option: str, text: str) -> Lengths:
     median_text, _, rest = text.removeprefix("lognormal:").partition(":")
     sigma_text, _, bounds = rest.partition(":")
     try:
-        median, sigma = parse_tokens(median_text), float(sigma_text)
+        median, sigma = parse_length(option, median_text), float(sigma_text)
     except ValueError:
         raise UsageError(f"{option} '{text}' is not a length.", hint=_HINT) from None
     if not 0 < sigma <= 5:
@@ -76,4 +86,4 @@ def _lognormal(option: str, text: str) -> Lengths:
 
 
 def _bounds_of(median: int) -> tuple[int, int]:
-    return 1, _LONGEST_IN_MEDIANS * median
+    return 1, min(_LONGEST_IN_MEDIANS * median, LONGEST)

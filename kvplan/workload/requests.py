@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.units import plural
+from kvplan.workload.arrivals import drawn_arrivals
 from kvplan.workload.files import FileRequest, read_workload_file
 from kvplan.workload.lengths import Lengths
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 ALL_AT_ONCE: Final = math.inf
 """The request rate of a workload whose requests all arrive at once, or at the times in its file."""
+MOST_REQUESTS: Final = 10_000_000
+"""Of one run: each is held in memory."""
+LOWEST_RATE: Final = 1e-6
+"""In requests per second: one in eleven days."""
+LARGEST_SEED: Final = 2**63 - 1
+"""torch's generators take 64 bits."""
 POISSON: Final = 1.0
 """The burstiness of a Poisson process; less is burstier."""
 
@@ -123,9 +130,12 @@ def generate_requests(spec: WorkloadSpec) -> tuple[RequestSpec, ...]:
 
 
 def _from_file(spec: WorkloadSpec, read: Sequence[FileRequest], rng: np.random.Generator) -> list[RequestSpec]:
-    """Arrival times from the file if it has them, rescaled to ``request_rate`` if one is given; otherwise drawn."""
+    """Arrival times from the file if it has them, rescaled to ``request_rate`` if one is given; otherwise drawn.
+
+    They are drawn, too, where all of the file's are one moment: that is no pattern which could be rescaled.
+    """
     known = [item.arrival_seconds for item in read if item.arrival_seconds is not None]
-    times = _rescaled(known, spec.request_rate) if len(known) == len(read) else _arrivals(spec, len(read), rng)
+    times = _rescaled(known, spec.request_rate) if any(known) else _arrivals(spec, len(read), rng)
     requests = [
         RequestSpec(index, item.num_prompt_tokens, item.num_output_tokens, seconds)
         for index, (item, seconds) in enumerate(zip(read, times, strict=True))
@@ -136,7 +146,7 @@ def _from_file(spec: WorkloadSpec, read: Sequence[FileRequest], rng: np.random.G
 def _rescaled(times: list[float], request_rate: float) -> list[float]:
     """The same arrival pattern at another mean rate: n requests in n / rate seconds."""
     last = max(times)
-    if math.isinf(request_rate) or not last:
+    if math.isinf(request_rate):
         return times
     return [seconds * (len(times) / request_rate / last) for seconds in times]
 
@@ -156,16 +166,9 @@ def _with_prefixes(spec: WorkloadSpec, requests: Sequence[RequestSpec]) -> list[
 
 
 def _arrivals(spec: WorkloadSpec, count: int, rng: np.random.Generator) -> list[float]:
-    """Arrival times: gamma-distributed gaps, scaled so that the last of n requests arrives n / rate after the start.
-
-    The scaling keeps the offered rate the same for every seed, as vLLM's benchmark does.
-    """
     if math.isinf(spec.request_rate):
         return [0.0] * count
-    gaps = rng.gamma(shape=spec.burstiness, scale=1.0 / (spec.request_rate * spec.burstiness), size=count)
-    times = gaps.cumsum()
-    scaled = times * (count / spec.request_rate / times[-1])
-    return [float(seconds) for seconds in scaled]
+    return drawn_arrivals(spec.request_rate, spec.burstiness, count, rng)
 
 
 def clip_requests(requests: Sequence[RequestSpec], max_model_len: int) -> ClippedRequests:

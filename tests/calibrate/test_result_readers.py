@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvplan.calibrate.results.outcome import alike
+from kvplan.calibrate.results.readers.kvplan_sweep import is_own_sweep
 from kvplan.calibrate.results.reading import read_results
 from kvplan.calibrate.results.served import Served
 from kvplan.errors import KvplanError
@@ -171,6 +173,77 @@ def test_damaged_figures_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(document))
     with pytest.raises(KvplanError, match="has no duration that is a number"):
         read_results([tmp_path / "a.json"])
+
+
+_DETAILS = {"input_lens": [3], "output_lens": [3], "ttfts": [0.1], "itls": [[0.2, 0.2]], "start_times": [0]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"duration": 0}, "no duration that is a number above 0"),
+        ({"duration": 10**400}, "no duration that is a number above 0"),
+        ({"request_rate": -3}, "no request_rate that is a number above 0"),
+        ({"max_concurrency": -1}, "no max_concurrency that is a number above 0"),
+        ({"burstiness": -1, "request_rate": 2}, "no burstiness that is a number above 0"),
+        ({"mean_ttft_ms": -3}, "no mean_ttft_ms that is a number above 0"),
+        ({"total_input_tokens": 1e30}, "no total_input_tokens that is a number from 0 to 1,000,000,000,000"),
+        ({**_DETAILS, "itls": [0.2]}, "no itls that is a list of lists of numbers"),
+        ({**_DETAILS, "itls": [["fast"]]}, "no itls that is a list of lists of numbers"),
+        ({**_DETAILS, "itls": []}, "no itls that is a list with an entry for every request"),
+        ({**_DETAILS, "input_lens": [math.nan]}, "no input_lens that is a list of numbers from 0"),
+        ({**_DETAILS, "output_lens": [-1]}, "no output_lens that is a list of numbers from 0"),
+        ({**_DETAILS, "duration": 0}, "no duration that is a number above 0"),
+        ({"tp": 0}, "says tensor_parallel_size '0', which is not a number above 0"),
+        ({"gpu_memory_utilization": "nan"}, "says gpu_memory_utilization 'nan', which is not a number above 0"),
+    ],
+)
+def test_figures_out_of_range_are_named(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    document = json.loads((SERVE / "serve-c1.json").read_text()) | changes
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    with pytest.raises(KvplanError, match=sentence):
+        read_results([tmp_path / "a.json"])
+
+
+def test_a_gpu_without_a_name_is_not_told(tmp_path: Path) -> None:
+    gpus: dict[str, Any] = {"0": {}, "1": 3}
+    document = json.loads((DATA / "aiperf.json").read_text())
+    document |= {"telemetry_data": {"endpoints": {"a": {"gpus": gpus}, "b": None}}}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    (load,) = read_results([tmp_path / "a.json"]).loads
+    assert load.served.gpu is None
+    gpus["0"]["gpu_name"] = "NVIDIA H100"
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    (load,) = read_results([tmp_path / "a.json"]).loads
+    assert load.served.gpu == "NVIDIA H100"
+
+
+def test_a_figure_within_another_is_named_with_it(tmp_path: Path) -> None:
+    document = json.loads((DATA / "aiperf.json").read_text()) | {"benchmark_duration": {"avg": 0}}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    with pytest.raises(KvplanError, match=r"no benchmark_duration\.avg that is a number above 0"):
+        read_results([tmp_path / "a.json"])
+
+
+def test_a_run_of_a_vllm_sweep_with_several_results(tmp_path: Path) -> None:
+    """``--append-result`` in a sweep's own options; what stands beside them is counted."""
+    text = (SERVE / "serve-c1.json").read_text()
+    (tmp_path / "run=0.json").write_text(text + text + "{}")
+    found = read_results([tmp_path])
+    assert (len(found.loads), dict(found.excluded)) == (2, {"no result of a served load": 1})
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"), [("options", "lacks options"), ("workload", r"lacks workload\."), ("spec", r"workload\.spec")]
+)
+def test_a_manifest_that_lost_a_part_is_one_sentence(tmp_path: Path, lost: str, sentence: str) -> None:
+    manifest = json.loads((DATA / "vllm-cpu-sweeps" / "gpt2-pool" / "manifest.json").read_text())
+    for holder in (manifest, manifest["workload"]):
+        holder.pop(lost, None)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for read in (is_own_sweep, lambda path: read_results([path])):
+        with pytest.raises(KvplanError, match=sentence):
+            read(tmp_path)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

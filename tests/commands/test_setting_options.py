@@ -29,6 +29,11 @@ def test_every_field_is_a_knob_whose_default_is_in_range() -> None:
         ("gpu_memory_utilization", 0.0, "gpu_memory_utilization must be above 0 and at most 1, got 0."),
         ("gpu_memory_utilization", 1.5, "gpu_memory_utilization must be above 0 and at most 1, got 1.5."),
         ("max_num_seqs", 0, "max_num_seqs must be at least 1, got 0."),
+        (
+            "max_num_seqs",
+            10**20,
+            "max_num_seqs must be at most 1,152,921,504,606,846,976, got 100,000,000,000,000,000,000.",
+        ),
         ("num_speculative_tokens", -1, "num_speculative_tokens must be at least 0, got -1."),
         ("dtype", "float7", "Unknown dtype 'float7'."),
         ("usage", "desktop", "Unknown usage 'desktop'."),
@@ -49,6 +54,9 @@ def test_options_are_read_as_they_are_written() -> None:
     assert settings == ServingSettings(max_num_batched_tokens=8192, device_memory_bytes=80 * 2**30, dtype="bfloat16")
     with pytest.raises(UsageError, match="--block-size must be at least 1, got 0"):
         read_settings({"block_size": "0"})
+    for text in ("\u00b2", "9" * 5000, "-" + "9" * 5000, "--5"):
+        with pytest.raises(UsageError, match="tokens"):
+            read_settings({"block_size": text})
 
 
 def test_a_command_gets_one_object_for_all_its_setting_options() -> None:

@@ -76,10 +76,10 @@ def test_three_processes_send_what_one_client_sends() -> None:
     assert [record.index for record in sent.records] == list(range(26))
     assert [record.is_warmup for record in sent.records] == [True, True] + [False] * 24
     assert len(sent.samples) == 3 and not sent.interrupted
-    # one schedule, to the last bit: all processes count from one start
-    start = sent.records[0].scheduled
+    # one schedule, but for rounding: all processes count from one start
     times = [request.arrival_seconds for request in plan.requests()]
-    assert [record.scheduled for record in sent.records] == [start + time for time in times]
+    start = sent.records[0].scheduled - times[0]
+    assert [record.scheduled - start for record in sent.records] == pytest.approx(times, abs=1e-9)
     assert sum(record.num_output_tokens or 0 for record in sent.records) == 26 * 3
     assert all(part.num_sent <= 26 for part in seen)
     assert {len(record.times) for record in alone.measured.records} == {len(record.times) for record in sent.records}
@@ -129,6 +129,25 @@ def test_a_process_that_ends_early_is_one_sentence(monkeypatch: pytest.MonkeyPat
         options = LoadOptions(url=server.url, num_prompts=2)
         sending = Sending(find_target(options), options.traffic(), 60.0)
         with pytest.raises(KvplanError, match="ended with exit code 3"):
+            send_together(sending, 2, lambda seen: None)
+
+
+_ENDS_IN_A_MESSAGE = """
+import pickle, sys
+from kvplan.load.processes.messages import READY, write_message
+write_message(sys.stdout.buffer, READY)
+sys.stdout.buffer.write(pickle.dumps(list(range(1000)))[:100])
+sys.stdout.flush()
+raise SystemExit(5)
+"""
+
+
+def test_a_process_that_ends_in_the_middle_of_a_message_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_COMMAND", (sys.executable, "-c", _ENDS_IN_A_MESSAGE))
+    with running(FakeServer()) as server:
+        options = LoadOptions(url=server.url, num_prompts=2)
+        sending = Sending(find_target(options), options.traffic(), 60.0)
+        with pytest.raises(KvplanError, match="ended with exit code 5"):
             send_together(sending, 2, lambda seen: None)
 
 

@@ -93,6 +93,18 @@ def test_a_pool_that_the_server_does_not_tell_is_not_shown_as_empty(
     assert "The KV pool peaks" not in page
 
 
+def test_a_figure_that_is_not_finite_costs_that_figure_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeServer(gap=0.001)
+    server.metrics = lambda: vllm_page(usage=float("nan"))
+    with running(server):
+        words = ("--num-prompts", "5", "--max-concurrency", "5", "--output-len", "3", "--json")
+        code, printed, _ = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+    document = json.loads(printed)
+    assert (code, document["completed"], document["kv_usage_max"]) == (0, 5, None)
+
+
 def test_a_search_finds_the_most_users_within_the_service_level(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +183,25 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path, capsys
         (FakeServer(refuse=lambda number: 500), (), 1, "did not serve a small request: 500", "log"),
         (FakeServer(), ("--input-len", "5000"), 1, "takes 4,096 at most", "--input-len"),
         (FakeServer(), ("--request-rate", "fast"), 2, "is not a rate", "write 4"),
+        (FakeServer(), ("--request-rate", "1e-300"), 2, "is not a rate", "write 4"),
+        (
+            FakeServer(),
+            ("--request-rate", "1000", "--duration", "1000000"),
+            2,
+            "more than 10,000,000 requests",
+            "use less",
+        ),
+        (
+            FakeServer(),
+            ("--duration", "inf", "--users", "2"),
+            2,
+            "--duration must be at most 1,000,000,000 s",
+            "use less",
+        ),
+        (FakeServer(), ("--request-timeout", "inf"), 2, "--request-timeout must be at most", "use less"),
+        (FakeServer(), ("--num-prompts", "100000000000"), 2, "--num-prompts must be at most 10,000,000", "use less"),
+        (FakeServer(), ("--seed", "9" * 25), 2, "--seed must be at most", "use less"),
+        (FakeServer(), ("--request-rate", "2", "--burstiness", "1e-8"), 2, "A burstiness of 1e-08 is too low", "0.1"),
         (FakeServer(), ("--slo", "speed:1"), 2, "is not a service level", "ttft:500"),
         (FakeServer(), ("--workload", "/nowhere.jsonl"), 1, "cannot be read", ""),
     ],

@@ -16,6 +16,8 @@ from kvplan.load.options import LoadOptions
 from kvplan.load.traffic.arrivals import CONSTANT, Rate, arrival_times
 from kvplan.load.traffic.prompts import WORDS, PromptBook, PromptScale
 from kvplan.runs.trials import Load
+from kvplan.workload.lengths import Lengths
+from kvplan.workload.requests import WorkloadSpec, generate_requests
 
 
 def gaps(times: list[float]) -> list[float]:
@@ -24,19 +26,36 @@ def gaps(times: list[float]) -> list[float]:
 
 def test_poisson_arrivals_keep_the_rate_and_have_exponential_gaps() -> None:
     times = arrival_times(Rate(10, 10), 1.0, 4000, seed=3)
-    assert times[0] == 0 and times == sorted(times)
-    assert times[-1] == pytest.approx(400, rel=0.01)
+    assert times[0] > 0 and times == sorted(times)
+    assert times[-1] == pytest.approx(400)
     assert statistics.pstdev(gaps(times)) == pytest.approx(0.1, rel=0.1)
 
 
 def test_burstier_arrivals_come_at_the_same_rate_with_more_spread() -> None:
     times = arrival_times(Rate(10, 10), 0.25, 4000, seed=3)
-    assert times[-1] == pytest.approx(400, rel=0.01)
+    assert times[-1] == pytest.approx(400)
     assert statistics.pstdev(gaps(times)) == pytest.approx(0.2, rel=0.1)  # of a gamma: mean / sqrt(shape)
 
 
 def test_equal_gaps() -> None:
-    assert gaps(arrival_times(Rate(4, 4), CONSTANT, 5, seed=0)) == [0.25] * 4
+    assert arrival_times(Rate(4, 4), CONSTANT, 5, seed=0) == [0.25, 0.5, 0.75, 1.0, 1.25]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_of_few_requests_comes_when_the_rate_says(seed: int) -> None:
+    times = arrival_times(Rate(2, 2), 1.0, 20, seed)
+    assert times[-1] == pytest.approx(10)
+    swept = WorkloadSpec(20, Lengths(1, 1), Lengths(1, 1), request_rate=2.0, seed=seed)
+    assert times == pytest.approx([request.arrival_seconds for request in generate_requests(swept)])
+
+
+def test_a_burstiness_that_leaves_no_time_between_requests_is_refused() -> None:
+    with pytest.raises(UsageError, match="A burstiness of 1e-08 is too low"):
+        arrival_times(Rate(2, 2), 1e-8, 20, seed=0)
+
+
+def test_a_ramp_down_to_almost_nothing_ends() -> None:
+    assert arrival_times(Rate(1000, 1e-6), CONSTANT, 50, seed=0)[-1] == pytest.approx(0.1, rel=1e-3)
 
 
 def test_a_ramp_goes_from_one_rate_to_the_other() -> None:

@@ -153,6 +153,35 @@ def test_pages_of_tensorrt_llm() -> None:
     assert read_iterations([]) is None
 
 
+@pytest.mark.parametrize("value", ["NaN", "nan", "+Inf", "-Inf", "1e400", "1e308"])
+def test_what_is_no_finite_figure_is_unknown(value: str) -> None:
+    page = vllm_page(ttft=[0.03]).replace("} 0.42", "} " + value)
+    page = page.replace('num_gpu_blocks="505"', f'num_gpu_blocks="{value}"')
+    assert value in page
+    reading = read(page)
+    assert (reading.kv_cache_usage, reading.kv_cache_usage_highest, reading.cache.num_blocks) == (None, None, None)
+    assert (reading.num_running, reading.cache.block_size) == (3, 16)
+    json.dumps(reading.as_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("bound", ["nan", "-inf"])
+def test_a_histogram_with_a_bound_that_is_no_number_is_unknown(bound: str) -> None:
+    reading = read(vllm_page(ttft=[0.03]).replace('le="0.001"', f'le="{bound}"'))
+    assert reading.ttft is None
+
+
+def test_an_engine_number_of_thousands_of_digits_is_read_past() -> None:
+    labels = VLLM_LABELS.replace('"0"', '"' + "9" * 5000 + '"')
+    assert read(vllm_page() + vllm_page(labels=labels)).num_engines == 2
+
+
+def test_iterations_without_finite_figures_are_unknown() -> None:
+    pool = {"maxNumBlocks": float("inf"), "usedNumBlocks": 10**400, "tokensPerBlock": 32}
+    reading = read_iterations([{"kvCacheStats": pool, "numActiveRequests": float("nan")}])
+    assert reading is not None
+    assert (reading.num_running, reading.kv_cache_usage, reading.cache.num_blocks) == (None, None, None)
+
+
 def test_a_page_of_something_else_is_not_read() -> None:
     assert read_page("node_cpu_seconds_total 4\n") is None
 

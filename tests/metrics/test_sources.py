@@ -134,7 +134,7 @@ def test_addresses(text: str, url: str) -> None:
     assert ServerAddress.parse(text).url == url
 
 
-@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "h:port", "http://h:99999999"])
+@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "h:port", "http://h:99999999", "http://.h", "h" * 64])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         ServerAddress.parse(text)

@@ -351,6 +351,8 @@ def test_commands_only_for_engines_that_run_there() -> None:
         "plan gpt2 --users 4 --request-rate 2",
         "plan gpt2 --users 4 --headroom lots",
         "plan gpt2 --users 4 --tp two",
+        "plan gpt2 --users 4 --tp \u00b2",
+        "plan gpt2 --users 4 --ctx-max " + "9" * 400,
         "plan gpt2 --users 4 --budget 0",
         "plan gpt2 --users 4 --spare-replicas -1",
         "plan gpt2 --users 4 --nodes 0",
@@ -359,6 +361,11 @@ def test_commands_only_for_engines_that_run_there() -> None:
 def test_mistakes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, said = run(words, capsys)
     assert code == 2 and said.startswith("error: ") and "hint: " in said
+
+
+def test_an_endless_rate_is_not_called_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run("plan gpt2 --request-rate inf", capsys)
+    assert code == 2 and said.startswith("error: --request-rate must be finite, got inf.")
 
 
 def test_what_an_engine_refuses_everywhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:

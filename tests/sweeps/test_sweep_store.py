@@ -78,6 +78,20 @@ def test_damage_before_the_last_line_is_an_error_that_names_the_line(tmp_path: P
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("row", [None, 3, []])
+def test_a_record_without_a_row_is_damage(tmp_path: Path, row: object) -> None:
+    new_store(tmp_path / "run", 2).close()
+    path = tmp_path / "run" / "trials.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    damaged = {"schema": "kvplan.trial/1"} if row is None else {"schema": "kvplan.trial/1", "row": row}
+    path.write_bytes(lines[0] + json.dumps(damaged).encode() + b"\n")
+    stored = read_trials(path)
+    assert (len(stored.records), stored.is_torn) == (1, True)
+    path.write_bytes(path.read_bytes() + lines[1])
+    with pytest.raises(KvplanError, match=r"Line 2 of .* is damaged, and records follow it"):
+        SweepStore.reopen(tmp_path / "run")
+
+
 def test_a_directory_with_a_sweep_is_not_overwritten(tmp_path: Path) -> None:
     new_store(tmp_path / "run", 1).close()
     with pytest.raises(KvplanError, match="already holds a sweep") as raised:

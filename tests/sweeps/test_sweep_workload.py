@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,9 @@ def test_azure_and_burstgpt_traces(tmp_path: Path) -> None:
         ("empty.jsonl", "\n"),
         ("unknown.csv", "a,b\n1,2\n"),
         ("text.csv", "Timestamp,Request tokens,Response tokens\n1,many,2\n"),
+        ("infinite.jsonl", '{"input_len": Infinity, "output_len": 3}\n'),
+        ("huge.jsonl", '{"input_len": 1e30, "output_len": 3}\n'),
+        ("never.jsonl", '{"input_len": 3, "output_len": 3, "arrival_seconds": NaN}\n'),
     ],
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, content: str) -> None:
@@ -121,12 +125,50 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, content: st
         read(path)
 
 
+def test_a_file_of_brackets_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(KvplanError, match="workload file"):
+        read(path)
+
+
+@pytest.mark.parametrize("line", ["inf,3,4", "nan,3,4", "1,3," + "9" * 30, "1,3," + "1" * 140_000], ids=range(4))
+def test_a_line_that_cannot_be_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"arrival_seconds,input_len,output_len\n0,3,4\n{line}\n")
+    with pytest.raises(KvplanError, match=r"Line 3 of the workload file .* is malformed"):
+        read(path)
+
+
+def test_arrivals_decades_apart_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_seconds,input_len,output_len\n-1e308,3,4\n1e308,3,4\n")
+    with pytest.raises(KvplanError, match="come over more than 1,000,000,000 seconds"):
+        read(path)
+
+
+def test_times_that_are_all_equal_are_no_pattern_to_rescale(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_seconds,input_len,output_len\n" + "5,3,4\n" * 8)
+    spec = WorkloadSpec(8, Lengths(1, 1), Lengths(1, 1), request_rate=2.0, file=str(path))
+    times = [request.arrival_seconds for request in generate_requests(spec)]
+    assert times[0] > 0 and times[-1] == pytest.approx(4)
+    assert [seconds for _, _, seconds in read(path)] == [0.0] * 8
+
+
+def test_gaps_are_equal_or_refused_at_the_ends_of_burstiness() -> None:
+    spec = WorkloadSpec(4, Lengths(1, 1), Lengths(1, 1), request_rate=2.0, burstiness=math.inf)
+    assert [request.arrival_seconds for request in generate_requests(spec)] == [0.5, 1.0, 1.5, 2.0]
+    with pytest.raises(UsageError, match="A burstiness of 1e-08 is too low: all 4 requests would arrive"):
+        generate_requests(replace(spec, burstiness=1e-8))
+
+
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(KvplanError, match="cannot be read"):
         read(tmp_path / "nowhere.jsonl")
 
 
-@pytest.mark.parametrize("text", ["", "9..3", "..", "1..2..3", "many", "0"])
+@pytest.mark.parametrize("text", ["", "9..3", "..", "1..2..3", "many", "0", "9" * 20, "1..200000000"])
 def test_malformed_lengths(text: str) -> None:
     with pytest.raises(UsageError):
         Lengths.parse("--input-len", text)

@@ -92,6 +92,8 @@ def test_nobody_answering_is_exit_code_1(server: PageServer, capsys: pytest.Capt
     ("words", "sentence"),
     [
         (["http://"], "'http://' is not an address."),
+        (["http://.example:8000"], "'http://.example:8000' is not an address."),
+        (["x" * 70], f"'{'x' * 70}' is not an address."),
         (["localhost:1", "--json"], "--json prints one document, so it needs --once."),
         (["localhost:1", "--interval", "0"], "--interval 0 is for --once."),
         (["localhost:1", "--once", "--ctx", "8kk"], "'8kk' is not a number of tokens."),

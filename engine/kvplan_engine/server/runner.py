@@ -16,6 +16,7 @@ from functools import partial
 import uvicorn
 import uvloop
 
+from kvplan_engine.config import refuse_beyond_64_bits
 from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
@@ -50,6 +51,8 @@ def run(options: ServerOptions) -> int:
 
 
 async def _serve(options: ServerOptions) -> int:
+    for name, value in options.settings.items():
+        refuse_beyond_64_bits(name, value)
     with _bound(options) as listener:
         metrics = ServerMetrics(options.data_parallel_size)
         client = Replicas(metrics, AdmissionQueue(options.max_num_queued_reqs, options.max_num_queued_tokens))
@@ -207,6 +210,8 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
         listener = socket.socket(family, kind, protocol)
     except OSError as problem:
         raise EngineError(f"the server cannot listen on '{options.host}': {problem.strerror or problem}.") from None
+    except UnicodeError:  # of IDNA, for a label that is empty or too long
+        raise EngineError(f"the server cannot listen on '{options.host}': that is not the name of a host.") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -83,12 +84,15 @@ def served_by(document: Mapping[str, Any], source: str) -> Served:
 
 
 def _typed(name: str, value: object, source: str) -> object:
+    if name not in (*_WHOLE, "gpu_memory_utilization"):
+        return str(value)
     try:
-        if name in _WHOLE:
-            return int(str(value))
-        return float(str(value)) if name == "gpu_memory_utilization" else str(value)
+        number = int(str(value)) if name in _WHOLE else float(str(value))
     except ValueError as error:
         raise KvplanError(f"{source} says {name} '{value}', which is not a number.", hint="mend it there") from error
+    if not 0 < number < math.inf:
+        raise KvplanError(f"{source} says {name} '{value}', which is not a number above 0.", hint="mend it there")
+    return number
 
 
 def demand(value: str | None, what: str, option: str, source: str) -> str:

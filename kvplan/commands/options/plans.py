@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -24,6 +25,7 @@ from kvplan.units import parse_tokens
 
 DEFAULTS = PlanRequest()
 COST_PANEL = "Cost"
+_COUNT: Final = re.compile(r"\d{1,9}")
 
 
 def is_format(text: str) -> bool:
@@ -239,7 +241,7 @@ def _sizes(texts: list[str] | None, option: str) -> tuple[int, ...] | None:
     words = split_list(texts)
     if not words:
         return None
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    if not all(_COUNT.fullmatch(word) and int(word) > 0 for word in words):
         raise UsageError(f"{option} takes numbers of GPUs, got '{', '.join(words)}'.", hint=f"for example {option} 2,4")
     return tuple(map(int, words))
 
@@ -263,7 +265,8 @@ Number = TypeVar("Number", int, float)
 
 def _positive(number: Number | None, option: str) -> Number | None:
     if number is not None and not 0 < number < float("inf"):
-        raise UsageError(f"{option} must be above 0, got {number}.", hint=f"for example {option} 8")
+        wanted = "finite" if number == float("inf") else "above 0"
+        raise UsageError(f"{option} must be {wanted}, got {number}.", hint=f"for example {option} 8")
     return number
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
@@ -22,6 +23,7 @@ from kvplan.units import parse_bytes, parse_tokens
 Result = TypeVar("Result")
 _WRITTEN = {"share": float, "count": int, "tokens": str, "bytes": str, "name": str, "text": str, "flag": bool}
 """What typer reads of each kind."""
+_SHORT_NUMBER: Final = re.compile(r"-?\d{1,18}")
 _METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME", "text": "NAME"}
 
 
@@ -66,7 +68,7 @@ def _read(knob: Knob, value: Any) -> Any:
         return parse_bytes(value)
     if knob.kind == "tokens":
         text = str(value).strip()  # a whole number is left to the check, which names the option
-        return int(text) if text.lstrip("-").isdigit() else parse_tokens(text)
+        return int(text) if _SHORT_NUMBER.fullmatch(text) else parse_tokens(text)
     return knob.canonical_name(value) if knob.kind == "name" else value
 
 

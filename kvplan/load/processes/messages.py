@@ -18,5 +18,8 @@ def write_message(stream: BinaryIO, message: object) -> None:
 
 
 def read_message(stream: BinaryIO) -> Any:
-    """EOFError if the other side has ended."""
-    return pickle.load(stream)
+    """EOFError if the other side has ended, even in the middle of a message."""
+    try:
+        return pickle.load(stream)
+    except pickle.UnpicklingError as error:
+        raise EOFError("a message was cut off") from error

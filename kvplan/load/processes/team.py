@@ -145,7 +145,15 @@ class ClientProcess:
         try:
             return read_message(self._from)
         except EOFError:
-            return KvplanError(f"A client process ended with exit code {self._process.wait()}.")
+            return KvplanError(f"A client process ended with exit code {self._exit_code()}.")
+
+    def _exit_code(self) -> int:
+        """Of a process that says nothing any more."""
+        try:
+            return self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     def _write(self, message: object) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended; reading says how

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.errors import UsageError
-from kvplan.workload.requests import ALL_AT_ONCE, POISSON
+from kvplan.workload.arrivals import drawn_arrivals
+from kvplan.workload.requests import ALL_AT_ONCE, LOWEST_RATE, POISSON
 
 CONSTANT: Final = math.inf
 """The burstiness of equal gaps."""
@@ -28,7 +29,7 @@ class Rate:
             ends = [float(part) for part in text.split("..")]
         except ValueError:
             ends = []
-        if not 1 <= len(ends) <= 2 or any(math.isnan(end) or end <= 0 for end in ends):
+        if not 1 <= len(ends) <= 2 or not all(end >= LOWEST_RATE for end in ends):
             raise UsageError(f"--request-rate '{text}' is not a rate.", hint=_HINT)
         if len(ends) == 2 and math.inf in ends:
             raise UsageError(f"--request-rate '{text}' has no end.", hint=_HINT)
@@ -56,26 +57,18 @@ UNLIMITED: Final = Rate()
 
 
 def arrival_times(rate: Rate, burstiness: float, count: int, seed: int) -> list[float]:
-    """``count`` times, ascending, from 0 on; the n-th of a constant mean rate comes at n / rate for every seed.
+    """``count`` times, ascending; the last of n at a constant mean rate comes at n / rate for every seed.
 
     burstiness: shape of the gamma-distributed gaps, 1 is Poisson, less is burstier, CONSTANT equal gaps. A ramp
-    stretches the same pattern so that the rate at each moment lies on the line.
+    stretches the same pattern so that the rate at each moment lies on the line. UsageError for a burstiness so low that
+    all come at once.
     """
     if rate.is_all_at_once or count < 1:
         return [0.0] * count
-    # Arrivals of a process of rate 1, the last of n at n, as in vLLM's benchmark; the first one starts the clock.
-    unit = _unit_times(burstiness, count, seed)
-    return [_stretched(place, rate, count) for place in unit]
-
-
-def _unit_times(burstiness: float, count: int, seed: int) -> list[float]:
-    if math.isinf(burstiness):
-        return [float(place) for place in range(count)]
     import numpy as np
 
-    gaps = np.random.default_rng([seed, 1]).gamma(shape=burstiness, scale=1.0 / burstiness, size=count)
-    times = gaps.cumsum() * (count / gaps.sum())
-    return [float(time) for time in times - times[0]]
+    unit = drawn_arrivals(1.0, burstiness, count, np.random.default_rng([seed, 1]))
+    return [_stretched(place, rate, count) for place in unit]
 
 
 def _stretched(place: float, rate: Rate, count: int) -> float:
@@ -85,7 +78,7 @@ def _stretched(place: float, rate: Rate, count: int) -> float:
     seconds = count / rate.mean  # of the whole run
     slope = (rate.last - rate.first) / seconds
     # first t + slope t^2 / 2 = place
-    return 2 * place / (rate.first + math.sqrt(rate.first**2 + 2 * slope * place))
+    return 2 * place / (rate.first + math.sqrt(max(0.0, rate.first**2 + 2 * slope * place)))
 
 
 def arrivals_text(rate: Rate, burstiness: float) -> str:

@@ -71,7 +71,7 @@ class Dispatcher:
             if seats is not None:
                 await seats.acquire()
             now = time.perf_counter()
-            if self._stopped or self._is_over(now if not self.plan.is_open else due):
+            if self._stopped or (self._is_due_later(spec) if self.plan.is_open else self._is_over(now)):
                 return
             # In a closed loop a request is due when its seat is free.
             had_to_wait = seats is not None and now - due > 0
@@ -98,6 +98,11 @@ class Dispatcher:
     def _is_over(self, moment: float) -> bool:
         limit = self.plan.duration_seconds
         return limit is not None and moment - self.started >= limit
+
+    def _is_due_later(self, spec: RequestSpec) -> bool:
+        """Whether it comes after the end of the run: the last one at an even rate comes with it."""
+        limit = self.plan.duration_seconds
+        return limit is not None and spec.arrival_seconds > limit
 
     async def _serve(self, spec: RequestSpec, scheduled: float, permitted: float) -> None:
         record = RequestRecord(

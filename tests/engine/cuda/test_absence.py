@@ -151,6 +151,17 @@ def test_a_sweep_says_that_it_leaves_a_gpu_aside(monkeypatch: pytest.MonkeyPatch
         machine_module.detect_device("cuda", None)
 
 
+@pytest.mark.parametrize("visible", ["-1", ""])
+def test_gpus_that_are_hidden_are_not_called_a_missing_driver(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(KvplanError, match=f"CUDA_VISIBLE_DEVICES is '{visible}', which hides every GPU"):
+        machine_module.detect_device("cuda", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(KvplanError, match="no NVIDIA driver"):
+        machine_module.detect_device("cuda", None)
+
+
 def test_another_engine_brings_a_torch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "_torch_is_cpu_build", lambda: True)
     monkeypatch.setattr(machine_module, "_first_gpu", lambda: ("NVIDIA L4", 24 * 1024**3))

@@ -156,6 +156,8 @@ def test_settings_change_without_a_restart(own: ServerProcess) -> None:
     ({"block_sise": 4}, "'block_sise' is not a setting"),
     ({"max_num_seqs": "many"}, "Expected `int`, got `str` - at `$.max_num_seqs`"),
     ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+    ({"swap_space": 10**20}, "swap_space must fit 64 bits"),
+    ({"max_num_batched_tokens": 10**17}, "max_num_batched_tokens must be at most 2,147,483,647, got"),
     ({"gpu_memory_utilization": 0.01}, "GiB"),
     ({"max_num_seqs": 30_000_000}, "GiB"),
     ({"max_model_len": 100_000}, "max_model_len 100,000 is more than"),
@@ -169,6 +171,20 @@ def test_settings_that_do_not_fit_leave_the_server_as_it_was(
     assert says in answer.error["message"]
     assert own.get("/v1/runtime_config").json == before
     assert own.complete("the", max_tokens=2)["choices"]
+
+
+@pytest.mark.parametrize("timeout", ["nan", "inf", "-1", "1e300", "soon"])
+def test_a_timeout_that_is_no_time_is_refused(own: ServerProcess, timeout: str) -> None:
+    answer = own.request("PATCH", f"/v1/runtime_config?timeout={timeout}", {"max_num_seqs": 2})
+    assert answer.status == 400
+    assert f"timeout '{timeout}' is not a number of seconds" in answer.error["message"]
+
+
+@pytest.mark.parametrize("rank", ["7", "9" * 5000])
+def test_an_engine_that_is_not_there_is_refused(own: ServerProcess, rank: str) -> None:
+    answer = own.post("/v1/completions", {"prompt": "the"}, {"X-data-parallel-rank": rank})
+    assert answer.status == 400
+    assert "is none of the 1 engines" in answer.error["message"] and len(answer.error["message"]) < 200
 
 
 def test_new_settings_do_not_wait_for_ever(own: ServerProcess) -> None:

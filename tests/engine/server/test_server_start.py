@@ -86,6 +86,13 @@ def test_every_setting_of_the_engine_is_an_option() -> None:
             "hint: choose a --tensor-parallel-size that divides 12\n",
             2,
         ),
+        (
+            {"model": "gpt2", "port": 0, "settings": {"seed": 2**63}},
+            "error: seed must fit 64 bits, got 9223372036854775808.",
+            2,
+        ),
+        ({"model": "gpt2", "port": 0, "host": ".x"}, "error: the server cannot listen on '.x': that is not", 1),
+        ({"model": "gpt2", "port": 0, "host": "x" * 70}, "that is not the name of a host", 1),
         ({"model": "gpt2", "port": 0, "host": "999.1.1.1"}, "error: the server cannot listen on '999.1.1.1'", 1),
     ],
 )

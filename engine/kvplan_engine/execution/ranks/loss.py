@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvplan_engine.errors import RankDied
+from kvplan_engine.errors import RankDied, describe_exit
 from kvplan_engine.execution.ranks.messages import LOST_PEER
 
 START_ANEW = "start a new engine"
@@ -45,17 +44,12 @@ class Loss:
         until, num_ranks = time.monotonic() + _SECONDS_TO_DIE, len(self._processes) + 1
         while time.monotonic() < until:
             codes = {rank: process.poll() for rank, process in enumerate(self._processes, start=1)}
-            first = next((rank for rank, code in codes.items() if code not in (None, LOST_PEER)), None)
-            if first is not None:
-                return RankDied(f"rank {first} of {num_ranks} {_ending(codes[first])}.", rank=first, hint=START_ANEW)
+            ended = ((rank, code) for rank, code in codes.items() if code is not None and code != LOST_PEER)
+            for first, code in ended:
+                message = f"rank {first} of {num_ranks} {describe_exit(code)}."
+                return RankDied(message, rank=first, hint=START_ANEW)
             time.sleep(0.02)
         return RankDied(f"one of {num_ranks} ranks stopped answering.", rank=0, hint=START_ANEW)
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
 
 
 class LossWatch:

@@ -200,8 +200,11 @@ class EngineClient(asyncio.Protocol):
     async def command(self, name: str, **arguments: Any) -> Any:
         """What the engine's command returns. EngineError when it fails, EngineDead when the process ends."""
         self.check_alive()
-        number, reply = self._commands.add()
-        self._send(Command(number, name, arguments))
+        assert self._transport is not None, "started before anything is sent"
+        number = self._commands.next_number()
+        encoded = frame(Command(number, name, arguments))  # first: for what cannot be encoded no reply is awaited
+        reply = self._commands.add(number)
+        self._transport.write(encoded)
         return await reply
 
     # ---- frames

@@ -17,11 +17,14 @@ class CommandsInFlight:
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
 
-    def add(self) -> tuple[int, asyncio.Future[Any]]:
-        """The number of a new command, and where its value will be. EngineError there when it fails."""
-        number = next(self._numbers)
+    def next_number(self) -> int:
+        """The number of a new command."""
+        return next(self._numbers)
+
+    def add(self, number: int) -> asyncio.Future[Any]:
+        """Where the value of command ``number`` will be. EngineError there when it fails."""
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        return number, reply
+        return reply
 
     def take(self, message: Reply) -> None:
         reply = self._replies.pop(message.number)
@@ -35,5 +38,6 @@ class CommandsInFlight:
     def fail(self, error: Exception) -> None:
         """No reply will come any more: all that wait are told ``error``."""
         for reply in self._replies.values():
-            reply.set_exception(error)
+            if not reply.done():  # whoever waited may have been cancelled
+                reply.set_exception(error)
         self._replies.clear()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+
+from kvplan_engine.errors import describe_exit
 
 
 def start_process(theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -30,6 +31,4 @@ def describe_ending(code: int | None) -> str:
     """What follows "The engine process". code: the process's return code, None while it runs."""
     if code is None:
         return "closed its connection"
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+    return describe_exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import platform
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvplan_engine.server.openai.parameters import parse_body
 
 # How long new settings wait for the requests in flight.
 _PATIENCE_SECONDS = 60.0
+_MOST_PATIENCE_SECONDS = 1_000_000
 
 
 async def server_info(state: ServerState, exchange: Exchange) -> None:
@@ -109,6 +111,11 @@ def _check_changes(state: ServerState, changes: dict[str, Any]) -> None:
 def _patience(exchange: Exchange) -> float:
     text = exchange.query.get("timeout", [""])[0]
     try:
-        return float(text) if text else _PATIENCE_SECONDS
+        seconds = float(text) if text else _PATIENCE_SECONDS
     except ValueError:
-        raise bad_request(f"timeout '{text}' is not a number of seconds.", "timeout") from None
+        seconds = math.nan
+    if not 0 <= seconds <= _MOST_PATIENCE_SECONDS:
+        raise bad_request(
+            f"timeout '{text}' is not a number of seconds from 0 to {_MOST_PATIENCE_SECONDS:,}.", "timeout"
+        )
+    return seconds

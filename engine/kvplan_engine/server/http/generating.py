@@ -21,6 +21,8 @@ from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, Sampl
 from kvplan_engine.server.openai.shapes import AnswerContext, Prompt, Shape
 
 _LONGEST_REQUEST_ID = 128
+_LONGEST_RANK = 9
+"""In digits: more are neither read nor repeated."""
 
 
 async def completions(state: ServerState, exchange: Exchange) -> None:
@@ -71,7 +73,8 @@ def _chosen_engine(exchange: Exchange, num_engines: int) -> int | None:
     text = exchange.header(b"x-data-parallel-rank").decode("latin-1")
     if not text:
         return None
-    if not text.isdecimal() or int(text) >= num_engines:
+    if not text.isdecimal() or len(text) > _LONGEST_RANK or int(text) >= num_engines:
+        text = text[:_LONGEST_RANK]
         raise bad_request(f"X-data-parallel-rank '{text}' is none of the {num_engines} engines, which count from 0.")
     return int(text)
 

@@ -23,7 +23,8 @@ def is_aiperf(document: Mapping[str, Any]) -> bool:
 def read_aiperf(document: Mapping[str, Any], source: str) -> Results:
     """One load. Left out, with the reason, where requests failed, none was served, or nothing was streamed."""
     fields, found = Fields(document, source), Results()
-    count = int(fields.inner("request_count").optional_number("avg") or 0)
+    requests = fields.inner("request_count")
+    count = requests.count("avg") if requests.values else 0
     phase = _phase(fields)
     if not count:
         found.excluded["no request was served"] += 1
@@ -50,31 +51,31 @@ def _phase(fields: Fields) -> Fields | None:
 
 def _load(fields: Fields, phase: Fields, count: int) -> LoadResult:
     prompts, outputs = fields.inner("input_sequence_length"), fields.inner("output_sequence_length")
-    requests = alike(count, count * prompts.number("avg"), count * outputs.number("avg"))
-    rate, concurrency = phase.optional_number("rate"), phase.optional_number("concurrency")
-    if rate is not None and math.isfinite(rate):
+    requests = alike(count, count * prompts.positive("avg"), count * outputs.positive("avg"))
+    rate, concurrency = phase.optional_positive("rate"), phase.optional_positive("concurrency")
+    if rate is not None:
         requests = with_arrivals(requests, rate, math.inf if phase.text("type") == "constant" else 1.0)
     return LoadResult(
         source=fields.source,
         served=_served(fields),
         requests=requests,
         max_concurrency=None if concurrency is None else int(concurrency),
-        figures=_figures(fields, count * outputs.number("avg")),
+        figures=_figures(fields, count * outputs.positive("avg")),
         has_lengths=prompts.optional_number("std") == 0 and outputs.optional_number("std") == 0,
     )
 
 
 def _served(fields: Fields) -> Served:
     models = fields.inner("input_config", "models").objects("items")
-    endpoints = fields.inner("telemetry_data", "endpoints").values.values()
-    gpus = {gpu["gpu_name"] for endpoint in endpoints for gpu in endpoint["gpus"].values()}
+    endpoints = fields.inner("telemetry_data", "endpoints").entries()
+    gpus = {gpu.text("gpu_name") for endpoint in endpoints for gpu in endpoint.inner("gpus").entries()}
     return Served(
         model=models[0].text("name") if len(models) == 1 else None, gpu=gpus.pop() if len(gpus) == 1 else None
     )
 
 
 def _figures(fields: Fields, output_tokens: float) -> LoadFigures:
-    duration = fields.inner("benchmark_duration").number("avg")
+    duration = fields.inner("benchmark_duration").positive("avg")
     ttft, tpot = fields.inner("time_to_first_token"), fields.inner("inter_token_latency")
     return LoadFigures(
         duration=duration,

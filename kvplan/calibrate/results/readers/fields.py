@@ -7,17 +7,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvplan.errors import KvplanError
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One object of a file. source: how messages call it."""
+    """One object of a file. source: how messages call it; place: the names that lead to it, each followed by a dot."""
 
     values: Mapping[str, Any]
     source: str
+    place: str = ""
 
     def has(self, *names: str) -> bool:
         return all(name in self.values for name in names)
@@ -30,15 +31,30 @@ class Fields:
         return found
 
     def optional_number(self, name: str) -> float | None:
-        """None where it is missing, null or not a number."""
-        value = self.values.get(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if is_number else None  # type: ignore[arg-type]
+        """None where it is missing, null or not a finite number."""
+        return _finite(self.values.get(name))
+
+    def positive(self, name: str) -> float:
+        """KvplanError where it is missing or not a number above 0."""
+        found = self.optional_number(name)
+        if found is None or found <= 0:
+            raise self.malformed(name, "a number above 0")
+        return found
+
+    def optional_positive(self, name: str) -> float | None:
+        """None where ``optional_number`` is None. KvplanError for a number that is not above 0."""
+        return None if self.optional_number(name) is None else self.positive(name)
+
+    def count(self, name: str) -> int:
+        """KvplanError where it is missing or not a number from 0 on that something can be counted by."""
+        found = self.optional_number(name)
+        if found is None or not 0 <= found <= _MOST:
+            raise self.malformed(name, _COUNT)
+        return int(found)
 
     def seconds(self, name: str) -> float | None:
-        """A figure in milliseconds, in seconds; None where it is missing or 0."""
-        found = self.optional_number(name)
-        return found / 1000 if found else None
+        """A figure in milliseconds, in seconds; None where it is missing or 0. KvplanError where it is below."""
+        return self.positive(name) / 1000 if self.optional_number(name) else None
 
     def text(self, name: str) -> str | None:
         value = self.values.get(name)
@@ -49,7 +65,12 @@ class Fields:
         value: Any = self.values
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
-        return Fields(value if isinstance(value, Mapping) else {}, self.source)
+        place = self.place + "".join(f"{name}." for name in names)
+        return Fields(value if isinstance(value, Mapping) else {}, self.source, place)
+
+    def entries(self) -> list[Fields]:
+        """The objects among its values, whatever their names."""
+        return [self.inner(name) for name, value in self.values.items() if isinstance(value, Mapping)]
 
     def objects(self, name: str) -> list[Fields]:
         """A list of objects. KvplanError where it is anything else."""
@@ -60,13 +81,54 @@ class Fields:
 
     def numbers(self, name: str) -> list[float]:
         """A list of numbers. KvplanError where it is anything else."""
-        found = self.values.get(name)
-        if not isinstance(found, list) or not all(isinstance(each, (int, float)) for each in found):
+        found = _numbers(self.values.get(name))
+        if found is None:
             raise self.malformed(name, "a list of numbers")
-        return [float(each) for each in found]
+        return found
+
+    def counts(self, name: str) -> list[int]:
+        """A list of numbers from 0 on. KvplanError where it is anything else."""
+        found = _numbers(self.values.get(name))
+        if found is None or not all(0 <= each <= _MOST for each in found):
+            raise self.malformed(name, f"a list of {_COUNTS}")
+        return [int(each) for each in found]
+
+    def number_lists(self, name: str) -> list[list[float]]:
+        """A list of lists of numbers. KvplanError where it is anything else."""
+        value = self.values.get(name)
+        found = [_numbers(each) for each in value] if isinstance(value, list) else [None]
+        lists = [each for each in found if each is not None]
+        if len(lists) < len(found):
+            raise self.malformed(name, "a list of lists of numbers")
+        return lists
 
     def malformed(self, name: str, wanted: str) -> KvplanError:
-        return KvplanError(f"{self.source} has no {name} that is {wanted}.", hint="save the benchmark's result again")
+        message = f"{self.source} has no {self.place}{name} that is {wanted}."
+        return KvplanError(message, hint="save the benchmark's result again")
+
+
+_MOST: Final = 10**12
+"""Tokens or requests of one result."""
+_COUNTS: Final = f"numbers from 0 to {_MOST:,}"
+_COUNT: Final = f"a number from 0 to {_MOST:,}"
+
+
+def _finite(value: object) -> float | None:
+    """The finite number that ``value`` is, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _numbers(value: object) -> list[float] | None:
+    """The finite numbers of a list, None for anything else."""
+    found = [_finite(each) for each in value] if isinstance(value, list) else [None]
+    numbers = [each for each in found if each is not None]
+    return numbers if len(numbers) == len(found) else None
 
 
 def read_json(path: Path) -> Any:

@@ -5,7 +5,6 @@ Latencies are taken from the requests' own times: GuideLLM's time per output tok
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -51,24 +50,23 @@ def _request(fields: Fields) -> MeasuredRequest:
     ttft = fields.seconds("time_to_first_token_ms")
     return MeasuredRequest(
         start=fields.number("request_start_time"),
-        num_prompt_tokens=int(fields.number("prompt_tokens")),
-        num_output_tokens=int(fields.number("output_tokens")),
+        num_prompt_tokens=fields.count("prompt_tokens"),
+        num_output_tokens=fields.count("output_tokens"),
         ttft=ttft,
-        latency=fields.number("request_latency"),
+        latency=fields.positive("request_latency"),
     )
 
 
 def _load(benchmark: Fields, requests: list[MeasuredRequest], model: str | None) -> LoadResult:
     strategy = benchmark.inner("config", "strategy")
     kind = strategy.text("type_") or ""
-    limit = {"concurrent": strategy.optional_number("streams"), "synchronous": 1.0}.get(kind)
-    limit = limit or strategy.optional_number("max_concurrency")
-    is_limited = limit is not None and math.isfinite(limit)
+    limit = {"concurrent": strategy.optional_positive("streams"), "synchronous": 1.0}.get(kind)
+    limit = limit or strategy.optional_positive("max_concurrency")
     return LoadResult(
         source=benchmark.source,
         served=Served(model=model),
         requests=in_order(requests, arrive_over_time=kind not in _CLOSED),
-        max_concurrency=int(limit) if is_limited and limit is not None else None,
+        max_concurrency=None if limit is None else int(limit),
         figures=figures_of(requests),
         has_lengths=True,
     )

@@ -31,7 +31,7 @@ def read_vllm_forward(documents: Sequence[Mapping[str, Any]], source: str) -> Re
         elif not requests or fields.number("median_us") <= 0:
             found.excluded["nothing was timed"] += 1
         else:
-            sizes = tuple((int(each.number("query_len")), int(each.number("kv_len"))) for each in requests)
+            sizes = tuple((each.count("query_len"), each.count("kv_len")) for each in requests)
             ranks = fields.values.get("ranks")
             tp = len(ranks) if isinstance(ranks, list) and len(ranks) > 1 else None
             served = Served(engine="vllm", tensor_parallel_size=tp)

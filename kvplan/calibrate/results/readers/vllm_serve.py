@@ -36,14 +36,14 @@ def is_vllm_serve(document: Mapping[str, Any]) -> bool:
 def read_vllm_serve(document: Mapping[str, Any], source: str) -> Results:
     """One load. Left out, with the reason, where requests failed or none was served."""
     fields, found = Fields(document, source), Results()
-    completed, failed = int(fields.number("completed")), int(fields.optional_number("failed") or 0)
+    completed, failed = fields.count("completed"), fields.optional_number("failed")
     if completed < 1:
         found.excluded["no request was served"] += 1
-    elif failed or completed < int(fields.optional_number("num_prompts") or completed):
+    elif failed or completed < (fields.optional_number("num_prompts") or 0):
         found.excluded["some requests failed"] += 1
     elif fields.has("ramp_up_strategy"):
         found.excluded["the request rate was ramped up"] += 1
-    elif fields.number("total_output_tokens") < 1:
+    elif fields.count("total_output_tokens") < 1:
         found.excluded["no tokens were generated"] += 1
     else:
         found.loads.append(_load(fields, completed))
@@ -53,13 +53,13 @@ def read_vllm_serve(document: Mapping[str, Any], source: str) -> Results:
 def _load(fields: Fields, completed: int) -> LoadResult:
     rate = _rate(fields)
     measured = _measured_requests(fields)
-    concurrency = fields.optional_number("max_concurrency")
+    concurrency = fields.optional_positive("max_concurrency")
     return LoadResult(
         source=fields.source,
         served=_served(fields),
         requests=in_order(measured, arrive_over_time=math.isfinite(rate)) if measured else _means(fields, completed),
         max_concurrency=None if concurrency is None else int(concurrency),
-        figures=figures_of(measured, fields.number("duration")) if measured else _figures(fields),
+        figures=figures_of(measured, fields.positive("duration")) if measured else _figures(fields),
         has_lengths=bool(measured),
     )
 
@@ -74,32 +74,30 @@ def _served(fields: Fields) -> Served:
 
 def _rate(fields: Fields) -> float:
     """Requests per second; infinite where all were sent at once."""
-    return fields.optional_number("request_rate") or math.inf
+    return fields.optional_positive("request_rate") or math.inf
 
 
 def _measured_requests(fields: Fields) -> list[MeasuredRequest]:
     """One for each request; none without ``--save-detailed``."""
     if not fields.has(*_DETAILS):
         return []
-    prompts, outputs, ttfts, starts = (
-        fields.numbers(name) for name in ("input_lens", "output_lens", "ttfts", "start_times")
-    )
-    gaps = fields.values["itls"]
-    if not isinstance(gaps, list) or {len(prompts), len(outputs), len(ttfts), len(starts)} != {len(gaps)}:
+    prompts, outputs = fields.counts("input_lens"), fields.counts("output_lens")
+    ttfts, starts, gaps = fields.numbers("ttfts"), fields.numbers("start_times"), fields.number_lists("itls")
+    if {len(prompts), len(outputs), len(ttfts), len(starts)} != {len(gaps)}:
         raise fields.malformed("itls", "a list with an entry for every request")
     return [
-        MeasuredRequest(starts[index], int(prompts[index]), int(outputs[index]), ttfts[index], ttfts[index] + sum(each))
+        MeasuredRequest(starts[index], prompts[index], outputs[index], ttfts[index], ttfts[index] + sum(each))
         for index, each in enumerate(gaps)
     ]
 
 
 def _means(fields: Fields, completed: int) -> tuple[RequestSpec, ...]:
     """Requests alike, at the rate that was asked for."""
-    prompts, outputs = fields.number("total_input_tokens"), fields.number("total_output_tokens")
+    prompts, outputs = fields.count("total_input_tokens"), fields.count("total_output_tokens")
     requests, rate = alike(completed, prompts, outputs), _rate(fields)
     if math.isinf(rate):
         return requests
-    return with_arrivals(requests, rate, fields.optional_number("burstiness") or 1.0)
+    return with_arrivals(requests, rate, fields.optional_positive("burstiness") or 1.0)
 
 
 def with_arrivals(requests: tuple[RequestSpec, ...], rate: float, burstiness: float) -> tuple[RequestSpec, ...]:
@@ -113,10 +111,10 @@ def with_arrivals(requests: tuple[RequestSpec, ...], rate: float, burstiness: fl
 
 
 def _figures(fields: Fields) -> LoadFigures:
-    duration = fields.number("duration")
+    duration = fields.positive("duration")
     return LoadFigures(
         duration=duration,
-        output_throughput=fields.number("total_output_tokens") / duration,
+        output_throughput=fields.count("total_output_tokens") / duration,
         mean_ttft=fields.seconds("mean_ttft_ms"),
         median_ttft=fields.seconds("median_ttft_ms"),
         mean_tpot=fields.seconds("mean_tpot_ms"),

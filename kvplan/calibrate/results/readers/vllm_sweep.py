@@ -6,7 +6,10 @@ The options of the server and of the load that a combination changed stand in th
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kvplan.calibrate.results.outcome import Results
 from kvplan.calibrate.results.readers.fields import objects_of, read_json
@@ -24,11 +27,14 @@ def read_vllm_sweep(directory: Path) -> Results:
         if path.name.endswith(".failure.json"):
             found.excluded["the benchmark failed"] += 1
             continue
-        (document,) = objects_of(read_json(path)) or ({},)
-        if is_vllm_serve(document):
-            found.add(read_vllm_serve({"engine": "vllm", **document}, str(path)))
-        else:
-            found.excluded["no result of a served load"] += 1
+        for document in objects_of(read_json(path)) or ({},):
+            found.add(_read_run(document, str(path)))
     for _ in directory.rglob("SERVE-*-failure.json"):
         found.excluded["the server did not start"] += 1
     return found
+
+
+def _read_run(document: Mapping[str, Any], source: str) -> Results:
+    if is_vllm_serve(document):
+        return read_vllm_serve({"engine": "vllm", **document}, source)
+    return Results(excluded=Counter(["no result of a served load"]))
