@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class EngineError(Exception):
     """Base of every error that is due to the input or the device. status: the word that a sweep records for it."""
@@ -49,14 +51,26 @@ class OutOfDeviceMemory(EngineError):
 
 
 class ContextTooLong(EngineError):
-    """One sequence of ``max_model_len`` tokens does not fit the KV pool, or exceeds the model's positions."""
+    """One sequence of ``max_model_len`` tokens does not fit the KV pool, or exceeds the model's positions.
+
+    limited_by: which of the two; largest_tokens is that limit.
+    """
 
     status = "rejected_ctx"
 
-    def __init__(self, message: str, *, requested_tokens: int, largest_tokens: int, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        requested_tokens: int,
+        largest_tokens: int,
+        limited_by: Literal["pool", "model"] = "pool",
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.requested_tokens = requested_tokens
         self.largest_tokens = largest_tokens
+        self.limited_by = limited_by
 
 
 class RankDied(EngineError):

@@ -41,6 +41,7 @@ def failed_row(failure: Failure) -> Row:
         "error": failure.error,
         "oom_phase": failure.oom_phase,
         "largest_max_model_len": failure.largest_max_model_len,
+        "context_limited_by": failure.context_limited_by,
         "oom_requested_bytes": failure.oom_requested_bytes,
         "oom_free_bytes": failure.oom_free_bytes,
     }
