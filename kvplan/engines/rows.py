@@ -62,7 +62,7 @@ def served_row(
         )
         row["status"] = "queued" if waited else "ok"
     if row.get("kv_usage_max") is None and kv_cache_tokens:
-        row |= usage_of_tokens(run.server.readings, kv_cache_tokens)
+        row |= usage_of_tokens(run.server.within, kv_cache_tokens)
     return row
 
 

@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def test_a_load_writes_what_a_sweep_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server = FakeServer(gap=0.01)
+    server = FakeServer(gap=0.025)
     vllm_like(server)
     out = tmp_path / "run"
     with running(server):
@@ -84,7 +84,7 @@ def test_json_has_the_keys_of_vllm_bench_serve_and_nothing_else_on_stdout(
 def test_a_pool_that_the_server_does_not_tell_is_not_shown_as_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(FakeServer(gap=0.1, metrics=lambda: LLAMACPP_PAGE)) as server:
+    with running(FakeServer(gap=0.25, metrics=lambda: LLAMACPP_PAGE)) as server:
         words = ("--num-prompts", "2", "--output-len", "6", "--out", str(tmp_path / "run"))
         code, printed, _ = run(capsys, server.url, *words)
     assert code == 0 and "Server (llamacpp): 1 running" in printed
