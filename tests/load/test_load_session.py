@@ -111,8 +111,9 @@ def test_a_search_finds_the_most_users_within_the_service_level(
     assert code == 0
     assert (search["keeps"], search["misses"]) == (5, 6)
     assert document["max_concurrency"] == 5, "the figures at the top are those of the load that was found"
-    assert "max_concurrency 5" in search["sentence"]
+    assert search["variable"] == "users" and "is met up to 5 users (" in search["sentence"]
     assert (tmp_path / "run" / "slo.png").exists()
+    assert "(p99) met up to 5 users (" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_search_over_rates_begins_with_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
