@@ -169,7 +169,7 @@ def test_the_memory_that_nobody_chose_lets_the_requests_fill_the_pool(tmp_path: 
     plan = make_profile_plan(options(tmp_path, {"block_size": "4", "max_model_len": "128"}))
     peak = plan.prepared.prediction
     assert peak.status == "ok"
-    assert any("so that the requests nearly fill it" in notice for notice in plan.notices)
+    assert any("max_model_len 128, of which the requests fill 6 % at most" in notice for notice in plan.notices)
     chosen = make_profile_plan(options(tmp_path, {}, device_memory="1GiB"))
     assert chosen.predictor.device.memory_bytes == 1024**3
 
