@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Literal
 
 
 class EngineError(Exception):
@@ -51,14 +52,26 @@ class OutOfDeviceMemory(EngineError):
 
 
 class ContextTooLong(EngineError):
-    """One sequence of ``max_model_len`` tokens does not fit the KV pool, or exceeds the model's positions."""
+    """One sequence of ``max_model_len`` tokens does not fit the KV pool, or exceeds the model's positions.
+
+    limited_by: which of the two; largest_tokens is that limit.
+    """
 
     status = "rejected_ctx"
 
-    def __init__(self, message: str, *, requested_tokens: int, largest_tokens: int, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        requested_tokens: int,
+        largest_tokens: int,
+        limited_by: Literal["pool", "model"] = "pool",
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.requested_tokens = requested_tokens
         self.largest_tokens = largest_tokens
+        self.limited_by = limited_by
 
 
 class RankDied(EngineError):

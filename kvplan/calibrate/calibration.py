@@ -19,10 +19,9 @@ from kvplan.calibrate.scoring import (
     summarize_errors,
 )
 from kvplan.calibrate.trials import DeviceIdentity, MeasuredTrial, TrialSet, read_trial_sets
-from kvplan.catalog.devices.measured import FOLDER, SCHEMA, HeldOutError
+from kvplan.catalog.devices.measured import SCHEMA, HeldOutError, own_folder
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.step_time import SPEED_UNITS, Speed
-from kvplan.paths import user_profiles_dir
 from kvplan.runs.storage.files import write_whole
 from kvplan.sweeps.engine_names import OWN_ENGINE
 
@@ -168,7 +167,7 @@ def user_profile_path(device: DeviceIdentity, engine: str = OWN_ENGINE) -> Path:
     cores = f"-{device.num_cores}-cores" if device.num_cores else ""
     served = "" if engine == OWN_ENGINE else f"-{engine}"
     name = re.sub(r"[^a-z0-9]+", "-", f"{device.name}{cores}-{device.dtype}{served}".lower()).strip("-")
-    return user_profiles_dir() / FOLDER / f"{name}.json"
+    return own_folder() / f"{name}.json"
 
 
 def write_profile(document: Mapping[str, object], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -91,7 +92,18 @@ def calibrate(
     path = path if out is None else out
     if str(path) != "-":
         write_profile(document, path)
-        print(f"wrote {path}; estimate, plan and sweep use it on this device", file=sys.stderr)
+        print(f"wrote {path}; {_usage(path)}", file=sys.stderr)
+
+
+def _usage(path: Path) -> str:
+    """Which commands read the profile, and how."""
+    from kvplan.catalog.devices.measured import own_folder
+
+    folder = own_folder()
+    if path.suffix == ".json" and path.parent.resolve() == folder.resolve():
+        return "estimate, plan and sweep use it on this device"
+    option = shlex.join(["--calibration", str(path)])
+    return f"estimate and plan use it with {option}; without it they and sweep look in {folder}"
 
 
 def _refuse(options: dict[str, object], whose: str) -> None:

@@ -16,7 +16,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.steps import StepLog
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
-from kvplan.runs.statuses import Status
+from kvplan.runs.statuses import ContextLimit, Status
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.pool import EngineModel
 
@@ -104,13 +104,14 @@ class Failure:
     """A failed start or run as the sweep's columns have it. error: one sentence with the cause and the way out.
 
     stops_sweep: every trial would end so, as with a command line that the engine refuses. oom_phase: see the column.
-    largest_max_model_len: where the engine says what it would accept.
+    largest_max_model_len, context_limited_by: where the engine says what it would accept, and why no more.
     """
 
     status: Status
     error: str
     oom_phase: str | None = None
     largest_max_model_len: int | None = None
+    context_limited_by: ContextLimit | None = None
     oom_requested_bytes: int | None = None
     oom_free_bytes: int | None = None
     stops_sweep: bool = False

@@ -41,6 +41,7 @@ def failed_row(failure: Failure) -> Row:
         "error": failure.error,
         "oom_phase": failure.oom_phase,
         "largest_max_model_len": failure.largest_max_model_len,
+        "context_limited_by": failure.context_limited_by,
         "oom_requested_bytes": failure.oom_requested_bytes,
         "oom_free_bytes": failure.oom_free_bytes,
     }
@@ -61,7 +62,7 @@ def served_row(
         )
         row["status"] = "queued" if waited else "ok"
     if row.get("kv_usage_max") is None and kv_cache_tokens:
-        row |= usage_of_tokens(run.server.readings, kv_cache_tokens)
+        row |= usage_of_tokens(run.server.within, kv_cache_tokens)
     return row
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kvplan.errors import UsageError
 from kvplan.load.client.body import Endpoint
@@ -39,14 +39,14 @@ _SEARCHED_USERS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 6
 class SearchRange:
     """What ``--search`` asks for. variable: users, max_concurrency or request_rate; values: ascending, () for usual."""
 
-    variable: str
+    variable: LoadVariable
     values: tuple[float, ...]
 
     @staticmethod
     def parse(text: str) -> SearchRange:
         """``users``, ``request_rate=0.5..8*1.2``. UsageError otherwise."""
         name, equals, listed = text.partition("=")
-        variable = name.strip().replace("-", "_")
+        variable = cast(LoadVariable, name.strip().replace("-", "_"))
         axis = LOAD_AXES.get("max_concurrency" if variable == "users" else variable)
         if axis is None or (equals and not listed.strip()):
             raise UsageError(
@@ -60,7 +60,7 @@ class SearchRange:
 
     @property
     def axis(self) -> LoadVariable:
-        """The column that holds what is searched: users are requests in flight."""
+        """The part of a load that is varied: users are requests in flight."""
         return "request_rate" if self.variable == "request_rate" else "max_concurrency"
 
 

@@ -99,8 +99,8 @@ def run_load(
         view = monitor.view()
     measured = MeasuredRun(sent.records, plan.is_open)
     health = client_health(measured.measured, sent.samples)
-    server = view.since(measured.start)
-    return LoadRun(measured, health, server, verdict(health, server), sent.interrupted)
+    server = view.of_run(measured.start, measured.end)
+    return LoadRun(measured, health, server, verdict(health, server, measured.measured), sent.interrupted)
 
 
 def _send(sending: Sending, num_clients: int, report: Callable[[SentSoFar], None]) -> Sent:

@@ -107,7 +107,7 @@ def _result_entry(row: Row, sentence: str, found: SloResult | None) -> dict[str,
 
 def _search_result(rows: Sequence[Row], objectives_ms: Mapping[str, float], search: SearchRange) -> SloResult | None:
     where = str(rows[0]["model_id"])
-    return line_result(None, rows, objectives_ms, where, search.axis)
+    return line_result(None, rows, objectives_ms, where, search.variable)
 
 
 def _main_place(rows: Sequence[Row], found: SloResult | None) -> int:

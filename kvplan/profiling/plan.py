@@ -15,7 +15,7 @@ from kvplan.sweeps.feasibility import refuse_architecture, refuse_oversized
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import SweepOptions
-from kvplan.sweeps.plan import TELLING_MEMORY, file_name, implementation_of, make_predictor, notices_of
+from kvplan.sweeps.plan import file_name, implementation_of, make_predictor, notices_of
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
 from kvplan.workload.requests import WorkloadSpec
 
@@ -66,8 +66,9 @@ def make_profile_plan(options: SweepOptions, *, records_allocations: bool = Fals
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
     settings = base_settings(predictor).with_changes(**changes)
     if device.kind == "cpu" and memory_bytes is None and "gpu_memory_utilization" not in changes:
-        memory_bytes = min(telling_memory(predictor, settings), device.memory_bytes)
-        predictor = replace(predictor, device=detect_device(options.device, memory_bytes, reason=TELLING_MEMORY))
+        telling = telling_memory(predictor, settings, device.memory_bytes)
+        device = detect_device(options.device, telling.num_bytes, reason=telling.reason)
+        predictor = replace(predictor, device=device)
     trial = Trial(1, settings, 1, ())
     refuse_oversized(predictor, (trial,), options.model)
     return ProfilePlan(

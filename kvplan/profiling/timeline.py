@@ -39,7 +39,8 @@ _STEP_KINDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "decode": ("decoding only", BLUE, "o"),
 }
 _BAR_COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW, "#7B5EA7", "#5A5A5A", "#B5B5B5")
-_LEAST_LABELLED_SHARE: Final = 0.05
+# Of the labels' type, in a hundredth of a bar.
+_LETTERS_PER_PERCENT: Final = 1.3
 _MOST_LABEL_LINES: Final = 3
 _LOG_RATIO: Final = 20
 
@@ -245,8 +246,9 @@ def _bar(axes: Axes, place: int, shares: Sequence[Share]) -> None:
     for share, colour in zip(sorted(shares, key=lambda each: -each.seconds), _cycled(len(shares)), strict=True):
         width = 100 * share.share
         axes.barh(place, width, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8)
-        lines = textwrap.wrap(f"{share.title} {width:.0f}", max(9, int(width * 0.9)), break_long_words=False)
-        if share.share >= _LEAST_LABELLED_SHARE and len(lines) <= _MOST_LABEL_LINES:
+        room = max(1, int(width * _LETTERS_PER_PERCENT))
+        lines = textwrap.wrap(f"{share.title} {width:.0f}", room, break_long_words=False)
+        if len(lines) <= _MOST_LABEL_LINES and max(map(len, lines)) <= room:
             ink = "white" if colour in (BLUE, GREEN, "#7B5EA7", "#5A5A5A", VERMILION) else INK
             axes.text(left + width / 2, place, "\n".join(lines), ha="center", va="center", fontsize=7.5, color=ink)
         left += width

@@ -13,7 +13,7 @@ import pandas as pd
 
 from kvplan.reports.selection import best_trial, slices, varied_columns
 from kvplan.reports.wording import fixed_phrase, plural
-from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES, worst_of
+from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES, context_limit_text, worst_of
 from kvplan.runs.storage.reader import Document, Run
 
 # What a map may run over, the horizontal one first. Memory decides between the first two.
@@ -44,9 +44,9 @@ class OutcomeMap:
 
     cells: one row per pair tried. x, y: the place of its values among all of them, ascending; status: the worst of the
     repetitions, because a setting that fails now and then is not safe; serves: whether it was expected to serve, None
-    without a prediction; throughput: median of the repetitions, without runs that a rerun replaces; fits: the largest
-    max_model_len, where the engine named one; clipped: served prompts that were shortened to fit the context;
-    num_trials; is_flagged: fails although a harder setting worked.
+    without a prediction; throughput: median of the repetitions, without runs that a rerun replaces; largest_context and
+    limited_by: the largest max_model_len and whose limit it is, where the engine told; clipped: served prompts that
+    were shortened to fit the context; num_trials; is_flagged: fails although a harder setting worked.
     """
 
     x_column: str
@@ -120,7 +120,8 @@ def _cells(trials: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
         predicted_status=("predicted_status", "first"),
         throughput=("output_throughput", "median"),
         usage=("kv_usage_max", "median"),
-        fits=("largest_max_model_len", "first"),
+        largest_context=("largest_max_model_len", "first"),
+        limited_by=("context_limited_by", "first"),
         clipped=("num_clipped_prompts", "max"),
         num_trials=("status", "size"),
         is_flagged=("is_flagged", "any"),
@@ -147,11 +148,13 @@ def _is_flagged(trials: pd.DataFrame, flagged: Sequence[Document]) -> pd.Series:
 
 
 def caption(run: Run, plane: OutcomeMap) -> str:
-    """What the plane holds fixed, and what of the run is not on it."""
+    """What the plane holds fixed, what of the run is not on it, and the model's limit where a trial exceeded it."""
     count = plane.num_elsewhere
     elsewhere = f"; {plural(count, 'other setting')} of the run not on this map" if count else ""
     not_run = f"; {plural(plane.num_not_run, 'setting')} beyond a failure not run" if plane.num_not_run else ""
-    return f"{fixed_phrase(run, plane.fixed)}{elsewhere}{not_run}"
+    beyond_model = plane.cells["largest_context"][plane.cells["limited_by"] == "model"]
+    positions = "" if beyond_model.empty else f"; {context_limit_text(int(beyond_model.iloc[0]), 'model')}"
+    return f"{fixed_phrase(run, plane.fixed)}{elsewhere}{not_run}{positions}"
 
 
 def prediction_verdict(plane: OutcomeMap) -> str:

@@ -11,8 +11,12 @@ import pandas as pd
 from kvplan.reports.wording import short_number
 from kvplan.runs.storage.reader import Document, Run, objects_in
 
-# What is searched over -> its unit.
-LOAD_UNITS: Final = {"max_concurrency": "requests in flight", "request_rate": "requests/s"}
+# What is searched over -> the label of its axis.
+LOAD_LABELS: Final = {
+    "max_concurrency": "max_concurrency (requests in flight)",
+    "request_rate": "request_rate (requests/s)",
+    "users": "users",
+}
 
 _SHARE_COLUMNS: Final = {"share": "share", "low": "share_low", "high": "share_high"}
 
@@ -38,7 +42,7 @@ def searches(run: Run) -> list[Search]:
     """All searches of the run; [] where none was made."""
     slo = run.summary.get("slo")
     listed = objects_in(slo.get("searches")) if isinstance(slo, dict) else []
-    return [_search(entry) for entry in listed if entry.get("points") and entry.get("variable") in LOAD_UNITS]
+    return [_search(entry) for entry in listed if entry.get("points") and entry.get("variable") in LOAD_LABELS]
 
 
 def _search(entry: Document) -> Search:

@@ -21,6 +21,8 @@ Status = Literal[
     "skipped_oom_dominated",
 ]
 StatusKind = Literal["measured", "out_of_memory", "broken", "skipped"]
+ContextLimit = Literal["pool", "model"]
+"""What a rejected max_model_len exceeds: the KV pool, or the model's positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,9 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
     TrialStatus(
         "rejected_ctx",
         "out_of_memory",
-        "pool too small for max_model_len",
-        "the pool is smaller than one sequence of max_model_len tokens, so the engine refuses to start",
+        "max_model_len exceeds pool or model",
+        "one sequence of max_model_len tokens is more than the pool holds, or longer than the model has positions, so "
+        "the engine refuses to start",
     ),
     TrialStatus(
         "oom_kv_init",
@@ -113,6 +116,15 @@ STATUS_MEANING: Final[dict[str, str]] = {status.name: status.meaning for status 
 MEASURED_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "measured")
 OUT_OF_MEMORY_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "out_of_memory")
 STATUS_BRIEF: Final[dict[str, str]] = {status.name: status.brief for status in STATUSES}
+
+
+def context_limit_text(largest_max_model_len: int, limited_by: str | None) -> str:
+    """What the engine accepts instead of a rejected max_model_len, and why no more where it says so."""
+    if limited_by == "model":
+        return f"the model has {largest_max_model_len:,} positions"
+    if limited_by == "pool":
+        return f"the pool holds {largest_max_model_len:,} tokens"
+    return f"at most {largest_max_model_len:,} tokens are accepted"
 
 
 def best_to_worst(statuses: Iterable[str]) -> list[str]:

@@ -34,6 +34,7 @@ _UTILIZATION = 0.9
 _CONTEXT_SHARES = (0.375, 0.625, 1.0)
 # Share of the pool that the default design's requests fill at the highest utilization.
 _FILLED_SHARE = 0.8
+_NEARLY_FULL = 0.6
 _MEMORY_STEP = 32 * MIB
 
 
@@ -188,17 +189,47 @@ def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Seq
     return tuple(sorted(value for value in utilizations | {_UTILIZATION} if 0 < value <= _UTILIZATION))
 
 
-def telling_memory(predictor: Predictor, settings: TrialSettings | None = None) -> int:
-    """The device memory at which the requests fill most of the pool: with ``settings``, at 0.9 of the memory; without
-    any, at the default design's highest utilization.
+def heaviest_settings(axes: Mapping[str, Sequence[AxisValue]], base: TrialSettings) -> TrialSettings:
+    """The largest number of each axis, and the first of what is no number."""
+    return base.with_changes(
+        **{
+            name: values[0] if any(isinstance(value, str) for value in values) else max(values)
+            for name, values in axes.items()
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TellingMemory:
+    """An amount of device memory, and why it is that much."""
+
+    num_bytes: int
+    reason: str
+
+
+def telling_memory(
+    predictor: Predictor, settings: TrialSettings | None = None, most_bytes: int | None = None
+) -> TellingMemory:
+    """The device memory at which the requests fill most of the pool with ``settings``, by default those of the default
+    design's highest utilization. At least what one sequence of max_model_len needs to start, which short requests leave
+    unfilled; no more than ``most_bytes``.
 
     With more, the pool would be all but empty there; with less, they would not fit.
     """
     base = settings or base_settings(predictor)
     plenty = predictor.own_memory(base)
-    filled = max(1.3 * _sequence_bytes(plenty, base.max_model_len), _demand_bytes(predictor, plenty, base))
+    demand = _demand_bytes(predictor, plenty, base)
+    filled = max(1.3 * _sequence_bytes(plenty, base.max_model_len), demand)
     budget = plenty.fixed_bytes + filled / _FILLED_SHARE
-    return math.ceil(budget / _UTILIZATION / _MEMORY_STEP) * _MEMORY_STEP
+    num_bytes = math.ceil(budget / base.gpu_memory_utilization / _MEMORY_STEP) * _MEMORY_STEP
+    num_bytes = num_bytes if most_bytes is None else min(num_bytes, most_bytes)
+    share = demand / max(num_bytes * base.gpu_memory_utilization - plenty.fixed_bytes, 1)
+    why = (
+        "so that the requests nearly fill it"
+        if share >= _NEARLY_FULL
+        else f"room for max_model_len {base.max_model_len:,}, of which the requests fill {100 * share:.0f} % at most"
+    )
+    return TellingMemory(num_bytes, f"{why}; --device-memory sets it")
 
 
 def _sequence_bytes(memory: EnginePrediction, num_tokens: float) -> float:

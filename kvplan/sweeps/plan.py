@@ -19,7 +19,7 @@ from kvplan.runs.directory import ShardEntry
 from kvplan.runs.setting_text import shown_settings, varied_settings
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import COUNTED_NOTICE, counted_device, has_memory, refuse_arrivals, with_memory
-from kvplan.sweeps.design import Plane, base_settings, make_design, server_key, telling_memory
+from kvplan.sweeps.design import Plane, base_settings, heaviest_settings, make_design, server_key, telling_memory
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.feasibility import (
     clipping_notice,
@@ -42,7 +42,6 @@ from kvplan.sweeps.shards.shard import Shard
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
-TELLING_MEMORY: Final = "so that the requests nearly fill it; --device-memory sets it"
 SHARED_NOTICE: Final = (
     "equal layers share dummy weights, accounted at the size of them all: speeds are close to the whole model's, but "
     "not measured on it"
@@ -190,14 +189,15 @@ def _with_telling_memory(options: SweepOptions, predictor: Predictor, *, is_else
     if options.is_counted:
         if has_memory(options):
             return predictor
-        return replace(predictor, device=with_memory(predictor.device, telling_memory(predictor), TELLING_MEMORY))
+        telling = telling_memory(predictor, heaviest_settings(options.parsed_axes(), base_settings(predictor)))
+        return replace(predictor, device=with_memory(predictor.device, telling.num_bytes, telling.reason))
     is_chosen = bool(options.is_foreign or options.device_memory or options.axes or options.boundary or options.search)
     if is_chosen or predictor.device.kind != "cpu":
         return predictor
-    memory_bytes = min(telling_memory(predictor), predictor.device.memory_bytes)
+    telling = telling_memory(predictor, most_bytes=predictor.device.memory_bytes)
     if is_elsewhere:
-        return replace(predictor, device=cpu_with_memory(predictor.device, memory_bytes, TELLING_MEMORY))
-    return replace(predictor, device=detect_device(options.device, memory_bytes, reason=TELLING_MEMORY))
+        return replace(predictor, device=cpu_with_memory(predictor.device, telling.num_bytes, telling.reason))
+    return replace(predictor, device=detect_device(options.device, telling.num_bytes, reason=telling.reason))
 
 
 def _trials_and_planes(

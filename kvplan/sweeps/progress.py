@@ -11,7 +11,7 @@ from kvplan.runs.answers.outliers import noise_reason
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import is_counted, throughput_of
 from kvplan.runs.setting_text import ALWAYS_SHOWN, as_phrase, row_text, values_of
-from kvplan.runs.statuses import MEASURED_STATUSES
+from kvplan.runs.statuses import MEASURED_STATUSES, context_limit_text
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.worker.protocol import Event
@@ -215,7 +215,8 @@ def outcome_of(row: Row) -> str:
             return f"{text}, {plural(row['num_preemptions'] or 0, 'preemption')}"
         return text if status == "ok" else f"{text}, requests waited for blocks"
     if status == "rejected_ctx" and row["largest_max_model_len"]:
-        return f"rejected_ctx (at most {row['largest_max_model_len']:,} tokens)"
+        limit = context_limit_text(row["largest_max_model_len"], row["context_limited_by"])
+        return f"rejected_ctx ({limit})"
     return f"{status} ({row['error']})" if status in ("crash", "timeout") else status
 
 

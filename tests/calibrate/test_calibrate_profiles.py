@@ -67,7 +67,7 @@ def test_the_command_prints_its_error_and_keeps_the_profile(
     assert "Held-out error: fitted on 7 settings, scored on 8 others (8 rows, seed 0)" in printed.out
     assert "Transfer to HuggingFaceTB/SmolLM2-135M-Instruct: 15 rows" in printed.out
     assert [path.name for path in own_profiles.iterdir()] == ["test-cpu-2-cores-float32.json"]
-    assert "test-cpu-2-cores-float32.json" in printed.err
+    assert "test-cpu-2-cores-float32.json; estimate, plan and sweep use it on this device" in printed.err
 
 
 @pytest.mark.slow
@@ -90,7 +90,9 @@ def test_json_and_other_places(tmp_path: Path, own_profiles: Path, capsys: pytes
     sweep = write_sweep(tmp_path / "sweep", speed=tied(TRUTH))
     out = tmp_path / "here" / "mine.json"
     assert main(["calibrate", str(sweep), "--out", str(out), "--holdout", "0.4", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["errors"]["held_out"] == 0.4
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["errors"]["held_out"] == 0.4
+    assert f"estimate and plan use it with --calibration {out}; without it" in printed.err
     assert read_measured(out).device_name == "Test CPU"
     assert not own_profiles.exists()
     assert main(["calibrate", str(sweep), "--holdout", "1.5"]) == 2

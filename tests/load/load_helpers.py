@@ -33,7 +33,7 @@ def record(
     """A request that was served, one token at each time."""
     made = RequestRecord(0, arrival, arrival, 8, len(times), started=arrival if started is None else started)
     made.times, made.counts, made.num_output_tokens = list(times), [1] * len(times), len(times)
-    made.token_source, made.ended, made.status = "continuous_usage", times[-1], 200
+    made.token_source, made.ended, made.status = "continuous_usage", max(times, default=arrival), 200
     for name, value in changes.items():
         setattr(made, name, value)
     return made

@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def test_a_load_writes_what_a_sweep_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server = FakeServer(gap=0.01)
+    server = FakeServer(gap=0.025)
     vllm_like(server)
     out = tmp_path / "run"
     with running(server):
@@ -84,7 +84,7 @@ def test_json_has_the_keys_of_vllm_bench_serve_and_nothing_else_on_stdout(
 def test_a_pool_that_the_server_does_not_tell_is_not_shown_as_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(FakeServer(gap=0.1, metrics=lambda: LLAMACPP_PAGE)) as server:
+    with running(FakeServer(gap=0.25, metrics=lambda: LLAMACPP_PAGE)) as server:
         words = ("--num-prompts", "2", "--output-len", "6", "--out", str(tmp_path / "run"))
         code, printed, _ = run(capsys, server.url, *words)
     assert code == 0 and "Server (llamacpp): 1 running" in printed
@@ -123,8 +123,9 @@ def test_a_search_finds_the_most_users_within_the_service_level(
     assert code == 0
     assert (search["keeps"], search["misses"]) == (5, 6)
     assert document["max_concurrency"] == 5, "the figures at the top are those of the load that was found"
-    assert "max_concurrency 5" in search["sentence"]
+    assert search["variable"] == "users" and "is met up to 5 users (" in search["sentence"]
     assert (tmp_path / "run" / "slo.png").exists()
+    assert "(p99) met up to 5 users (" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_search_over_rates_begins_with_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

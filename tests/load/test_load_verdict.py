@@ -17,7 +17,8 @@ from kvplan.load.observed.engines import engine_figures
 from kvplan.load.observed.figures import MeasuredRun, client_figures, resolved_percentile, server_figures
 from kvplan.load.observed.health import ClientHealth, HealthMeter, bound_reasons, client_health
 from kvplan.load.observed.monitor import ServerView
-from kvplan.load.observed.verdict import verdict
+from kvplan.load.observed.series import series_of
+from kvplan.load.observed.verdict import Verdict, verdict
 from kvplan.load.self_test import Ceiling
 from kvplan.metrics.limits import ServerLimits
 from kvplan.metrics.page import read_page
@@ -48,7 +49,7 @@ def test_a_full_pool_with_a_queue_is_bound_by_kv() -> None:
 
 
 def test_preemptions_with_a_queue_are_bound_by_kv_even_between_readings_of_a_full_pool() -> None:
-    found = verdict(HEALTHY, view(reading(usage=0.9), reading(usage=0.9, preemptions=5)))
+    found = verdict(HEALTHY, view(*[reading(usage=0.9)] * 3, reading(usage=0.9, preemptions=5)))
     assert found.bound_by == "kv" and "5 times" in found.sentence
 
 
@@ -67,7 +68,7 @@ def test_engines_behind_one_address_are_told_apart() -> None:
         assert found is not None
         return found
 
-    idle, busy = engine_figures(view(pair(0.2, 0), pair(0.6, 4))).values()
+    idle, busy = engine_figures(view(*[pair(0.2, 0)] * 3, pair(0.6, 4))).values()
     assert (idle.kv_usage_max, idle.max_running, idle.num_preemptions) == (0.6, 3, 0)
     assert (busy.kv_usage_max, busy.max_running, busy.num_preemptions) == (0.1, 1, 4)
     assert server_figures(view(pair(0.2, 0)))["data_parallel_size"] == 2
@@ -86,6 +87,28 @@ def test_seats_that_nobody_tells_show_as_a_plateau() -> None:
 def test_a_client_that_was_the_limit_says_nothing_of_the_server() -> None:
     bound = replace(HEALTHY, reasons=("it used 99 % of its one core",))
     assert verdict(bound, view(*[reading(usage=0.99)] * 4)).bound_by == "client"
+
+
+def test_a_run_too_short_for_readings_has_no_gauges_and_no_verdict() -> None:
+    """Most readings are before and after it, when nothing ran: counts are known, how full the pool was is not."""
+    idle = {"usage": 0.0, "running": 0, "waiting": 0}
+    server = view(reading(**idle), reading(**idle), reading(**idle, preemptions=2)).of_run(0.2, 1.4)
+    row = server_figures(server)
+    for name in ("kv_usage_mean", "kv_usage_max", "max_running", "max_waiting"):
+        assert row[name] is None  # type: ignore[literal-required]
+    assert row["num_preemptions"] == 2
+    found = verdict(HEALTHY, server)
+    assert found.bound_by is None and "too short" in found.sentence
+    assert series_of(MeasuredRun((record(0.2, (0.3, 1.4)),), is_open=False), server) is None
+    assert server_figures(view(*[reading(**idle)] * 6).of_run(0.2, 4.4))["max_running"] == 0
+
+
+def test_a_server_that_failed_most_of_its_requests_has_no_verdict() -> None:
+    lost = [record(1.0, (), ended=9.0, error="connection refused")] * 3
+    found = verdict(HEALTHY, view(*[reading(running=16)] * 4, max_num_seqs=16), [record(), *lost])
+    assert found == Verdict(None, "not known: 3 of 4 requests failed")
+    row = client_figures(MeasuredRun((record(), *lost), is_open=False), {})
+    assert (row["duration"], row["failed"], row["request_throughput"]) == (9.0, 3, pytest.approx(1 / 9))
 
 
 def test_without_metrics_there_is_no_verdict() -> None:
@@ -150,7 +173,7 @@ def test_a_ceiling_close_to_what_was_measured_is_a_warning() -> None:
 def test_the_servers_side_stands_in_the_row() -> None:
     server = view(
         reading(usage=0.1, running=1, waiting=0, queue=[0.1]),
-        reading(usage=0.8, running=6, waiting=3),
+        *[reading(usage=0.8, running=6, waiting=3)] * 2,
         reading(
             usage=0.3, running=2, waiting=0, queue=[0.1, 0.9, 3.0], ttft=[0.05, 0.15], preemptions=2, hits=5, queries=20
         ),
@@ -176,7 +199,7 @@ def test_a_queue_within_the_first_bucket_has_no_percentile() -> None:
 def test_what_a_server_does_not_tell_is_an_empty_cell() -> None:
     bare = read_page("vllm:num_requests_running 2.0\n", 0.0)
     assert bare is not None
-    row = server_figures(ServerView((bare, replace(bare, seconds=1.0))))
+    row = server_figures(ServerView((bare,) * 4))
     for name in ("kv_usage_max", "num_preemptions", "queue_p95", "prefix_hit_rate", "server_mean_ttft_ms"):
         assert row[name] is None  # type: ignore[literal-required]
     assert row["max_running"] == 2

@@ -15,9 +15,11 @@ from tiny_profile import profile_tiny_model, write_tiny_model
 from kvplan.cli import main
 from kvplan.commands.profile import progress_text
 from kvplan.errors import KvplanError, UsageError
+from kvplan.profiling import timeline
 from kvplan.profiling.plan import make_profile_plan
 from kvplan.profiling.session import ProfileOutcome, new_directory, run_profile
-from kvplan.profiling.shares import operation_shares, phase_shares
+from kvplan.profiling.shares import Share, operation_shares, phase_shares
+from kvplan.reports.plots.canvas import drawing, new_figure
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.worker.protocol import Event
 
@@ -155,6 +157,23 @@ def test_the_picture_is_a_png_of_the_recording(outcome: ProfileOutcome) -> None:
     assert outcome.files == ("profile.json", "trace.json", "timeline.png")
 
 
+def test_every_label_is_within_its_part_of_the_bar() -> None:
+    titles = ("embedding and head", "MLP down product", "QKV product", "attention's output product", "sampling")
+    widths = (0.6, 0.2, 0.12, 0.06, 0.02)
+    shares = [Share("", title, width, width, None, None) for title, width in zip(titles, widths, strict=True)]
+    with drawing():
+        figure = new_figure(timeline._WIDTH_INCHES, timeline._HEIGHT_INCHES)
+        axes = figure.subplots(6, 1)[5]
+        axes.set_xlim(0, 100)
+        timeline._bar(axes, 0, shares)
+        figure.draw_without_rendering()
+        labelled = {label.get_text(): label.get_window_extent() for label in axes.texts}
+        bars = [bar.get_window_extent() for bar in axes.patches]
+    assert "embedding and head 60" in labelled and not any("output" in text for text in labelled)
+    for extent in labelled.values():
+        assert any(bar.x0 <= extent.x0 and extent.x1 <= bar.x1 for bar in bars)
+
+
 def options(tmp_path: Path, axes: dict[str, str], **given: Any) -> SweepOptions:
     model = write_tiny_model(tmp_path / "model")
     return SweepOptions(model=str(model), axes=axes, device="cpu", **given)
@@ -169,7 +188,7 @@ def test_the_memory_that_nobody_chose_lets_the_requests_fill_the_pool(tmp_path: 
     plan = make_profile_plan(options(tmp_path, {"block_size": "4", "max_model_len": "128"}))
     peak = plan.prepared.prediction
     assert peak.status == "ok"
-    assert any("so that the requests nearly fill it" in notice for notice in plan.notices)
+    assert any("max_model_len 128, of which the requests fill 6 % at most" in notice for notice in plan.notices)
     chosen = make_profile_plan(options(tmp_path, {}, device_memory="1GiB"))
     assert chosen.predictor.device.memory_bytes == 1024**3
 

@@ -12,7 +12,7 @@ from PIL import Image
 from report_helpers import write_trials
 
 from kvplan.reports.html.tables import column_groups, main_table
-from kvplan.reports.outcome_map import outcome_map
+from kvplan.reports.outcome_map import caption, outcome_map
 from kvplan.reports.pictures import draw_pictures
 from kvplan.reports.plots import outcomes
 from kvplan.reports.plots.canvas import NARROW_INCHES, drawing, new_figure
@@ -193,3 +193,14 @@ def test_trials_that_a_search_skipped_do_not_fill_the_tables(searched):
     assert f"Not listed: {len(searched.trials) - 9} settings not run because a lighter one had failed." in text
     assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + 9
     assert len(csv_text(searched).splitlines()) == 1 + len(searched.trials)
+
+
+def test_a_map_says_where_the_models_positions_are_the_limit(tmp_path: Path) -> None:
+    limit = {"max_model_len": 2048, "largest_max_model_len": 1024, "context_limited_by": "model"}
+    run = run_of(tmp_path, [row("ok"), row("rejected_ctx", trial_id="b", **limit)])
+    plane = outcome_map(run)
+    assert plane is not None and caption(run, plane).endswith("; the model has 1,024 positions")
+    with drawing():
+        figure = new_figure()
+        outcomes.draw(run, figure)
+        assert "rejected\nat most 1,024" in [text.get_text() for text in figure.axes[0].texts]

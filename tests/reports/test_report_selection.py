@@ -11,6 +11,8 @@ from report_helpers import failed_records, frame, records, sample_directory, sam
 from kvplan.reports.findings import kv_waste, noise_sentence, prediction_sentences, recommendations, status_counts
 from kvplan.reports.looks import LOOKS
 from kvplan.reports.outcome_map import outcome_map
+from kvplan.reports.plots import occupancy
+from kvplan.reports.plots.canvas import drawing, new_figure
 from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.selection import (
     best_trial,
@@ -75,6 +77,21 @@ def test_the_summary_decides_which_trial_is_best(tmp_path):
     summary["best"][0]["trial_id"] = "sample0002"
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert best_trial(load_run(tmp_path)).trial_id == "sample0002"
+
+
+def test_one_of_several_runs_is_shown_beside_their_median(tmp_path):
+    sample_directory(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    best = summary["best"][0]
+    best["num_runs"], best["figures"]["output_throughput"] = 2, 12.5
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    run = load_run(tmp_path)
+    speed = short_number(best_trial(run).number("output_throughput"))
+    with drawing():
+        figure = new_figure()
+        occupancy.draw(run, figure)
+    title = figure.axes[0].get_title(loc="left").replace("\n", " ")
+    assert title.startswith(f"Best (for throughput): 12.5 tokens/s, median of 2 runs; {speed} in this one (ok)")
 
 
 def test_without_a_summary_the_fastest_undisturbed_trial_is_best(tmp_path):

@@ -40,6 +40,16 @@ def test_the_context_boundary_names_both_sides_and_the_engines_own_limit() -> No
     assert "256" in boundary.sentence and "512" in boundary.sentence
 
 
+def test_a_context_beyond_the_models_positions_is_not_said_to_be_the_pools_limit() -> None:
+    refused = row("rejected_ctx", max_model_len=2048, largest_max_model_len=1024, context_limited_by="model")
+    (boundary,) = find_boundaries([row(max_model_len=128), refused])
+    assert boundary.exact is None
+    assert boundary.sentence.endswith("starts up to 128 tokens, fails at 2,048; the model has 1,024 positions")
+    tight = row("rejected_ctx", max_model_len=512, largest_max_model_len=400, context_limited_by="pool")
+    (boundary,) = find_boundaries([row(max_model_len=128), tight, refused])
+    assert (boundary.exact, boundary.sentence.rpartition("; ")[2]) == (400, "the pool holds 400 tokens")
+
+
 def test_a_line_that_never_starts_has_no_boundary_value_but_is_said() -> None:
     rows = [row("oom_weights", max_model_len=length) for length in (128, 256)]
     (boundary,) = find_boundaries(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,16 @@ def test_a_gpu_by_name_need_not_be_here() -> None:
     assert device.memory_bytes > 79 * 1024**3
     smaller = plan(gpu="h100-sxm", device_memory="40GiB").device
     assert (smaller.name, smaller.memory_bytes) == (device.name, 40 * 1024**3)
+
+
+def test_short_requests_are_not_said_to_fill_the_room_of_the_longest_sequence() -> None:
+    """Two of 96 tokens, where a sequence may have 512."""
+    made = plan(num_prompts=2, input_len="64", output_len="32", axes={"max_num_seqs": "4"})
+    (notice,) = [notice for notice in made.notices if "--device-memory sets it" in notice]
+    (trial,) = made.predictions()
+    room = re.search(r"room for max_model_len (\d+), of which the requests fill (\d+) % at most", notice)
+    assert room is not None and int(room[1]) == made.trials[0].settings.max_model_len
+    assert int(room[2]) == pytest.approx(100 * 2 * 96 / trial.kv_cache_tokens, abs=1)  # blocks are whole
 
 
 def test_memory_that_nobody_chose_is_nearly_filled() -> None:

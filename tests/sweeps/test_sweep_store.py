@@ -153,6 +153,23 @@ def test_a_full_disk_leaves_only_whole_rows(tmp_path: Path, monkeypatch: pytest.
     assert not stored.is_torn
 
 
+def test_what_cannot_be_written_has_a_way_out_for_any_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``report DIR`` and ``sweep --resume DIR`` have no other place."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(KvplanError, match="No space left on device") as raised:
+            write_whole(tmp_path / "summary.json", "{}")
+    assert raised.value.hint == "make room on its disk"
+    with pytest.raises(KvplanError) as raised:
+        write_whole(tmp_path / "missing" / "summary.json", "{}")
+    assert raised.value.hint == f"check that {tmp_path / 'missing'} can be written to"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_whole(path, json.dumps({"a": 1}))

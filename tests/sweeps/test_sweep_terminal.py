@@ -122,6 +122,14 @@ def test_weights_that_this_machine_could_hold_get_the_option_that_lets_it(
     assert f"hint: `kvplan estimate {model}` shows which GPUs hold it" in capsys.readouterr().err
 
 
+def test_a_dry_run_says_why_a_context_will_be_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tiny_plan(tmp_path, {"max_model_len": "64,8k"})
+    assert plan.spec.max_position_embeddings is not None
+    sweep_output.print_dry_run(plan, as_json=False)
+    limit = f"rejected_ctx (the model has {plan.spec.max_position_embeddings:,} positions)"
+    assert [limit in line for line in capsys.readouterr().out.splitlines()[3:5]] == [False, True]
+
+
 def test_a_dry_run_refuses_a_model_that_the_engine_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "--model", "llama-3.2-11b-vision", "--dry-run"]) == 1
     captured = capsys.readouterr()

@@ -6,11 +6,12 @@ import base64
 import json
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,15 @@ def browser(executable: Path) -> Iterator[Tab]:
     """A tab of a browser that ends with it. It reads its commands from descriptor 3 and answers on 4."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         words = [str(executable), *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         wired = ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{from_write}', "sh", *words]
         process = subprocess.Popen(
-            wired, pass_fds=(to_read, from_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            wired,
+            pass_fds=(to_read, from_write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(to_read)
         os.close(from_write)
@@ -106,4 +111,6 @@ def browser(executable: Path) -> Iterator[Tab]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            with suppress(ProcessLookupError):  # those that it started may still write to the profile
+                os.killpg(process.pid, signal.SIGKILL)
             os.close(from_read)

@@ -35,6 +35,7 @@ def resolve_max_model_len(config: EngineConfig, model: ModelDescription) -> int:
             f"max_model_len {config.max_model_len:,} is more than the {limit:,} positions this model has.",
             requested_tokens=config.max_model_len,
             largest_tokens=limit,
+            limited_by="model",
             hint=f"use max_model_len={limit} or less",
         )
     return config.max_model_len

@@ -129,10 +129,15 @@ def _is_of(profile: MeasuredProfile, gpu: GpuProfile) -> bool:
         return False
 
 
+def own_folder() -> Path:
+    """Of the user's measured profiles, which are found without being named."""
+    return user_profiles_dir() / FOLDER
+
+
 def load_measured(calibration: str | None = None) -> MeasuredProfiles:
     """All profiles for ``None``, none for "none", else the one in that file. KvplanError where it cannot be read."""
     if calibration is None:
-        folders = (user_profiles_dir() / FOLDER, profiles_dir() / FOLDER)
+        folders = (own_folder(), profiles_dir() / FOLDER)
         found = _read_folders(folders)
         return MeasuredProfiles(found.profiles + read_kernel_tables(), found.notices)
     if calibration.strip().lower() == "none":

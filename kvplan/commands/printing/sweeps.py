@@ -15,7 +15,7 @@ from kvplan.runs.answers.summary import KvWaste, PredictionErrors
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import is_measured
 from kvplan.runs.setting_text import cells, heads, setting_values, text_columns, values_of
-from kvplan.runs.statuses import STATUS_BRIEF
+from kvplan.runs.statuses import STATUS_BRIEF, context_limit_text
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.capacity import COUNTED_NOTICE
 from kvplan.sweeps.forecast.prediction import TrialPrediction
@@ -89,9 +89,15 @@ def _trial_cells(trial: Trial, prediction: TrialPrediction, shown: Sequence[str]
         *cells(values_of(trial), shown),
         f"{prediction.num_blocks:,}",
         str(prediction.max_concurrency) if prediction.is_measured else "",
-        prediction.status,
+        _expected_outcome(prediction),
         f"{prediction.seconds:.1f} s" if prediction.is_measured else "",
     ]
+
+
+def _expected_outcome(prediction: TrialPrediction) -> str:
+    if prediction.status != "rejected_ctx" or not prediction.largest_context:
+        return prediction.status
+    return f"rejected_ctx ({context_limit_text(prediction.largest_context, prediction.context_limited_by)})"
 
 
 def print_written(directory: Path, pictures: Sequence[Path]) -> None:

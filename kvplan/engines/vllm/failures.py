@@ -54,7 +54,8 @@ def _recognised(found: StartupLog) -> Failure:
     assert found.failure is not None
     sentence = _sentence(found)
     if _CONTEXT.search(found.failure):
-        return Failure("rejected_ctx", sentence, largest_max_model_len=found.largest_max_model_len)
+        longest = found.largest_max_model_len
+        return Failure("rejected_ctx", sentence, largest_max_model_len=longest, context_limited_by="pool")
     if "out of memory" in found.failure:
         status, phase = _BY_PHASE[found.phase]
         memory = found.memory

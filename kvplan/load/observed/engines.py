@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.load.observed.monitor import ServerView
@@ -11,7 +12,7 @@ from kvplan.metrics.window import difference
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """Highest values of the readings, and what was counted between the first and the last. None: not told."""
+    """Highest values of the readings within the run, and what was counted from before to after it. None: not told."""
 
     kv_usage_max: float | None
     max_running: float | None
@@ -24,16 +25,19 @@ class EngineFigures:
 def engine_figures(server: ServerView) -> dict[str, EngineFigures]:
     """By the engine's number; empty for a server of one engine, or one that told nothing."""
     names = server.readings[-1].engines if server.readings else {}
-    readings = {name: [each.engines[name] for each in server.readings if name in each.engines] for name in names}
-    return {name: _figures(found) for name, found in readings.items()}
+    return {name: _figures(_of_engine(name, server.readings), _of_engine(name, server.within)) for name in names}
 
 
-def _figures(readings: list[ServerReading]) -> EngineFigures:
+def _of_engine(name: str, readings: Sequence[ServerReading]) -> list[ServerReading]:
+    return [each.engines[name] for each in readings if name in each.engines]
+
+
+def _figures(readings: Sequence[ServerReading], within: Sequence[ServerReading]) -> EngineFigures:
     window = difference(readings[0], readings[-1])
     return EngineFigures(
-        kv_usage_max=max((each.kv_cache_usage for each in readings if each.kv_cache_usage is not None), default=None),
-        max_running=max((each.num_running for each in readings if each.num_running is not None), default=None),
-        max_waiting=max((each.num_waiting for each in readings if each.num_waiting is not None), default=None),
+        kv_usage_max=max((each.kv_cache_usage for each in within if each.kv_cache_usage is not None), default=None),
+        max_running=max((each.num_running for each in within if each.num_running is not None), default=None),
+        max_waiting=max((each.num_waiting for each in within if each.num_waiting is not None), default=None),
         num_preemptions=window.num_preemptions,
         prefix_hit_rate=window.prefix_hit_rate,
         generation_tokens=window.generation_tokens,

@@ -40,9 +40,8 @@ class MeasuredRun:
 
     @property
     def end(self) -> float:
-        """The last token of a measured request, or the last failure where none came."""
-        last = [record.times[-1] for record in self.measured if record.is_served]
-        return max(last or [record.ended for record in self.measured] or [0.0])
+        """When the last measured request had its last token, or failed."""
+        return max((record.times[-1] if record.is_served else record.ended for record in self.measured), default=0.0)
 
     @property
     def duration(self) -> float:
@@ -141,14 +140,14 @@ def health_figures(health: ClientHealth) -> Row:
 
 
 def server_figures(server: ServerView) -> Row:
-    """What the server told of the window; empty where it told nothing."""
-    readings, window = server.readings, server.window
+    """What the server told of the run: gauges by the readings within it, counts from before to after."""
+    readings, within, window = server.readings, server.within, server.window
     if not readings:
         return {}
-    usages = [reading.kv_cache_usage for reading in readings if reading.kv_cache_usage is not None]
-    fullest = [usage for reading in readings if (usage := reading.kv_cache_usage_highest) is not None]
-    running = [reading.num_running for reading in readings if reading.num_running is not None]
-    waiting = [reading.num_waiting for reading in readings if reading.num_waiting is not None]
+    usages = [reading.kv_cache_usage for reading in within if reading.kv_cache_usage is not None]
+    fullest = [usage for reading in within if (usage := reading.kv_cache_usage_highest) is not None]
+    running = [reading.num_running for reading in within if reading.num_running is not None]
+    waiting = [reading.num_waiting for reading in within if reading.num_waiting is not None]
     row: Row = {
         "engine": readings[-1].engine,
         "engine_version": server.limits.version,

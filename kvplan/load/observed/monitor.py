@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,12 +16,15 @@ from kvplan.metrics.source import MetricsSource
 from kvplan.metrics.window import WindowFigures, difference
 
 INTERVAL_SECONDS: Final = 0.25
+FEWEST_READINGS: Final = 4
+"""Gauges of fewer say little of a run: the first may be of the moment before the server began."""
 _MOST_FAILURES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """The server during a run. readings: in order of time, the first before the run and the last after it.
+    """The server during a run, from ``start`` to ``end``. readings: in order of time, the first before the run and the
+    last after it.
 
     missing: why there are none, for a server that has no metrics or lost them meanwhile.
     """
@@ -28,12 +32,20 @@ class ServerView:
     readings: tuple[ServerReading, ...] = ()
     limits: ServerLimits = UNKNOWN_LIMITS
     missing: str | None = None
+    start: float = -math.inf
+    end: float = math.inf
 
-    def since(self, start: float) -> ServerView:
-        """The readings of the window that begins at ``start``, with the last one before it."""
+    def of_run(self, start: float, end: float) -> ServerView:
+        """The readings from the last one before ``start`` on."""
         before = [reading for reading in self.readings if reading.seconds <= start][-1:]
         after = [reading for reading in self.readings if reading.seconds > start]
-        return ServerView((*before, *after), self.limits, self.missing)
+        return ServerView((*before, *after), self.limits, self.missing, start, end)
+
+    @property
+    def within(self) -> tuple[ServerReading, ...]:
+        """The readings whose gauges tell of the run; none of one too short for a few."""
+        found = tuple(reading for reading in self.readings if self.start < reading.seconds <= self.end)
+        return found if len(found) >= FEWEST_READINGS else ()
 
     @property
     def window(self) -> WindowFigures | None:

@@ -14,10 +14,11 @@ _MOST_POINTS = 400
 
 
 def series_of(run: MeasuredRun, server: ServerView) -> Series | None:
-    """At most 400 points, one per reading; None without readings. A figure that one reading lacks is left out."""
+    """At most 400 points, one per reading; None without readings within the run. A figure that one reading lacks is
+    left out."""
     stride = -(-len(server.readings) // _MOST_POINTS) or 1
     readings = server.readings[::stride]
-    if len(readings) < 2:
+    if len(readings) < 2 or not server.within:
         return None
     moments = np.array([reading.seconds for reading in readings])
     arrived = np.array(sorted(time for record in run.records if record.is_served for time in token_times(record)))

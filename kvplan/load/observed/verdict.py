@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvplan.load.client.record import RequestRecord
 from kvplan.load.observed.health import ClientHealth
 from kvplan.load.observed.monitor import ServerView
 from kvplan.metrics.reading import ServerReading
@@ -18,21 +20,31 @@ QUEUE_SHARE: Final = 0.10
 # Where the number of seats is not told: so many of the readings with a queue must show the same highest number running.
 # Not more, because gauges stand still during a long step: vLLM's show the moment before the batch was filled.
 PLATEAU_SHARE: Final = 0.25
+# Beyond this share of failed requests a run shows nothing of what the server can do.
+MOST_FAILED: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """bound_by, and the sentence that says by which figures. None: the server does not tell enough."""
+    """bound_by, and the sentence that says by which figures. None: nothing tells."""
 
     bound_by: BoundBy | None
     sentence: str
 
 
-def verdict(health: ClientHealth, server: ServerView) -> Verdict:
-    """In this order: a client that was the limit says nothing of the server."""
+def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestRecord] = ()) -> Verdict:
+    """In this order: failed requests put no load on the server, and a client that was the limit says nothing of it.
+
+    records: of the measured requests.
+    """
+    num_failed = sum(not record.is_served for record in records)
+    if num_failed > MOST_FAILED * len(records):
+        return Verdict(None, f"not known: {num_failed:,} of {len(records):,} requests failed")
     if health.is_bound:
         return Verdict("client", f"the client: {'; '.join(health.reasons)}")
-    readings = [reading for reading in server.readings if reading.num_waiting is not None]
+    if server.readings and not server.within:
+        return Verdict(None, "not known: the run was too short for readings of the server's metrics")
+    readings = [reading for reading in server.within if reading.num_waiting is not None]
     if not readings:
         return Verdict(None, "the server does not tell what bound the run")
     queued = [reading for reading in readings if reading.num_waiting]

@@ -74,7 +74,7 @@ def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
     if best is not None and best.series is not None:
         goals = [entry.get("goal") for entry in run.entries("best") if entry.get("trial_id") == best.trial_id]
         is_slo = "slo" in goals and "output_throughput" not in goals
-        why = "Best (most at once)" if run.is_counted else "Best (highest throughput)"
+        why = "Best (most at once)" if run.is_counted else "Best (for throughput)"
         chosen.append(("Best (fastest within the SLO)" if is_slo else why, best))
     worst, why = most_preempted_trial(run), "Worst (most preemptions)"
     if worst is None or worst is best:
@@ -105,14 +105,23 @@ def _title(run: Run, name: str, trial: Trial, width: int) -> str:
     """Why the trial is shown, its speed and its settings, in lines of at most ``width`` characters."""
     count = int(trial.number("num_preemptions") or 0)
     ended = plural(count, "preemption") if count else trial.status
-    speed = trial.number("output_throughput")
-    amount = (
-        f"{short_number(trial.number('max_running'))} at once" if speed is None else f"{short_number(speed)} tokens/s"
-    )
-    figures = f"{name}: {amount} ({ended})"
+    figures = f"{name}: {_amount(run, trial)} ({ended})"
     # A setting and its value stay on one line.
     settings = settings_phrase(trial, shown_columns(run)).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
     return "\n".join(textwrap.fill(line, width) for line in (figures, settings))
+
+
+def _amount(run: Run, trial: Trial) -> str:
+    """The trial's speed; of one of several runs that the summary recommends, the median of them beside it."""
+    speed = trial.number("output_throughput")
+    if speed is None:
+        return f"{short_number(trial.number('max_running'))} at once"
+    recommended = next((entry for entry in run.entries("best") if entry.get("trial_id") == trial.trial_id), {})
+    num_runs, figures = recommended.get("num_runs"), recommended.get("figures")
+    if not isinstance(num_runs, int) or num_runs < 2 or not isinstance(figures, dict):
+        return f"{short_number(speed)} tokens/s"
+    median = short_number(figures["output_throughput"])
+    return f"{median} tokens/s, median of {num_runs} runs; {short_number(speed)} in this one"
 
 
 def _tells_usage(trial: Trial) -> bool:

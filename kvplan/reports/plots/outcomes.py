@@ -91,8 +91,8 @@ def _patch(look: StatusLook, corner: tuple[float, float]) -> Rectangle:
 def _cell_text(cell: Any, look: StatusLook) -> str:
     if cell.status in MEASURED_STATUSES:
         return f"{look.label}\n{_figure(cell)}"
-    if cell.status == "rejected_ctx" and cell.fits > 0:
-        return f"rejected\nfits {short_number(cell.fits)}"
+    if cell.status == "rejected_ctx" and cell.largest_context > 0:
+        return f"rejected\nat most {short_number(cell.largest_context)}"
     return look.label
 
 
@@ -107,8 +107,8 @@ def _small_cell_text(cell: Any, look: StatusLook) -> str:
     """What fits into a phone's cell; the legend says what it is."""
     if cell.status in MEASURED_STATUSES:
         return f"{_LETTERS.get(cell.status, look.label)}\n{_figure(cell).removesuffix(' tok/s')}"
-    if cell.status == "rejected_ctx" and cell.fits > 0:
-        return f"fits\n{short_number(cell.fits)}"
+    if cell.status == "rejected_ctx" and cell.largest_context > 0:
+        return f"at most\n{short_number(cell.largest_context)}"
     return look.label.replace(" ", "\n")
 
 

@@ -11,8 +11,9 @@ import pandas as pd
 from kvplan.reports.looks import GREEN, VERMILION
 from kvplan.reports.plots.canvas import FAINT, finish, from_zero, panels, thousands
 from kvplan.reports.plots.throughput import LINE_LOOKS
-from kvplan.reports.searches import LOAD_UNITS, Search, objectives_phrase, searches
-from kvplan.reports.wording import plural, setting, short_number
+from kvplan.reports.searches import LOAD_LABELS, Search, objectives_phrase, searches
+from kvplan.reports.wording import plural, setting
+from kvplan.runs.answers.slo_result import load_text
 from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def draw(run: Run, figure: Figure) -> str | None:
     left.set_ylim(0, 106)
     left.scatter([], [], marker="o", color=FAINT, label="most runs keep it (p99)")
     left.scatter([], [], marker="o", facecolors="white", edgecolors=FAINT, label="most runs miss it")
-    left.legend(loc="lower left")
+    left.legend(loc="best", frameon=True, facecolor="white", edgecolor="none", framealpha=1.0)
     right.set_title("Goodput, bar: lowest to highest run", fontsize=9.5)
     right.set_ylabel("requests/s within the SLO")
     from_zero(right, max(search.points["goodput_high"].max() for search in found))
@@ -51,8 +52,8 @@ def _load_axis(axes: Axes, found: Sequence[Search]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     variable = found[0].variable
-    axes.set_xlabel(f"{variable} ({LOAD_UNITS[variable]})")
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=variable == "max_concurrency"))
+    axes.set_xlabel(LOAD_LABELS[variable])
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=variable != "request_rate", min_n_ticks=1))
     axes.xaxis.set_major_formatter(thousands())
     if len(found) > 1:
         return
@@ -97,7 +98,8 @@ def _finding(run: Run, found: Sequence[Search]) -> str:
     slo = objectives_phrase(run)
     best = max(found, key=lambda search: search.keeps or 0.0)
     if best.keeps is None:
-        return f"SLO of {slo} (p99) not met at any {best.variable} tried"
+        tried = "with any number of users" if best.variable == "users" else f"at any {best.variable}"
+        return f"SLO of {slo} (p99) not met {tried} tried"
     point = best.points[best.points["value"] == best.keeps].iloc[0]
     runs = f"{point['num_keeping']} of {plural(point['num_runs'], 'run')}"
-    return f"SLO of {slo} (p99) met up to {best.variable} {short_number(best.keeps)} ({runs})"
+    return f"SLO of {slo} (p99) met up to {load_text(best.variable, best.keeps)} ({runs})"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Final
 
 from kvplan.runs.answers.points import BoundaryAxis, Point, lines_along, points_of
 from kvplan.runs.columns import Row
 from kvplan.runs.setting_text import ALWAYS_SHOWN, settings_text, shown_settings, varied_settings
+from kvplan.runs.statuses import context_limit_text
 from kvplan.units import plural
 
 # Throughput within this share of the best counts as the same: smaller differences are the noise of a shared machine.
@@ -24,8 +26,8 @@ class Boundary:
     """One boundary along ``axis`` with all other settings fixed (``at``).
 
     starts, holds: the outermost value of the axis that does so, None if none did. fails: the nearest value beyond that
-    does not, None if every value tried starts. exact: the limit that the engine itself named, if it did. sentence: the
-    same for people.
+    does not, None if every value tried starts. exact: the limit of the KV pool that the engine itself named, if it did.
+    sentence: the same for people.
     """
 
     kind: str
@@ -99,8 +101,9 @@ def _largest_context(line: _Line) -> Boundary | None:
     fails = [value for value in line.fails if not starts or value > max(starts)]
     if not fails and not (line.is_searched and starts):
         return None
-    exact = next((point.largest_max_model_len for point in line.points if point.largest_max_model_len), None)
-    limit = f"; the pool holds {exact:,}" if exact else ""
+    limits = [(point.largest_max_model_len, point.context_limited_by) for point in line.points]
+    exact, limited_by = min(((tokens, by) for tokens, by in limits if tokens), default=(None, None), key=itemgetter(0))
+    limit = f"; {context_limit_text(exact, limited_by)}" if exact else ""
     if not fails:
         outcome = f"starts at every context tried, up to {max(starts):,} tokens"
     elif starts:
@@ -114,7 +117,7 @@ def _largest_context(line: _Line) -> Boundary | None:
         starts=max(starts, default=None),
         holds=max(line.holds, default=None),
         fails=min(fails, default=None),
-        exact=exact,
+        exact=None if limited_by == "model" else exact,
         sentence=f"{line.where}: {outcome}{limit}",
     )
 

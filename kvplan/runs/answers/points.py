@@ -32,6 +32,7 @@ class Point:
     statuses: set[str] = field(default_factory=set)
     throughputs: list[float] = field(default_factory=list)
     largest_max_model_len: int | None = None
+    context_limited_by: str | None = None
 
     @property
     def starts(self) -> bool:
@@ -77,7 +78,9 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
         point.statuses.add(str(row["status"]))
         if has_speed(row) and row["trial_id"] not in excluded:
             point.throughputs.append(throughput_of(row))
-        point.largest_max_model_len = row["largest_max_model_len"] or point.largest_max_model_len
+        if row["largest_max_model_len"]:
+            point.largest_max_model_len = row["largest_max_model_len"]
+            point.context_limited_by = row["context_limited_by"]
     return list(points.values())
 
 

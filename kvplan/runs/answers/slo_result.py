@@ -16,7 +16,8 @@ from kvplan.runs.setting_text import settings_text, shown_settings, varied_setti
 from kvplan.runs.trials import TrialSettings
 from kvplan.units import plural
 
-LoadVariable = Literal["request_rate", "max_concurrency"]
+LoadVariable = Literal["request_rate", "max_concurrency", "users"]
+"""What a search varies, by the column that holds it."""
 
 _Z95: Final = 1.959964  # of the normal distribution: 95 % within
 
@@ -174,20 +175,27 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
+def load_text(variable: str, value: float) -> str:
+    """``4 users``, ``max_concurrency 4``, ``request_rate 0.5 requests/s``."""
+    if variable == "users":
+        return plural(int(value), "user")
+    return f"{variable} {value:g}{' requests/s' if variable == 'request_rate' else ''}"
+
+
 def _sentence(result: SloResult, objectives_ms: Mapping[str, float], where: str) -> str:
     variable, keeps, misses = result.variable, result.keeps, result.misses
-    unit = " requests/s" if variable == "request_rate" else ""
     level = ", ".join(f"{name} {bound:g} ms" for name, bound in objectives_ms.items())
     by_value = {point.value: point for point in result.points}
     if keeps is None:
         lowest = result.points[0]
-        return f"{where}: {level} (p99) is missed even at {variable} {lowest.value:g}{unit} ({_runs_phrase(lowest)})"
+        even = load_text(variable, lowest.value)
+        return f"{where}: {level} (p99) is missed even at {even} ({_runs_phrase(lowest)})"
     at = by_value[keeps]
     beyond = "the highest load tried" if misses is None else f"at {misses:g} in {_runs_phrase(by_value[misses])}"
     every = "" if result.always in (None, keeps) else f"in every run up to {result.always:g}; "
     within = at.requests_within
     return (
-        f"{where}: {level} (p99) is met up to {variable} {keeps:g}{unit} (in {_runs_phrase(at)}; {every}{beyond}); "
+        f"{where}: {level} (p99) is met up to {load_text(variable, keeps)} (in {_runs_phrase(at)}; {every}{beyond}); "
         f"goodput {at.request_goodput:.3g} requests/s, {100 * within.share:.0f} % of the requests of all runs within "
         f"the service level (95 % interval {100 * within.low:.0f} to {100 * within.high:.0f} %)"
     )

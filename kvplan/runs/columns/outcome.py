@@ -21,9 +21,13 @@ class StatusColumns(TypedDict, total=False):
         int | None,
         About(
             "status",
-            "the largest max_model_len this pool would accept, where the requested one was rejected",
+            "the largest max_model_len the engine would accept, where it rejected the requested one",
             unit="tokens",
         ),
+    ]
+    context_limited_by: Annotated[
+        str | None,
+        About("status", "why it accepts no more: pool, or model (its positions); empty where the engine does not say"),
     ]
     num_restarts: Annotated[
         int | None, About("status", "times the trial was restarted because something else killed its worker")

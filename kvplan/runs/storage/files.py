@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -21,9 +22,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError as error:
         with suppress(OSError):  # there is none where the directory is missing or a file
             temporary.unlink()
-        raise KvplanError(
-            f"{path} could not be written: {error.strerror}.", hint="make room or choose another --out"
-        ) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "make room on its disk" if is_full else f"check that {path.parent} can be written to"
+        raise KvplanError(f"{path} could not be written: {error.strerror}.", hint=hint) from error
 
 
 def write_all(descriptor: int, content: bytes) -> None:

@@ -18,6 +18,7 @@ from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
 from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units
 from kvplan.runs.columns import Row
+from kvplan.runs.statuses import ContextLimit
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.pool import EngineModel, PoolPrediction
 from kvplan.sweeps.forecast.step_cost import CountedStep, guess_speed
@@ -36,7 +37,8 @@ class TrialPrediction:
 
     requests: those that the trial will serve, clipped to its max_model_len. figures: throughput and latency, None for a
     trial that will not be served, and where no speed is predicted: nothing is computed, weights in few bits, adapters.
-    time_scale: what times were multiplied by after the trials so far.
+    time_scale: what times were multiplied by after the trials so far. largest_context: of a sequence that is accepted;
+    context_limited_by: what allows no more.
     """
 
     requests: ClippedRequests
@@ -48,6 +50,7 @@ class TrialPrediction:
     num_blocks: int
     kv_cache_tokens: int
     largest_context: int
+    context_limited_by: ContextLimit
     max_concurrency: int
     figures: SimulatedFigures | None
     seconds: float
@@ -125,6 +128,7 @@ class Predictor:
             num_blocks=memory.num_blocks,
             kv_cache_tokens=memory.kv_cache_tokens,
             largest_context=memory.largest_context,
+            context_limited_by="model" if memory.largest_context == self.spec.max_position_embeddings else "pool",
             max_concurrency=concurrency,
             figures=figures,
             seconds=seconds,

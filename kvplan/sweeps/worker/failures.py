@@ -24,6 +24,7 @@ def classify_failure(error: Exception, stage: Stage) -> Row | None:
             "oom_requested_bytes": getattr(error, "requested_bytes", None),
             "oom_free_bytes": getattr(error, "free_bytes", None),
             "largest_max_model_len": getattr(error, "largest_tokens", None),
+            "context_limited_by": getattr(error, "limited_by", None),
         }
     out_of_memory = isinstance(error, MemoryError) or "out of memory" in str(error).lower()
     out_of_memory |= "can't allocate memory" in str(error) or getattr(error, "errno", None) == errno.ENOMEM

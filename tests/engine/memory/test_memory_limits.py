@@ -137,7 +137,7 @@ def test_a_context_beyond_the_pool_is_refused_with_the_largest_that_fits(config_
     with pytest.raises(ContextTooLong) as caught:
         _start(config_path, device_memory="250MiB", gpu_memory_utilization=1.0)
     largest = caught.value.largest_tokens
-    assert 0 < largest < 2048
+    assert 0 < largest < 2048 and caught.value.limited_by == "pool"
     assert caught.value.hint is not None
     assert str(largest) in caught.value.hint
     llm = _start(config_path, device_memory="250MiB", gpu_memory_utilization=1.0, max_model_len=largest)
@@ -149,8 +149,9 @@ def test_a_context_beyond_the_pool_is_refused_with_the_largest_that_fits(config_
 
 
 def test_a_context_beyond_the_models_positions_is_refused(config_path: str) -> None:
-    with pytest.raises(ContextTooLong, match="2,048 positions"):
+    with pytest.raises(ContextTooLong, match="2,048 positions") as caught:
         _start(config_path, max_model_len=4096)
+    assert (caught.value.limited_by, caught.value.largest_tokens) == ("model", 2048)
 
 
 @pytest.mark.parametrize(
