@@ -213,6 +213,22 @@ def test_commands_of_every_engine() -> None:
     assert alone.startswith("kvplan sweep --model meta-llama/Llama-3.1-8B --gpu-memory-utilization ")
 
 
+@pytest.mark.parametrize(
+    ("model", "lengths", "context"),
+    [
+        ("gemma-3-27b", {"average_context": 8192, "longest_context": 8192}, 10 * 8192),
+        ("qwen3-next-80b-a3b", {"average_context": 4096, "longest_context": 65536}, 65536),
+        ("llama-3.1-8b", {"average_context": 4096, "longest_context": 8192, "worst_case": True}, 10 * 8192),
+    ],
+)
+def test_llama_cpp_gets_room_for_the_tokens_of_all_slots(model: str, lengths: dict[str, int], context: int) -> None:
+    """A context is counted in tokens, also where most layers keep a window or a state."""
+    found = plan("h200", model=resolve_model(model), num_users=10, **lengths).deployments[0]
+    words = launch_commands(found, model)["llama.cpp"].split()
+    assert words[words.index("--parallel") + 1] == "10"
+    assert words[words.index("--ctx-size") + 1] == str(context)
+
+
 def test_commands_ask_for_the_kernels_of_experts() -> None:
     settings = ServingSettings(moe_backend="triton")
     found = plan("b200", model=resolve_model("qwen3-30b-a3b"), num_users=8, settings=settings).deployments[0]

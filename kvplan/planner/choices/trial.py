@@ -274,15 +274,16 @@ def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[Mod
 def capacity_of(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Capacity:
     """How many sequences of the average and of the longest context one replica holds."""
     shape = request_shape(prediction.settings, vllm_release(prediction.version))
-    plan, groups = prediction.rank.blocks, choice.layout.data_parallel_size
+    plan, groups, workload = prediction.rank.blocks, choice.layout.data_parallel_size, trial.workload
     # Between batches a window holds no tokens in flight: what is used on average, not what admission reserves.
-    average = replace(shape, max_model_len=trial.workload.average_context, in_flight_tokens=1)
+    average = replace(shape, max_model_len=workload.average_context, in_flight_tokens=1)
     each = max(blocks_per_request(plan, average), 1)
     return Capacity(
         average_sequences=groups * (prediction.num_blocks // each),
         worst_sequences=groups * (prediction.num_blocks // prediction.blocks_per_request),
         average_bytes=each * prediction.bytes_per_block,
         worst_bytes=prediction.blocks_per_request * prediction.bytes_per_block,
+        planned_tokens=workload.longest_context if trial.request.worst_case else workload.average_context,
     )
 
 

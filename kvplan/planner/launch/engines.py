@@ -181,11 +181,13 @@ def _tgi(deployment: Deployment, checkpoint: str) -> str:
 
 
 def _llama_cpp(deployment: Deployment, model_id: str) -> str:
-    """llama.cpp shares one context between its slots: slots x average context, and at least one longest sequence."""
+    """llama.cpp shares one context between its slots: slots x average context, and at least one longest sequence.
+
+    It counts tokens, whatever one takes: layers with windows and states have caches of their own beside it.
+    """
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     slots = max(int(deployment.users_per_replica), 1)
-    average = deployment.capacity.average_bytes / max(deployment.capacity.worst_bytes, 1) * settings.max_model_len
-    context = max(int(slots * average), settings.max_model_len)
+    context = max(slots * deployment.capacity.planned_tokens, settings.max_model_len)
     quantization = choice.weights.spec.quantization
     form = "F16" if quantization is None else "Q8_0" if quantization.bits >= 8 else "Q4_K_M"
     words: list[object] = ["llama-server", "--model", f"{model_id.rsplit('/', 1)[-1]}-{form}.gguf"]
