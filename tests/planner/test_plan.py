@@ -229,6 +229,19 @@ def test_llama_cpp_gets_room_for_the_tokens_of_all_slots(model: str, lengths: di
     assert words[words.index("--ctx-size") + 1] == str(context)
 
 
+def test_steps_with_fewer_tokens_than_users_need_more_replicas() -> None:
+    """vLLM refuses max_num_batched_tokens below max_num_seqs."""
+    small = ServingSettings(max_num_batched_tokens=16)
+    found = plan("h100", num_users=40, average_context=2048, longest_context=2048, settings=small).deployments[0]
+    serving = found.prediction.settings.serving
+    assert found.replicas == 3 and serving.max_num_seqs == serving.max_num_batched_tokens == 16
+    alone = plan("h100", num_users=40, average_context=2048, longest_context=2048, settings=small, max_gpus=1)
+    assert alone.nearest_miss is not None
+    assert alone.nearest_miss.sentence == "Its steps of 16 tokens have room for 16 sequences; 40 are needed."
+    fix = cheapest_fix(alone)
+    assert fix is not None and fix.sentence == "leave --max-num-batched-tokens out"
+
+
 def test_commands_ask_for_the_kernels_of_experts() -> None:
     settings = ServingSettings(moe_backend="triton")
     found = plan("b200", model=resolve_model("qwen3-30b-a3b"), num_users=8, settings=settings).deployments[0]
