@@ -10,6 +10,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
+from kvplan.catalog.vllm_models import service_note
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, Placement, place
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
@@ -75,7 +76,8 @@ def make_estimate(
     check_backend(model, request.settings.moe_backend, request.engine.name)
     found = with_speculation(with_quantization(model, request.settings), request.settings)
     spec, asked = found.spec, found.settings
-    notes = list(spec.assumptions)
+    ended = service_note(spec.architecture, request.engine.version) if request.engine.name == "vllm" else None
+    notes = [*spec.assumptions, *([ended] if ended else [])]
     context_tokens = _context(spec, request, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
     cache = _cache_settings(spec, asked, request.engine, dtype, notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
 from kvplan.estimate.speed.steps.collectives import bridge_note
@@ -101,7 +102,14 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
     """How users are taken to behave, where memory and times come from, and what crosses nodes."""
     deployments = plan.deployments or ((fix.deployment,) if fix is not None else ())
     rooflines = any(deployment.served.speed.origin == "roofline" for deployment in deployments) or not deployments
-    sentences = [load_assumption(plan), *adapter_notes(plan), *bridge_notes(deployments), *network_notes(deployments)]
+    ended = service_note(plan.spec.architecture, plan.request.engine.version)
+    sentences = [
+        load_assumption(plan),
+        *([ended] if ended else []),
+        *adapter_notes(plan),
+        *bridge_notes(deployments),
+        *network_notes(deployments),
+    ]
     if rooflines:
         sentences.append(
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
