@@ -72,6 +72,7 @@ AsJson = Annotated[
     "block_size",
     "dtype",
     "group_size",
+    "encoder_tokens",
     "enable_lora",
     "max_loras",
     "max_lora_rank",

@@ -14,6 +14,7 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.parallel import ParallelLayout
@@ -240,6 +241,20 @@ def test_steps_with_fewer_tokens_than_users_need_more_replicas() -> None:
     assert alone.nearest_miss.sentence == "Its steps of 16 tokens have room for 16 sequences; 40 are needed."
     fix = cheapest_fix(alone)
     assert fix is not None and fix.sentence == "leave --max-num-batched-tokens out"
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "encoder_tokens", "engines"),
+    [("whisper-large-v3", 400, None, {"vllm"}), ("t5-base", 512, 512, set())],
+)
+def test_a_model_that_attends_to_an_encoder_has_vllms_command_alone(
+    model: str, length: int, encoder_tokens: int | None, engines: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, settings = resolve_model(model), ServingSettings(encoder_tokens=encoder_tokens)
+    found = plan("h100", model=spec, average_context=length, longest_context=length, settings=settings)
+    assert set(launch_commands(found.deployments[0], spec.id)) == engines
+    print_answer(found, None, "table", None)
+    assert f"{spec.id} attends to an encoder: " in capsys.readouterr().out
 
 
 def test_commands_ask_for_the_kernels_of_experts() -> None:

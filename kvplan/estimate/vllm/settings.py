@@ -11,6 +11,7 @@ from kvplan.catalog.spec import ModelSpec, StateMixer
 from kvplan.catalog.vllm_refusals import vllm_refusal
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.kv_cache import encoder_tokens_of
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
@@ -82,6 +83,7 @@ def resolve_settings(
         device_memory_bytes=total,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
+        encoder_tokens=encoder_tokens_of(spec, asked.encoder_tokens),
     )
     second_runner = in_second_runner(spec, asked, release)
     return ResolvedSettings(
