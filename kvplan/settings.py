@@ -446,6 +446,9 @@ class ServingSettings:
             value = getattr(self, name)
             if value is not knob.default:
                 knob.check(value, label=knob.option if as_options else name)
+        if self.enable_lora and self.max_loras == 0:
+            slots, number = (KNOBS[each].option if as_options else each for each in ("enable_lora", "max_loras"))
+            raise UsageError(f"{slots} asks for room for adapters, {number} 0 for none.", hint=f"leave {slots} out")
 
 
 @dataclass(frozen=True, slots=True)

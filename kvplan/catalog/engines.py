@@ -369,25 +369,3 @@ def _release(version: tuple[int, int, int]) -> VllmRelease:
         if version >= since:
             facts.update(changed)
     return VllmRelease(version=version, **facts)  # type: ignore[arg-type]
-
-
-def vllm_refusal(
-    settings: ServingSettings, release: VllmRelease | None = None, model_dtype: str | None = None
-) -> str | None:
-    """Why a release of vLLM (by default the latest) refuses these settings on a GPU, in one phrase; None if not.
-
-    ``model_dtype``: what the model runs in, where it is known; ``dtype`` says it unless that is auto.
-    """
-    release = release or vllm_release("latest")
-    size, multiple = settings.block_size, release.block_size_multiple
-    if size is not None and size % multiple:
-        return f"the attention kernels of vLLM {release.text} take a block_size in multiples of {multiple}, not {size}"
-    if settings.kv_cache_dtype == "float32" and settings.dtype not in ("auto", "float32"):
-        return f"vLLM {release.text} has no kv_cache_dtype float32"
-    if settings.kv_cache_dtype == "int8_per_token_head" and not release.scaled_cache:
-        return f"vLLM {release.text} has no kv_cache_dtype int8_per_token_head, which 0.20 has"
-    runs_in = model_dtype or settings.dtype
-    is_float = settings.kv_cache_dtype in ("float16", "bfloat16") and runs_in != "auto"
-    if release.keeps_float_cache and is_float and settings.kv_cache_dtype != runs_in:
-        return f"vLLM {release.text} keeps no KV cache in {settings.kv_cache_dtype} for a model in {runs_in}"
-    return None

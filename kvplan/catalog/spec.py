@@ -335,6 +335,11 @@ class ModelSpec:
         """Whether any layer has experts."""
         return any(isinstance(layer.feed_forward, MoeFeedForward) for layer in self.layers)
 
+    @cached_property
+    def attends_to_encoder(self) -> bool:
+        """Whether some layer has cross attention."""
+        return any(layer.cross_attention is not None for layer in self.layers)
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)

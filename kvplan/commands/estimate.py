@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,10 +31,10 @@ from kvplan.commands.options.shared import (
     calibration_name,
     split_list,
 )
+from kvplan.commands.options.ways_to_fit import Asked, ways_to_fit
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.answer import Estimate
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, SPECULATION_PANEL, ServingSettings
 
@@ -164,24 +165,40 @@ def estimate(
     )
     print_estimates(answers, chosen, explain=explain)
     if lists.gpus and not any(each.fits for answer in answers for each in answer.deployments):
-        raise _nothing_fits(answers)
+        pairs = zip([(spec, question) for spec in specs for question in asked], answers, strict=True)
+        misses = [
+            Asked(spec, question, counted, choice, replace(answer, deployments=(deployment,)))
+            for (spec, question), answer in pairs
+            for counted, deployment in zip(gpus, answer.deployments, strict=True)
+        ]
+        raise _nothing_fits(misses)
     if plot is not None:
         from kvplan.estimate.picture import draw_estimates
 
         draw_estimates(answers, plot)
 
 
-def _nothing_fits(answers: Sequence[Estimate]) -> KvplanError:
-    """Of one deployment: what stands in its way. The hint is what lets the nearest one fit."""
-    misses = [(answer, each) for answer in answers for each in answer.deployments]
-    limits = [each.limit or "" for _, each in misses]
-    hint = "use more GPUs (such as --gpu 8xh100) or fewer bits per weight (--quantization fp8)"
-    if any(limit.startswith("longest sequence") for limit in limits):
-        hint = "use a shorter --ctx, more GPUs (such as --gpu 8xh100) or --kv-cache-dtype fp8"
+def _nothing_fits(misses: Sequence[Asked]) -> KvplanError:
+    """Of one deployment: what stands in its way. The hint is what lets it fit, or of several the nearest."""
+    nearest = min(misses, key=_lacking)
+    ways = ways_to_fit(nearest)
+    hint = f"use {', or '.join(ways)}" if ways else "use larger GPUs, or a smaller model"
+    answer, deployment = nearest.answer, nearest.deployment
     if len(misses) > 1:
-        return KvplanError("None of these deployments fits.", hint=hint)
-    answer, deployment = misses[0]
-    return KvplanError(f"{answer.spec.id} does not fit on {deployment.counted_gpu}: {deployment.limit}.", hint=hint)
+        where = f"nearest is {answer.spec.id} on {deployment.counted_gpu}: " if ways else ""
+        return KvplanError("None of these deployments fits.", hint=f"{where}{hint}")
+    drafter = answer.spec.drafter
+    beside = "" if drafter is None or drafter.model is None else f" with {drafter.name} as its drafter"
+    return KvplanError(
+        f"{answer.spec.id}{beside} does not fit on {deployment.counted_gpu}: {deployment.limit}.", hint=hint
+    )
+
+
+def _lacking(miss: Asked) -> tuple[bool, float]:
+    """What only has too long a context is near; of the rest, by what is beyond the budget."""
+    each = miss.deployment
+    used = each.weight_bytes + each.activation_peak_bytes + each.overhead_bytes
+    return each.longest_context is None, used / each.budget_bytes
 
 
 def parse_assumptions(texts: list[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import typer
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice, version_note
 from kvplan.catalog.models import provenance_note, resolve_model
+from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.groups import takes_groups
 from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions, plan_request
 from kvplan.commands.options.settings import takes_settings
@@ -71,6 +72,7 @@ AsJson = Annotated[
     "block_size",
     "dtype",
     "group_size",
+    "encoder_tokens",
     "enable_lora",
     "max_loras",
     "max_lora_rank",
@@ -97,5 +99,8 @@ def plan(
     spec = resolve_model(model)
     measured = load_measured(calibration_name(calibration, no_calibration))
     found = make_plan(spec, request, measured)
-    print_notes(*measured.notices, provenance_note(spec), version_note(request.engine.version))
+    version = request.engine.version
+    print_notes(
+        *measured.notices, provenance_note(spec), version_note(version), service_note(spec.architecture, version)
+    )
     print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)

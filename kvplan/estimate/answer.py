@@ -10,10 +10,11 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
+from kvplan.catalog.vllm_models import service_note
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, Placement, place
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
-from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
+from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, encoder_tokens_of, fixed_encoder_tokens, size_sequence
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
 from kvplan.estimate.speculation import Speculation, speculation_of
@@ -75,7 +76,8 @@ def make_estimate(
     check_backend(model, request.settings.moe_backend, request.engine.name)
     found = with_speculation(with_quantization(model, request.settings), request.settings)
     spec, asked = found.spec, found.settings
-    notes = list(spec.assumptions)
+    ended = service_note(spec.architecture, request.engine.version) if request.engine.name == "vllm" else None
+    notes = [*spec.assumptions, *([ended] if ended else [])]
     context_tokens = _context(spec, request, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
     cache = _cache_settings(spec, asked, request.engine, dtype, notes)
@@ -165,14 +167,11 @@ def _cache_settings(
             f"fp8_ds_mla is a layout of latent attention, which {spec.id} does not have.",
             hint="use --kv-cache-dtype fp8",
         )
-    tokens = asked.encoder_tokens
-    crossed = [layer.cross_attention for layer in spec.layers if layer.cross_attention is not None]
-    if tokens is not None and not crossed:
-        raise UsageError(f"{spec.id} has no cross attention.", hint="leave --encoder-tokens out")
-    if crossed and tokens is None:
-        tokens = crossed[0].encoder_tokens
-        if tokens is not None:
-            notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
+    tokens, fixed = encoder_tokens_of(spec, asked.encoder_tokens), fixed_encoder_tokens(spec)
+    if asked.encoder_tokens is None and tokens is not None:
+        notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
+    elif tokens is not None and fixed is not None and tokens > fixed:
+        notes.append(f"--encoder-tokens {tokens:,} is more than the {fixed:,} that {spec.id} gives a sequence.")
     published = spec.quantization.kv_cache_dtype if spec.quantization else None
     if stated is not None and release is not None:
         notes.append(stated_cache_note(stated, release))

@@ -44,6 +44,8 @@ class Deployment:
     fits: bool
     limit: str | None
     """What stands in the way when it does not fit: the missing bytes, or the largest length that fits."""
+    longest_context: int | None = None
+    """The longest sequence that fits, where nothing but its length is in the way."""
     kv_range: KvRange | None = None
     """Where 9 of 10 start-ups lie, the prediction inside; None where no start-up has been compared."""
 
@@ -124,6 +126,7 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
         max_concurrency=groups * found.max_concurrency,
         fits=found.fits,
         limit=_vllm_limit(found),
+        longest_context=found.largest_max_model_len or None if found.outcome == "rejected_ctx" else None,
         kv_range=kv_range(spec, gpu, found).of_groups(groups),
     )
     return Placement(deployment, (*found.settings.notes, *_runner_notes(found), *_parallel_notes(spec, found)))
@@ -186,6 +189,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
         max_concurrency=groups * found.max_concurrency,
         fits=found.outcome == "ok",
         limit=_kvplan_limit(found),
+        longest_context=found.largest_context or None if found.outcome == "rejected_ctx" else None,
         kv_range=_kvplan_range(found),
     )
     return Placement(deployment, _kvplan_notes(found))

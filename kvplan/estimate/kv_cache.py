@@ -152,6 +152,24 @@ def rank_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:
     return 1
 
 
+def encoder_tokens_of(spec: ModelSpec, asked: int | None) -> int | None:
+    """Encoder tokens per sequence: what is ``asked`` for, else what the config fixes; None where neither says it.
+
+    UsageError where they are asked for of a model without cross attention.
+    """
+    fixed = fixed_encoder_tokens(spec)
+    if asked is not None and not spec.attends_to_encoder:
+        raise UsageError(f"{spec.id} has no cross attention.", hint="leave --encoder-tokens out")
+    return fixed if asked is None else asked
+
+
+def fixed_encoder_tokens(spec: ModelSpec) -> int | None:
+    """What the config gives a sequence (Whisper: 1,500); None where the input decides."""
+    crossed = (layer.cross_attention for layer in spec.layers if layer.cross_attention is not None)
+    first = next(crossed, None)
+    return None if first is None else first.encoder_tokens
+
+
 def layer_entries(layer: LayerSpec, settings: CacheSettings) -> tuple[CacheEntry, ...]:
     """The cache entries of one layer on one rank; empty for a layer that caches nothing of its own."""
     entries: list[CacheEntry] = []

@@ -47,11 +47,13 @@ class DeploymentSpeculation:
 class Speculation:
     """A model's drafter. ``bytes_per_token``: what a token costs more, on all ranks together.
 
-    ``deployments``: one for each of the estimate's, None where it does not fit.
+    ``weight_bytes``: the most that any GPU of the deployments holds, whether they fit or not, which are one for each of
+    the estimate's, None where it does not fit.
     """
 
     drafter: Drafter
     bytes_per_token: int
+    weight_bytes: int
     deployments: tuple[DeploymentSpeculation | None, ...]
 
 
@@ -71,9 +73,11 @@ def speculation_of(
         return None
     rates = USUAL_ACCEPTANCE_RATES if acceptance_rate is None else (acceptance_rate,)
     places = zip(gpus, deployments, strict=True)
+    weights = (_weight_bytes(spec, spec.drafter, deployment) for deployment in deployments)
     return Speculation(
         drafter=spec.drafter,
         bytes_per_token=sum(each.bytes_per_token for each in components_of(cached_layers(spec.drafter), cache)),
+        weight_bytes=max(weights, default=0),
         deployments=tuple(
             _on(spec, spec.drafter, gpu, deployment, cache, context_tokens, rates) if deployment.fits else None
             for gpu, deployment in places
@@ -86,7 +90,15 @@ def joined_speculation(parts: Sequence[Speculation | None]) -> Speculation | Non
     found = [part for part in parts if part is not None]
     if not found:
         return None
-    return replace(found[0], deployments=tuple(each for part in found for each in part.deployments))
+    weight_bytes = max(part.weight_bytes for part in found)
+    return replace(
+        found[0], weight_bytes=weight_bytes, deployments=tuple(each for part in found for each in part.deployments)
+    )
+
+
+def _weight_bytes(spec: ModelSpec, drafter: Drafter, deployment: Deployment) -> int:
+    settings = deployment.settings
+    return drafter_weight_bytes(spec, drafter, ParallelLayout.of(settings), settings.dtype, settings.max_model_len)
 
 
 def _on(
@@ -99,7 +111,7 @@ def _on(
     rates: Sequence[float],
 ) -> DeploymentSpeculation:
     settings, layout = deployment.settings, ParallelLayout.of(deployment.settings)
-    weight_bytes = drafter_weight_bytes(spec, drafter, layout, settings.dtype, settings.max_model_len)
+    weight_bytes = _weight_bytes(spec, drafter, deployment)
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
     work = model_work(spec, deployment.weight_bytes - weight_bytes, cache.model_dtype, layout)
     kv_bytes = kv_read_bytes(spec, context_tokens, on_a_rank)

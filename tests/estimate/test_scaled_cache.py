@@ -55,7 +55,7 @@ def test_values_of_another_size_are_counted_and_their_formula_says_so() -> None:
         ("deepseek-v4-flash", "0.32.0", "is for keys and values of KV heads, and this model keeps latents"),
         ("whisper-large-v3", "0.32.0", "and this model keeps an encoder's tokens"),
         ("mimo-v2-flash", "0.32.0", "for keys and values of unlike sizes, as in"),
-        ("llama-3.1-8b", "0.18.1", "VLLM 0.18.1 has no kv_cache_dtype int8_per_token_head, which 0.20 has"),
+        ("llama-3.1-8b", "0.18.1", "vLLM 0.18.1 has no kv_cache_dtype int8_per_token_head, which 0.20 has"),
     ],
 )
 def test_what_cannot_be_kept_so_is_refused(model: str, version: str, sentence: str) -> None:

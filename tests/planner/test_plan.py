@@ -14,6 +14,7 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.parallel import ParallelLayout
@@ -213,6 +214,49 @@ def test_commands_of_every_engine() -> None:
     small = plan("h100", num_users=8).deployments[0]
     alone = launch_commands(small, LLAMA.id)["kvplan"]
     assert alone.startswith("kvplan sweep --model meta-llama/Llama-3.1-8B --gpu-memory-utilization ")
+
+
+@pytest.mark.parametrize(
+    ("model", "lengths", "context"),
+    [
+        ("gemma-3-27b", {"average_context": 8192, "longest_context": 8192}, 10 * 8192),
+        ("qwen3-next-80b-a3b", {"average_context": 4096, "longest_context": 65536}, 65536),
+        ("llama-3.1-8b", {"average_context": 4096, "longest_context": 8192, "worst_case": True}, 10 * 8192),
+    ],
+)
+def test_llama_cpp_gets_room_for_the_tokens_of_all_slots(model: str, lengths: dict[str, int], context: int) -> None:
+    """A context is counted in tokens, also where most layers keep a window or a state."""
+    found = plan("h200", model=resolve_model(model), num_users=10, **lengths).deployments[0]
+    words = launch_commands(found, model)["llama.cpp"].split()
+    assert words[words.index("--parallel") + 1] == "10"
+    assert words[words.index("--ctx-size") + 1] == str(context)
+
+
+def test_steps_with_fewer_tokens_than_users_need_more_replicas() -> None:
+    """vLLM refuses max_num_batched_tokens below max_num_seqs."""
+    small = ServingSettings(max_num_batched_tokens=16)
+    found = plan("h100", num_users=40, average_context=2048, longest_context=2048, settings=small).deployments[0]
+    serving = found.prediction.settings.serving
+    assert found.replicas == 3 and serving.max_num_seqs == serving.max_num_batched_tokens == 16
+    alone = plan("h100", num_users=40, average_context=2048, longest_context=2048, settings=small, max_gpus=1)
+    assert alone.nearest_miss is not None
+    assert alone.nearest_miss.sentence == "Its steps of 16 tokens have room for 16 sequences; 40 are needed."
+    fix = cheapest_fix(alone)
+    assert fix is not None and fix.sentence == "leave --max-num-batched-tokens out"
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "encoder_tokens", "engines"),
+    [("whisper-large-v3", 400, None, {"vllm"}), ("t5-base", 512, 512, set())],
+)
+def test_a_model_that_attends_to_an_encoder_has_vllms_command_alone(
+    model: str, length: int, encoder_tokens: int | None, engines: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, settings = resolve_model(model), ServingSettings(encoder_tokens=encoder_tokens)
+    found = plan("h100", model=spec, average_context=length, longest_context=length, settings=settings)
+    assert set(launch_commands(found.deployments[0], spec.id)) == engines
+    print_answer(found, None, "table", None)
+    assert f"{spec.id} attends to an encoder: " in capsys.readouterr().out
 
 
 def test_commands_ask_for_the_kernels_of_experts() -> None:

@@ -336,6 +336,30 @@ def test_csv_has_one_row_per_deployment(capsys: pytest.CaptureFixture[str]) -> N
     assert {"tensor_parallel_size", "kv_pool_bytes", "usd_per_hour", "limit", "slo"} <= set(rows[0])
 
 
+def test_the_balancer_of_a_row_names_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --users 100 --ctx-avg 8k --gpu l40s --max-gpus 8 --format csv"
+    rows = list(csv.DictReader(io.StringIO(run(words, capsys)[1])))
+    assert {row["replicas"] == "1" for row in rows} == {True, False}
+    for row in rows:
+        line = shlex.split(row["balancer"])
+        names = line[line.index("--static-models") + 1].split(",") if line else []
+        assert names == ([] if row["replicas"] == "1" else [LLAMA.id] * int(row["replicas"]))
+
+
+def test_encoder_tokens_are_part_of_each_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan whisper-large-v3 --users 8 --ctx-avg 448 --gpu l4 --json"
+    own = json.loads(run(words, capsys)[1])["deployments"][0]["capacity"]
+    estimate = json.loads(run("estimate whisper-large-v3 --ctx 448 --gpu l4 --json --max-num-seqs 8", capsys)[1])
+    assert own["worst_case_sequences"] == int(estimate["deployments"][0]["max_concurrency"])
+    short = json.loads(run(f"{words} --encoder-tokens 750", capsys)[1])["deployments"][0]["capacity"]
+    assert short["average_sequences"] > 1.5 * own["average_sequences"]
+    code, _, said = run("plan t5-base --users 4 --ctx-avg 512 --gpu h100", capsys)
+    assert code == 2 and "--encoder-tokens" in said
+    assert run("plan t5-base --users 4 --ctx-avg 512 --gpu h100 --encoder-tokens 512", capsys)[0] == 0
+    code, _, said = run("plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --encoder-tokens 512", capsys)
+    assert code == 2 and "has no cross attention" in said
+
+
 def test_commands_only_for_engines_that_run_there() -> None:
     from kvplan.planner.launch.engines import launch_commands
 

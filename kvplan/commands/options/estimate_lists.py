@@ -173,11 +173,15 @@ def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
 
 
 def notes_on(answer: Estimate) -> Iterator[str]:
-    """Assumptions that change what the numbers mean: a length past the model's, a dtype or a bridge that GPUs lack."""
+    """Assumptions that change what the numbers mean.
+
+    A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve.
+    """
     longest = answer.spec.max_position_embeddings
     if longest is not None and answer.context_tokens > longest:
         yield (
             f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "
             f"{answer.spec.id}: engines refuse them unless the rotary positions are scaled."
         )
-    yield from (each for each in answer.assumptions if " has no bfloat16" in each or "NVLink bridge" in each)
+    marks = (" has no bfloat16", "NVLink bridge", " serves ", " is more than the ")
+    yield from (each for each in answer.assumptions if any(mark in each for mark in marks))

@@ -21,7 +21,7 @@ from kvplan.planner.answer.document import (
 from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.slo_check import missed_by_tail
-from kvplan.planner.launch.engines import launch_commands
+from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.search.fixes import Fix
@@ -41,7 +41,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
     if output_format == "json":
         print_json(plan_document(found, fix))
     elif output_format == "csv":
-        print_csv([plan_row(deployment) for deployment in found.deployments])
+        print_csv([plan_row(deployment, found.spec.id) for deployment in found.deployments])
     elif output_format in _MANIFESTS and found.deployments:
         print(_MANIFESTS[output_format](found.deployments[0], found.spec.id), end="")
     else:
@@ -200,10 +200,14 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")
-    for engine, command in launch_commands(best, model_id).items():
+    commands = launch_commands(best, model_id)
+    for engine, command in commands.items():
         print(f"  {engine + ':':14s}{command}")
+    note = command_note(plan.spec)
+    if note is not None:
+        print_sentence(note)
     processes = vllm_processes(best, model_id)
-    if len(processes) == 1:
+    if len(processes) == 1 or "vllm" not in commands:
         return
     every = "both" if len(processes) == 2 else f"all {len(processes)}"
     print(f"\n  {every} processes (vllm):")

@@ -43,8 +43,7 @@ def _sentence(found: Speculation) -> str:
     tokens = f"{drafter.num_tokens} draft token{'s' if drafter.num_tokens > 1 else ''} per step"
     if drafter.model is None:
         return f"Drafter   {name}, {tokens}: no weights and no cache"
-    weights = {each.weight_bytes for each in found.deployments if each is not None}
-    size = f"{format_bytes(max(weights))} of weights per GPU, " if weights else ""
+    size = f"{format_bytes(found.weight_bytes)} of weights per GPU, " if found.weight_bytes else ""
     return f"Drafter   {name}, {tokens}: {size}{found.bytes_per_token:,} B per token of KV cache"
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease, vllm_refusal
+from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import ModelSpec, StateMixer
+from kvplan.catalog.vllm_refusals import vllm_refusal
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.kv_cache import encoder_tokens_of
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
@@ -54,9 +56,6 @@ def resolve_settings(
     KvplanError without a maximum length.
     """
     asked.check()
-    refusal = vllm_refusal(asked, release, serving_dtype(spec.dtype, asked.dtype))
-    if refusal is not None:
-        raise UsageError(f"{refusal[:1].upper()}{refusal[1:]}.", hint="leave it out, and vLLM decides")
     notes: list[str] = []
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
@@ -70,6 +69,9 @@ def resolve_settings(
         notes.append(f"gpu_memory_utilization {utilization}: vLLM {release.text}'s default.")
     tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
+    refusal = vllm_refusal(replace(asked, max_num_batched_tokens=tokens, max_num_seqs=rows), release, dtype)
+    if refusal is not None:
+        raise UsageError(refusal.sentence, hint=refusal.hint)
     kv_dtype, own = kv_cache_dtype(spec, gpu, asked, release, dtype)
     notes += [own] if own else []
     serving = FilledSettings.of(
@@ -82,6 +84,7 @@ def resolve_settings(
         device_memory_bytes=total,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
+        encoder_tokens=encoder_tokens_of(spec, asked.encoder_tokens),
     )
     second_runner = in_second_runner(spec, asked, release)
     return ResolvedSettings(
@@ -142,7 +145,7 @@ def _batch_limits(
     max_model_len: int,
     notes: list[str],
 ) -> tuple[int, int]:
-    default_tokens, default_rows = _batch_defaults(gpu, total_bytes, asked.usage, release, max_model_len)
+    default_tokens, default_rows = batch_defaults(gpu, total_bytes, asked.usage, release, max_model_len)
     rows = asked.max_num_seqs or default_rows
     tokens = asked.max_num_batched_tokens
     if tokens is None:
@@ -154,10 +157,10 @@ def _batch_limits(
     return tokens, rows
 
 
-def _batch_defaults(
+def batch_defaults(
     gpu: GpuProfile, total_bytes: int, usage: str, release: VllmRelease, max_model_len: int
 ) -> tuple[int, int]:
-    """(tokens, sequences) per step where the user gives none (vllm/engine/arg_utils.py, get_batch_defaults).
+    """(tokens, sequences) per step where the user gives none (vllm/engine/arg_utils.py, getbatch_defaults).
 
     The first engine prefilled whole prompts, so one step had to hold the longest of them, unless prompts were so long
     that chunking was on by itself.

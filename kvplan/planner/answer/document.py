@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
 from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.slo_check import missed_by_tail
-from kvplan.planner.launch.engines import launch_commands
+from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.request import Workload
 from kvplan.planner.question.slo import Slo
@@ -101,7 +102,14 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
     """How users are taken to behave, where memory and times come from, and what crosses nodes."""
     deployments = plan.deployments or ((fix.deployment,) if fix is not None else ())
     rooflines = any(deployment.served.speed.origin == "roofline" for deployment in deployments) or not deployments
-    sentences = [load_assumption(plan), *adapter_notes(plan), *bridge_notes(deployments), *network_notes(deployments)]
+    of_model = (service_note(plan.spec.architecture, plan.request.engine.version), command_note(plan.spec))
+    sentences = [
+        load_assumption(plan),
+        *filter(None, of_model),
+        *adapter_notes(plan),
+        *bridge_notes(deployments),
+        *network_notes(deployments),
+    ]
     if rooflines:
         sentences.append(
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
@@ -268,9 +276,9 @@ def _range(found: Range) -> list[float | None]:
     return [round(found.low * 1000, 1), round(found.high * 1000, 1) if found.is_bounded else None]
 
 
-def plan_row(deployment: Deployment) -> dict[str, Any]:
+def plan_row(deployment: Deployment, model_id: str) -> dict[str, Any]:
     """One row of CSV: what varies between deployments, in the units of the JSON document."""
-    document = deployment_document(deployment, "")
+    document = deployment_document(deployment, model_id)
     settings, performance = document["memory"], document["performance"]
     low_high = {
         f"{name}_{end}": performance[name][index]
@@ -280,6 +288,7 @@ def plan_row(deployment: Deployment) -> dict[str, Any]:
     cost = document["cost"] or {"usd_per_hour": None, "usd_per_million_output_tokens": (None, None)}
     return {
         **{name: value for name, value in document.items() if isinstance(value, (str, int, float, bool))},
+        "balancer": document["balancer"],  # None with one replica, and the rows have the same columns
         **settings,
         "average_sequences": document["capacity"]["average_sequences"],
         "worst_case_sequences": document["capacity"]["worst_case_sequences"],

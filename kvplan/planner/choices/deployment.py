@@ -54,12 +54,16 @@ def instance_name(num_gpus: int, gpu: GpuProfile, layout: ParallelLayout) -> str
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Sequences that one replica's pools hold at once (all its data-parallel groups), with one's bytes on each rank."""
+    """Sequences that one replica's pools hold at once (all its data-parallel groups), with one's bytes on each rank.
+
+    planned_tokens: of a sequence of the kind that the load is planned for.
+    """
 
     average_sequences: int
     worst_sequences: int
     average_bytes: int
     worst_bytes: int
+    planned_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

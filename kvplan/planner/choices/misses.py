@@ -44,9 +44,10 @@ def lacks_room(
     prediction: VllmPrediction,
     capacity: Capacity,
     served: Served,
+    seats: int,
     worst_case: bool,
 ) -> Miss:
-    """It runs, but for fewer users or a lower rate than asked for."""
+    """It runs, but for fewer users or a lower rate than asked for. seats: of a replica's steps, whatever its pool."""
     room = capacity.worst_sequences if worst_case else capacity.average_sequences
     context = workload.longest_context if worst_case else workload.average_context
     if workload.requests_per_second is not None and served.supply is not None:
@@ -63,6 +64,11 @@ def lacks_room(
     groups = choice.layout.data_parallel_size
     missing = math.ceil(served.num_users / groups) * each - prediction.num_blocks * prediction.bytes_per_block
     needed = workload.num_users or 1
+    if seats < room:
+        tokens = prediction.settings.serving.max_num_batched_tokens
+        steps = f"steps of {tokens:,} tokens have" if tokens * groups == seats else "steps have"
+        sentence = f"Its {steps} room for {plural(replicas * seats, 'sequence')}; {needed:,} are needed."
+        return Miss(choice, replicas, "capacity", "seats", 0, needed / (replicas * seats), sentence, prediction)
     sentence = f"It holds {replicas * room:,} sequences of {context:,} tokens at once; {needed:,} are needed."
     return Miss(
         choice, replicas, "capacity", "kv", max(missing, 0), needed / max(replicas * room, 1), sentence, prediction

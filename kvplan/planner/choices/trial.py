@@ -22,6 +22,7 @@ from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_wor
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, cache_settings, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import kv_pool_low_bytes
+from kvplan.estimate.vllm.settings import batch_defaults
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.deployment import Capacity, Choice, Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
@@ -80,6 +81,15 @@ class Trial:
             find = layouts_across_nodes if across_nodes else layouts_in_a_node
             self.tried_layouts[key] = find(weights.spec, gpu, self.request.sizes, self.request.max_gpus)
         return self.tried_layouts[key]
+
+    def most_sequences(self, gpu: GpuProfile) -> int:
+        """Sequences per engine in one step: no more than it has tokens, as vLLM refuses settings with fewer."""
+        asked = self.request.settings
+        tokens = asked.max_num_batched_tokens
+        if tokens is None:
+            release, memory = vllm_release(self.request.engine.version), asked.device_memory_bytes or gpu.memory_bytes
+            tokens, _ = batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
+        return min(MOST_SEQUENCES, tokens)
 
     def refuses(self, formats: FormatPair, gpu: GpuProfile) -> bool:
         """Whether the engine has no kernels for these formats there; the reason is kept."""
@@ -156,7 +166,7 @@ def _fewest(most: int, serves: Callable[[int], bool], least: int = 1) -> int | N
 
 def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | Miss:
     groups = choice.layout.data_parallel_size
-    seats = groups * MOST_SEQUENCES
+    seats = groups * trial.most_sequences(choice.gpu)
     prediction = _predict(trial, choice, _first_guess(trial, replicas) / groups)
     if not prediction.fits:
         return misses.lacks_memory(trial.workload, choice, replicas, prediction)
@@ -173,7 +183,7 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
     room = min(_room(trial, capacity), seats)
     if not served.keeps_up or served.num_users > room:
         return misses.lacks_room(
-            trial.workload, choice, replicas, prediction, capacity, served, trial.request.worst_case
+            trial.workload, choice, replicas, prediction, capacity, served, seats, trial.request.worst_case
         )
     replica = Replica(trial.workload, choice, replicas, prediction, capacity, model)
     check = _check(trial, replica, served)
@@ -205,7 +215,8 @@ def _first_guess(trial: Trial, replicas: int) -> float:
 
 def _predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
     """vLLM's start-up with seats for ``users`` requests in each data-parallel group."""
-    rows = min(max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP), MOST_SEQUENCES)
+    rows = max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP)
+    rows = min(rows, trial.most_sequences(choice.gpu))
     key = (choice.key, rows)
     if key not in trial.predictions:
         trial.predictions[key] = _predict_rows(trial, choice, rows)
@@ -274,15 +285,16 @@ def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[Mod
 def capacity_of(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Capacity:
     """How many sequences of the average and of the longest context one replica holds."""
     shape = request_shape(prediction.settings, vllm_release(prediction.version))
-    plan, groups = prediction.rank.blocks, choice.layout.data_parallel_size
+    plan, groups, workload = prediction.rank.blocks, choice.layout.data_parallel_size, trial.workload
     # Between batches a window holds no tokens in flight: what is used on average, not what admission reserves.
-    average = replace(shape, max_model_len=trial.workload.average_context, in_flight_tokens=1)
+    average = replace(shape, max_model_len=workload.average_context, in_flight_tokens=1)
     each = max(blocks_per_request(plan, average), 1)
     return Capacity(
         average_sequences=groups * (prediction.num_blocks // each),
         worst_sequences=groups * (prediction.num_blocks // prediction.blocks_per_request),
         average_bytes=each * prediction.bytes_per_block,
         worst_bytes=prediction.blocks_per_request * prediction.bytes_per_block,
+        planned_tokens=workload.longest_context if trial.request.worst_case else workload.average_context,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.native import KVPLAN_ARCHITECTURES
+from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.vllm_models import NEVER_SERVED
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.block_sizes import default_block_size
@@ -24,11 +26,15 @@ _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2")
 def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     """The command of each engine that can run this deployment, for one of its instances (on its first node).
 
-    With adapters those alone whose slots for them are known, and so in the deployment's memory.
+    With adapters those alone whose slots for them are known, and so in the deployment's memory; of a model that attends
+    to an encoder vLLM's alone, if vLLM serves it (``command_note`` says so).
     """
     checkpoint = checkpoint_name(deployment, model_id)
     layout, choice = deployment.choice.layout, deployment.choice
-    commands = {"vllm": vllm_command(deployment, checkpoint)}
+    spec = choice.weights.spec
+    commands = {} if spec.architecture in NEVER_SERVED else {"vllm": vllm_command(deployment, checkpoint)}
+    if spec.attends_to_encoder:
+        return commands
     if _runs_here(deployment):
         commands["kvplan"] = _kvplan(deployment, model_id)
     has_adapters = deployment.prediction.settings.serving.lora_slots is not None
@@ -41,6 +47,14 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
             commands["tgi"] = _tgi(deployment, checkpoint)
             commands["llama.cpp"] = _llama_cpp(deployment, model_id)
     return {name: commands[name] for name in ENGINES if name in commands}
+
+
+def command_note(spec: ModelSpec) -> str | None:
+    """Why a model has fewer commands than others; None where it has all."""
+    if not spec.attends_to_encoder:
+        return None
+    only = "no command is known" if spec.architecture in NEVER_SERVED else "vLLM's command is the only one known"
+    return f"{spec.id} attends to an encoder: {only} for it."
 
 
 def _runs_here(deployment: Deployment) -> bool:
@@ -181,11 +195,13 @@ def _tgi(deployment: Deployment, checkpoint: str) -> str:
 
 
 def _llama_cpp(deployment: Deployment, model_id: str) -> str:
-    """llama.cpp shares one context between its slots: slots x average context, and at least one longest sequence."""
+    """llama.cpp shares one context between its slots: slots x average context, and at least one longest sequence.
+
+    It counts tokens, whatever one takes: layers with windows and states have caches of their own beside it.
+    """
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     slots = max(int(deployment.users_per_replica), 1)
-    average = deployment.capacity.average_bytes / max(deployment.capacity.worst_bytes, 1) * settings.max_model_len
-    context = max(int(slots * average), settings.max_model_len)
+    context = max(slots * deployment.capacity.planned_tokens, settings.max_model_len)
     quantization = choice.weights.spec.quantization
     form = "F16" if quantization is None else "Q8_0" if quantization.bits >= 8 else "Q4_K_M"
     words: list[object] = ["llama-server", "--model", f"{model_id.rsplit('/', 1)[-1]}-{form}.gguf"]

@@ -62,6 +62,9 @@ def _changes(plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
             )
     if miss is not None and miss.kind == "slo":
         yield from _slower(request, miss)
+    if miss is not None and miss.reason == "seats" and request.settings.max_num_batched_tokens is not None:
+        roomy = replace(request.settings, max_num_batched_tokens=None)
+        yield "leave --max-num-batched-tokens out", replace(request, settings=roomy)
     yield "raise --max-gpus to {num_gpus}", replace(request, max_gpus=MOST_GPUS)
     fewer_bytes = replace(request, quantizations=("awq",), kv_cache_dtypes=("fp8",))
     if plan.spec.quantization is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.catalog.engines import vllm_refusal
+from kvplan.catalog.vllm_refusals import vllm_refusal
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Manifest
 from kvplan.runs.rows import is_counted, settings_of
@@ -55,7 +55,7 @@ def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> D
     if refusal is None:
         replicas = f" --data-parallel-size {num_engines}" if num_engines > 1 else ""
         commands["vllm"] = _vllm_command(model, settings) + replicas
-    return Deployment(commands, () if refusal is None else (refusal,))
+    return Deployment(commands, () if refusal is None else (refusal.reason,))
 
 
 _OF_RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel")
