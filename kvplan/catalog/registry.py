@@ -53,6 +53,8 @@ _READERS: dict[str, str] = {
     "Zamba2ForCausalLM": "hybrid:read_zamba2",
     "AXK1ForCausalLM": "latent:read_axk1",
     "LongcatFlashForCausalLM": "latent:read_longcat",
+    "LongcatFlashNgramForCausalLM": "latent:read_longcat_ngram",
+    "Molmo2ForConditionalGeneration": "multimodal:read_molmo2",
     "PanguUltraMoEForCausalLM": "latent:read_pangu_ultra",
     "OlmoHybridForCausalLM": "delta:read_olmo_hybrid",
     "Qwen3NextForCausalLM": "delta:read_qwen3_next",
@@ -100,6 +102,7 @@ _WRAPPERS = (
     *("OpenCUAForConditionalGeneration", "StepVLForConditionalGeneration", "Eagle2_5_VLForConditionalGeneration"),
     *("KananaVForConditionalGeneration", "LlavaOnevision2ForConditionalGeneration", "HCXVisionV2ForCausalLM"),
     *("RForConditionalGeneration", "BeeForConditionalGeneration", "Cosmos3ForConditionalGeneration"),
+    *("MoonshotKimiaForCausalLM", "MiDashengLMModel"),
     *("BailingMoeV3VLForConditionalGeneration", "OpenPanguVLForConditionalGeneration", "MiMoV2OmniForCausalLM"),
 )
 """Towers around a language model: the text config decides."""

@@ -205,6 +205,22 @@ _LATENTS: dict[str, dict[str, Any]] = {
         "zero_expert_num": 2,
         "moe_topk": 2,
     },
+    "LongcatFlashNgramForCausalLM": {
+        "model_type": "longcat_flash",
+        **_LATENT,
+        "num_layers": 3,
+        "num_hidden_layers": None,
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "n_routed_experts": 4,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+        "ngram_vocab_size_ratio": 3,
+        "emb_split_num": 2,
+        "emb_neighbor_num": 3,
+    },
     "MistralLarge3ForCausalLM": {
         "model_type": "deepseek_v3",
         **_LATENT,
@@ -457,11 +473,13 @@ _WRAPPED = {
     "LlavaNextVideoForConditionalGeneration": "text_config:llama",
     "LlavaOnevision2ForConditionalGeneration": "text_config:qwen3",
     "LlavaOnevisionForConditionalGeneration": "text_config:qwen2",
+    "MiDashengLMModel": "text_config:qwen2_5_omni_text",
     "MiniCPMO": ":qwen2",
     "MiniCPMOcrForConditionalGeneration": "text_config:qwen3_5_text",
     "MiniCPMV4_6ForConditionalGeneration": "text_config:qwen3_5_text",
     "MiniCPMV4_7ForConditionalGeneration": "text_config:qwen3_5_text",
     "MiniMaxM3SparseForConditionalGeneration": "text_config:minimax_m3",
+    "MoonshotKimiaForCausalLM": ":qwen2",
     "MossTranscribeDiarizeForConditionalGeneration": "text_config:qwen3",
     "NVLM_D": "llm_config:qwen2",
     "NemotronH_Nano_Omni_Reasoning_V3": "llm_config:nemotron_h",
@@ -515,6 +533,9 @@ _FURTHER_WRAPPED: dict[str, dict[str, Any]] = {
     "BailingMoeV3VLForConditionalGeneration": {"text_config": {**_SMALL, **_STATES["BailingMoeV3ForCausalLM"]}},
     "MiniCPMV": {**_SMALL, "model_type": "minicpmv", "head_dim": 16, "version": 4.5},
     "MiMoV2OmniForCausalLM": {**_SMALL, **_MIMO, "model_type": "mimo_v2_omni"},
+    "Molmo2ForConditionalGeneration": {
+        "text_config": {**_SMALL, "additional_vocab_size": 12, "qk_norm_type": "olmo", "qkv_bias": True}
+    },
     "OpenPanguVLForConditionalGeneration": {**_SMALL, "model_type": "openpangu_vl", "bias": True},
 }
 

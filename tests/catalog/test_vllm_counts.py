@@ -46,6 +46,16 @@ _ROUTED = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+_NGRAMS = {
+    **_LATENT,
+    "num_hidden_layers": 2,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "moe_topk": 2,
+}
+"""LongCat Flash Lite's; vLLM pads the rows of its tables by 48."""
 _COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | None]]]] = {
     "iquest coder": ("IQuestCoderForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
     "telechat 3": ("TeleChat3ForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
@@ -161,6 +171,18 @@ _COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | N
         {"attention_bias": True, "mlp_bias": True},
         141_632,
         [("softmax", 64, None)] * 4,
+    ),
+    "longcat lite": (
+        "LongcatFlashNgramForCausalLM",
+        {**_NGRAMS, "ngram_vocab_size_ratio": 3, "emb_split_num": 2, "emb_neighbor_num": 3},
+        635_308 - 48 * 16,
+        [("latent", 576, None)] * 4,
+    ),
+    "longcat lite, pairs": (
+        "LongcatFlashNgramForCausalLM",
+        {**_NGRAMS, "ngram_vocab_size_ratio": 5, "emb_split_num": 4, "emb_neighbor_num": 2},
+        651_692 - 48 * 16,
+        [("latent", 576, None)] * 4,
     ),
     "ring 2.5": (
         "BailingMoeV2_5ForCausalLM",

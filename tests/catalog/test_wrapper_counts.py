@@ -139,8 +139,19 @@ _COUNTED: dict[str, tuple[str, dict[str, Any], int, _Kept]] = {
 }
 
 
+_AS_NAMED = {
+    "KananaVForConditionalGeneration": ("text_config:llama", "LlamaForCausalLM"),
+    "MiDashengLMModel": ("text_config:qwen2_5_omni_text", "Qwen2ForCausalLM"),
+    "MiniCPMO": (":minicpmo", "Qwen2ForCausalLM"),
+    "MoonshotKimiaForCausalLM": (":kimi_audio", "Qwen2ForCausalLM"),
+    "Ovis2_5": ("llm_config:qwen3", "Qwen3ForCausalLM"),
+    "Ovis2_6ForCausalLM": ("llm_config:qwen3", "Qwen3ForCausalLM"),
+}
+"""Wrappers whose class cannot be made without files or libraries, and the language model that its code makes."""
+
+
 def _config(architecture: str, **outer: Any) -> dict[str, Any]:
-    place, own, *_ = _COUNTED[architecture]
+    place, own = _COUNTED[architecture][:2] if architecture in _COUNTED else (_AS_NAMED[architecture][0], {})
     path, model_type = place.split(":")
     config = {key: value for key, value in {**_SMALL, **own, "model_type": model_type}.items() if value is not None}
     for section in reversed(path.split(".") if path else []):
@@ -166,6 +177,54 @@ def test_small_configs_as_vllm_builds_them(architecture):
     spec = read_config(_config(architecture), model_id=architecture)
     assert spec.num_parameters == parameters
     assert _kept(spec) == kept
+
+
+@pytest.mark.parametrize("architecture", _AS_NAMED)
+def test_wrappers_hold_what_their_code_names(architecture):
+    plain = read_config({**_SMALL, "architectures": [_AS_NAMED[architecture][1]]}, model_id="plain")
+    spec = read_config(_config(architecture), model_id=architecture)
+    assert (spec.layers, spec.tensors) == (plain.layers, plain.tensors)
+
+
+def test_ling_3_that_sees_holds_ling_3():
+    """566,464 parameters below the language model of vLLM's class, as its text model alone has."""
+    text = {
+        **_SMALL,
+        "model_type": "bailing_hybrid",
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 16,
+        **_EXPERTS,
+        "num_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": 40,
+        "first_k_dense_replace": 1,
+        "layer_group_size": 3,
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+    }
+    config = {"architectures": ["BailingMoeV3VLForConditionalGeneration"], "text_config": text}
+    assert read_config({**config, "torch_dtype": "bfloat16"}, model_id="ling vl").num_parameters == 566_464
+
+
+@pytest.mark.parametrize(
+    ("own", "parameters"),
+    [
+        ({"additional_vocab_size": 12}, 144_064 - 52 * 64),
+        ({"additional_vocab_size": 0, "qk_norm_type": "olmo", "norm_after": True}, 140_224),
+        ({"additional_vocab_size": 12, "qkv_bias": True, "use_qk_norm": False}, 144_448 - 52 * 64),
+    ],
+)
+def test_molmo_2_as_vllm_builds_it(own, parameters):
+    """vLLM pads the 140 rows of the embedding to 192."""
+    config = {"architectures": ["Molmo2ForConditionalGeneration"], "text_config": {**_SMALL, **own}, "vit_config": {}}
+    spec = read_config({**config, "torch_dtype": "bfloat16"}, model_id="molmo")
+    assert spec.num_parameters == parameters
+    assert _kept(spec) == _SOFTMAX
+    assert [(extra.kind, extra.num_parameters) for extra in spec.extras] == [("vision", None)]
 
 
 @pytest.mark.parametrize(

@@ -289,3 +289,19 @@ def read_longcat(view: ConfigView) -> Body:
         max_position_embeddings=read_max_positions(view),
         rope=_read_rope(view, mixer.qk_rope_head_size),
     )
+
+
+def read_longcat_ngram(view: ConfigView) -> Body:
+    """LongCat Flash Lite: embeddings of the last few tokens, looked up by hash, are added to each token's own."""
+    body = read_longcat(view)
+    ratio = view.optional_integer("ngram_vocab_size_ratio")
+    if ratio is None:
+        return body
+    num_tables = view.integer("emb_split_num") * (view.integer("emb_neighbor_num", minimum=2) - 1)
+    if body.hidden_size % num_tables:
+        raise view.reject("emb_split_num", f"a number whose {num_tables} tables share {body.hidden_size} evenly")
+    size = body.hidden_size // num_tables
+    rows = sum(ratio * body.vocab_size + 2 * index + 1 for index in range(num_tables))
+    tables = Tensor("ngram_embeddings.embedders", (rows, size), "embedding", "vocab")
+    projections = Tensor("ngram_embeddings.post_projs", (num_tables, body.hidden_size, size), "embedding")
+    return replace(body, tensors=(*body.tensors, tables, projections))

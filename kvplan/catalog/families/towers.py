@@ -219,7 +219,9 @@ _OCR_TOWERS = {
 """Encoders of one size whatever the config says (SAM and CLIP, SAM and Qwen2), and separators as wide as the text."""
 
 _VISION_SECTIONS = ("vision_config", "visual_tokenizer_config", "vit_config")
-_AUDIO_SECTIONS = ("audio_config", "sound_config", "encoder_config")
+_AUDIO_SECTIONS = ("audio_config", "sound_config", "encoder_config", "audio_encoder_config")
+_HEARING = frozenset(("MoonshotKimiaForCausalLM",))
+"""Architectures with an audio tower that their config does not describe."""
 
 
 def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
@@ -236,7 +238,7 @@ def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
         is_own = outer_type in _OWN_TOWERS or architecture in _OWN_PROJECTORS
         reader = None if is_own else _TOWERS.get(kind) or _TOWERS.get(outer_type)
         found.extend(_vision_modules(reader(vision, view, text_hidden) if reader else None))
-    if any(view.section(name) is not None for name in _AUDIO_SECTIONS):
+    if architecture in _HEARING or any(view.section(name) is not None for name in _AUDIO_SECTIONS):
         found.append(ExtraModule("audio tower", "audio", None))
     return tuple(found)
 

@@ -2,7 +2,7 @@
 
 deepseek     with experts: DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 Flash and 5, Mistral 4
 dense        without: MiniCPM3, Youtu-LLM
-longcat      LongCat Flash
+longcat      LongCat Flash and Flash Lite
 deepseek_v4  DeepSeek V4: compressed attention
 sarvam       Sarvam 105B, Mistral Large 3
 more_norms   A.X K1, openPangu Ultra MoE
@@ -13,7 +13,7 @@ from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.deepseek import read_deepseek
 from kvplan_engine.checkpoints.families.latent.deepseek_v4 import read_deepseek_v4
 from kvplan_engine.checkpoints.families.latent.dense import read_minicpm3, read_youtu
-from kvplan_engine.checkpoints.families.latent.longcat import read_longcat
+from kvplan_engine.checkpoints.families.latent.longcat import read_longcat, read_longcat_ngram
 from kvplan_engine.checkpoints.families.latent.more_norms import read_axk1, read_pangu_ultra
 from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRAL4_NAMES
 from kvplan_engine.checkpoints.families.latent.sarvam import read_mistral_large3, read_sarvam_mla
@@ -36,5 +36,6 @@ LATENT = (
     Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3, LATENT_NAMES),
     Family(("YoutuForCausalLM",), ("youtu",), read_youtu, LATENT_NAMES),
     Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
+    Family(("LongcatFlashNgramForCausalLM",), (), read_longcat_ngram),
     Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), ("deepseek_v4",), read_deepseek_v4),
 )

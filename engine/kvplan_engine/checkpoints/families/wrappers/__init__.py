@@ -2,12 +2,14 @@
 
 multimodal  vision and audio wrappers: which family reads the text, with what
 defaults    what a nested config may leave out
+molmo2      Molmo 2, whose text is of no other family
 """
 
 from collections.abc import Mapping
 from functools import partial
 
 from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.wrappers.molmo2 import read_molmo2
 from kvplan_engine.checkpoints.families.wrappers.multimodal import Find, Inner, read_multimodal
 
 TEXT_TYPES = {
@@ -62,6 +64,7 @@ _ALWAYS = {
     "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
     "MiMoV2OmniForCausalLM": "MiMoV2FlashForCausalLM",
+    "MoonshotKimiaForCausalLM": "Qwen2ForCausalLM",
     "OpenPanguVLForConditionalGeneration": "PanguEmbeddedForCausalLM",
     "Phi4ForCausalLMV": "Phi3ForCausalLM",
     "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
@@ -108,6 +111,7 @@ _TYPED = {
     "KananaVForConditionalGeneration": (),
     "LightOnOCRForConditionalGeneration": ("lighton_ocr",),
     "LlavaOnevision2ForConditionalGeneration": (),
+    "MiDashengLMModel": ("midashenglm",),
     "MiniCPMO": ("minicpmo",),
     "MiniCPMOcrForConditionalGeneration": ("minicpm_ocr",),
     "MiniCPMV": ("minicpmv",),
@@ -174,10 +178,11 @@ _TYPED = {
 
 def wrapper_families(find: Find, types: Mapping[str, str]) -> tuple[Family, ...]:
     """A described family for each wrapper. find, types: of the families inside; they are asked when one is read."""
-    return tuple(
+    inside = (
         Family((name,), own, partial(read_multimodal, find=find, types=types, inner=_inner(name), tied=name in _TIED))
         for name, own in _TYPED.items()
     )
+    return (*inside, Family(("Molmo2ForConditionalGeneration",), ("molmo2",), read_molmo2))
 
 
 def _inner(name: str) -> Inner:
