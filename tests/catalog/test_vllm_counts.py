@@ -1,6 +1,6 @@
-"""Architectures that transformers lacks: small configs of each, and what vLLM 0.32's class makes of them on a CPU.
+"""Architectures that transformers lacks: small configs of each, and what vLLM's class (0.32, 0.33) makes of them.
 
-The counts are those of the class's parameters, made without storage; what a layer keeps is that of its ``KVCacheSpec``.
+The counts are those of the class's parameters on a CPU; what a layer keeps is that of its ``KVCacheSpec``.
 """
 
 from __future__ import annotations
@@ -62,6 +62,16 @@ _GLM_NEXT = {
 }
 _GLM_STATE = ("state", 4 * 16 * 16, None)
 _GLM_LATENT = ("latent", 512, None)
+_NGRAMS = {
+    **_LATENT,
+    "num_hidden_layers": 2,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "moe_topk": 2,
+}
+"""LongCat Flash Lite's; vLLM pads the rows of its tables by 48."""
 _COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | None]]]] = {
     "iquest coder": ("IQuestCoderForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
     "telechat 3": ("TeleChat3ForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
@@ -115,6 +125,80 @@ _COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | N
         },
         155_808,
         [("softmax", 32, None)] * 4,
+    ),
+    "a.x k1": (
+        "AXK1ForCausalLM",
+        {**_LATENT, **_ROUTED, "model_type": "axk1", "n_shared_experts": 2},
+        612_012,
+        [("latent", 576, None)] * 4,
+    ),
+    "a.x k1, two dense layers": (
+        "AXK1ForCausalLM",
+        {**_LATENT, **_ROUTED, "model_type": "axk1", "first_k_dense_replace": 2},
+        581_032,
+        [("latent", 576, None)] * 4,
+    ),
+    "pangu embedded": ("PanguEmbeddedForCausalLM", {"bias": True}, 140_608, [("softmax", 64, None)] * 4),
+    "pangu embedded, own biases": (
+        "PanguEmbeddedForCausalLM",
+        {"bias": True, "qkv_bias": False, "mlp_bias": True},
+        141_120,
+        [("softmax", 64, None)] * 4,
+    ),
+    "pangu embedded, four norms": (
+        "PanguEmbeddedForCausalLM",
+        {"attention_bias": True, "sandwich_norm": True},
+        141_120,
+        [("softmax", 64, None)] * 4,
+    ),
+    "pangu ultra": (
+        "PanguUltraMoEForCausalLM",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "model_type": "pangu_ultra_moe",
+            "n_shared_experts": 2,
+            "sandwich_norm": True,
+            "router_enable_expert_bias": True,
+        },
+        612_268,
+        [("latent", 576, None)] * 4,
+    ),
+    "pangu ultra, two norms": (
+        "PanguUltraMoEForCausalLM",
+        {**_LATENT, **_ROUTED, "model_type": "pangu_ultra_moe", "first_k_dense_replace": 2},
+        580_768,
+        [("latent", 576, None)] * 4,
+    ),
+    "rnj-1": ("Rnj1ForCausalLM", {"sliding_window": 32}, 140_480, [("softmax", 64, None)] * 4),
+    "rnj-1, tied": (
+        "Rnj1ForCausalLM",
+        {
+            "sliding_window": 32,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        133_056,
+        [("softmax", 64, None)] * 4,
+    ),
+    "tele-flm": (
+        "TeleFLMForCausalLM",
+        {"attention_bias": True, "mlp_bias": True},
+        141_632,
+        [("softmax", 64, None)] * 4,
+    ),
+    "longcat lite": (
+        "LongcatFlashNgramForCausalLM",
+        {**_NGRAMS, "ngram_vocab_size_ratio": 3, "emb_split_num": 2, "emb_neighbor_num": 3},
+        635_308 - 48 * 16,
+        [("latent", 576, None)] * 4,
+    ),
+    "longcat lite, pairs": (
+        "LongcatFlashNgramForCausalLM",
+        {**_NGRAMS, "ngram_vocab_size_ratio": 5, "emb_split_num": 4, "emb_neighbor_num": 2},
+        651_692 - 48 * 16,
+        [("latent", 576, None)] * 4,
     ),
     "ring 2.5": (
         "BailingMoeV2_5ForCausalLM",
@@ -502,3 +586,49 @@ def test_what_is_not_known_of_glm_flash_is_refused(own):
     (key,) = own
     with pytest.raises(Exception, match=key):
         read_config({**_config("glm 5.3 flash"), **own}, model_id="glm")
+
+
+def test_what_a_layer_of_another_type_keeps_is_not_guessed():
+    """vLLM keeps latents only of types on its list; of others each head's keys and values."""
+    for name in ("a.x k1", "pangu ultra"):
+        with pytest.raises(Exception, match="model_type"):
+            read_config({**_config(name), "model_type": "AXK1"}, model_id=name)
+
+
+@pytest.mark.parametrize("key", ["param_sink_number", "interleaved_sliding_window", "n_routed_experts"])
+def test_attentions_of_pangu_that_nobody_knows_are_refused(key):
+    with pytest.raises(Exception, match=key):
+        read_config({**_config("pangu embedded"), key: 4}, model_id="pangu")
+
+
+def test_chunked_layers_of_rnj_are_refused():
+    with pytest.raises(Exception, match="chunked_attention"):
+        read_config({**_config("rnj-1"), "layer_types": ["chunked_attention"] * 4}, model_id="rnj")
+
+
+def test_a_x_k1_has_the_parameters_its_makers_state():
+    """519 B, 33 B of them active, from the defaults of transformers' AXK1Config."""
+    config = {
+        "architectures": ["AXK1ForCausalLM"],
+        "model_type": "axk1",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "vocab_size": 163840,
+        "n_shared_experts": 1,
+        "n_routed_experts": 192,
+        "num_experts_per_tok": 8,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "max_position_embeddings": 32768,
+    }
+    spec = read_config(config, model_id="a.x k1")
+    assert spec.num_parameters / 1e9 == pytest.approx(519, abs=0.5)
+    assert spec.num_active_parameters / 1e9 == pytest.approx(33, abs=0.5)
+    assert {layer.mixer.cache_elements_per_token for layer in spec.layers} == {576}

@@ -15,7 +15,14 @@ from kvplan.catalog.families.common import (
     read_rope,
     read_tied,
 )
-from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, after_first_layer, read_feed_forwards
+from kvplan.catalog.families.mixtures import (
+    MIXTURES,
+    MixtureFamily,
+    after_dense_ones,
+    after_first_layer,
+    read_feed_forwards,
+    read_mixture,
+)
 from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.plain import Flag, PlainFamily
 from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms, outside
@@ -38,6 +45,7 @@ class LatentFamily:
     mixture: MixtureFamily | None
     has_indexer: bool = False
     tied: bool = False
+    num_norms: int = 2
 
 
 def _deepseek(*, correction: bool) -> MixtureFamily:
@@ -64,6 +72,14 @@ _SARVAM = MixtureFamily(
     shared_default=1,
     shared_each=("moe_shared_expert_intermediate_size",),
     router_bias=Flag(("moe_router_enable_expert_bias",), True),
+    traits=_SHARED,
+)
+
+_PANGU = MixtureFamily(
+    PlainFamily(),
+    after_dense_ones,
+    shared_count=("n_shared_experts",),
+    router_bias=Flag(("router_enable_expert_bias",), False),
     traits=_SHARED,
 )
 
@@ -167,7 +183,11 @@ def _indexer_tensors(hidden: int, sizes: LatentSizes, indexer: SparseIndexer | N
 
 
 def read_latent(view: ConfigView, family: LatentFamily) -> Body:
-    """A body whose every layer has latent attention."""
+    """A body whose every layer has latent attention, or whole heads where the config gives a latent's heads no size."""
+    if _has_whole_heads(view):
+        if view.flag("attention_bias", default=False):
+            raise view.reject("attention_bias", "false (vLLM's class has no biases there)")
+        return read_mixture(view, MIXTURES["DeepseekForCausalLM"])
     sizes = decoder_sizes(view)
     latent = read_latent_sizes(view)
     bias = view.flag("attention_bias", default=False)
@@ -178,7 +198,7 @@ def read_latent(view: ConfigView, family: LatentFamily) -> Body:
     for index, part in enumerate(parts):
         own = indexer if _has_own_indexer(view, index) else None
         mixer = latent_attention(sizes.hidden, latent, bias=bias, indexer=own, chosen_tokens=chosen)
-        layers.append(LayerSpec(mixer, None, part, norms(2, sizes.hidden)))
+        layers.append(LayerSpec(mixer, None, part, norms(family.num_norms, sizes.hidden)))
     tied = read_tied(view, default=family.tied)
     return Body(
         layers=tuple(layers),
@@ -190,6 +210,32 @@ def read_latent(view: ConfigView, family: LatentFamily) -> Body:
         rope=latent_rope(view, latent.rope),
         extras=multi_token_layers(view, layers[-1], sizes.hidden),
     )
+
+
+def read_axk1(view: ConfigView) -> Body:
+    """A.X K1: DeepSeek V3 with a norm behind each feed-forward."""
+    _check_type(view, "axk1")
+    if view.text("topk_method", default="noaux_tc") != "noaux_tc":
+        raise view.reject("topk_method", "'noaux_tc' (without it the routers have no correction)")
+    experts = replace(_deepseek(correction=True), sparse=after_first_layer)
+    return read_latent(view, LatentFamily(experts, num_norms=3))
+
+
+def read_pangu_ultra(view: ConfigView) -> Body:
+    """openPangu Ultra MoE: DeepSeek V3 with norms behind attention and feed-forward too."""
+    _check_type(view, "pangu_ultra_moe")
+    return read_latent(view, LatentFamily(_PANGU, num_norms=4 if view.flag("sandwich_norm", default=False) else 2))
+
+
+def _check_type(view: ConfigView, model_type: str) -> None:
+    """vLLM decides by the type whether a layer keeps a latent or keys and values of every head (is_deepseek_mla)."""
+    if view.text("model_type", default=model_type) != model_type:
+        raise view.reject("model_type", f"'{model_type}' (of another vLLM does not keep latents)")
+
+
+def _has_whole_heads(view: ConfigView) -> bool:
+    """DeepSeek V2's class without latents, as in DeepSeek OCR: keys and values of every head, as DeepSeek MoE has."""
+    return view.config.get("qk_nope_head_dim") == 0 and view.config.get("qk_rope_head_dim") == 0
 
 
 def latent_rope(view: ConfigView, rotary_size: int) -> RopeSpec | None:
@@ -252,3 +298,19 @@ def read_longcat(view: ConfigView) -> Body:
         max_position_embeddings=read_max_positions(view),
         rope=latent_rope(view, mixer.qk_rope_head_size),
     )
+
+
+def read_longcat_ngram(view: ConfigView) -> Body:
+    """LongCat Flash Lite: embeddings of the last few tokens, looked up by hash, are added to each token's own."""
+    body = read_longcat(view)
+    ratio = view.optional_integer("ngram_vocab_size_ratio")
+    if ratio is None:
+        return body
+    num_tables = view.integer("emb_split_num") * (view.integer("emb_neighbor_num", minimum=2) - 1)
+    if body.hidden_size % num_tables:
+        raise view.reject("emb_split_num", f"a number whose {num_tables} tables share {body.hidden_size} evenly")
+    size = body.hidden_size // num_tables
+    rows = sum(ratio * body.vocab_size + 2 * index + 1 for index in range(num_tables))
+    tables = Tensor("ngram_embeddings.embedders", (rows, size), "embedding", "vocab")
+    projections = Tensor("ngram_embeddings.post_projs", (num_tables, body.hidden_size, size), "embedding")
+    return replace(body, tensors=(*body.tensors, tables, projections))

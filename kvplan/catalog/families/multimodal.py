@@ -8,6 +8,7 @@ from typing import Any
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body
+from kvplan.catalog.families.plain import Flag, PlainFamily, read_plain
 from kvplan.catalog.families.towers import read_towers
 from kvplan.errors import UnknownArchitectureError
 
@@ -42,6 +43,24 @@ _NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
     },
     "gemma3n_text": {"vocab_size": 262400, "max_position_embeddings": 32768, "head_dim": 256},
     "gemma4_text": {"vocab_size": 262144, "max_position_embeddings": 131072, "head_dim": 256},
+    "gemma4_unified_text": {
+        "vocab_size": 262144,
+        "max_position_embeddings": 262144,
+        "head_dim": 256,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
+    "glm_ocr_text": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": 59392,
+        "max_position_embeddings": 131072,
+        "attention_bias": False,
+    },
+    "granite4_vision_text": _LLAMA,
     "qwen2": {"vocab_size": 151936, "max_position_embeddings": 32768},
 }
 """What transformers' configuration classes take for a key that a nested config leaves out; published ones do."""
@@ -62,6 +81,27 @@ def read_multimodal(view: ConfigView) -> Body:
         )
     body = reader(inner)
     return replace(body, extras=(*read_towers(view, body.hidden_size), *body.extras))
+
+
+def read_molmo2(view: ConfigView) -> Body:
+    """Molmo 2: Qwen 3 or OLMo by its keys, with rows of the embedding for tokens that the head does not have."""
+    text = text_section(view) or view
+    kind = text.text("qk_norm_type", default="qwen3")
+    if kind not in ("qwen3", "olmo"):
+        raise text.reject("qk_norm_type", "qwen3 or olmo")
+    family = PlainFamily(
+        Flag(("qkv_bias", "attention_bias"), False),
+        qk_norm="head" if kind == "qwen3" else "full",
+        qk_norm_flag=Flag(("use_qk_norm",), True),
+    )
+    untied = {**text.config, "tie_word_embeddings": False}
+    body = read_plain(ConfigView(untied, path=text.path, assumptions=view.assumptions), family)
+    rows = body.vocab_size + text.integer("additional_vocab_size", default=128, minimum=0)
+    tensors = tuple(
+        replace(tensor, shape=(rows, body.hidden_size)) if tensor.role == "embedding" else tensor
+        for tensor in body.tensors
+    )
+    return replace(body, tensors=tensors, extras=read_towers(view, body.hidden_size))
 
 
 def thinking_part(view: ConfigView) -> ConfigView:
@@ -87,16 +127,21 @@ def _text_view(view: ConfigView) -> ConfigView:
     merged = dict(section.config)
     if "tie_word_embeddings" not in merged and view.has("tie_word_embeddings"):
         merged["tie_word_embeddings"] = view.config["tie_word_embeddings"]
+    elif "tie_word_embeddings" not in merged and _outer_name(view) in _TIED:
+        merged["tie_word_embeddings"] = True
     model_type = section.text("model_type", default="")
     for key, value in _NESTED_DEFAULTS.get(model_type, {}).items():
         if merged.get(key) is None and not _has_alternative(key, merged):
             merged[key] = value
-            view.assume(f"'{section.path}{key}' is not in the config: {value:,}, the default of {model_type}.")
+            shown = str(value).lower() if isinstance(value, bool) else f"{value:,}"
+            view.assume(f"'{section.path}{key}' is not in the config: {shown}, the default of {model_type}.")
+    if model_type == "glm_ocr_text" and merged.get("head_dim") is None:  # where GLM 4 itself has heads of 128
+        merged["head_dim"] = merged["hidden_size"] // merged["num_attention_heads"]
     return ConfigView(merged, path=section.path, assumptions=view.assumptions)
 
 
 def _has_alternative(key: str, config: Mapping[str, Any]) -> bool:
-    return key == "sliding_window" and "layer_types" in config
+    return key == "sliding_window" and "layer_types" in config and config["model_type"] != "gemma4_unified_text"
 
 
 _FLAT = {
@@ -105,15 +150,66 @@ _FLAT = {
     "DotsOCRForCausalLM": "Qwen2ForCausalLM",
     "LlavaLlamaForCausalLM": "LlamaForCausalLM",
     "Phi3VForCausalLM": "Phi3ForCausalLM",
+    "Phi4ForCausalLMV": "Phi3ForCausalLM",
+    "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
+    "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
+    "MoonshotKimiaForCausalLM": "Qwen2ForCausalLM",
+    "OpenPanguVLForConditionalGeneration": "PanguEmbeddedForCausalLM",
+    "MiMoV2OmniForCausalLM": "MiMoV2FlashForCausalLM",
+    "Qwen3ASRForConditionalGeneration": "Qwen3ForCausalLM",
+    "DeepseekOCRForCausalLM": "DeepseekV2ForCausalLM",
+    "DeepseekOCR2ForCausalLM": "DeepseekV2ForCausalLM",
+    "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
+    "InternS2PreviewForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Wrappers whose config has the language model's keys at the top."""
+"""Wrappers whose config has the language model's keys at the top, or whose text config may not name it."""
+
+_OF_VERSION = {
+    "MiniCPMV": {
+        "2.5": "LlamaForCausalLM",
+        "2.6": "Qwen2ForCausalLM",
+        "4.0": "LlamaForCausalLM",
+        "4.5": "Qwen3ForCausalLM",
+    },
+    "MiniCPMO": {"2.6": "Qwen2ForCausalLM", "4.5": "Qwen3ForCausalLM"},
+}
+"""Wrappers whose ``version`` decides which language model they hold (vllm/model_executor/models/minicpmv.py)."""
+
+_VERSIONLESS = {"MiniCPMV": "2.5", "MiniCPMO": "2.6"}
+
+_TIED = frozenset(
+    (
+        "GlmAsrForConditionalGeneration",
+        "GraniteSpeechForConditionalGeneration",
+        "GraniteSpeechPlusForConditionalGeneration",
+        "HCXVisionV2ForCausalLM",
+        "LightOnOCRForConditionalGeneration",
+        "MossTranscribeDiarizeForConditionalGeneration",
+    )
+)
+"""Wrappers whose class in transformers ties the embeddings where no part of the config says so."""
+
+
+def _outer_name(view: ConfigView) -> str:
+    return (view.texts("architectures") or [""])[0]
+
+
+def _of_version(view: ConfigView, outer: str) -> str:
+    known = _OF_VERSION[outer]
+    version = view.config.get("version") or _VERSIONLESS[outer]
+    is_first = outer == "MiniCPMV" and not view.has("version") and view.config.get("query_num") == 64
+    if str(version) not in known or is_first:
+        raise view.reject("version", "one of " + ", ".join(known))
+    return known[str(version)]
 
 
 def _text_architecture(view: ConfigView, inner: ConfigView) -> str:
     """What the text config names, else what its type stands for, else what this wrapper always holds."""
     from kvplan.catalog.registry import architecture_of_type, find_reader
 
-    outer = (view.texts("architectures") or [""])[0]
+    outer = _outer_name(view)
+    if outer in _OF_VERSION:
+        return _of_version(view, outer)
     if inner is not view:
         named = inner.texts("architectures") or []
         if named and find_reader(named[0]) is not None:

@@ -133,6 +133,8 @@ FAMILIES: dict[str, PlainFamily] = {
     ),
     "SmolLM3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, tied=True, windows=windows.when_used),
     "SolarForCausalLM": replace(LLAMA, windows=windows.solar, max_positions=2048),
+    "TeleFLMForCausalLM": replace(LLAMA, max_positions=2048),
+    "Rnj1ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.rnj1, max_positions=131072),
     "SeedOssForCausalLM": PlainFamily(Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS),
     "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
     "NemotronForCausalLM": PlainFamily(
@@ -183,6 +185,22 @@ def read_plain(view: ConfigView, family: PlainFamily) -> Body:
     sizes = read_sizes(view, head_default=family.head_default)
     part = dense_feed_forward(view, family, sizes)
     return assemble(view, family, sizes, [part] * sizes.layers)
+
+
+def read_pangu(view: ConfigView) -> Body:
+    """openPangu Embedded: Llama with four norms where ``sandwich_norm`` says so, biased by keys of its own."""
+    for key in ("param_sink_number", "interleaved_sliding_window", "qk_nope_head_dim", "n_routed_experts"):
+        if view.config.get(key):
+            raise view.reject(key, "none (what its layers keep then is not known)")
+    bias = view.flag("attention_bias", default=False) or view.flag("bias", default=False)
+    family = PlainFamily(
+        view.flag("qkv_bias", default=bias),
+        bias,
+        MLP_BIAS,
+        four_norms_flag=Flag(("sandwich_norm",), False),
+        windows=windows.every_layer,
+    )
+    return read_plain(view, family)
 
 
 def _num_norms(view: ConfigView, family: PlainFamily) -> int:

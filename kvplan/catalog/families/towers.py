@@ -222,19 +222,54 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
 _OWN_TOWERS = {"minimax_m3_vl"}
 """Wrappers that call their encoder by the name of a known one, but build it differently."""
 
+_OWN_PROJECTORS = frozenset(
+    (
+        *("MiniCPMV", "MiniCPMO", "KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"),
+        *("Granite4VisionForConditionalGeneration", "Eagle2_5_VLForConditionalGeneration", "HCXVisionV2ForCausalLM"),
+        *("RForConditionalGeneration", "BeeForConditionalGeneration", "KananaVForConditionalGeneration"),
+    )
+)
+"""Architectures with a known encoder and a projector that is not the one counted with it."""
+
+_OCR_TOWERS = {
+    "DeepseekOCRForCausalLM": (95_569_152 + 303_177_728, 2),
+    "DeepseekOCR2ForCausalLM": (94_979_328 + 358_256_512, 1),
+}
+"""Encoders of one size whatever the config says (SAM and CLIP, SAM and Qwen2), and separators as wide as the text."""
+
+_VISION_SECTIONS = ("vision_config", "visual_tokenizer_config", "vit_config")
+_AUDIO_SECTIONS = ("audio_config", "sound_config", "encoder_config", "audio_encoder_config")
+_HEARING = frozenset(("MoonshotKimiaForCausalLM",))
+"""Architectures with an audio tower that their config does not describe."""
+
 
 def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
     """The towers that a wrapper's config names, with their counts where the tower is known."""
     found: list[ExtraModule] = []
-    vision = view.section("vision_config") or _default_vision(view)
-    if vision is not None:
+    architecture = (view.texts("architectures") or [""])[0]
+    sections = [section for name in _VISION_SECTIONS if (section := view.section(name)) is not None]
+    vision = sections[0] if sections else _default_vision(view)
+    if architecture in _OCR_TOWERS:
+        found.extend(_vision_modules(_ocr(architecture, view, text_hidden)))
+    elif vision is not None:
         outer_type = view.text("model_type", default="")
         kind = vision.text("model_type", default=outer_type)
-        reader = None if outer_type in _OWN_TOWERS else _TOWERS.get(kind) or _TOWERS.get(outer_type)
+        is_own = outer_type in _OWN_TOWERS or architecture in _OWN_PROJECTORS
+        reader = None if is_own else _TOWERS.get(kind) or _TOWERS.get(outer_type)
         found.extend(_vision_modules(reader(vision, view, text_hidden) if reader else None))
-    if view.section("audio_config") is not None:
+    if architecture in _HEARING or any(view.section(name) is not None for name in _AUDIO_SECTIONS):
         found.append(ExtraModule("audio tower", "audio", None))
     return tuple(found)
+
+
+def _ocr(architecture: str, view: ConfigView, text_hidden: int) -> TowerCount | None:
+    """DeepSeek OCR's encoders, whose outputs one matrix projects; None where the projector is another one."""
+    projector = view.section("projector_config")
+    if projector is None or projector.text("projector_type", default="") != "linear":
+        return None
+    tower, separators = _OCR_TOWERS[architecture]
+    joined = _linear(projector.integer("input_dim"), text_hidden, bias=True) + separators * text_hidden
+    return TowerCount(tower, joined, 36)
 
 
 def _default_vision(view: ConfigView) -> ConfigView | None:

@@ -105,6 +105,13 @@ def gpt_oss(view: ConfigView, num_layers: int) -> list[Window]:
     return published or [FULL if index % 2 else sliding(tokens) for index in range(num_layers)]
 
 
+def rnj1(view: ConfigView, num_layers: int) -> list[Window]:
+    """Rnj-1: none, whatever ``layer_types`` says; only chunked layers would have one (vllm: models/rnj1.py)."""
+    if "chunked_attention" in (layer_types(view, num_layers) or ()):
+        raise view.reject("layer_types", "no chunked_attention (which tokens such a layer keeps is not known)")
+    return [FULL] * num_layers
+
+
 def granite_swa(view: ConfigView, num_layers: int) -> list[Window]:
     """Every fourth layer is full, beginning with the first."""
     tokens = view.integer("sliding_window", default=128)

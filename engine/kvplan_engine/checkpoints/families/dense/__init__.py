@@ -23,7 +23,7 @@ from kvplan_engine.checkpoints.families.dense.helium import HELIUM
 from kvplan_engine.checkpoints.families.dense.hunyuan import HUNYUAN
 from kvplan_engine.checkpoints.families.dense.hyperclovax import HYPERCLOVAX
 from kvplan_engine.checkpoints.families.dense.internlm import INTERNLM2, INTERNLM3
-from kvplan_engine.checkpoints.families.dense.llama import LLAMA
+from kvplan_engine.checkpoints.families.dense.llama import LLAMA, TELEFLM
 from kvplan_engine.checkpoints.families.dense.minicpm import MINICPM
 from kvplan_engine.checkpoints.families.dense.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from kvplan_engine.checkpoints.families.dense.mpt import MPT
@@ -31,6 +31,7 @@ from kvplan_engine.checkpoints.families.dense.nemotron import NEMOTRON
 from kvplan_engine.checkpoints.families.dense.olmo import OLMO, OLMO2
 from kvplan_engine.checkpoints.families.dense.opt import OPT
 from kvplan_engine.checkpoints.families.dense.orion import ORION
+from kvplan_engine.checkpoints.families.dense.pangu import PANGU
 from kvplan_engine.checkpoints.families.dense.phi import PHI
 from kvplan_engine.checkpoints.families.dense.phi3 import PHI3, PHI4_MULTIMODAL
 from kvplan_engine.checkpoints.families.dense.qwen import QWEN
@@ -78,6 +79,7 @@ DENSE = (
     OLMO2,
     OPT,
     ORION,
+    PANGU,
     PHI,
     PHI3,
     PHI4_MULTIMODAL,
@@ -89,4 +91,5 @@ DENSE = (
     SOLAR,
     STABLELM,
     STARCODER2,
+    TELEFLM,
 )

@@ -46,3 +46,6 @@ LLAMA = Family(
     names=TensorNames(),
     gguf=Gguf("llama", pairs_side_by_side=True, may_have_attention_bias=True),
 )
+
+TELEFLM = Family(("TeleFLMForCausalLM",), (), llama)
+"""Llama whose activations have factors that the engine does not know: it is described and not run."""

@@ -6,13 +6,19 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import mlp, model, norms
 from kvplan_engine.checkpoints.families.latent.parts import indexer, latent_attention
+from kvplan_engine.checkpoints.families.mixtures.deepseek import read_deepseek_moe
 from kvplan_engine.checkpoints.families.mixtures.parts import whole
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def read_deepseek(config: dict[str, Any]) -> ModelDescription:
-    """transformers: DeepseekV2Model, DeepseekV3Model, DeepseekV32Model, GlmMoeDsaModel, Mistral4Model."""
+    """transformers: DeepseekV2Model, DeepseekV3Model, DeepseekV32Model, GlmMoeDsaModel, Mistral4Model.
+
+    Where a latent's heads have no size (DeepSeek OCR), it has the attention of DeepSeek's first mixture.
+    """
+    if config.get("qk_nope_head_dim") == 0 and config.get("qk_rope_head_dim") == 0:
+        return read_deepseek_moe(config)
     norm = norms(config)
     blocks, indexed = _blocks(config), _indexed_layers(config)
     dense, mixture = mlp(config, bias=False), _mixture(config)

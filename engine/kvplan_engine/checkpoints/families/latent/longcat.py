@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import model, norms
 from kvplan_engine.checkpoints.families.latent.parts import latent_attention
 from kvplan_engine.checkpoints.fields import activation
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
 
 
 def read_longcat(config: dict[str, Any]) -> ModelDescription:
@@ -33,3 +34,15 @@ def read_longcat(config: dict[str, Any]) -> ModelDescription:
     )
     halves = [Layer((mixer,), mixture, norm), Layer((mixer,), dense, norm)]
     return model(config, halves * int(config["num_layers"]), norm)
+
+
+def read_longcat_ngram(config: dict[str, Any]) -> ModelDescription:
+    """As vLLM reads LongCat Flash Lite: tables of hashed n-grams, each of its own size, and a projection of each."""
+    found = read_longcat(config)
+    if config.get("ngram_vocab_size_ratio") is None:
+        return found
+    number = int(config["emb_split_num"]) * (int(config["emb_neighbor_num"]) - 1)
+    size, first = found.hidden_size // number, int(config["ngram_vocab_size_ratio"]) * found.vocab_size + 1
+    tables = tuple(Shape(f"ngram.{index}.embedding", (first + 2 * index, size)) for index in range(number))
+    projections = tuple(Shape(f"ngram.{index}.projection", (found.hidden_size, size)) for index in range(number))
+    return replace(found, others=(*found.others, *tables, *projections))

@@ -22,7 +22,7 @@ from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_n
 from kvplan_engine.checkpoints.families.windows.cohere2 import read_cohere2, read_cohere2_moe
 from kvplan_engine.checkpoints.families.windows.exaone import read_exaone4, read_exaone_moe
 from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2
-from kvplan_engine.checkpoints.families.windows.gemma3 import read_gemma3
+from kvplan_engine.checkpoints.families.windows.gemma3 import read_gemma3, read_rnj1
 from kvplan_engine.checkpoints.families.windows.gemma3n import read_gemma3n
 from kvplan_engine.checkpoints.families.windows.gemma4 import GEMMA4_NAMES, read_gemma4
 from kvplan_engine.checkpoints.families.windows.gemma_gguf import GEMMA2_GGUF, GEMMA3_GGUF
@@ -71,6 +71,7 @@ _GRANITE_MOE_SWA_NAMES = replace(
 WINDOWS = (
     Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2, _GEMMA_NAMES, gguf=GEMMA2_GGUF),
     Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3, _GEMMA_NAMES, gguf=GEMMA3_GGUF),
+    Family(("Rnj1ForCausalLM",), (), read_rnj1),
     Family(("Gemma3nForCausalLM",), ("gemma3n_text",), read_gemma3n),
     Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4, GEMMA4_NAMES),
     Family(("Olmo3ForCausalLM",), ("olmo3",), read_olmo3, TensorNames()),

@@ -7,6 +7,7 @@ from typing import Any
 from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
 from kvplan_engine.description.mixers import Attention, Rope
 from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.errors import EngineError
 
 
 def read_gemma3(config: dict[str, Any]) -> ModelDescription:
@@ -24,6 +25,14 @@ def read_gemma3(config: dict[str, Any]) -> ModelDescription:
         embedding_scale=float(config["hidden_size"]) ** 0.5,
         logits_softcap=float(cap) if cap else None,
     )
+
+
+def read_rnj1(config: dict[str, Any]) -> ModelDescription:
+    """As vLLM reads it (vllm/model_executor/models/rnj1.py): none of its layers has a window."""
+    number = int(config["num_hidden_layers"])
+    if "chunked_attention" in (config.get("layer_types") or ()):
+        raise EngineError("the engine does not know which tokens chunked layers of Rnj-1 keep.")
+    return read_gemma3({**config, "layer_types": ["full_attention"] * number})
 
 
 def _attention(config: dict[str, Any], layer_type: str) -> Attention:

@@ -2,15 +2,20 @@
 
 multimodal  vision and audio wrappers: which family reads the text, with what
 defaults    what a nested config may leave out
+molmo2      Molmo 2, whose text is of no other family
 """
 
 from collections.abc import Mapping
 from functools import partial
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.wrappers.multimodal import Find, read_multimodal
+from kvplan_engine.checkpoints.families.wrappers.molmo2 import read_molmo2
+from kvplan_engine.checkpoints.families.wrappers.multimodal import Find, Inner, read_multimodal
 
 TEXT_TYPES = {
+    "gemma4_unified_text": "Gemma4ForCausalLM",
+    "glm_ocr_text": "Glm4ForCausalLM",
+    "granite4_vision_text": "GraniteForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "paddleocr_vl_text": "Ernie4_5ForCausalLM",
@@ -23,7 +28,7 @@ TEXT_TYPES = {
 }
 """Types that only a wrapper's text has, and the language model of each."""
 
-PREFIXES = ("model.language_model.", "language_model.", "model.text_model.", "thinker.", "")
+PREFIXES = ("model.language_model.", "language_model.", "model.text_model.", "thinker.", "llm.", "")
 """What may stand before the names of the language model, or for the "model." that they begin with."""
 
 SEE_AHEAD = frozenset({"PaliGemmaForConditionalGeneration"})
@@ -54,10 +59,75 @@ _ALWAYS = {
     "Step3p7ForConditionalGeneration": "Step3p7FlashForCausalLM",
     "MiniMaxM3SparseForConditionalGeneration": "MiniMaxM3ForCausalLM",
     "DeepseekVLV2ForCausalLM": "DeepseekV2ForCausalLM",
+    "DeepseekOCRForCausalLM": "DeepseekV2ForCausalLM",
+    "DeepseekOCR2ForCausalLM": "DeepseekV2ForCausalLM",
+    "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
+    "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
+    "MiMoV2OmniForCausalLM": "MiMoV2FlashForCausalLM",
+    "MoonshotKimiaForCausalLM": "Qwen2ForCausalLM",
+    "OpenPanguVLForConditionalGeneration": "PanguEmbeddedForCausalLM",
+    "Phi4ForCausalLMV": "Phi3ForCausalLM",
+    "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
+    "InternS2PreviewForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "Qwen3ASRForConditionalGeneration": "Qwen3ForCausalLM",
 }
 """Those that always hold the same language model, whose config has its keys at the top or names no type."""
 
+_OF_VERSION = {
+    "MiniCPMV": {
+        None: "LlamaForCausalLM",
+        "2.5": "LlamaForCausalLM",
+        "2.6": "Qwen2ForCausalLM",
+        "4.0": "LlamaForCausalLM",
+        "4.5": "Qwen3ForCausalLM",
+    },
+    "MiniCPMO": {None: "Qwen2ForCausalLM", "2.6": "Qwen2ForCausalLM", "4.5": "Qwen3ForCausalLM"},
+}
+"""Those whose ``version`` says which language model they hold."""
+
+_TIED = (
+    "GlmAsrForConditionalGeneration",
+    "GraniteSpeechForConditionalGeneration",
+    "GraniteSpeechPlusForConditionalGeneration",
+    "HCXVisionV2ForCausalLM",
+    "LightOnOCRForConditionalGeneration",
+    "MossTranscribeDiarizeForConditionalGeneration",
+)
+"""Those whose class in transformers ties the embeddings where the config does not say."""
+
 _TYPED = {
+    "AudioFlamingo3ForConditionalGeneration": ("audioflamingo3",),
+    "BeeForConditionalGeneration": (),
+    "Cosmos3ForConditionalGeneration": ("cosmos3_omni",),
+    "Eagle2_5_VLForConditionalGeneration": ("eagle_2_5_vl",),
+    "FunAudioChatForConditionalGeneration": ("funaudiochat",),
+    "Gemma4UnifiedForConditionalGeneration": ("gemma4_unified",),
+    "GlmAsrForConditionalGeneration": ("glmasr",),
+    "GlmOcrForConditionalGeneration": ("glm_ocr",),
+    "Granite4VisionForConditionalGeneration": ("granite4_vision",),
+    "GraniteSpeechForConditionalGeneration": ("granite_speech",),
+    "GraniteSpeechPlusForConditionalGeneration": ("granite_speech_plus",),
+    "HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2",),
+    "KananaVForConditionalGeneration": (),
+    "LightOnOCRForConditionalGeneration": ("lighton_ocr",),
+    "LlavaOnevision2ForConditionalGeneration": (),
+    "MiDashengLMModel": ("midashenglm",),
+    "MiniCPMO": ("minicpmo",),
+    "MiniCPMOcrForConditionalGeneration": ("minicpm_ocr",),
+    "MiniCPMV": ("minicpmv",),
+    "MiniCPMV4_7ForConditionalGeneration": ("minicpmv4_7",),
+    "MossTranscribeDiarizeForConditionalGeneration": ("moss_transcribe_diarize",),
+    "NemotronH_Nano_Omni_Reasoning_V3": (),
+    "NemotronH_Omni_Reasoning_V3": ("nemotron_h_omni",),
+    "NemotronH_Super_Omni_Reasoning_V3": (),
+    "OpenCUAForConditionalGeneration": ("opencua",),
+    "Ovis": ("ovis",),
+    "Ovis2_5": ("ovis2_5",),
+    "Ovis2_6ForCausalLM": (),
+    "Ovis2_6_MoeForCausalLM": (),
+    "QianfanOCRForConditionalGeneration": ("qianfan_ocr",),
+    "RForConditionalGeneration": (),
+    "StepVLForConditionalGeneration": (),
     "AyaVisionForConditionalGeneration": ("aya_vision",),
     "Cohere2VisionForConditionalGeneration": ("cohere2_vision",),
     "Exaone4_5_ForConditionalGeneration": ("exaone4_5",),
@@ -109,7 +179,13 @@ _TYPED = {
 
 def wrapper_families(find: Find, types: Mapping[str, str]) -> tuple[Family, ...]:
     """A described family for each wrapper. find, types: of the families inside; they are asked when one is read."""
-    return tuple(
-        Family((name,), own, partial(read_multimodal, find=find, types=types, inner=_ALWAYS.get(name)))
+    inside = (
+        Family((name,), own, partial(read_multimodal, find=find, types=types, inner=_inner(name), tied=name in _TIED))
         for name, own in _TYPED.items()
     )
+    return (*inside, Family(("Molmo2ForConditionalGeneration",), ("molmo2",), read_molmo2))
+
+
+def _inner(name: str) -> Inner:
+    of_version = _OF_VERSION.get(name)
+    return _ALWAYS.get(name) if of_version is None else of_version

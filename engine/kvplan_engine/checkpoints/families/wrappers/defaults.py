@@ -35,5 +35,22 @@ NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
     },
     "gemma3n_text": {"vocab_size": 262400, "max_position_embeddings": 32768},
     "gemma4_text": {"vocab_size": 262144, "max_position_embeddings": 131072},
+    "gemma4_unified_text": {
+        "vocab_size": 262144,
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
+    "glm_ocr_text": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": 59392,
+        "max_position_embeddings": 131072,
+        "attention_bias": False,
+    },
+    "granite4_vision_text": _LLAMA,
 }
 """By ``model_type`` of the text: LlamaConfig's, MistralConfig's, Qwen2Config's, Gemma3TextConfig's, and so on."""

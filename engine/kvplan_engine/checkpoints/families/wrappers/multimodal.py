@@ -8,6 +8,7 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.wrappers.defaults import NESTED_DEFAULTS
+from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
@@ -17,17 +18,25 @@ _OUTER = ("tie_word_embeddings", "eos_token_id")
 """What the outer config says for the inner one where that is silent. A dtype it says for all of its parts."""
 
 Find = Callable[[str], Family]
+Inner = str | Mapping[str | None, str] | None
+"""The language model that a wrapper always holds, or the one of each ``version``."""
 
 
 def read_multimodal(
-    config: dict[str, Any], find: Find, types: Mapping[str, str], inner: str | None
+    config: dict[str, Any], find: Find, types: Mapping[str, str], inner: Inner, *, tied: bool = False
 ) -> ModelDescription:
     """``find`` gives an architecture's family, ``types`` a model_type's architecture; ``inner``: what it always holds.
 
-    EngineError where the config does not say which language model it holds.
+    tied: whether the embeddings are where the config does not say. EngineError where it does not say which language
+    model it holds.
     """
     text = text_of(config)
-    architecture = _text_architecture(config, text, types, inner)
+    if tied:
+        text = {"tie_word_embeddings": True, **text}
+    if isinstance(inner, Mapping):
+        architecture = _of_version(config, inner)
+    else:
+        architecture = _text_architecture(config, text, types, inner)
     described = find(architecture).read({**text, "architectures": [architecture]})
     return replace(described, architecture=config["architectures"][0], language_model=architecture)
 
@@ -41,6 +50,16 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
         dtypes = {key: outer[key] for key in _DTYPES if key in outer}
         usual = NESTED_DEFAULTS.get(str(section.get("model_type")), {})
         found = {**usual, **outer, **said, **dtypes}
+        if found.get("model_type") == "glm_ocr_text":
+            found = {"head_dim": head_size(found), **found}
+    return found
+
+
+def _of_version(config: dict[str, Any], known: Mapping[str | None, str]) -> str:
+    version = config.get("version")
+    found = known.get(None if version is None else str(version))
+    if found is None:
+        raise EngineError(f"the engine does not know version {version} of {config['architectures'][0]}.")
     return found
 
 
