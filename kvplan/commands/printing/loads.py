@@ -137,7 +137,7 @@ def _warnings(outcome: LoadOutcome, ceiling: Ceiling | None) -> list[str]:
 def _print_runs(rows: Sequence[Row]) -> None:
     head = [
         "run",
-        "in flight",
+        "users" if any(row["users"] for row in rows) else "in flight",
         "requests/s",
         "tokens/s",
         "TTFT p99 ms",
