@@ -26,11 +26,16 @@ class SparseIndexer:
 
     ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
     (132 B for 128 elements), whatever the KV dtype is.
+
+    ``region_tokens`` above 1 (Step 5): one key for each region of so many tokens, in 8 bits without a scale. It is made
+    when the region is complete, of ``open_elements`` of each of its tokens, which are kept in bfloat16 until then.
     """
 
     num_heads: int
     head_size: int
     topk: int
+    region_tokens: int = 1
+    open_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,23 @@ from kvplan.catalog.spec import (
     Mixer,
     ModelSpec,
     SoftmaxAttention,
+    SparseIndexer,
     StateMixer,
 )
 from kvplan.errors import UsageError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes, head_scale_bytes
 
 EntryKind = Literal[
-    "full", "sliding", "chunked", "latent", "compressed", "indexer", "conv_state", "recurrent_state", "cross"
+    "full",
+    "sliding",
+    "chunked",
+    "latent",
+    "compressed",
+    "indexer",
+    "open_region",
+    "conv_state",
+    "recurrent_state",
+    "cross",
 ]
 
 KIND_NAMES: dict[EntryKind, str] = {
@@ -35,6 +45,7 @@ KIND_NAMES: dict[EntryKind, str] = {
     "chunked": "chunked attention",
     "latent": "latent attention (MLA)",
     "indexer": "indexer keys",
+    "open_region": "indexer's open region",
     "compressed": "compressed attention",
     "conv_state": "convolution state",
     "recurrent_state": "recurrent state",
@@ -192,8 +203,12 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
         state_bytes=0,
         formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size, scale),
     )
-    if mixer.indexer is not None:
-        refuse_scales(settings.kv_dtype, "index keys")
+    if mixer.indexer is None:
+        return
+    refuse_scales(settings.kv_dtype, "index keys")
+    if mixer.indexer.region_tokens > 1:
+        yield from _region_entries(mixer.indexer, settings)
+    else:
         yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
 
 
@@ -217,6 +232,19 @@ def _indexer_entry(head_size: int, kv_dtype: str) -> CacheEntry:
     scales = -(-head_size // 128) * 4
     formula = f"({head_size} indexer key x 1 B + {scales} B scale)"
     return CacheEntry("indexer", 1, head_size, None, head_size + scales, 0, formula)
+
+
+def _region_entries(indexer: SparseIndexer, settings: CacheSettings) -> Iterable[CacheEntry]:
+    """A key for each region, and what is kept of the tokens whose region is not complete; not divided by ranks.
+
+    Draft tokens may be taken back, so that a region stays open for as many more.
+    """
+    head, region = indexer.head_size, indexer.region_tokens
+    yield CacheEntry("indexer", 1, head, None, -(-head // region), 0, f"{head} indexer key x 1 B / {region} tokens")
+    rows = region - 1 + settings.num_speculative_tokens
+    row_bytes = indexer.open_elements * element_bytes("bfloat16")
+    formula = f"{rows} tokens x {indexer.open_elements} x {element_bytes('bfloat16')} B"
+    yield CacheEntry("open_region", None, None, None, 0, rows * row_bytes, formula)
 
 
 def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> Iterable[CacheEntry]:

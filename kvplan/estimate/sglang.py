@@ -167,7 +167,7 @@ def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: Rele
         if layer.cross_attention is not None:
             raise _not_modelled(spec)
         for entry in layer_entries(layer, cache):
-            if entry.kind in ("cross", "compressed"):
+            if entry.kind in ("cross", "compressed", "open_region"):
                 raise _not_modelled(spec)
             states += entry.state_bytes
             if _is_window(entry) and keeps_windows:

@@ -55,13 +55,16 @@ class Rope:
 class Indexer:
     """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to.
 
-    neighbours: RoPE pairs neighbours in it, whatever the attention does.
+    neighbours: RoPE pairs neighbours in it, whatever the attention does. region_tokens: above 1 (Step 5) there is one
+    key of 8 bits for each region of so many tokens, made of its tokens' keys and the gates beside them; both are kept
+    in bfloat16 while the region is open.
     """
 
     num_heads: int
     head_size: int
     top_k: int
     neighbours: bool = False
+    region_tokens: int = 1
 
     @property
     def query_size(self) -> int:

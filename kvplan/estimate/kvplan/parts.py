@@ -16,6 +16,7 @@ from kvplan.catalog.spec import (
     LayerSpec,
     Mixer,
     SoftmaxAttention,
+    SparseIndexer,
     StateMixer,
     WindowKind,
 )
@@ -73,7 +74,16 @@ def _softmax_parts(mixer: SoftmaxAttention, cache: CacheSettings, block_size: in
         yield Part(kept, _page_bytes(mixer.num_kv_heads * block_size, head_size, cache.kv_dtype))
     if mixer.indexer is not None:
         refuse_scales(cache.kv_dtype, "index keys")
-        yield Part(FULL, mixer.indexer.head_size * element_bytes(cache.kv_dtype) * block_size)
+        yield from _index_parts(mixer.indexer, cache, block_size)
+
+
+def _index_parts(indexer: SparseIndexer, cache: CacheSettings, block_size: int) -> Iterator[Part]:
+    """A key for each token; or one of 8 bits for each region, and what is kept of the tokens of an open one."""
+    if indexer.region_tokens == 1:
+        yield Part(FULL, indexer.head_size * element_bytes(cache.kv_dtype) * block_size)
+        return
+    yield Part(FULL, indexer.head_size * -(-block_size // indexer.region_tokens))
+    yield Part(STATE, indexer.open_elements * element_bytes("bfloat16"), indexer.region_tokens - 1)
 
 
 def _page_bytes(num_rows: int, head_size: int, kv_dtype: str) -> int:

@@ -12,12 +12,14 @@ for each layer of a group, whichever group takes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Literal
 
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import CrossAttention, LayerSpec
+from kvplan.catalog.spec import CrossAttention, LayerSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import (
@@ -30,7 +32,7 @@ from kvplan.estimate.kv_cache import (
     refuse_scales,
 )
 
-PageKind = Literal["full", "sliding", "chunked", "state", "cross"]
+PageKind = Literal["full", "sliding", "chunked", "state", "ring", "cross"]
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
     "latent": "full",
@@ -41,16 +43,22 @@ _PAGE_KINDS: dict[EntryKind, PageKind] = {
 }
 """How vLLM keeps each kind of entry that is made of tokens; states and cross attention have pages of their own."""
 _ALIGNMENT_TOKENS = 16
+_RING_STRIDE = 1024
+"""Bytes of a row of Step 5's ring, which are counted across blocks (vllm/models/step5/nvidia/csa_tail_ring.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPage:
-    """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (a state: for one request)."""
+    """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (a state or a ring: for one request).
+
+    ``stride_bytes``: what the distance between blocks must be a multiple of.
+    """
 
     kind: PageKind
     block_size: int
     page_bytes: int
     window_tokens: int | None = None
+    stride_bytes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,8 @@ def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
     length, window = shape.max_model_len, page.window_tokens or 0
     if page.kind == "state":
         return shape.states_per_request
+    if page.kind == "ring":
+        return 1
     if page.kind == "cross":
         return _ceil_div(shape.encoder_tokens, page.block_size)
     if page.kind == "sliding":
@@ -128,7 +138,8 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
-    if release.packs_odd_pages and not _can_be_made_equal(pages):
+    has_rings = any(page.kind == "ring" for page in pages)
+    if release.packs_odd_pages and (has_rings or not _can_be_made_equal(pages)):
         return _packed_plan(pages)
     return _hybrid_plan(_equal_pages(pages, release), release)
 
@@ -145,7 +156,7 @@ def _layer_pages(
         block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), alignment)
     pages: list[LayerPage] = []
     for layer, entries in zip(layers, per_layer, strict=True):
-        pages.extend(_page(entry, block_size) for entry in entries if entry.token_bytes)
+        pages.extend(_with_rings([_page(entry, block_size) for entry in entries if entry.token_bytes], layer, entries))
         if _state_bytes(entries):
             pages.append(LayerPage("state", 1, _state_bytes(entries)))
         if layer.cross_attention is not None and (release.v1 or not entries):
@@ -156,7 +167,28 @@ def _layer_pages(
 
 
 def _state_bytes(entries: Sequence[CacheEntry]) -> int:
-    return sum(entry.state_bytes for entry in entries)
+    return sum(entry.state_bytes for entry in entries if entry.kind != "open_region")
+
+
+def _with_rings(pages: list[LayerPage], layer: LayerSpec, entries: Sequence[CacheEntry]) -> list[LayerPage]:
+    """``pages`` of one layer, with a ring for an open region: one page as large as that of its keys and values.
+
+    Prefill reads keys and values region by region, so that blocks begin at a multiple of a region's
+    (vllm/models/step5/nvidia/: csa_tail_ring.py; sparse_attention.py, customize_spec).
+    """
+    mixer = layer.mixer
+    needed = sum(entry.state_bytes for entry in entries if entry.kind == "open_region")
+    if not needed or not isinstance(mixer, SoftmaxAttention) or mixer.indexer is None:
+        return pages
+    main = pages[0]
+    if main.page_bytes < needed:
+        raise KvplanError(
+            f"vLLM keeps the {needed:,} B of an open region in one page of keys and values: {main.page_bytes:,} B.",
+            hint="use a larger --block-size",
+        )
+    region_bytes = main.page_bytes * mixer.indexer.region_tokens // main.block_size
+    ring = LayerPage("ring", main.block_size, main.page_bytes, stride_bytes=_RING_STRIDE)
+    return [replace(main, stride_bytes=region_bytes), *pages[1:], ring]
 
 
 def _page(entry: CacheEntry, block_size: int) -> LayerPage:
@@ -220,26 +252,60 @@ def _can_be_made_equal(pages: list[LayerPage]) -> bool:
 
 
 def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
-    """Pages of unequal size side by side in a block (DeepSeek V4): a group for each kind, windows split to fit.
+    """Pages of unequal size side by side in a block (DeepSeek V4, Step 5): a group for each kind, some split to fit.
 
-    Kinds that see everything stay whole; the widest of them is the block. Windows and states are cut into as many
-    groups as it takes to fit into it (vllm/v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups).
+    Kinds that see everything stay whole; the widest of them is the block. Windows, states and rings are cut into as
+    many groups as it takes to fit into it. But where layers of one kind have pages of several sizes, equally many of
+    each, all kinds are cut to about as many layers (vllm/v1/core/kv_cache_planning.py, _get_packed_kv_cache_groups).
     """
     kinds: dict[tuple[PageKind, int | None, int], list[LayerPage]] = {}
     for page in pages:
         kinds.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
-    recycled = ("sliding", "state")
+    repeats = _repeats_per_group(kinds.values())
+    recycled = ("state", "ring") if repeats else ("state", "ring", "sliding")
     bytes_per_block = max(
-        max(page.page_bytes for page in found) if kind in recycled else sum(page.page_bytes for page in found)
+        _widest_bytes(found, len(found) if kind in recycled else _num_groups(found, repeats))
         for (kind, _, _), found in kinds.items()
     )
     groups: list[KvGroup] = []
     for (kind, _, _), found in kinds.items():
-        fitting = max(bytes_per_block // found[0].page_bytes, 1) if kind in recycled else len(found)
-        num_groups = _ceil_div(len(found), fitting)
+        num_groups = _num_groups(found, repeats)
+        if kind in recycled:
+            fitting = max(bytes_per_block // found[0].page_bytes, 1)
+            num_groups = max(num_groups, _ceil_div(len(found), fitting))
         each, left = divmod(len(found), num_groups)
         groups.extend(KvGroup(found[0], each + (1 if index < left else 0)) for index in range(num_groups))
-    return BlockPlan(tuple(groups), bytes_per_block)
+    stride = lcm(*(page.stride_bytes for page in pages))
+    return BlockPlan(tuple(groups), _ceil_div(bytes_per_block, stride) * stride)
+
+
+def _sizes(found: Sequence[LayerPage]) -> Counter[int]:
+    return Counter(page.page_bytes for page in found)
+
+
+def _is_balanced(found: Sequence[LayerPage]) -> bool:
+    return len(set(_sizes(found).values())) == 1
+
+
+def _repeats_per_group(kinds: Iterable[Sequence[LayerPage]]) -> int | None:
+    """Layers of each page size in a group where some kind has several sizes, equally many of each; else None.
+
+    The number that pads least (vllm/v1/core/kv_cache_planning.py, _approximate_gcd).
+    """
+    balanced = [_sizes(found) for found in kinds if _is_balanced(found)]
+    counts = [max(sizes.values()) for sizes in balanced]
+    least = max((max(sizes.values()) for sizes in balanced if len(sizes) > 1), default=0)
+    if not least:
+        return None
+    return min(range(least, max(counts) + 1), key=lambda each: (sum(-count % each for count in counts), -each))
+
+
+def _num_groups(found: Sequence[LayerPage], repeats: int | None) -> int:
+    return _ceil_div(max(_sizes(found).values()), repeats) if repeats and _is_balanced(found) else 1
+
+
+def _widest_bytes(found: Sequence[LayerPage], num_groups: int) -> int:
+    return sum(_ceil_div(count, num_groups) * size for size, count in _sizes(found).items())
 
 
 def _ceil_div(number: int, divisor: int) -> int:
