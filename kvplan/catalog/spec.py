@@ -317,6 +317,11 @@ class ModelSpec:
         return any(isinstance(layer.mixer, LatentAttention) for layer in self.layers)
 
     @cached_property
+    def is_compressed(self) -> bool:
+        """Whether any layer has compressed attention."""
+        return any(isinstance(layer.mixer, CompressedAttention) for layer in self.layers)
+
+    @cached_property
     def has_indexer(self) -> bool:
         """Whether latent attention is sparse: an indexer with a cache of its own chooses the tokens."""
         return any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in self.layers)

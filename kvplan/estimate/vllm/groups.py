@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Literal
 
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import CrossAttention, LayerSpec, SoftmaxAttention
+from kvplan.catalog.spec import CompressedAttention, CrossAttention, LayerSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import (
@@ -31,8 +30,8 @@ from kvplan.estimate.kv_cache import (
     rank_kv_heads,
     refuse_scales,
 )
+from kvplan.estimate.vllm.pages import LayerPage, PageKind, compressed_pages
 
-PageKind = Literal["full", "sliding", "chunked", "state", "ring", "cross"]
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
     "latent": "full",
@@ -45,20 +44,6 @@ _PAGE_KINDS: dict[EntryKind, PageKind] = {
 _ALIGNMENT_TOKENS = 16
 _RING_STRIDE = 1024
 """Bytes of a row of Step 5's ring, which are counted across blocks (vllm/models/step5/nvidia/csa_tail_ring.py)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPage:
-    """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (a state or a ring: for one request).
-
-    ``stride_bytes``: what the distance between blocks must be a multiple of.
-    """
-
-    kind: PageKind
-    block_size: int
-    page_bytes: int
-    window_tokens: int | None = None
-    stride_bytes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +60,14 @@ class BlockPlan:
 
     groups: tuple[KvGroup, ...]
     bytes_per_block: int
+    asked_block_size: int | None = None
+    """``--block-size`` where blocks of some groups are others by design (compressed attention)."""
 
     @property
     def block_size(self) -> int:
         """Tokens of a block as vLLM prints them: the smallest among the groups."""
+        if self.asked_block_size is not None:
+            return self.asked_block_size
         sizes = [group.page.block_size for group in self.groups if group.page.kind != "state"]
         return min(sizes, default=1)
 
@@ -140,7 +129,8 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
     has_rings = any(page.kind == "ring" for page in pages)
     if release.packs_odd_pages and (has_rings or not _can_be_made_equal(pages)):
-        return _packed_plan(pages)
+        is_compressed = any(isinstance(layer.mixer, CompressedAttention) for layer in layers)
+        return replace(_packed_plan(pages), asked_block_size=block_size if is_compressed else None)
     return _hybrid_plan(_equal_pages(pages, release), release)
 
 
@@ -156,6 +146,9 @@ def _layer_pages(
         block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), alignment)
     pages: list[LayerPage] = []
     for layer, entries in zip(layers, per_layer, strict=True):
+        if isinstance(layer.mixer, CompressedAttention):
+            pages.extend(compressed_pages(layer.mixer, block_size))
+            continue
         pages.extend(_with_rings([_page(entry, block_size) for entry in entries if entry.token_bytes], layer, entries))
         if _state_bytes(entries):
             pages.append(LayerPage("state", 1, _state_bytes(entries)))
