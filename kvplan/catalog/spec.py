@@ -27,12 +27,16 @@ class SparseIndexer:
     ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
     (132 B for 128 elements), whatever the KV dtype is. ``pool``: one key stands for so many tokens; the keys and gates
     of those that are not enough for one yet are kept beside them (GLM 5.3 Flash).
+
+    ``open_elements`` above 0 (Step 5): keys of pools are in 8 bits without a scale, and so many elements of each token
+    of a pool that is not complete are kept in bfloat16.
     """
 
     num_heads: int
     head_size: int
     topk: int
     pool: int = 1
+    open_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +322,11 @@ class ModelSpec:
     def is_latent(self) -> bool:
         """Whether any layer has latent attention."""
         return any(isinstance(layer.mixer, LatentAttention) for layer in self.layers)
+
+    @cached_property
+    def is_compressed(self) -> bool:
+        """Whether any layer has compressed attention."""
+        return any(isinstance(layer.mixer, CompressedAttention) for layer in self.layers)
 
     @cached_property
     def has_indexer(self) -> bool:

@@ -21,6 +21,7 @@ from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
+from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 from kvplan.estimate.vllm.prediction import as_vllm_stores
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
@@ -193,7 +194,13 @@ def _pages(
     in_flight: int,
     notes: list[str],
 ) -> SequencePages | None:
-    block_size = request.settings.block_size or DEFAULT_BLOCK_SIZE
+    in_vllm = request.engine.name != "kvplan"
+    usual = COMPRESSED_BLOCK if in_vllm and spec.is_compressed else DEFAULT_BLOCK_SIZE
+    block_size = request.settings.block_size or usual
+    if in_vllm and spec.is_compressed:
+        notes.append(
+            "vLLM keeps compressed vectors in 8 bits, and what makes them like windows of float32 of their own."
+        )
     if request.engine.name != "kvplan" and spec.has_indexer:
         notes.append("vLLM keeps the indexer's keys in 8 bits, so that blocks can be smaller than the logical size.")
     if request.engine.name == "kvplan":

@@ -225,8 +225,12 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
         state_bytes=0,
         formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size, scale),
     )
-    if mixer.indexer is not None:
-        refuse_scales(settings.kv_dtype, "index keys")
+    if mixer.indexer is None:
+        return
+    refuse_scales(settings.kv_dtype, "index keys")
+    if mixer.indexer.pool > 1:
+        yield from _pooled_entries(mixer.indexer, settings)
+    else:
         yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
 
 
@@ -268,6 +272,19 @@ def _indexer_entry(head_size: int, kv_dtype: str) -> CacheEntry:
     scales = -(-head_size // 128) * 4
     formula = f"({head_size} indexer key x 1 B + {scales} B scale)"
     return CacheEntry("indexer", 1, head_size, None, head_size + scales, 0, formula)
+
+
+def _pooled_entries(indexer: SparseIndexer, settings: CacheSettings) -> Iterable[CacheEntry]:
+    """A key for each pool, and what is kept of the tokens of one that is not complete; not divided by ranks (Step 5).
+
+    Draft tokens may be taken back, so that a pool stays open for as many more.
+    """
+    head, pool = indexer.head_size, indexer.pool
+    yield CacheEntry("indexer", 1, head, None, -(-head // pool), 0, f"{head} indexer key x 1 B / {pool} tokens")
+    rows = pool - 1 + settings.num_speculative_tokens
+    row_bytes = indexer.open_elements * element_bytes("bfloat16")
+    formula = f"{rows} tokens x {indexer.open_elements} x {element_bytes('bfloat16')} B"
+    yield CacheEntry("index_tail", None, None, None, 0, rows * row_bytes, formula)
 
 
 def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> Iterable[CacheEntry]:

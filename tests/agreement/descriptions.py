@@ -14,7 +14,7 @@ from kvplan_engine.description.parameters import num_parameters
 
 ENCODER_TOKENS = 100
 """Of a sequence, where the architecture does not fix them."""
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "float8_e4m3fn": 1}
 
 LayerParts = list[tuple[str, int | None, int, int]]
 """What one layer keeps, in order: kind, tokens of the window or chunk, bytes of a unit, units in a row."""

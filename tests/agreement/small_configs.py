@@ -90,6 +90,7 @@ _MINIMAX_M3 = {
 }
 _STEP = {
     "head_dim": 16,
+    "num_key_value_heads": None,
     "num_attention_groups": 2,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"] * 2,
     "sliding_window": 16,
@@ -99,6 +100,18 @@ _STEP = {
     "moe_top_k": 2,
     "moe_intermediate_size": 32,
     "share_expert_dim": 40,
+}
+_STEP5 = {
+    **_STEP,
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 6,
+        "num_attention_groups": 2,
+        "head_dim": 16,
+    },
+    "sparse_config": {"sparse_indexer_num_heads": 8, "index_tp_size": 2},
+    "use_head_wise_attn_gate": True,
+    "use_moe_router_bias": True,
 }
 _STEP3 = {
     "head_dim": 16,
@@ -176,6 +189,7 @@ _WINDOWS: dict[str, dict[str, Any]] = {
     "Step3TextForCausalLM": {"model_type": "step3_text", **_STEP3},
     "Step3p5ForCausalLM": {"model_type": "step3p5", **_STEP},
     "Step3p7FlashForCausalLM": {"model_type": "step3p7_text", **_STEP},
+    "Step5ForCausalLM": {"model_type": "step5", **_STEP5},
 }
 _LATENTS: dict[str, dict[str, Any]] = {
     "AXK1ForCausalLM": {"model_type": "axk1", **_LATENT, **_ROUTED},
@@ -394,6 +408,7 @@ _ENCODERS: dict[str, dict[str, Any]] = {
     "UMT5ForConditionalGeneration": {"model_type": "umt5", **_NOT_T5, **_T5, "tie_word_embeddings": True},
 }
 _INNER: dict[str, dict[str, Any]] = {
+    "step5": _STEP5,
     "cohere2": {"sliding_window": 16},
     "ernie4_5": {},
     "exaone4": {"sliding_window": 16, "head_dim": 16},
@@ -532,6 +547,7 @@ _WRAPPED = {
     "Step3VLForConditionalGeneration": "text_config:step3_text",
     "Step3p7ForConditionalGeneration": "text_config:step3p7_text",
     "StepVLForConditionalGeneration": "text_config:qwen3",
+    "Step5ForConditionalGeneration": "text_config:step5",
     "UltravoxModel": "text_config:llama",
     "VoxtralForConditionalGeneration": "text_config:llama",
 }

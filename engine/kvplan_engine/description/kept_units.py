@@ -68,7 +68,7 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
             yield KeptUnit(layer, "keys", mixer.kept, heads * mixer.key_size, num_scales=heads)
             yield KeptUnit(layer, "values", mixer.kept, heads * mixer.value_size, num_scales=heads)
             if mixer.indexer is not None:
-                yield KeptUnit(layer, "index", FULL, mixer.indexer.head_size)
+                yield from _index_units(layer, mixer.indexer)
         case Attention():
             return
         case LatentAttention():
@@ -93,9 +93,10 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
 
 def _index_units(layer: int, index: Indexer) -> Iterator[KeptUnit]:
     """One key for each pool of tokens; keys and gates of the tokens of the last pool, which is not complete."""
-    yield KeptUnit(layer, "index", FULL, index.head_size, tokens_per_row=index.pool)
+    yield KeptUnit(layer, "index", FULL, index.head_size, tokens_per_row=index.pool, dtype=index.key_dtype)
     if index.pool > 1:
-        yield KeptUnit(layer, "index_tail", STATE, 2 * index.head_size, num_rows=index.pool, dtype="bfloat16")
+        rows = index.pool if index.key_dtype == "kv" else index.pool - 1
+        yield KeptUnit(layer, "index_tail", STATE, 2 * index.head_size, num_rows=rows, dtype="bfloat16")
 
 
 def state_units(layer: int, state: State) -> Iterator[KeptUnit]:

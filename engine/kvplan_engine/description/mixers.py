@@ -56,7 +56,8 @@ class Indexer:
     """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to.
 
     neighbours: RoPE pairs neighbours in it, whatever the attention does. pool: one key stands for so many tokens, which
-    a gate weighs (GLM 5.3 Flash).
+    a gate weighs (GLM 5.3 Flash, Step 5). key_dtype: of these keys, whatever the KV cache is in (Step 5's, which are
+    made as a pool's last token comes, so that one fewer are kept until then); "kv": as that.
     """
 
     num_heads: int
@@ -64,6 +65,7 @@ class Indexer:
     top_k: int
     neighbours: bool = False
     pool: int = 1
+    key_dtype: str = "kv"
 
     @property
     def query_size(self) -> int:

@@ -9,6 +9,7 @@ plain, windows  decoders with the same layer throughout, and each family's rule 
 classic         decoders from before Llama
 mixtures        mixtures of experts on softmax attention
 heterogeneous   layers that differ in heads, head sizes or feed-forward
+step            Step 5: an index of regions of tokens beside windows
 gemma           Gemma 3n and 4: per-layer embeddings, shared caches
 latent          latent attention (MLA): DeepSeek V2 and V3, Kimi K2, GLM 5
 compressed      DeepSeek V4

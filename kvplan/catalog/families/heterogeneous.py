@@ -130,6 +130,8 @@ def read_mimo_v2(view: ConfigView) -> Body:
 
 def read_step3p7(view: ConfigView) -> Body:
     """Step 3.5 and 3.7 Flash: sliding layers may have more heads; a gate per head; experts from the fourth layer on."""
+    groups = view.integer("num_attention_groups", "num_key_value_heads", default=8)
+    view = ConfigView({**view.config, "num_key_value_heads": groups}, path=view.path, assumptions=view.assumptions)
     sizes = read_sizes(view)
     tokens = view.integer("sliding_window", default=512)
     windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
@@ -147,7 +149,7 @@ def read_step3p7(view: ConfigView) -> Body:
     local = attention(sizes.hidden, local_heads, sizes.kv_heads, sizes.head, window=sliding(tokens), traits=traits)
     family = MixtureFamily(
         PlainFamily(),
-        _step_sparse_layers,
+        step_sparse_layers,
         expert_size=("moe_intermediate_size",),
         shared_size=("share_expert_dim", "share_expert_dims"),
         router_bias=True,
@@ -160,10 +162,10 @@ def read_step3p7(view: ConfigView) -> Body:
         single = dict(view.config)
     inner = ConfigView(single, path=view.path, assumptions=view.assumptions)
     body = hybrid_body(inner, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
-    return with_ropes(body, _step_ropes(view, inner, sizes))
+    return with_ropes(body, step_ropes(view, inner, sizes))
 
 
-def _step_ropes(view: ConfigView, single: ConfigView, sizes: Sizes) -> tuple[RopeSpec, ...]:
+def step_ropes(view: ConfigView, single: ConfigView, sizes: Sizes) -> tuple[RopeSpec, ...]:
     """A base and a share of the head of each layer, where the config lists them; ``single``: without lists."""
     thetas, shares = view.config.get("rope_theta"), view.config.get("partial_rotary_factors")
     shared = read_rope(single, sizes.head)
@@ -175,7 +177,7 @@ def _step_ropes(view: ConfigView, single: ConfigView, sizes: Sizes) -> tuple[Rop
     return tuple(per_layer)
 
 
-def _step_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
+def step_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
     """``mlp_layer_types``, else the layers that ``moe_layers_enum`` lists ("3,4,5"), else all from the fourth on."""
     if view.has("mlp_layer_types"):
         return after_dense_ones(view, num_layers)
@@ -201,7 +203,7 @@ def read_step3(view: ConfigView) -> Body:
     mixer = replace(plain, tensors=factors + tuple(each for each in plain.tensors if each.name != f"{name}.q_proj"))
     family = MixtureFamily(
         PlainFamily(),
-        _step3_sparse_layers,
+        step3_sparse_layers,
         expert_size=("moe_intermediate_size",),
         shared_size=("share_expert_dim",),
         traits=_SHARED,
@@ -212,10 +214,10 @@ def read_step3(view: ConfigView) -> Body:
     return replace(body, max_position_embeddings=positions)
 
 
-def _step3_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
+def step3_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
     """Those that ``moe_layers_enum`` lists, else all but the first."""
     if view.has("moe_layers_enum"):
-        return _step_sparse_layers(view, num_layers)
+        return step_sparse_layers(view, num_layers)
     return [index > 0 for index in range(num_layers)]
 
 

@@ -9,7 +9,7 @@ from kvplan.catalog.parts import linear, norms
 from kvplan.catalog.spec import ExtraModule, LayerSpec
 from kvplan.catalog.tensors import Tensor, count_elements
 
-_COUNT_KEYS = ("num_nextn_predict_layers", "num_mtp_modules")
+MULTI_TOKEN_KEYS = ("num_nextn_predict_layers", "num_mtp_modules")
 
 
 def multi_token_layers(
@@ -17,7 +17,7 @@ def multi_token_layers(
     layer: LayerSpec,
     hidden: int,
     *,
-    keys: tuple[str, ...] = _COUNT_KEYS,
+    keys: tuple[str, ...] = MULTI_TOKEN_KEYS,
     joint: tuple[Tensor, ...] | None = None,
 ) -> tuple[ExtraModule, ...]:
     """DeepSeek V3's multi-token-prediction layers: a layer like the last one, three norms, a projection of both inputs.
@@ -25,7 +25,13 @@ def multi_token_layers(
     The embedding and the head are those of the model, though the checkpoint repeats them. ``keys``: how the config
     calls their number; ``joint``: how embedding and hidden state are joined, by default one matrix over both.
     """
-    count = view.integer(*keys, default=0, minimum=0, maximum=64)
+    return repeated_layer(view.integer(*keys, default=0, minimum=0, maximum=64), layer, hidden, joint)
+
+
+def repeated_layer(
+    count: int, layer: LayerSpec, hidden: int, joint: tuple[Tensor, ...] | None = None
+) -> tuple[ExtraModule, ...]:
+    """``count`` such layers that are alike; none where it is 0."""
     if not count:
         return ()
     joint = linear("eh_proj", hidden, 2 * hidden) if joint is None else joint

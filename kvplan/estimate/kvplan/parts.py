@@ -16,6 +16,7 @@ from kvplan.catalog.spec import (
     LayerSpec,
     Mixer,
     SoftmaxAttention,
+    SparseIndexer,
     StateMixer,
     WindowKind,
 )
@@ -72,7 +73,7 @@ def _softmax_parts(mixer: SoftmaxAttention, cache: CacheSettings, block_size: in
         yield Part(kept, _page_bytes(mixer.num_kv_heads * block_size, head_size, cache.kv_dtype))
     if mixer.indexer is not None:
         refuse_scales(cache.kv_dtype, "index keys")
-        yield Part(FULL, mixer.indexer.head_size * element_bytes(cache.kv_dtype) * block_size)
+        yield from _index_parts(mixer.indexer, cache, block_size)
 
 
 def _page_bytes(num_rows: int, head_size: int, kv_dtype: str) -> int:
@@ -85,11 +86,20 @@ def _latent_parts(mixer: LatentAttention, cache: CacheSettings, block_size: int)
     """The latent, and keys of an index: one for each pool of tokens, and what an unfinished pool needs."""
     size, index = element_bytes(cache.kv_dtype), mixer.indexer
     yield Part(FULL, mixer.cache_elements_per_token * size * block_size)
-    if index is None:
-        return
+    if index is not None:
+        yield from _index_parts(index, cache, block_size)
+
+
+def _index_parts(index: SparseIndexer, cache: CacheSettings, block_size: int) -> Iterator[Part]:
+    """A key for each pool of tokens, and what is kept of the tokens of one that is not complete.
+
+    Step 5's keys of pools are in 8 bits whatever the cache is in, and made as a pool's last token comes.
+    """
+    size = 1 if index.open_elements else element_bytes(cache.kv_dtype)
     yield Part(FULL, index.head_size * size * -(-block_size // index.pool))
     if index.pool > 1:
-        yield Part(STATE, 2 * index.head_size * element_bytes("bfloat16"), index.pool)
+        rows = index.pool - 1 if index.open_elements else index.pool
+        yield Part(STATE, (index.open_elements or 2 * index.head_size) * element_bytes("bfloat16"), rows)
 
 
 def _compressed_parts(mixer: CompressedAttention, cache: CacheSettings, block_size: int) -> Iterator[Part]:

@@ -34,7 +34,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
-from kvplan.estimate.vllm.kernels import latent_split_bytes
+from kvplan.estimate.vllm.kernels import gathered_bytes, latent_split_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
 from kvplan.settings import FilledSettings
@@ -96,7 +96,8 @@ def activation_peak(
     layers_bytes = max(decoder_bytes(spec, layers, settings, release), first_awq_bytes(spec, layers, settings, release))
     experts = moe_workspace_bytes(layers, settings, release)
     # Experts and attention have one workspace, as large as the larger of both needs it.
-    splits = max(latent_split_bytes(layers, gpu, settings, release) - experts, 0)
+    attending = max(latent_split_bytes(layers, gpu, settings, release), gathered_bytes(layers, gpu, settings))
+    splits = max(attending - experts, 0)
     decoder = workspace + kept + layers_bytes + splits
     sampler = 0
     if samples:

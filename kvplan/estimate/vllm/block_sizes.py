@@ -26,6 +26,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.vllm.groups import POOLED_KEYS
+from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 
 _USUAL: Final = 16
 _SPARSE: Final = 64
@@ -40,6 +41,8 @@ _FLASHINFER_HEADS: Final = {False: (128,), True: (64, 128, 192)}
 
 def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, kv_cache_dtype: str) -> int:
     """``--block-size`` that vLLM takes for a cache in ``kv_cache_dtype``."""
+    if spec.is_compressed:
+        return COMPRESSED_BLOCK
     if not (spec.is_latent and release.v1 and release.latent_cache):
         return _USUAL
     if spec.index_pool > 1:

@@ -8,7 +8,9 @@ from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import cache_dtype
+from kvplan.estimate.kv_cache import refuse_scales
 from kvplan.settings import ServingSettings
 
 _COMPRESSED: Final = "compressed-tensors"
@@ -34,6 +36,14 @@ def kv_cache_dtype(
 
     ``dtype``: of the activations, which decides where neither the settings nor the checkpoint nor the release do.
     """
+    if spec.is_compressed:
+        refuse_scales(asked.kv_cache_dtype, "latents")
+        if asked.kv_cache_dtype in ("bfloat16", "float16", "float32"):
+            raise UsageError(
+                f"vLLM keeps compressed attention in 8 bits, not in {asked.kv_cache_dtype}.",
+                hint="use --kv-cache-dtype fp8",
+            )
+        return "fp8", "kv_cache_dtype fp8: vLLM keeps compressed attention in no other way."
     stated = cache_of_checkpoint(spec, asked, release)
     if stated is not None:
         return stated, stated_cache_note(stated, release)

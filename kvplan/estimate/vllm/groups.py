@@ -12,12 +12,13 @@ for each layer of a group, whichever group takes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from math import lcm
 
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import CrossAttention, LayerSpec
+from kvplan.catalog.spec import CompressedAttention, CrossAttention, LayerSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import (
@@ -29,8 +30,8 @@ from kvplan.estimate.kv_cache import (
     rank_kv_heads,
     refuse_scales,
 )
+from kvplan.estimate.vllm.pages import LayerPage, PageKind, compressed_pages
 
-PageKind = Literal["full", "sliding", "chunked", "state", "ring", "cross"]
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
     "latent": "full",
@@ -47,16 +48,8 @@ get_paged_mqa_page_sizes)."""
 _ROWS_APART = {1: 32}
 """By bytes of an element: latents' rows of which a block beside pooled index keys has a whole number, as FlashInfer on
 Blackwell reads them in 8 bits; kernels of Hopper take any (customize_spec in vllm/v1/attention/backends/mla)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPage:
-    """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (state and ring: of one request)."""
-
-    kind: PageKind
-    block_size: int
-    page_bytes: int
-    window_tokens: int | None = None
+_RING_STRIDE = 1024
+"""Bytes of a row of Step 5's ring, which are counted across blocks (vllm/models/step5/nvidia/csa_tail_ring.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +66,14 @@ class BlockPlan:
 
     groups: tuple[KvGroup, ...]
     bytes_per_block: int
+    asked_block_size: int | None = None
+    """``--block-size`` where blocks of some groups are others by design (compressed attention)."""
 
     @property
     def block_size(self) -> int:
         """Tokens of a block as vLLM prints them: the smallest among the groups."""
+        if self.asked_block_size is not None:
+            return self.asked_block_size
         sizes = [group.page.block_size for group in self.groups if group.page.kind not in ("state", "ring")]
         return min(sizes, default=1)
 
@@ -136,10 +133,14 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
-    if any(page.kind == "ring" for page in pages):
-        return _ring_plan(pages, cache, release)
-    if release.packs_odd_pages and not _can_be_made_equal(pages):
-        return _packed_plan(pages)
+    has_rings = any(page.kind == "ring" for page in pages)
+    if has_rings and not release.packs_odd_pages:
+        raise KvplanError(f"vLLM {release.text} has no pooled index keys.", hint="try a later release: vllm@0.33")
+    if has_rings and cache.kv_dtype == "fp8_ds_mla":
+        raise KvplanError("It is not known how vLLM keeps fp8_ds_mla beside pooled index keys.", hint="use fp8")
+    if release.packs_odd_pages and (has_rings or not _can_be_made_equal(pages)):
+        is_compressed = any(isinstance(layer.mixer, CompressedAttention) for layer in layers)
+        return replace(_packed_plan(pages), asked_block_size=block_size if is_compressed else None)
     return _hybrid_plan(_equal_pages(pages, release), release)
 
 
@@ -155,11 +156,14 @@ def _layer_pages(
         )
     pages: list[LayerPage] = []
     for layer, entries in zip(layers, per_layer, strict=True):
-        pages.extend(_page(entry, block_size) for entry in entries if entry.token_bytes)
+        if isinstance(layer.mixer, CompressedAttention):
+            pages.extend(compressed_pages(layer.mixer, block_size))
+            continue
+        kept = [_page(entry, block_size) for entry in entries if entry.token_bytes]
+        pages.extend(_with_rings(kept, layer, entries, cache))
         if _state_bytes(entries):
             padded = block_size * max(token_bytes, default=0)
             pages.append(LayerPage("state", 1, max(padded, _state_bytes(entries))))
-        pages.extend(LayerPage("ring", 1, entry.state_bytes) for entry in entries if entry.kind == "index_tail")
         if layer.cross_attention is not None and (release.v1 or not entries):
             page = _cross_page(layer.cross_attention, cache, block_size)
             # The first engine had one kind of block, with room for every layer, also those that only look at images.
@@ -178,6 +182,33 @@ def _alignment(per_layer: Sequence[Sequence[CacheEntry]], block_size: int, relea
         return _ALIGNMENT_TOKENS
     pool = max(entry.tokens_per_row for entry in entries)
     return release.latent_state_alignment if pool == 1 else max(block_size, POOLED_KEYS * pool)
+
+
+def _with_rings(
+    pages: list[LayerPage], layer: LayerSpec, entries: Sequence[CacheEntry], cache: CacheSettings
+) -> list[LayerPage]:
+    """``pages`` of one layer, with the ring of the tokens that are not enough for a pooled index key yet.
+
+    Beside latents it is a page of its own, and blocks have whole rows of latents. Beside keys and values it is as large
+    as their page, and prefill reads these pool by pool, so that blocks begin at a multiple of a pool's
+    (vllm/models/step5/nvidia/: csa_tail_ring.py; sparse_attention.py, customize_spec).
+    """
+    needed = sum(entry.state_bytes for entry in entries if entry.kind == "index_tail")
+    if not needed:
+        return pages
+    main, mixer = pages[0], layer.mixer
+    if not isinstance(mixer, SoftmaxAttention) or mixer.indexer is None:
+        rows = _ROWS_APART.get(element_bytes(cache.kv_dtype), 1)
+        stride = rows * main.page_bytes // main.block_size
+        return [replace(main, stride_bytes=stride), *pages[1:], LayerPage("ring", 1, needed)]
+    if main.page_bytes < needed:
+        raise KvplanError(
+            f"vLLM keeps the {needed:,} B of an open region in one page of keys and values: {main.page_bytes:,} B.",
+            hint="use a larger --block-size",
+        )
+    region_bytes = main.page_bytes * mixer.indexer.pool // main.block_size
+    ring = LayerPage("ring", main.block_size, main.page_bytes, stride_bytes=_RING_STRIDE)
+    return [replace(main, stride_bytes=region_bytes), *pages[1:], ring]
 
 
 def _page(entry: CacheEntry, block_size: int) -> LayerPage:
@@ -241,38 +272,60 @@ def _can_be_made_equal(pages: list[LayerPage]) -> bool:
 
 
 def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
-    """Pages of unequal size side by side in a block (DeepSeek V4): a group for each kind, windows split to fit.
+    """Pages of unequal size side by side in a block (DeepSeek V4, Step 5): a group for each kind, some split to fit.
 
-    Kinds that see everything stay whole; the widest of them is the block. Windows and states are cut into as many
-    groups as it takes to fit into it (vllm/v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups).
+    Kinds that see everything stay whole; the widest of them is the block. Windows, states and rings are cut into as
+    many groups as it takes to fit into it. But where layers of one kind have pages of several sizes, equally many of
+    each, all kinds are cut to about as many layers (vllm/v1/core/kv_cache_planning.py, _get_packed_kv_cache_groups).
     """
     kinds: dict[tuple[PageKind, int | None, int], list[LayerPage]] = {}
     for page in pages:
         kinds.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
-    recycled = ("sliding", "state", "ring")
+    repeats = _repeats_per_group(kinds.values())
+    recycled = ("state", "ring") if repeats else ("state", "ring", "sliding")
     bytes_per_block = max(
-        max(page.page_bytes for page in found) if kind in recycled else sum(page.page_bytes for page in found)
+        _widest_bytes(found, len(found) if kind in recycled else _num_groups(found, repeats))
         for (kind, _, _), found in kinds.items()
     )
     groups: list[KvGroup] = []
     for (kind, _, _), found in kinds.items():
-        fitting = max(bytes_per_block // found[0].page_bytes, 1) if kind in recycled else len(found)
-        num_groups = _ceil_div(len(found), fitting)
+        num_groups = _num_groups(found, repeats)
+        if kind in recycled:
+            fitting = max(bytes_per_block // found[0].page_bytes, 1)
+            num_groups = max(num_groups, _ceil_div(len(found), fitting))
         each, left = divmod(len(found), num_groups)
         groups.extend(KvGroup(found[0], each + (1 if index < left else 0)) for index in range(num_groups))
-    return BlockPlan(tuple(groups), bytes_per_block)
+    stride = lcm(*(page.stride_bytes for page in pages))
+    return BlockPlan(tuple(groups), _ceil_div(bytes_per_block, stride) * stride)
 
 
-def _ring_plan(pages: list[LayerPage], cache: CacheSettings, release: VllmRelease) -> BlockPlan:
-    """As ``_packed_plan``, with a group for the rings of unfinished pools, of which a request has one block."""
-    if not release.packs_odd_pages:
-        raise KvplanError(f"vLLM {release.text} has no pooled index keys.", hint="try a later release: vllm@0.33")
-    if cache.kv_dtype == "fp8_ds_mla":
-        raise KvplanError("It is not known how vLLM keeps fp8_ds_mla beside pooled index keys.", hint="use fp8")
-    plan = _packed_plan(pages)
-    row_bytes = max(page.page_bytes // page.block_size for page in pages if page.kind == "full")
-    step = row_bytes * _ROWS_APART.get(element_bytes(cache.kv_dtype), 1)
-    return replace(plan, bytes_per_block=step * _ceil_div(plan.bytes_per_block, step))
+def _sizes(found: Sequence[LayerPage]) -> Counter[int]:
+    return Counter(page.page_bytes for page in found)
+
+
+def _is_balanced(found: Sequence[LayerPage]) -> bool:
+    return len(set(_sizes(found).values())) == 1
+
+
+def _repeats_per_group(kinds: Iterable[Sequence[LayerPage]]) -> int | None:
+    """Layers of each page size in a group where some kind has several sizes, equally many of each; else None.
+
+    The number that pads least (vllm/v1/core/kv_cache_planning.py, _approximate_gcd).
+    """
+    balanced = [_sizes(found) for found in kinds if _is_balanced(found)]
+    counts = [max(sizes.values()) for sizes in balanced]
+    least = max((max(sizes.values()) for sizes in balanced if len(sizes) > 1), default=0)
+    if not least:
+        return None
+    return min(range(least, max(counts) + 1), key=lambda each: (sum(-count % each for count in counts), -each))
+
+
+def _num_groups(found: Sequence[LayerPage], repeats: int | None) -> int:
+    return _ceil_div(max(_sizes(found).values()), repeats) if repeats and _is_balanced(found) else 1
+
+
+def _widest_bytes(found: Sequence[LayerPage], num_groups: int) -> int:
+    return sum(_ceil_div(count, num_groups) * size for size, count in _sizes(found).items())
 
 
 def _ceil_div(number: int, divisor: int) -> int:

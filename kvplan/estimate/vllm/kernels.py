@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.catalog.spec import CompressedAttention, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.vllm.settings import runs_flashinfer
@@ -26,6 +26,7 @@ _FLASHINFER_HEAD_SIZES = (64, 128, 256, 512)
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 _TOKENS_PER_SPLIT = 512
+_PROMPTS_GATHERED = 4
 
 MXFP4_HIDDEN_STEP = 256
 MXFP4_INNER_STEP = 64
@@ -112,6 +113,23 @@ def latent_split_bytes(
     heads = max(mixer.num_heads for mixer in dense) // settings.tensor_parallel_size
     widest = max(mixer.kv_lora_rank for mixer in dense) + 1
     return rows * heads * settings.decode_context_parallel_size * splits * widest * 4
+
+
+def gathered_bytes(layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings) -> int:
+    """FlashMLA's workspace for compressed attention, which the profile run takes: what 4 prompts read, in bfloat16.
+
+    Their compressed vectors at ``max_model_len``, a window, and a batch of tokens; and which of them each token reads
+    (vllm/models/deepseek_v4/nvidia/flashmla.py, forward_mqa, read in 0.32.0 and 0.33.0). Consumer Blackwell has
+    another kernel.
+    """
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, CompressedAttention)]
+    if not mixers or compute_capability(gpu)[0] not in (9, 10):
+        return 0
+    batch, window = settings.max_num_batched_tokens, max(mixer.window_tokens for mixer in mixers)
+    compressed = max(-(-settings.max_model_len // mixer.ratio) if mixer.ratio else 0 for mixer in mixers)
+    columns = window + max(mixer.indexer.topk if mixer.indexer else 0 for mixer in mixers)
+    vectors = _PROMPTS_GATHERED * (compressed + window + batch)
+    return vectors * mixers[0].head_size * 2 + batch * (-(-columns // 128) * 128 + 1) * 4
 
 
 def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:

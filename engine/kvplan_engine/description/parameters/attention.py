@@ -34,7 +34,10 @@ def attention_parameters(attention: Attention, hidden_size: int, norm_kind: Norm
     if attention.sinks:
         yield Parameter("sinks", (attention.num_heads,), "bias", "", split="outputs")
     if attention.indexer is not None:
-        yield from _indexer_parameters(attention.indexer, hidden_size, kind)
+        if attention.indexer.pool > 1:
+            yield from _region_parameters(attention, attention.indexer, hidden_size, kind)
+        else:
+            yield from _indexer_parameters(attention.indexer, hidden_size, kind)
 
 
 def _indexer_parameters(indexer: Indexer, hidden_size: int, norm_kind: NormKind) -> Iterator[Parameter]:
@@ -43,6 +46,18 @@ def _indexer_parameters(indexer: Indexer, hidden_size: int, norm_kind: NormKind)
     yield from projection("indexer.qk", rows, hidden_size)
     yield from norm("indexer.query_norm", norm_kind, indexer.head_size)
     yield from norm("indexer.key_norm", norm_kind, indexer.head_size)
+
+
+def _region_parameters(
+    attention: Attention, indexer: Indexer, hidden_size: int, norm_kind: NormKind
+) -> Iterator[Parameter]:
+    """Step 5's: a gate beside each key, weights of the queries; a scale of each head that is stored and not used."""
+    size, queries = indexer.head_size, indexer.num_heads * indexer.head_size
+    rows: Rows = (("query", queries), ("key", size), ("gate", size), ("weights", indexer.num_heads))
+    yield from projection("indexer.qkzw", rows, hidden_size)
+    yield from norm("indexer.query_norm", norm_kind, size)
+    yield from norm("indexer.key_norm", "layer", size)
+    yield Parameter("indexer.unused_scale", (attention.num_heads,), "other", "")
 
 
 def _query_through_latent(attention: Attention, rank: int, hidden_size: int) -> Iterator[Parameter]:

@@ -4,6 +4,7 @@ afmoe       AFMoE (Trinity)
 laguna      Laguna
 step3       Step 3
 step3p7     Step 3.5 and 3.7 Flash
+step5       Step 5
 mimo_v2     MiMo V2
 minimax_m3  MiniMax M3
 decilm      Nemotron-NAS
@@ -21,6 +22,7 @@ from kvplan_engine.checkpoints.families.heterogeneous.mimo_v2 import read_mimo_v
 from kvplan_engine.checkpoints.families.heterogeneous.minimax_m3 import read_minimax_m3
 from kvplan_engine.checkpoints.families.heterogeneous.step3 import read_step3
 from kvplan_engine.checkpoints.families.heterogeneous.step3p7 import read_step3p7
+from kvplan_engine.checkpoints.families.heterogeneous.step5 import read_step5
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 
@@ -43,6 +45,7 @@ HETEROGENEOUS = (
     Family(("LagunaForCausalLM",), ("laguna",), read_laguna, _LAGUNA_NAMES),
     Family(("Step3TextForCausalLM",), ("step3_text",), read_step3),
     Family(("Step3p5ForCausalLM", "Step3p7FlashForCausalLM"), ("step3p5", "step3p7_text"), read_step3p7),
+    Family(("Step5ForCausalLM",), ("step5",), read_step5),
     Family(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), ("mimo_v2_flash", "mimo_v2"), read_mimo_v2, _MIMO_NAMES),
     Family(
         ("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"), ("minimax_m3", "minimax_m3_vl_text"), read_minimax_m3

@@ -44,13 +44,13 @@ def _attention(config: dict[str, Any], kind: str, index: int) -> Attention:
         num_heads=_heads(config, kind),
         num_kv_heads=_kv_heads(config, kind),
         size=size,
-        rope=rope(_of_layer(config, index), size, kind),
+        rope=rope(of_layer(config, index), size, kind),
         head_norm="head",
         gate="head",
     )
 
 
-def _of_layer(config: dict[str, Any], index: int) -> dict[str, Any]:
+def of_layer(config: dict[str, Any], index: int) -> dict[str, Any]:
     """RoPE's base and its part of the head, which the published config lists layer by layer."""
     found = dict(config)
     if isinstance(config.get("rope_theta"), list):

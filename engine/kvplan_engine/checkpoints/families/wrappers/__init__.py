@@ -170,6 +170,7 @@ _TYPED = {
     "SkyworkR1VChatModel": ("skywork_chat",),
     "SmolVLMForConditionalGeneration": ("smolvlm",),
     "Step3VLForConditionalGeneration": ("step3_vl",),
+    "Step5ForConditionalGeneration": ("step5_vl",),
     "UltravoxModel": ("ultravox",),
     "VoxtralForConditionalGeneration": ("voxtral",),
     **dict.fromkeys(_ALWAYS, ()),

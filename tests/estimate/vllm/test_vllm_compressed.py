@@ -1,0 +1,91 @@
+"""Compressed attention (DeepSeek V4) in vLLM: pages, groups and blocks as its own planner has them.
+
+The figures were printed by vLLM 0.33.0's planner (vllm/v1/core/kv_cache_planning.py) over the KVCacheSpecs of its own
+classes (DeepseekV4Attention, DeepseekV4SWACache, DeepseekV4IndexerCache, CompressorStateCache): blocks of 256 tokens.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import CompressedAttention, LayerSpec, SparseIndexer
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
+from kvplan.estimate.vllm.kernels import gathered_bytes
+from kvplan.estimate.vllm.pages import compressed_pages
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.settings import ServingSettings
+from kvplan.units import GIB
+
+RELEASE = vllm_release("0.33.0")
+CACHE = CacheSettings(kv_dtype="fp8")
+
+
+def compressed(ratio: int) -> LayerSpec:
+    indexer = SparseIndexer(64, 128, 512) if ratio == 4 else None
+    return LayerSpec(CompressedAttention(64, 512, 128, ratio or None, indexer))
+
+
+FLASH, PRO = (resolve_model(f"deepseek-v4-{name}").layers for name in ("flash", "pro"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "in_flight", "num_groups", "bytes_per_block", "blocks"),
+    [
+        (FLASH, 30_000, 16_384, 5, 1_002_240, 6800),
+        (FLASH, 1_048_576, 8192, 5, 1_002_240, 7450),
+        (PRO, 30_000, 16_384, 5, 1_435_968, 6800),
+        (PRO, 1_048_576, 8192, 5, 1_435_968, 7450),
+        ((*PRO, compressed(0)), 30_000, 16_384, 5, 1_435_968, 6800),
+        (tuple(map(compressed, (0, 4, 128) * 3)), 30_000, 16_384, 6, 143_424, 7059),
+        ((compressed(4),) * 5, 30_000, 16_384, 3, 230_400, 4476),
+        ((*(compressed(128),) * 7, compressed(0)), 30_000, 16_384, 16, 37_440, 16_645),
+    ],
+)
+def test_blocks_per_request(
+    layers: tuple[LayerSpec, ...], tokens: int, in_flight: int, num_groups: int, bytes_per_block: int, blocks: int
+) -> None:
+    plan = plan_blocks(layers, CACHE, 256, RELEASE)
+    assert (len(plan.groups), plan.bytes_per_block, plan.block_size) == (num_groups, bytes_per_block, 256)
+    assert blocks_per_request(plan, RequestShape(tokens, in_flight)) == blocks
+
+
+def predict(**settings: object) -> VllmPrediction:
+    asked = ServingSettings(tensor_parallel_size=2, max_model_len=30_000, **settings)  # type: ignore[arg-type]
+    return predict_vllm(resolve_model("deepseek-v4-flash"), find_gpu("h200"), asked)
+
+
+def test_a_request_of_v4_flash_takes_what_a_start_up_said() -> None:
+    """vLLM 0.22 (V249 of tests/data/vllm_startups.csv): 6.66 GiB for 30,000 tokens in 8 bits. Most of it is what makes
+    compressed vectors, of the tokens in flight; keys and values alone are 0.2 GiB.
+    """
+    found = predict()
+    assert found.blocks_per_request * found.bytes_per_block / GIB == pytest.approx(6.66, rel=0.05)
+
+
+def test_the_cache_is_in_8_bits_and_blocks_of_256_whatever_is_said() -> None:
+    found = predict().settings
+    assert (found.serving.kv_cache_dtype, found.serving.block_size) == ("fp8", 256)
+    assert any("compressed attention" in sentence for sentence in found.notes)
+    with pytest.raises(UsageError, match="8 bits"):
+        predict(kv_cache_dtype="bfloat16")
+    with pytest.raises(KvplanError, match="blocks of 256 tokens"):
+        predict(block_size=64)
+
+
+def test_the_workspace_holds_what_four_prompts_read() -> None:
+    """(30,000 / 4 + 128 + 8,192) vectors of 1,024 B each, and 512 + 128 chosen ones and a count for each of a batch."""
+    settings = predict().settings.serving
+    found = gathered_bytes(FLASH, find_gpu("h200"), settings)
+    assert found == 4 * (7_500 + 128 + 8_192) * 1_024 + 8_192 * 641 * 4
+    assert gathered_bytes(FLASH, find_gpu("rtx-5090"), settings) == 0
+
+
+def test_unknown_records_are_refused() -> None:
+    for mixer in (CompressedAttention(8, 64, 16, 4), CompressedAttention(8, 512, 128, 2)):
+        with pytest.raises(KvplanError, match="not known"):
+            list(compressed_pages(mixer, 256))
