@@ -138,7 +138,11 @@ class VllmRelease:
     ``checkpointed_states``: kinds of states that have one more block for each request where prefixes are cached, for
     the state in the middle of a prompt (num_prefill_checkpoint_blocks in vllm/v1/kv_cache_interface.py, MambaSpec, and
     vllm/model_executor/layers/mamba/: mamba_mixer2.py in 0.32.0, not in 0.31.0; gdn/qwen_gdn_linear_attn.py in 0.33.0,
-    not in 0.32.0, where FlashInfer computes it). Kimi K3's with FlashKDA (from 0.29.0) is not modelled.
+    not in 0.32.0, where FlashInfer computes it; models/qwen4_exp/nvidia/ple_layer.py in 0.33.0). Kimi K3's with
+    FlashKDA (from 0.29.0) is not modelled.
+    ``keeps_grouped_keys``: serves Qwen 4, whose index has a key for each group of tokens, and whose tables of n-grams
+    are in the host's memory where nothing is said (vllm/models/qwen4_exp, vllm/config/engram.py, in 0.32.0; releases
+    before it were not read).
     """
 
     version: tuple[int, int, int]
@@ -190,6 +194,7 @@ class VllmRelease:
     huge_graph_sizes: bool = False
     latent_state_alignment: int = 64
     checkpointed_states: tuple[str, ...] = ()
+    keeps_grouped_keys: bool = False
 
     @property
     def text(self) -> str:
@@ -288,7 +293,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 31, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model")}),
     ((0, 32, 0), {"sparse_cache_in_8_bits": True, "reserves_null_block": True}),
     ((0, 32, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model", "ngram")}),
-    ((0, 32, 0), {"checkpointed_states": ("mamba2",)}),
+    ((0, 32, 0), {"checkpointed_states": ("mamba2",), "keeps_grouped_keys": True}),
     (
         (0, 33, 0),
         {
@@ -298,7 +303,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
             "reserves_latent_splits": True,
             "told_unified_memory": True,
             "keeps_float_cache": True,
-            "checkpointed_states": ("mamba2", "gated_delta_net"),
+            "checkpointed_states": ("mamba2", "gated_delta_net", "ngram_conv"),
         },
     ),
 )

@@ -17,7 +17,7 @@ from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
 
 WindowKind = Literal["full", "sliding", "chunked"]
-StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "short_conv", "linear_attention"]
+StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "short_conv", "ngram_conv", "linear_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,21 @@ class SparseIndexer:
 
     ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
     (132 B for 128 elements), whatever the KV dtype is.
+
+    ``group``: tokens that have one key together (Qwen 4), in the model's dtype. Each token of a group that is not
+    complete has one of its own, of ``open_size`` elements.
     """
 
     num_heads: int
     head_size: int
     topk: int
+    group: int = 1
+    open_size: int = 0
+
+    @property
+    def most_chosen(self) -> int:
+        """Tokens that one attends to at most: of whole groups ``topk``, and those of the open one."""
+        return self.topk + self.group - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,8 @@ class StateMixer:
     ``conv_channels`` channels are divided by tensor parallelism; ``conv_group_channels`` (Mamba-2's B and C, in
     ``num_groups`` groups) are divided only as far as there are groups. ``recurrent_shape`` is (heads, rows, columns),
     divided along heads; empty when there is no recurrent state. A dtype of None means the model's own dtype.
-    ``step_rank``: of Mamba's time steps, 0 elsewhere.
+    ``step_rank``: of Mamba's time steps, 0 elsewhere. ``ngram_conv`` is a convolution of n-grams' embeddings, which
+    every rank has whole (Qwen 4).
     """
 
     kind: StateKind
@@ -164,7 +175,7 @@ FeedForward = DenseFeedForward | MoeFeedForward
 class LayerSpec:
     """One decoder layer. ``tensors`` are those of no part: norms, scalars, per-layer embeddings' projections.
 
-    ``parallel_state`` is a second mixer beside an attention in the same layer (Falcon H1).
+    ``parallel_state`` is a second mixer beside an attention (Falcon H1) or a state (Qwen 4) in the same layer.
     """
 
     mixer: Mixer | None = None
@@ -296,6 +307,8 @@ class ModelSpec:
     rope: RopeSpec | None = None
     further_ropes: tuple[RopeSpec, ...] = ()
     """Of layers that turn otherwise than by ``rope``."""
+    residual_streams: int = 1
+    """As many residual streams, each of ``hidden_size``, go through the layers side by side (Qwen 4)."""
     quantization: QuantizationSpec | None = None
     extras: tuple[ExtraModule, ...] = ()
     assumptions: tuple[str, ...] = ()
@@ -317,6 +330,12 @@ class ModelSpec:
         return any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in self.layers)
 
     @cached_property
+    def has_grouped_keys(self) -> bool:
+        """Whether grouped attention is sparse by an index that has one key for several tokens."""
+        mixers = (layer.mixer for layer in self.layers if isinstance(layer.mixer, SoftmaxAttention))
+        return any(mixer.indexer is not None and mixer.indexer.group > 1 for mixer in mixers)
+
+    @cached_property
     def is_mixture(self) -> bool:
         """Whether any layer has experts."""
         return any(isinstance(layer.feed_forward, MoeFeedForward) for layer in self.layers)
@@ -336,6 +355,16 @@ class ModelSpec:
         """Parameters that one token meets: of a mixture of experts only the routed and the shared ones."""
         inner = sum(count * count_active_elements(layer.all_tensors) for layer, count in self.distinct_layers())
         return count_active_elements(self.tensors) + inner
+
+    @cached_property
+    def lookup_elements(self) -> int:
+        """Elements of the tables inside layers (Qwen 4), of which each token has some rows."""
+        return sum(
+            count * tensor.num_elements
+            for layer, count in self.distinct_layers()
+            for tensor in layer.all_tensors
+            if tensor.role == "lookup"
+        )
 
     def distinct_layers(self) -> list[tuple[LayerSpec, int]]:
         """Layers that are one and the same object, once, with how often they occur; in order of appearance."""

@@ -20,13 +20,25 @@ from kvplan.catalog.spec import (
     Mixer,
     ModelSpec,
     SoftmaxAttention,
+    SparseIndexer,
     StateMixer,
 )
 from kvplan.errors import UsageError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes, head_scale_bytes
 
 EntryKind = Literal[
-    "full", "sliding", "chunked", "latent", "compressed", "indexer", "conv_state", "recurrent_state", "cross"
+    "full",
+    "sliding",
+    "chunked",
+    "latent",
+    "compressed",
+    "indexer",
+    "grouped_keys",
+    "open_keys",
+    "conv_state",
+    "ngram_state",
+    "recurrent_state",
+    "cross",
 ]
 
 KIND_NAMES: dict[EntryKind, str] = {
@@ -35,8 +47,11 @@ KIND_NAMES: dict[EntryKind, str] = {
     "chunked": "chunked attention",
     "latent": "latent attention (MLA)",
     "indexer": "indexer keys",
+    "grouped_keys": "indexer keys of groups",
+    "open_keys": "indexer keys of an open group",
     "compressed": "compressed attention",
     "conv_state": "convolution state",
+    "ngram_state": "convolution state of n-grams",
     "recurrent_state": "recurrent state",
     "cross": "cross attention",
 }
@@ -68,6 +83,7 @@ class CacheEntry:
 
     ``token_bytes`` per token that it keeps (0 for states), ``window_tokens`` at most so many (None: all of them),
     ``state_bytes`` however long the sequence is. ``formula`` is one layer's arithmetic with its numbers.
+    ``read_tokens``: at most so many are read for a new token, where an index chooses them (None: all that are kept).
     """
 
     kind: EntryKind
@@ -77,11 +93,16 @@ class CacheEntry:
     token_bytes: int
     state_bytes: int
     formula: str
+    read_tokens: int | None = None
 
     def kept_bytes(self, context_tokens: int) -> int:
         """Bytes for a sequence of ``context_tokens``: what the architecture needs, without any rounding."""
         kept = context_tokens if self.window_tokens is None else min(context_tokens, self.window_tokens)
         return kept * self.token_bytes + self.state_bytes
+
+    def read_bytes(self, context_tokens: int) -> int:
+        """Bytes that a new token after ``context_tokens`` others makes an engine read."""
+        return self.kept_bytes(context_tokens if self.read_tokens is None else min(context_tokens, self.read_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +212,28 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
         token_bytes=heads * ((mixer.head_size_k + mixer.head_size_v) * size + 2 * scale),
         state_bytes=0,
         formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size, scale),
+        read_tokens=mixer.indexer.most_chosen if mixer.indexer is not None and mixer.indexer.group > 1 else None,
     )
     if mixer.indexer is not None:
         refuse_scales(settings.kv_dtype, "index keys")
-        yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
+        if mixer.indexer.group > 1:
+            yield from _grouped_key_entries(mixer.indexer, settings)
+        else:
+            yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
+
+
+def _grouped_key_entries(indexer: SparseIndexer, settings: CacheSettings) -> Iterable[CacheEntry]:
+    """One key for each group of tokens, and the keys of a group that is open; not divided by ranks.
+
+    Drafted tokens may open more groups, which are whole until the tokens are accepted
+    (vllm/models/qwen4_exp/common/qsa_cache.py).
+    """
+    size, group, head = element_bytes(settings.model_dtype), indexer.group, indexer.head_size
+    formula = f"{head} indexer key x {size} B / {group} tokens"
+    yield CacheEntry("grouped_keys", 1, head, None, head * size // group, 0, formula)
+    kept = group * -(-(group + settings.num_speculative_tokens) // group)
+    formula = f"{kept} tokens x {indexer.open_size} x {size} B"
+    yield CacheEntry("open_keys", 1, indexer.open_size, None, 0, kept * indexer.open_size * size, formula)
 
 
 def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
@@ -234,7 +273,7 @@ def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> 
         yield replace(key, token_bytes=-(-key.token_bytes // ratio), formula=f"{key.formula} / {ratio} tokens")
 
 
-_KEEPS_DRAFTED_INPUTS = ("mamba2", "gated_delta_net", "kimi_delta")
+_KEEPS_DRAFTED_INPUTS = ("mamba2", "gated_delta_net", "kimi_delta", "ngram_conv")
 """vllm/model_executor/layers/mamba/mamba_utils.py: the state shapes that take ``num_spec``."""
 
 
@@ -246,7 +285,8 @@ def _state_entries(mixer: StateMixer, settings: CacheSettings) -> Iterable[Cache
         drafted = settings.num_speculative_tokens if mixer.kind in _KEEPS_DRAFTED_INPUTS else 0
         kept = mixer.conv_kernel - 1 + drafted
         formula = f"{channels} channels x {kept} inputs x {size} B"
-        yield CacheEntry("conv_state", None, None, None, 0, channels * kept * size, formula)
+        kind: EntryKind = "ngram_state" if mixer.kind == "ngram_conv" else "conv_state"
+        yield CacheEntry(kind, None, None, None, 0, channels * kept * size, formula)
     if mixer.recurrent_shape:
         heads = _divided(mixer.recurrent_shape[0], tp, what="state heads")
         shape = (heads, *mixer.recurrent_shape[1:])
@@ -260,6 +300,8 @@ def _state_entries(mixer: StateMixer, settings: CacheSettings) -> Iterable[Cache
 
 def rank_conv_channels(mixer: StateMixer, tensor_parallel_size: int) -> int:
     """Convolved channels on one rank; groups that do not divide are replicated, at least one per rank."""
+    if mixer.kind == "ngram_conv":
+        return mixer.conv_channels
     grouped = mixer.conv_group_channels
     if grouped and mixer.num_groups % tensor_parallel_size:
         grouped = grouped // mixer.num_groups * tensor_parallel_size

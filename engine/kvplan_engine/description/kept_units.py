@@ -16,6 +16,7 @@ from kvplan_engine.description.mixers import (
     Attention,
     CompressedAttention,
     CrossAttention,
+    Indexer,
     Kept,
     LatentAttention,
     Mixer,
@@ -23,7 +24,18 @@ from kvplan_engine.description.mixers import (
 )
 from kvplan_engine.description.model import ModelDescription
 
-UnitPart = Literal["keys", "values", "latent", "index", "compressed", "compressed_index", "conv", "recurrent", "cross"]
+UnitPart = Literal[
+    "keys",
+    "values",
+    "latent",
+    "index",
+    "open_index",
+    "compressed",
+    "compressed_index",
+    "conv",
+    "recurrent",
+    "cross",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
             yield KeptUnit(layer, "keys", mixer.kept, heads * mixer.key_size, num_scales=heads)
             yield KeptUnit(layer, "values", mixer.kept, heads * mixer.value_size, num_scales=heads)
             if mixer.indexer is not None:
-                yield KeptUnit(layer, "index", FULL, mixer.indexer.head_size)
+                yield from _index_units(layer, mixer.indexer)
         case Attention():
             return
         case LatentAttention():
@@ -86,6 +98,15 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
                 raise ValueError("the config does not say how many tokens its encoder gives")
             size = mixer.num_kv_heads * (mixer.key_size + mixer.value_size)
             yield KeptUnit(layer, "cross", STATE, size, num_rows=tokens)
+
+
+def _index_units(layer: int, indexer: Indexer) -> Iterator[KeptUnit]:
+    size, group = indexer.head_size, indexer.group
+    if group == 1:
+        yield KeptUnit(layer, "index", FULL, size)
+        return
+    yield KeptUnit(layer, "index", FULL, size, tokens_per_row=group, dtype="model")
+    yield KeptUnit(layer, "open_index", STATE, size, num_rows=group, dtype="model")
 
 
 def state_units(layer: int, state: State) -> Iterator[KeptUnit]:

@@ -55,13 +55,15 @@ class Rope:
 class Indexer:
     """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to.
 
-    neighbours: RoPE pairs neighbours in it, whatever the attention does.
+    neighbours: RoPE pairs neighbours in it, whatever the attention does. group: tokens that have one key together (Qwen
+    4), as mean of theirs, each of which is kept until the group is complete.
     """
 
     num_heads: int
     head_size: int
     top_k: int
     neighbours: bool = False
+    group: int = 1
 
     @property
     def query_size(self) -> int:
@@ -207,7 +209,7 @@ class CompressedAttention:
     output_rank: int = 0
 
 
-StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv", "linear_attention"]
+StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv", "ngram_conv", "linear_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,8 @@ class State:
     lightning attention each head's query and key (Ling 2.5); plain_norms: without weights (Falcon Mamba), norm_eps:
     None for the layer's own. norm_first: Mamba 2's norm stands before the gate. step_limits: what its steps are kept
     within. strength_scale: of a delta rule's strengths. full_gate, full_decay: a Kimi gate, or decay, is one matrix
-    (Kimi K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5).
+    (Kimi K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5). conv_taps: of a convolution that does
+    not see all the inputs that are kept, but some, evenly apart (Qwen 4's n-grams).
     """
 
     kind: StateKind
@@ -249,6 +252,7 @@ class State:
     full_gate: bool = False
     full_decay: bool = False
     rope: Rope | None = None
+    conv_taps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

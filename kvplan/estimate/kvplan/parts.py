@@ -16,6 +16,7 @@ from kvplan.catalog.spec import (
     LayerSpec,
     Mixer,
     SoftmaxAttention,
+    SparseIndexer,
     StateMixer,
     WindowKind,
 )
@@ -73,7 +74,17 @@ def _softmax_parts(mixer: SoftmaxAttention, cache: CacheSettings, block_size: in
         yield Part(kept, _page_bytes(mixer.num_kv_heads * block_size, head_size, cache.kv_dtype))
     if mixer.indexer is not None:
         refuse_scales(cache.kv_dtype, "index keys")
-        yield Part(FULL, mixer.indexer.head_size * element_bytes(cache.kv_dtype) * block_size)
+        yield from _index_parts(mixer.indexer, cache, block_size)
+
+
+def _index_parts(indexer: SparseIndexer, cache: CacheSettings, block_size: int) -> Iterator[Part]:
+    """A key for each token; or one for each group, in the model's dtype, and those of the group that is open."""
+    if indexer.group == 1:
+        yield Part(FULL, indexer.head_size * element_bytes(cache.kv_dtype) * block_size)
+        return
+    key = indexer.head_size * element_bytes(cache.model_dtype)
+    yield Part(FULL, key * -(-block_size // indexer.group))
+    yield Part(STATE, key, indexer.group)
 
 
 def _page_bytes(num_rows: int, head_size: int, kv_dtype: str) -> int:

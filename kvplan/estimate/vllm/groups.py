@@ -12,12 +12,13 @@ for each layer of a group, whichever group takes it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import CrossAttention, LayerSpec
+from kvplan.catalog.spec import CrossAttention, LayerSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import (
@@ -30,16 +31,25 @@ from kvplan.estimate.kv_cache import (
     refuse_scales,
 )
 
-PageKind = Literal["full", "sliding", "chunked", "state", "cross"]
+PageKind = Literal["full", "sliding", "chunked", "state", "ngram_state", "open_keys", "cross"]
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
     "latent": "full",
     "compressed": "full",
     "indexer": "full",
+    "grouped_keys": "full",
     "sliding": "sliding",
     "chunked": "chunked",
 }
 """How vLLM keeps each kind of entry that is made of tokens; states and cross attention have pages of their own."""
+_STATES: dict[EntryKind, PageKind] = {
+    "conv_state": "state",
+    "recurrent_state": "state",
+    "ngram_state": "ngram_state",
+    "open_keys": "open_keys",
+}
+"""The page that each part of a state is in."""
+_PER_REQUEST = ("state", "ngram_state", "open_keys")
 _ALIGNMENT_TOKENS = 16
 
 
@@ -71,7 +81,7 @@ class BlockPlan:
     @property
     def block_size(self) -> int:
         """Tokens of a block as vLLM prints them: the smallest among the groups."""
-        sizes = [group.page.block_size for group in self.groups if group.page.kind != "state"]
+        sizes = [group.page.block_size for group in self.groups if group.page.kind not in _PER_REQUEST]
         return min(sizes, default=1)
 
 
@@ -92,8 +102,10 @@ def blocks_per_request(plan: BlockPlan, shape: RequestShape) -> int:
 
 def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
     length, window = shape.max_model_len, page.window_tokens or 0
-    if page.kind == "state":
+    if page.kind in ("state", "ngram_state"):
         return shape.states_per_request
+    if page.kind == "open_keys":
+        return 1
     if page.kind == "cross":
         return _ceil_div(shape.encoder_tokens, page.block_size)
     if page.kind == "sliding":
@@ -128,6 +140,8 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
+    if any(page.kind == "open_keys" for page in pages):
+        return _packed_plan(_with_padded_states(pages))
     if release.packs_odd_pages and not _can_be_made_equal(pages):
         return _packed_plan(pages)
     return _hybrid_plan(_equal_pages(pages, release), release)
@@ -137,17 +151,18 @@ def _layer_pages(
     layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, release: VllmRelease
 ) -> list[LayerPage]:
     per_layer = [layer_entries(replace(layer, cross_attention=None), cache) for layer in layers]
-    state_bytes = max((_state_bytes(entries) for entries in per_layer), default=0)
+    states = [_state_bytes(entries) for entries in per_layer]
+    state_bytes = max((size for kinds in states for kind, size in kinds.items() if kind != "open_keys"), default=0)
     token_bytes = [entry.token_bytes for entries in per_layer for entry in entries if entry.token_bytes]
     if state_bytes and token_bytes:
         is_latent = any(entry.kind == "latent" for entries in per_layer for entry in entries)
         alignment = release.latent_state_alignment if is_latent else _ALIGNMENT_TOKENS
+        _check_groups(layers, block_size, release)
         block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), alignment)
     pages: list[LayerPage] = []
-    for layer, entries in zip(layers, per_layer, strict=True):
+    for layer, entries, of_layer in zip(layers, per_layer, states, strict=True):
         pages.extend(_page(entry, block_size) for entry in entries if entry.token_bytes)
-        if _state_bytes(entries):
-            pages.append(LayerPage("state", 1, _state_bytes(entries)))
+        pages.extend(LayerPage(kind, 1, size) for kind, size in of_layer.items())
         if layer.cross_attention is not None and (release.v1 or not entries):
             page = _cross_page(layer.cross_attention, cache, block_size)
             # The first engine had one kind of block, with room for every layer, also those that only look at images.
@@ -155,8 +170,30 @@ def _layer_pages(
     return pages
 
 
-def _state_bytes(entries: Sequence[CacheEntry]) -> int:
-    return sum(entry.state_bytes for entry in entries)
+def _state_bytes(entries: Sequence[CacheEntry]) -> dict[PageKind, int]:
+    """What a layer keeps for each request, by the page that it is in."""
+    found: dict[PageKind, int] = {}
+    for entry in entries:
+        if entry.state_bytes:
+            kind = _STATES[entry.kind]
+            found[kind] = found.get(kind, 0) + entry.state_bytes
+    return found
+
+
+def _check_groups(layers: Sequence[LayerSpec], block_size: int, release: VllmRelease) -> None:
+    """KvplanError where keys of groups are not known, or a block is not made of whole groups."""
+    mixers = (mixer for layer in layers for mixer in layer.mixers if isinstance(mixer, SoftmaxAttention))
+    groups = {mixer.indexer.group for mixer in mixers if mixer.indexer is not None} - {1}
+    if groups and not release.keeps_grouped_keys:
+        raise KvplanError(
+            f"It is not known how vLLM {release.text} keeps {KIND_NAMES['grouped_keys']}.", hint="use vllm@0.33"
+        )
+    for group in groups:
+        if block_size % group:
+            raise KvplanError(
+                f"vLLM refuses blocks of {block_size} tokens for keys of groups of {group}.",
+                hint="use a --block-size that is a multiple of both",
+            )
 
 
 def _page(entry: CacheEntry, block_size: int) -> LayerPage:
@@ -219,27 +256,77 @@ def _can_be_made_equal(pages: list[LayerPage]) -> bool:
     return all(page.kind == "state" or largest % page.page_bytes == 0 for page in pages)
 
 
+def _with_padded_states(pages: list[LayerPage]) -> list[LayerPage]:
+    """States are as large as the largest page of attention, of which a block was made for them."""
+    largest = max(page.page_bytes for page in pages if page.kind == "full")
+    return [replace(page, page_bytes=largest) if page.kind in ("state", "ngram_state") else page for page in pages]
+
+
 def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
     """Pages of unequal size side by side in a block (DeepSeek V4): a group for each kind, windows split to fit.
 
     Kinds that see everything stay whole; the widest of them is the block. Windows and states are cut into as many
-    groups as it takes to fit into it (vllm/v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups).
+    groups as it takes to fit into it. Where a kind has as many pages of each of several sizes (Qwen 4: keys and values
+    beside an index), kinds of one size are cut into groups of about so many layers
+    (vllm/v1/core/kv_cache_utils.py, later kv_cache_planning.py, _get_packed_kv_cache_groups).
     """
-    kinds: dict[tuple[PageKind, int | None, int], list[LayerPage]] = {}
+    by_kind: dict[tuple[PageKind, int | None, int], list[LayerPage]] = {}
     for page in pages:
-        kinds.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
-    recycled = ("sliding", "state")
-    bytes_per_block = max(
-        max(page.page_bytes for page in found) if kind in recycled else sum(page.page_bytes for page in found)
-        for (kind, _, _), found in kinds.items()
+        by_kind.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
+    kinds = [_PackedKind(found) for found in by_kind.values()]
+    balanced = [kind.num_repeats for kind in kinds if kind.is_balanced]
+    fewest = max((kind.num_repeats for kind in kinds if kind.is_balanced and len(kind.sizes) > 1), default=0)
+    repeats = _least_padded(balanced, fewest) if fewest else None
+    recycled = _PER_REQUEST if fewest else (*_PER_REQUEST, "sliding")
+    anchor = max(
+        kind.widest_bytes(len(kind.pages) if kind.page.kind in recycled else kind.num_groups(repeats)) for kind in kinds
     )
     groups: list[KvGroup] = []
-    for (kind, _, _), found in kinds.items():
-        fitting = max(bytes_per_block // found[0].page_bytes, 1) if kind in recycled else len(found)
-        num_groups = _ceil_div(len(found), fitting)
-        each, left = divmod(len(found), num_groups)
-        groups.extend(KvGroup(found[0], each + (1 if index < left else 0)) for index in range(num_groups))
+    bytes_per_block = anchor
+    for kind in kinds:
+        num_groups = kind.num_groups(repeats)
+        if kind.page.kind in recycled:
+            num_groups = max(num_groups, _ceil_div(len(kind.pages), max(anchor // kind.page.page_bytes, 1)))
+        each, left = divmod(len(kind.pages), num_groups)
+        groups.extend(KvGroup(kind.page, each + (1 if index < left else 0)) for index in range(num_groups))
+        bytes_per_block = max(bytes_per_block, kind.widest_bytes(num_groups))
     return BlockPlan(tuple(groups), bytes_per_block)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedKind:
+    """Pages that are kept alike."""
+
+    pages: list[LayerPage]
+
+    @property
+    def page(self) -> LayerPage:
+        return self.pages[0]
+
+    @property
+    def sizes(self) -> Counter[int]:
+        """How many pages there are of each size."""
+        return Counter(page.page_bytes for page in self.pages)
+
+    @property
+    def is_balanced(self) -> bool:
+        return len(set(self.sizes.values())) == 1
+
+    @property
+    def num_repeats(self) -> int:
+        return max(self.sizes.values())
+
+    def num_groups(self, repeats: int | None) -> int:
+        return _ceil_div(self.num_repeats, repeats) if repeats is not None and self.is_balanced else 1
+
+    def widest_bytes(self, num_groups: int) -> int:
+        """Of the largest of ``num_groups`` groups."""
+        return sum(_ceil_div(number, num_groups) * size for size, number in self.sizes.items())
+
+
+def _least_padded(numbers: Sequence[int], least: int) -> int:
+    """From ``least`` on, the size of groups that leaves the fewest places empty; of several the largest."""
+    return min(range(least, max(numbers) + 1), key=lambda size: (sum(-number % size for number in numbers), -size))
 
 
 def _ceil_div(number: int, divisor: int) -> int:

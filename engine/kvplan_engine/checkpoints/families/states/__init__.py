@@ -11,6 +11,7 @@ kimi_linear  Kimi Linear and K3
 lfm2         LFM2
 minimax      MiniMax Text 01 and M1
 bailing      Ling and Ring 2.5, Ling 3
+qwen4        Qwen 4
 parts        states by the keys that several of these share
 """
 
@@ -27,6 +28,7 @@ from kvplan_engine.checkpoints.families.states import (
 )
 from kvplan_engine.checkpoints.families.states.bailing import read_bailing_hybrid, read_bailing_v3
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
+from kvplan_engine.checkpoints.families.states.qwen4 import read_qwen4
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
 
 STATES = (
@@ -43,4 +45,5 @@ STATES = (
     Family(("BailingMoeV2_5ForCausalLM",), (), read_bailing_hybrid),
     Family(("BailingMoeV3ForCausalLM",), (), read_bailing_v3),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
+    Family(("Qwen4ExpForCausalLM",), ("qwen4_exp_text",), read_qwen4),
 )
