@@ -136,7 +136,11 @@ class VllmRelease:
     ``checkpointed_states``: kinds of states that have one more block for each request where prefixes are cached, for
     the state in the middle of a prompt (num_prefill_checkpoint_blocks in vllm/v1/kv_cache_interface.py, MambaSpec, and
     vllm/model_executor/layers/mamba/: mamba_mixer2.py in 0.32.0, not in 0.31.0; gdn/qwen_gdn_linear_attn.py in 0.33.0,
-    not in 0.32.0, where FlashInfer computes it; vllm/models/kimi_k3/nvidia/kda.py from 0.29.0 on, where FlashKDA does).
+    not in 0.32.0, where FlashInfer computes it; models/qwen4_exp/nvidia/ple_layer.py in 0.33.0; models/kimi_k3/nvidia/
+    kda.py from 0.29.0 on, where FlashKDA does).
+    ``keeps_grouped_keys``: serves Qwen 4, whose index has a key for each group of tokens, and whose tables of n-grams
+    are in the host's memory where nothing is said (vllm/models/qwen4_exp, vllm/config/engram.py, in 0.32.0; releases
+    before it were not read).
     """
 
     version: tuple[int, int, int]
@@ -187,6 +191,7 @@ class VllmRelease:
     huge_graph_sizes: bool = False
     latent_state_alignment: int = 64
     checkpointed_states: tuple[str, ...] = ()
+    keeps_grouped_keys: bool = False
 
     @property
     def text(self) -> str:
@@ -286,7 +291,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 31, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model")}),
     ((0, 32, 0), {"reserves_null_block": True}),
     ((0, 32, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model", "ngram")}),
-    ((0, 32, 0), {"checkpointed_states": ("mamba2", "kimi_delta")}),
+    ((0, 32, 0), {"checkpointed_states": ("mamba2", "kimi_delta"), "keeps_grouped_keys": True}),
     (
         (0, 33, 0),
         {
@@ -296,7 +301,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
             "reserves_latent_splits": True,
             "told_unified_memory": True,
             "keeps_float_cache": True,
-            "checkpointed_states": ("mamba2", "gated_delta_net", "kimi_delta"),
+            "checkpointed_states": ("mamba2", "gated_delta_net", "kimi_delta", "ngram_conv"),
         },
     ),
 )

@@ -82,6 +82,7 @@ def read_config(
         tensors=body.tensors,
         rope=body.rope,
         further_ropes=body.further_ropes,
+        residual_streams=body.residual_streams,
         quantization=read_quantization(view),
         extras=body.extras,
         assumptions=tuple(view.assumptions),

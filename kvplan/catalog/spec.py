@@ -17,7 +17,7 @@ from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
 
 WindowKind = Literal["full", "sliding", "chunked"]
-StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "short_conv", "linear_attention"]
+StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "short_conv", "ngram_conv", "linear_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class SparseIndexer:
     """A lightning indexer (DeepSeek V3.2, MiniMax M3): one small key per token that picks the tokens to attend to.
 
     ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
-    (132 B for 128 elements), whatever the KV dtype is. ``pool``: one key stands for so many tokens; the keys and gates
-    of those that are not enough for one yet are kept beside them (GLM 5.3 Flash).
+    (132 B for 128 elements), whatever the KV dtype is.
 
-    ``open_elements`` above 0 (Step 5): keys of pools are in 8 bits without a scale, and so many elements of each token
-    of a pool that is not complete are kept in bfloat16.
+    ``pool``: one key stands for so many tokens, and ``open_elements`` of each token of a pool that is not complete are
+    kept beside the keys. ``key_format``: as above ("scaled": GLM 5.3 Flash), in 8 bits without a scale ("plain": Step
+    5) or in the model's dtype ("model": Qwen 4).
     """
 
     num_heads: int
@@ -37,6 +37,12 @@ class SparseIndexer:
     topk: int
     pool: int = 1
     open_elements: int = 0
+    key_format: Literal["scaled", "plain", "model"] = "scaled"
+
+    @property
+    def most_chosen(self) -> int:
+        """Tokens that one attends to at most: of whole pools ``topk``, and those of the open one."""
+        return self.topk + self.pool - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,7 @@ class StateMixer:
     ``num_groups`` groups) are divided only as far as there are groups. ``recurrent_shape`` is (heads, rows, columns),
     divided along heads; empty when there is no recurrent state. A dtype of None means the model's own dtype.
     ``step_rank``: of Mamba's time steps, 0 elsewhere. ``bounded``: decays have a lower bound (Kimi K3, GLM 5.3).
+    ``ngram_conv`` is a convolution of n-grams' embeddings, which every rank has whole (Qwen 4).
     """
 
     kind: StateKind
@@ -176,7 +183,7 @@ FeedForward = DenseFeedForward | MoeFeedForward
 class LayerSpec:
     """One decoder layer. ``tensors`` are those of no part: norms, scalars, per-layer embeddings' projections.
 
-    ``parallel_state`` is a second mixer beside an attention in the same layer (Falcon H1).
+    ``parallel_state`` is a second mixer beside an attention (Falcon H1) or a state (Qwen 4) in the same layer.
     """
 
     mixer: Mixer | None = None
@@ -308,6 +315,8 @@ class ModelSpec:
     rope: RopeSpec | None = None
     further_ropes: tuple[RopeSpec, ...] = ()
     """Of layers that turn otherwise than by ``rope``."""
+    residual_streams: int = 1
+    """As many residual streams, each of ``hidden_size``, go through the layers side by side (Qwen 4)."""
     quantization: QuantizationSpec | None = None
     extras: tuple[ExtraModule, ...] = ()
     assumptions: tuple[str, ...] = ()
@@ -335,9 +344,15 @@ class ModelSpec:
 
     @cached_property
     def index_pool(self) -> int:
-        """Tokens that one index key stands for; 1 where each has its own."""
+        """Tokens that one index key of latents stands for; 1 where each has its own."""
         indexers = (layer.mixer.indexer for layer in self.layers if isinstance(layer.mixer, LatentAttention))
         return max((indexer.pool for indexer in indexers if indexer is not None), default=1)
+
+    @cached_property
+    def has_grouped_keys(self) -> bool:
+        """Whether grouped attention is sparse by an index that has one key in the model's dtype for several tokens."""
+        mixers = (layer.mixer for layer in self.layers if isinstance(layer.mixer, SoftmaxAttention))
+        return any(mixer.indexer is not None and mixer.indexer.key_format == "model" for mixer in mixers)
 
     @cached_property
     def is_mixture(self) -> bool:
@@ -364,6 +379,16 @@ class ModelSpec:
         """Parameters that one token meets: of a mixture of experts only the routed and the shared ones."""
         inner = sum(count * count_active_elements(layer.all_tensors) for layer, count in self.distinct_layers())
         return count_active_elements(self.tensors) + inner
+
+    @cached_property
+    def lookup_elements(self) -> int:
+        """Elements of the tables inside layers (Qwen 4), of which each token has some rows."""
+        return sum(
+            count * tensor.num_elements
+            for layer, count in self.distinct_layers()
+            for tensor in layer.all_tensors
+            if tensor.role == "lookup"
+        )
 
     def distinct_layers(self) -> list[tuple[LayerSpec, int]]:
         """Layers that are one and the same object, once, with how often they occur; in order of appearance."""

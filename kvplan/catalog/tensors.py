@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-Role = Literal["linear", "expert", "router", "embedding", "head", "position", "norm", "bias", "conv", "state"]
+Role = Literal["linear", "expert", "router", "embedding", "head", "position", "lookup", "norm", "bias", "conv", "state"]
 Split = Literal["column", "row", "kv", "vocab", "replicated", "ranks"]
 
 
@@ -17,7 +17,8 @@ class Tensor:
     ``name`` is the module path inside its layer (``self_attn.q_proj``), so that a quantizer's ignore list can be
     matched against it. ``shape`` is (out, in) for a matrix, (experts, out, in) for stacked experts.
     ``role`` decides what a weight format does with it: only ``linear`` and ``expert`` (and, rarely, ``head``) are
-    quantized. ``split`` decides what one tensor-parallel rank holds:
+    quantized. ``lookup`` is a table inside a layer, of which a token has some rows. ``split`` decides what one
+    tensor-parallel rank holds:
 
         column      out / tp             row   in / tp              vocab  rows padded, / tp
         kv          out / tp, but at least one KV head             ranks  elements / tp
@@ -45,6 +46,8 @@ class Tensor:
     @property
     def num_active_elements(self) -> int:
         """Elements that one token is multiplied with."""
+        if self.role == "lookup":
+            return 0
         if self.num_active is None:
             return self.num_elements
         return min(self.num_active, self.shape[0]) * prod(self.shape[1:])

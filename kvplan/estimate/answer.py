@@ -13,7 +13,7 @@ from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_models import service_note
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, Placement, place
-from kvplan.estimate.dtypes import cache_dtype, serving_dtype
+from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, encoder_tokens_of, fixed_encoder_tokens, size_sequence
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
@@ -25,7 +25,7 @@ from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 from kvplan.estimate.vllm.prediction import as_vllm_stores
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
-from kvplan.units import format_tokens
+from kvplan.units import format_bytes, format_tokens
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_IN_FLIGHT_TOKENS = 2048
@@ -85,10 +85,14 @@ def make_estimate(
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
     placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
-    batches = vllm_release(request.engine.version).in_flight_batches if request.engine.name == "vllm" else 1
+    release = vllm_release(request.engine.version) if request.engine.name == "vllm" else None
+    batches = release.in_flight_batches if release is not None else 1
     in_flight = _in_flight_tokens(batches, asked, placements)
     pages, most_pages = (_pages(spec, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
     _note_dtypes(model, asked, dtype, notes)
+    if spec.lookup_elements and release is not None:
+        tables = format_bytes(spec.lookup_elements * element_bytes(dtype))
+        notes.append(f"{tables} of the weights, tables of n-grams, lie in the host's memory: vLLM's default.")
     notes.extend(_gathered(placements))
     notes.extend(speed_caveats(spec.layers))
     deployments = tuple(placement.deployment for placement in placements)

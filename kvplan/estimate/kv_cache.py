@@ -35,6 +35,7 @@ EntryKind = Literal[
     "indexer",
     "index_tail",
     "conv_state",
+    "ngram_state",
     "recurrent_state",
     "cross",
 ]
@@ -48,6 +49,7 @@ KIND_NAMES: dict[EntryKind, str] = {
     "index_tail": "last tokens before a key",
     "compressed": "compressed attention",
     "conv_state": "convolution state",
+    "ngram_state": "convolution state of n-grams",
     "recurrent_state": "recurrent state",
     "cross": "cross attention",
 }
@@ -79,7 +81,8 @@ class CacheEntry:
 
     ``token_bytes`` per token that it keeps (0 for states), or per ``tokens_per_row`` of them; ``window_tokens`` at most
     so many (None: all of them), ``state_bytes`` however long the sequence is. ``formula`` is one layer's arithmetic
-    with its numbers.
+    with its numbers. ``read_tokens``: at most so many are read for a new token, where an index chooses them (None: all
+    that are kept).
     """
 
     kind: EntryKind
@@ -90,11 +93,16 @@ class CacheEntry:
     state_bytes: int
     formula: str
     tokens_per_row: int = 1
+    read_tokens: int | None = None
 
     def kept_bytes(self, context_tokens: int) -> int:
         """Bytes for a sequence of ``context_tokens``: what the architecture needs, without any rounding."""
         kept = context_tokens if self.window_tokens is None else min(context_tokens, self.window_tokens)
         return kept // self.tokens_per_row * self.token_bytes + self.state_bytes
+
+    def read_bytes(self, context_tokens: int) -> int:
+        """Bytes that a new token after ``context_tokens`` others makes an engine read."""
+        return self.kept_bytes(context_tokens if self.read_tokens is None else min(context_tokens, self.read_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +232,30 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
         token_bytes=heads * ((mixer.head_size_k + mixer.head_size_v) * size + 2 * scale),
         state_bytes=0,
         formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size, scale),
+        read_tokens=mixer.indexer.most_chosen if mixer.indexer is not None and mixer.indexer.pool > 1 else None,
     )
     if mixer.indexer is None:
         return
     refuse_scales(settings.kv_dtype, "index keys")
-    if mixer.indexer.pool > 1:
-        yield from _pooled_entries(mixer.indexer, settings)
-    else:
+    if mixer.indexer.pool == 1:
         yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
+    elif mixer.indexer.key_format == "model":
+        yield from _mean_key_entries(mixer.indexer, settings)
+    else:
+        yield from _pooled_entries(mixer.indexer, settings)
+
+
+def _mean_key_entries(indexer: SparseIndexer, settings: CacheSettings) -> Iterable[CacheEntry]:
+    """One key for each pool of tokens, and the keys of a pool that is open; not divided by ranks.
+
+    Drafted tokens may open more pools, which are whole until the tokens are accepted
+    (vllm/models/qwen4_exp/common/qsa_cache.py).
+    """
+    size, pool, head, own = element_bytes(settings.model_dtype), indexer.pool, indexer.head_size, indexer.open_elements
+    formula = f"{head} indexer key x {size} B / {pool} tokens"
+    yield CacheEntry("indexer", 1, head, None, head * size // pool, 0, formula)
+    kept = pool * -(-(pool + settings.num_speculative_tokens) // pool)
+    yield CacheEntry("index_tail", 1, own, None, 0, kept * own * size, f"{kept} tokens x {own} x {size} B")
 
 
 def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
@@ -302,7 +326,7 @@ def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> 
         yield replace(key, token_bytes=-(-key.token_bytes // ratio), formula=f"{key.formula} / {ratio} tokens")
 
 
-_KEEPS_DRAFTED_INPUTS = ("mamba2", "gated_delta_net", "kimi_delta")
+_KEEPS_DRAFTED_INPUTS = ("mamba2", "gated_delta_net", "kimi_delta", "ngram_conv")
 """vllm/model_executor/layers/mamba/mamba_utils.py: the state shapes that take ``num_spec``."""
 
 
@@ -314,7 +338,8 @@ def _state_entries(mixer: StateMixer, settings: CacheSettings) -> Iterable[Cache
         drafted = settings.num_speculative_tokens if mixer.kind in _KEEPS_DRAFTED_INPUTS else 0
         kept = mixer.conv_kernel - 1 + drafted
         formula = f"{channels} channels x {kept} inputs x {size} B"
-        yield CacheEntry("conv_state", None, None, None, 0, channels * kept * size, formula)
+        kind: EntryKind = "ngram_state" if mixer.kind == "ngram_conv" else "conv_state"
+        yield CacheEntry(kind, None, None, None, 0, channels * kept * size, formula)
     if mixer.recurrent_shape:
         heads = _divided(mixer.recurrent_shape[0], tp, what="state heads")
         shape = (heads, *mixer.recurrent_shape[1:])
@@ -328,6 +353,8 @@ def _state_entries(mixer: StateMixer, settings: CacheSettings) -> Iterable[Cache
 
 def rank_conv_channels(mixer: StateMixer, tensor_parallel_size: int) -> int:
     """Convolved channels on one rank; groups that do not divide are replicated, at least one per rank."""
+    if mixer.kind == "ngram_conv":
+        return mixer.conv_channels
     grouped = mixer.conv_group_channels
     if grouped and mixer.num_groups % tensor_parallel_size:
         grouped = grouped // mixer.num_groups * tensor_parallel_size

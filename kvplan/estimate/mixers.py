@@ -50,7 +50,11 @@ def attention_spans(layer: LayerSpec) -> tuple[AttentionSpan, ...]:
 
 def _mixer_spans(mixer: Mixer) -> tuple[AttentionSpan, ...]:
     if isinstance(mixer, SoftmaxAttention):
-        return (AttentionSpan(mixer.num_heads * (mixer.head_size_k + mixer.head_size_v), limit=mixer.window_tokens),)
+        width, indexer = mixer.num_heads * (mixer.head_size_k + mixer.head_size_v), mixer.indexer
+        if indexer is None or indexer.key_format != "model":
+            return (AttentionSpan(width, limit=mixer.window_tokens),)
+        scores = AttentionSpan(indexer.num_heads * indexer.head_size, stride=indexer.pool)
+        return (AttentionSpan(width, limit=indexer.most_chosen), scores)
     if isinstance(mixer, LatentAttention):
         head = mixer.qk_nope_head_size + mixer.qk_rope_head_size + mixer.v_head_size
         return (AttentionSpan(mixer.num_heads * head, limit=mixer.chosen_tokens),)

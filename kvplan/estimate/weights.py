@@ -223,7 +223,7 @@ class WeightBytes:
 
 
 def _kind(tensor: Tensor) -> WeightKind:
-    if tensor.role == "embedding":
+    if tensor.role in ("embedding", "lookup"):
         return "embedding"
     if tensor.role == "head":
         return "head"

@@ -65,6 +65,26 @@ _GLM_NEXT = {
     "index_topk": 64,
     "index_kpool": 16,
 }
+_QWEN4 = {
+    **_DELTA,
+    **{key: value for key, value in _EXPERTS.items() if key != "num_shared_experts"},
+    "shared_expert_intermediate_size": 40,
+    "mamba_ssm_dtype": "float32",
+    "hc_count": 3,
+    "hc_lowrank": 20,
+    "ple_layer_ids": [2, 5],
+    "ple_embed_dim": 48,
+    "ple_conv_kernel_size": 3,
+    "ngram_size": 4,
+    "heads_per_ngram": 4,
+    "ngram_vocab_size_base": 1000,
+    "make_ngram_vocab_size_divisible_by": 32,
+    "indexer_n_heads": 3,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 32,
+    "indexer_compress_ratio": 4,
+}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
 _GPT = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 256, "rotary_dim": 8}
 _GPT |= dict.fromkeys(("num_hidden_layers", "num_key_value_heads"))
@@ -326,6 +346,7 @@ _STATES: dict[str, dict[str, Any]] = {
         **{key: value for key, value in _EXPERTS.items() if key != "num_shared_experts"},
         "shared_expert_intermediate_size": 40,
     },
+    "Qwen4ExpForCausalLM": {"model_type": "qwen4_exp_text", **_QWEN4},
     "Zamba2ForCausalLM": {"model_type": "zamba2", **_ZAMBA, "tie_word_embeddings": True},
 }
 _OTHERS: dict[str, dict[str, Any]] = {
@@ -466,6 +487,7 @@ _INNER: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
     "qwen3_moe": {**_EXPERTS, "head_dim": 16},
     "qwen3_vl_text": {"head_dim": 16},
+    "qwen4_exp_text": _QWEN4,
     "qwen3_omni_moe_text": {**_EXPERTS, "head_dim": 16},
     "step3_text": {key: value for key, value in _STEP3.items() if value is not None},
     "step3p7_text": _STEP,
@@ -543,6 +565,7 @@ _WRAPPED = {
     "Qwen3OmniMoeForConditionalGeneration": "thinker_config.text_config:qwen3_omni_moe_text",
     "RForConditionalGeneration": "text_config:qwen3",
     "SkyworkR1VChatModel": "llm_config:qwen2",
+    "Qwen4ExpForConditionalGeneration": "text_config:qwen4_exp_text",
     "SmolVLMForConditionalGeneration": "text_config:llama",
     "Step3VLForConditionalGeneration": "text_config:step3_text",
     "Step3p7ForConditionalGeneration": "text_config:step3p7_text",

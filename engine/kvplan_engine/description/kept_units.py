@@ -92,11 +92,16 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
 
 
 def _index_units(layer: int, index: Indexer) -> Iterator[KeptUnit]:
-    """One key for each pool of tokens; keys and gates of the tokens of the last pool, which is not complete."""
-    yield KeptUnit(layer, "index", FULL, index.head_size, tokens_per_row=index.pool, dtype=index.key_dtype)
-    if index.pool > 1:
+    """One key for each pool of tokens, and what is kept of the tokens of the last pool, which is not complete."""
+    size = index.head_size
+    yield KeptUnit(layer, "index", FULL, size, tokens_per_row=index.pool, dtype=index.key_dtype)
+    if index.pool == 1:
+        return
+    if index.key_dtype == "model":  # a key is the mean of keys
+        yield KeptUnit(layer, "index_tail", STATE, size, num_rows=index.pool, dtype="model")
+    else:  # of keys and gates
         rows = index.pool if index.key_dtype == "kv" else index.pool - 1
-        yield KeptUnit(layer, "index_tail", STATE, 2 * index.head_size, num_rows=rows, dtype="bfloat16")
+        yield KeptUnit(layer, "index_tail", STATE, 2 * size, num_rows=rows, dtype="bfloat16")
 
 
 def state_units(layer: int, state: State) -> Iterator[KeptUnit]:

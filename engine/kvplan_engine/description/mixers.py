@@ -56,8 +56,9 @@ class Indexer:
     """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to.
 
     neighbours: RoPE pairs neighbours in it, whatever the attention does. pool: one key stands for so many tokens, which
-    a gate weighs (GLM 5.3 Flash, Step 5). key_dtype: of these keys, whatever the KV cache is in (Step 5's, which are
-    made as a pool's last token comes, so that one fewer are kept until then); "kv": as that.
+    a gate weighs (GLM 5.3 Flash, Step 5) or whose mean it is (Qwen 4). key_dtype: of these keys, whatever the KV cache
+    is in (Step 5's, which are made as a pool's last token comes, so that one fewer are kept until then; Qwen 4's
+    "model"); "kv": as that.
     """
 
     num_heads: int
@@ -211,7 +212,7 @@ class CompressedAttention:
     output_rank: int = 0
 
 
-StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv", "linear_attention"]
+StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv", "ngram_conv", "linear_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,8 @@ class State:
     lightning attention each head's query and key (Ling 2.5); plain_norms: without weights (Falcon Mamba), norm_eps:
     None for the layer's own. norm_first: Mamba 2's norm stands before the gate. step_limits: what its steps are kept
     within. strength_scale: of a delta rule's strengths. full_gate, full_decay: a Kimi gate, or decay, is one matrix
-    (Kimi K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5).
+    (Kimi K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5). conv_taps: of a convolution that does
+    not see all the inputs that are kept, but some, evenly apart (Qwen 4's n-grams).
     """
 
     kind: StateKind
@@ -253,6 +255,7 @@ class State:
     full_gate: bool = False
     full_decay: bool = False
     rope: Rope | None = None
+    conv_taps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Body:
     rope: RopeSpec | None = None
     extras: tuple[ExtraModule, ...] = ()
     further_ropes: tuple[RopeSpec, ...] = ()
+    residual_streams: int = 1
 
 
 Reader = Callable[[ConfigView], Body]

@@ -26,10 +26,10 @@ from kvplan.catalog.families.state import (
     read_state_dtype,
 )
 from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, linear, norm, norms
-from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer
+from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, StateMixer
 from kvplan.catalog.tensors import Tensor
 
-_QWEN_MIXTURE = MixtureFamily(
+QWEN_MIXTURE = MixtureFamily(
     PlainFamily(),
     stepped,
     expert_size=("moe_intermediate_size",),
@@ -56,11 +56,14 @@ _BAILING_HYBRID = MixtureFamily(
 )
 
 
-def _linear_layers(view: ConfigView, num_layers: int) -> list[bool]:
-    """Which layers are linear: ``layer_types``, or all but each ``full_attention_interval``-th."""
+def linear_layers(view: ConfigView, num_layers: int, others: tuple[str, ...] = ("full_attention",)) -> list[bool]:
+    """Which layers are linear: ``layer_types``, or all but each ``full_attention_interval``-th.
+
+    ``others``: what those types call a layer that is not.
+    """
     types = layer_types(view, num_layers)
     if types is not None:
-        if set(types) - {"linear_attention", "full_attention"}:
+        if set(types) - {"linear_attention", *others}:
             raise view.reject("layer_types", "linear_attention or full_attention for each layer")
         return [kind == "linear_attention" for kind in types]
     step = view.integer("full_attention_interval", default=4)
@@ -70,8 +73,23 @@ def _linear_layers(view: ConfigView, num_layers: int) -> list[bool]:
 def read_qwen3_next(view: ConfigView) -> Body:
     """Qwen3-Next and Qwen 3.5: three gated delta nets, then one gated attention; dense or mixture."""
     sizes = read_sizes(view, head_default=256)
-    delta = gated_delta_net(
-        sizes.hidden,
+    delta = read_delta_net(view, sizes.hidden)
+    bias = view.flag("attention_bias", default=False)
+    gated = view.flag("attn_output_gate", default=True)
+    traits = AttentionTraits.biased(bias, bias, qk_norm="head", output_gate="element" if gated else "none")
+    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    parts = _qwen_feed_forwards(view, sizes)
+    mixers: list[Mixer] = [delta if linear else softmax for linear in linear_layers(view, sizes.layers)]
+    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    last = LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden))
+    extras = multi_token_layers(view, last, sizes.hidden, keys=("mtp_num_hidden_layers",))
+    return hybrid_body(view, sizes, layers, rotary_share=0.25, extras=extras)
+
+
+def read_delta_net(view: ConfigView, hidden: int) -> StateMixer:
+    """A gated delta net by Qwen's keys."""
+    return gated_delta_net(
+        hidden,
         DeltaSizes(
             key_heads=view.integer("linear_num_key_heads"),
             key_head=view.integer("linear_key_head_dim"),
@@ -81,21 +99,11 @@ def read_qwen3_next(view: ConfigView) -> Body:
         ),
         state_dtype=read_state_dtype(view),
     )
-    bias = view.flag("attention_bias", default=False)
-    gated = view.flag("attn_output_gate", default=True)
-    traits = AttentionTraits.biased(bias, bias, qk_norm="head", output_gate="element" if gated else "none")
-    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
-    parts = _qwen_feed_forwards(view, sizes)
-    mixers: list[Mixer] = [delta if linear else softmax for linear in _linear_layers(view, sizes.layers)]
-    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
-    last = LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden))
-    extras = multi_token_layers(view, last, sizes.hidden, keys=("mtp_num_hidden_layers",))
-    return hybrid_body(view, sizes, layers, rotary_share=0.25, extras=extras)
 
 
 def _qwen_feed_forwards(view: ConfigView, sizes: Sizes) -> list[FeedForward]:
     if view.has("num_experts") and view.integer("num_experts", minimum=0):
-        return read_feed_forwards(view, _QWEN_MIXTURE, sizes)
+        return read_feed_forwards(view, QWEN_MIXTURE, sizes)
     return [feed_forward(sizes.hidden, view.integer("intermediate_size"))] * sizes.layers
 
 
@@ -120,7 +128,7 @@ def read_olmo_hybrid(view: ConfigView) -> Body:
     part = feed_forward(sizes.hidden, view.integer("intermediate_size"))
     layers = [
         LayerSpec(delta if is_linear else softmax, None, part, norms(2, sizes.hidden))
-        for is_linear in _linear_layers(view, sizes.layers)
+        for is_linear in linear_layers(view, sizes.layers)
     ]
     return hybrid_body(view, sizes, layers)
 

@@ -87,7 +87,7 @@ def _indexer(view: ConfigView) -> SparseIndexer | None:
         raise section.reject("apply_to_layer_types", f"{FULL_TYPE} alone")
     regions = section.integer("topk", default=512)
     heads = section.integer("sparse_indexer_num_heads", default=16)
-    return SparseIndexer(heads, _INDEX_KEY, regions * _REGION, _REGION, open_elements=2 * _INDEX_KEY)
+    return SparseIndexer(heads, _INDEX_KEY, regions * _REGION, _REGION, 2 * _INDEX_KEY, key_format="plain")
 
 
 def _attention(view: ConfigView, sizes: Sizes, kind: str, indexer: SparseIndexer | None) -> SoftmaxAttention:

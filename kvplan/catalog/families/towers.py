@@ -93,10 +93,10 @@ def _qwen2_5_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> Towe
 
 
 def _merged(
-    vision: ConfigView, hidden: int, layers: int, layer: int, *, out: int, norm: int, patch_bias: bool
+    vision: ConfigView, hidden: int, layers: int, layer: int, *, out: int, norm: int, patch_bias: bool, size: int = 14
 ) -> TowerCount:
-    """Qwen's frame: 3-D patches, the layers, and a merger of neighbouring patches."""
-    patch, frames = vision.integer("patch_size", "spatial_patch_size", default=14), 2
+    """Qwen's frame: 3-D patches, the layers, and a merger of neighbouring patches. ``size``: of a patch by default."""
+    patch, frames = vision.integer("patch_size", "spatial_patch_size", default=size), 2
     frames = vision.integer("temporal_patch_size", default=frames)
     embedding = 3 * frames * patch**2 * hidden + (hidden if patch_bias else 0)
     wide = hidden * vision.integer("spatial_merge_size", default=2) ** 2
@@ -105,13 +105,13 @@ def _merged(
 
 
 def _qwen3_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
-    """Qwen3-VL and Qwen 3.5: learned positions, and one more merger for every deepstack layer."""
+    """Qwen3-VL, Qwen 3.5 and 4: learned positions, and one more merger for every deepstack layer."""
     hidden = vision.integer("hidden_size", default=1152)
     layers = vision.layers("depth", default=27)
     inner = vision.integer("intermediate_size", default=4304)
     layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
     out = vision.integer("out_hidden_size", default=text_hidden)
-    found = _merged(vision, hidden, layers, layer, out=out, norm=2 * hidden, patch_bias=True)
+    found = _merged(vision, hidden, layers, layer, out=out, norm=2 * hidden, patch_bias=True, size=16)
     wide = hidden * vision.integer("spatial_merge_size", default=2) ** 2
     deepstack = 2 * wide + _linear(wide, wide, bias=True) + _linear(wide, out, bias=True)
     count = len(vision.items("deepstack_visual_indexes") or [])
@@ -209,6 +209,8 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "qwen3_vl_moe": _qwen3_vl,
     "qwen3_5": _qwen3_vl,
     "qwen3_5_moe": _qwen3_vl,
+    "qwen4_exp": _qwen3_vl,
+    "qwen4_exp_vision": _qwen3_vl,
     "llama4_vision_model": _llama4,
     "gemma4_vision": _gemma4,
     "glm5_next": _glm5_next,

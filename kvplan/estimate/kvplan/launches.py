@@ -45,7 +45,15 @@ _LATENT_ATTENTION = 13
 turns, attention, a product of each head and a copy out of them, output product."""
 _QUERY_LATENT = 2
 """Another product, and a norm."""
-_STATES = {"gated_delta_net": 6, "kimi_delta": 10, "mamba1": 7, "mamba2": 5, "short_conv": 5, "linear_attention": 6}
+_STATES = {
+    "gated_delta_net": 6,
+    "kimi_delta": 10,
+    "mamba1": 7,
+    "mamba2": 5,
+    "short_conv": 5,
+    "ngram_conv": 8,
+    "linear_attention": 6,
+}
 """Products into and out of the layer, convolution, recurrence and gate, as far as a kind has them."""
 _STEP_NORMS = 3
 """Of what Mamba's time steps are made of, of B and of C."""

@@ -95,11 +95,15 @@ def _index_parts(index: SparseIndexer, cache: CacheSettings, block_size: int) ->
 
     Step 5's keys of pools are in 8 bits whatever the cache is in, and made as a pool's last token comes.
     """
-    size = 1 if index.open_elements else element_bytes(cache.kv_dtype)
-    yield Part(FULL, index.head_size * size * -(-block_size // index.pool))
-    if index.pool > 1:
-        rows = index.pool - 1 if index.open_elements else index.pool
-        yield Part(STATE, (index.open_elements or 2 * index.head_size) * element_bytes("bfloat16"), rows)
+    dtype = {"plain": "fp8", "model": cache.model_dtype}.get(index.key_format, cache.kv_dtype)
+    yield Part(FULL, index.head_size * element_bytes(dtype) * -(-block_size // index.pool))
+    if index.pool == 1:
+        return
+    if index.key_format == "model":
+        yield Part(STATE, index.head_size * element_bytes(dtype), index.pool)
+    else:
+        rows = index.pool - 1 if index.key_format == "plain" else index.pool
+        yield Part(STATE, 2 * index.head_size * element_bytes("bfloat16"), rows)
 
 
 def _compressed_parts(mixer: CompressedAttention, cache: CacheSettings, block_size: int) -> Iterator[Part]:

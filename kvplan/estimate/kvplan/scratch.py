@@ -68,6 +68,9 @@ def _state_elements(mixer: StateMixer) -> int:
         return mixer.conv_channels + channels + mixer.recurrent_shape[0]
     if mixer.kind == "short_conv":
         return 3 * channels
+    if mixer.kind == "ngram_conv":
+        # a key for every residual stream, and what is convolved
+        return 2 * channels
     heads, value_size, key_size = mixer.recurrent_shape
     if mixer.kind == "linear_attention":
         return heads * (2 * key_size + 2 * value_size)

@@ -12,6 +12,7 @@ from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model
@@ -103,7 +104,10 @@ def _speed(
         return None
     settings = deployment.settings
     layout = ParallelLayout.of(settings)
-    work = model_work(spec, deployment.weight_bytes, cache.model_dtype, layout)
+    weight_bytes = deployment.weight_bytes
+    if engine.name == "kvplan":  # vLLM has them in the host's memory
+        weight_bytes -= spec.lookup_elements * element_bytes(cache.model_dtype)
+    work = model_work(spec, weight_bytes, cache.model_dtype, layout)
     profile = measured.for_gpu(gpu, work.speed_format, engine.name)
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)

@@ -163,7 +163,7 @@ def decoder_bytes(
 ) -> int:
     """One step of ``max_num_batched_tokens`` tokens at the widest point of the widest layer."""
     tokens, size = settings.max_num_batched_tokens, element_bytes(settings.dtype)
-    widths = _RESIDUAL_WIDTHS
+    widths = _RESIDUAL_WIDTHS + spec.residual_streams - 1
     if settings.tensor_parallel_size > 1 and not release.v1:
         widths += 1  # the all-reduce's output, before its input is freed
     if settings.pipeline_parallel_size > 1:

@@ -24,6 +24,11 @@ def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
         raise UsageError(
             f"vLLM does not divide {spec.id} over pipeline stages.", hint="leave --pipeline-parallel-size out"
         )
+    if layout.pipeline_parallel_size > 1 and spec.lookup_elements:  # vllm/model_executor/models/config.py, Qwen4Exp
+        raise UsageError(
+            f"vLLM does not divide {spec.id} into stages: its tables of n-grams are for the first alone.",
+            hint="use --pipeline-parallel-size 1",
+        )
     _check_groups(spec, layout)
     seen: set[int] = set()  # layers share their parts: most models have one or two kinds
     for index, layer in enumerate(spec.layers):

@@ -41,6 +41,13 @@ _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "chunked": "chunked",
 }
 """How vLLM keeps each kind of entry that is made of tokens; states and cross attention have pages of their own."""
+_STATES: dict[EntryKind, PageKind] = {
+    "conv_state": "state",
+    "recurrent_state": "state",
+    "ngram_state": "ngram_state",
+}
+"""The page that each part of a state is in."""
+_PER_REQUEST = ("state", "ngram_state", "ring")
 _ALIGNMENT_TOKENS = 16
 POOLED_KEYS = 32
 """Index keys of the smallest page that their kernel reads on Hopper and B200 (vllm/utils/deep_gemm.py,
@@ -74,7 +81,7 @@ class BlockPlan:
         """Tokens of a block as vLLM prints them: the smallest among the groups."""
         if self.asked_block_size is not None:
             return self.asked_block_size
-        sizes = [group.page.block_size for group in self.groups if group.page.kind not in ("state", "ring")]
+        sizes = [group.page.block_size for group in self.groups if group.page.kind not in _PER_REQUEST]
         return min(sizes, default=1)
 
 
@@ -95,7 +102,7 @@ def blocks_per_request(plan: BlockPlan, shape: RequestShape) -> int:
 
 def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
     length, window = shape.max_model_len, page.window_tokens or 0
-    if page.kind == "state":
+    if page.kind in ("state", "ngram_state"):
         return shape.states_per_request
     if page.kind == "ring":
         return 1
@@ -148,22 +155,23 @@ def _layer_pages(
     layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, release: VllmRelease
 ) -> list[LayerPage]:
     per_layer = [layer_entries(replace(layer, cross_attention=None), cache) for layer in layers]
-    state_bytes = max((_state_bytes(entries) for entries in per_layer), default=0)
+    states = [_state_bytes(entries) for entries in per_layer]
+    state_bytes = max((size for kinds in states for size in kinds.values()), default=0)
     token_bytes = [entry.token_bytes for entries in per_layer for entry in entries if entry.token_bytes]
     if state_bytes and token_bytes:
+        _check_pools(layers, block_size, release)
         block_size = hybrid_block_size(
             block_size, state_bytes, max(token_bytes), _alignment(per_layer, block_size, release)
         )
     pages: list[LayerPage] = []
-    for layer, entries in zip(layers, per_layer, strict=True):
+    for layer, entries, of_layer in zip(layers, per_layer, states, strict=True):
         if isinstance(layer.mixer, CompressedAttention):
             pages.extend(compressed_pages(layer.mixer, block_size))
             continue
         kept = [_page(entry, block_size) for entry in entries if entry.token_bytes]
         pages.extend(_with_rings(kept, layer, entries, cache))
-        if _state_bytes(entries):
-            padded = block_size * max(token_bytes, default=0)
-            pages.append(LayerPage("state", 1, max(padded, _state_bytes(entries))))
+        padded = block_size * max(token_bytes, default=0)
+        pages.extend(LayerPage(kind, 1, max(padded, size)) for kind, size in of_layer.items())
         if layer.cross_attention is not None and (release.v1 or not entries):
             page = _cross_page(layer.cross_attention, cache, block_size)
             # The first engine had one kind of block, with room for every layer, also those that only look at images.
@@ -171,8 +179,32 @@ def _layer_pages(
     return pages
 
 
-def _state_bytes(entries: Sequence[CacheEntry]) -> int:
-    return sum(entry.state_bytes for entry in entries if entry.kind != "index_tail")
+def _state_bytes(entries: Sequence[CacheEntry]) -> dict[PageKind, int]:
+    """What a layer keeps for each request, by the page that it is in; rings apart."""
+    found: dict[PageKind, int] = {}
+    for entry in entries:
+        if entry.kind in _STATES and entry.state_bytes:
+            kind = _STATES[entry.kind]
+            found[kind] = found.get(kind, 0) + entry.state_bytes
+    return found
+
+
+def _check_pools(layers: Sequence[LayerSpec], block_size: int, release: VllmRelease) -> None:
+    """KvplanError where means of keys are not known, or a block is not made of whole pools of them."""
+    mixers = (mixer for layer in layers for mixer in layer.mixers if isinstance(mixer, SoftmaxAttention))
+    indexers = (mixer.indexer for mixer in mixers if mixer.indexer is not None)
+    pools = {indexer.pool for indexer in indexers if indexer.key_format == "model"}
+    if pools and not release.keeps_grouped_keys:
+        raise KvplanError(
+            f"It is not known how vLLM {release.text} keeps {KIND_NAMES['indexer']} of several tokens.",
+            hint="use vllm@0.33",
+        )
+    for pool in pools:
+        if block_size % pool:
+            raise KvplanError(
+                f"vLLM refuses blocks of {block_size} tokens for keys of groups of {pool}.",
+                hint="use a --block-size that is a multiple of both",
+            )
 
 
 def _alignment(per_layer: Sequence[Sequence[CacheEntry]], block_size: int, release: VllmRelease) -> int:
@@ -189,8 +221,8 @@ def _with_rings(
 ) -> list[LayerPage]:
     """``pages`` of one layer, with the ring of the tokens that are not enough for a pooled index key yet.
 
-    Beside latents it is a page of its own, and blocks have whole rows of latents. Beside keys and values it is as large
-    as their page, and prefill reads these pool by pool, so that blocks begin at a multiple of a pool's
+    It is a page of its own; beside latents blocks have whole rows of these. Step 5's is as large as the page of keys
+    and values, which prefill reads pool by pool, so that blocks begin at a multiple of a pool's
     (vllm/models/step5/nvidia/: csa_tail_ring.py; sparse_attention.py, customize_spec).
     """
     needed = sum(entry.state_bytes for entry in entries if entry.kind == "index_tail")
@@ -201,6 +233,8 @@ def _with_rings(
         rows = _ROWS_APART.get(element_bytes(cache.kv_dtype), 1)
         stride = rows * main.page_bytes // main.block_size
         return [replace(main, stride_bytes=stride), *pages[1:], LayerPage("ring", 1, needed)]
+    if mixer.indexer.key_format == "model":
+        return [*pages, LayerPage("ring", 1, needed)]
     if main.page_bytes < needed:
         raise KvplanError(
             f"vLLM keeps the {needed:,} B of an open region in one page of keys and values: {main.page_bytes:,} B.",
@@ -282,7 +316,7 @@ def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
     for page in pages:
         kinds.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
     repeats = _repeats_per_group(kinds.values())
-    recycled = ("state", "ring") if repeats else ("state", "ring", "sliding")
+    recycled = _PER_REQUEST if repeats else (*_PER_REQUEST, "sliding")
     bytes_per_block = max(
         _widest_bytes(found, len(found) if kind in recycled else _num_groups(found, repeats))
         for (kind, _, _), found in kinds.items()
@@ -326,6 +360,42 @@ def _num_groups(found: Sequence[LayerPage], repeats: int | None) -> int:
 
 def _widest_bytes(found: Sequence[LayerPage], num_groups: int) -> int:
     return sum(_ceil_div(count, num_groups) * size for size, count in _sizes(found).items())
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedKind:
+    """Pages that are kept alike."""
+
+    pages: list[LayerPage]
+
+    @property
+    def page(self) -> LayerPage:
+        return self.pages[0]
+
+    @property
+    def sizes(self) -> Counter[int]:
+        """How many pages there are of each size."""
+        return Counter(page.page_bytes for page in self.pages)
+
+    @property
+    def is_balanced(self) -> bool:
+        return len(set(self.sizes.values())) == 1
+
+    @property
+    def num_repeats(self) -> int:
+        return max(self.sizes.values())
+
+    def num_groups(self, repeats: int | None) -> int:
+        return _ceil_div(self.num_repeats, repeats) if repeats is not None and self.is_balanced else 1
+
+    def widest_bytes(self, num_groups: int) -> int:
+        """Of the largest of ``num_groups`` groups."""
+        return sum(_ceil_div(number, num_groups) * size for size, number in self.sizes.items())
+
+
+def _least_padded(numbers: Sequence[int], least: int) -> int:
+    """From ``least`` on, the size of groups that leaves the fewest places empty; of several the largest."""
+    return min(range(least, max(numbers) + 1), key=lambda size: (sum(-number % size for number in numbers), -size))
 
 
 def _ceil_div(number: int, divisor: int) -> int:

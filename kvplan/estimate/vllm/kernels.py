@@ -38,8 +38,10 @@ def attends_with_flashinfer(
 ) -> bool:
     """Whether FlashInfer serves the model's softmax attention: by default on Blackwell data-centre GPUs (10.x), and
     elsewhere where FlashAttention cannot read an 8-bit cache (it can on Hopper, but not the e5m2 kind). Integers with
-    scales are read by Triton's attention alone."""
+    scales are read by Triton's attention alone, and so is what an index of groups chooses (Qwen 4)."""
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, SoftmaxAttention)]
+    if any(mixer.indexer is not None and mixer.indexer.key_format == "model" for mixer in mixers):
+        return False
     capability = compute_capability(gpu)
     if not mixers or not release.v1 or not runs_flashinfer(gpu) or head_scale_bytes(settings.kv_cache_dtype):
         return False

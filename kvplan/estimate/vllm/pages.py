@@ -17,7 +17,7 @@ from typing import Final, Literal
 from kvplan.catalog.spec import CompressedAttention
 from kvplan.errors import KvplanError
 
-PageKind = Literal["full", "sliding", "chunked", "state", "ring", "cross"]
+PageKind = Literal["full", "sliding", "chunked", "state", "ngram_state", "ring", "cross"]
 
 COMPRESSED_BLOCK: Final = 256
 """``--block-size`` where nothing is said, and what it must be a multiple of (vllm/models/deepseek_v4/sparse_mla.py)."""

@@ -32,7 +32,7 @@ from kvplan.estimate.vllm.kernels import (
 )
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
-from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes, stored_formats
+from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes, step_buffer_bytes, stored_formats
 from kvplan.settings import FilledSettings, ServingSettings
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
@@ -96,12 +96,19 @@ Memo = dict[tuple[object, ...], "RankParts | StoredFormats | ModelSpec | bool"]
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels."""
+    """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels.
 
-    num_layers: int
+    ``cached``: its layers, the drafter's behind the model's; ``layer_kinds``: one of each kind.
+    """
+
+    cached: tuple[LayerSpec, ...]
     layer_kinds: tuple[LayerSpec, ...]
     weight_bytes: int
     blocks: BlockPlan
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.cached)
 
 
 def predict_vllm(
@@ -168,6 +175,7 @@ def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
             f"vLLM has no KV cache in {settings.kv_cache_dtype} for keys and values of unlike sizes, as in {spec.id}.",
             hint="use --kv-cache-dtype fp8",
         )
+    _check_grouped_keys(spec, settings)
     cache = CacheSettings(
         model_dtype=settings.dtype,
         kv_dtype=settings.kv_cache_dtype,
@@ -176,6 +184,23 @@ def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
         num_speculative_tokens=settings.num_speculative_tokens,
     )
     return as_vllm_stores(spec, cache)
+
+
+def _check_grouped_keys(spec: ModelSpec, settings: FilledSettings) -> None:
+    """UsageError for what the kernels of Qwen 4's attention do not take (vllm/models/qwen4_exp/nvidia/qsa.py)."""
+    if not spec.has_grouped_keys:
+        return
+    refused = {
+        f"weights in {settings.dtype}": settings.dtype != "bfloat16",
+        f"a KV cache in {settings.kv_cache_dtype}": settings.kv_cache_dtype not in ("bfloat16", *_EIGHT_BIT_FLOATS),
+        "a context divided over GPUs": settings.decode_context_parallel_size > 1,
+    }
+    found = next((what for what, is_asked in refused.items() if is_asked), None)
+    if found is not None:
+        raise UsageError(
+            f"vLLM does not serve {spec.id} with {found}.",
+            hint="use bfloat16, with a KV cache in bfloat16 or fp8, and no --decode-context-parallel-size",
+        )
 
 
 def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
@@ -205,7 +230,7 @@ def _rank_memory(
         graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     return RankMemory(
-        weight_bytes=parts.weight_bytes,
+        weight_bytes=parts.weight_bytes + step_buffer_bytes(parts.cached, settings),
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
         non_torch_bytes=non_torch_bytes(
             gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
@@ -257,7 +282,7 @@ def _rank_parts(
         weight_bytes += drafter_weight_bytes(spec, spec.drafter, layout, settings.dtype, settings.max_model_len)
         layers += cached_layers(spec.drafter)
     blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
-    found = RankParts(len(layers), _distinct(layers), weight_bytes, blocks)
+    found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
     memo[key] = found
     return found
 

@@ -68,5 +68,6 @@ def kept_state_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
     if drafter is not None and drafter.method == "ngram":
         total += settings.max_num_seqs * settings.max_model_len * 4
     if drafter is not None and drafter.model is not None and drafter.method in _READS_HIDDEN_STATES:
-        total += settings.max_num_batched_tokens * drafter.model.hidden_size * element_bytes(settings.dtype)
+        width = drafter.model.hidden_size * drafter.model.residual_streams
+        total += settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
     return total

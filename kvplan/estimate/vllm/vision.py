@@ -179,5 +179,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]]
     "qwen3_vl_moe": _qwen_vl,
     "qwen3_5": _qwen_vl,
     "qwen3_5_moe": _qwen_vl,
+    "qwen4_exp": _qwen_vl,
     "dots_ocr": _dots,
 }

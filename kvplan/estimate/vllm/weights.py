@@ -6,17 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from kvplan.catalog.spec import LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
+from kvplan.catalog.spec import LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention, StateMixer
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
-from kvplan.settings import MADE_WHILE_LOADING
+from kvplan.settings import MADE_WHILE_LOADING, FilledSettings
 from kvplan.units import MIB
 
 _VOCAB_PADDING = 64
+_NUMBER_BYTES = 4
 
 
 class StoredFormats:
@@ -83,6 +84,8 @@ def rank_weight_bytes(
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
 
+    Tables inside layers (Qwen 4's n-grams) lie in the host's memory (vllm/config/engram.py, cpu_offload).
+
     The first stage has the embedding and the towers, the last one the head (and a second copy of a tied embedding when
     they are different ranks).
     """
@@ -94,7 +97,8 @@ def rank_weight_bytes(
     for index in layers:
         if kinds[index] not in by_kind:
             share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
-            by_kind[kinds[index]] = _allocated_bytes(spec.layers[index].all_tensors, share)
+            on_gpu = (tensor for tensor in spec.layers[index].all_tensors if tensor.role != "lookup")
+            by_kind[kinds[index]] = _allocated_bytes(on_gpu, share)
         total += int(by_kind[kinds[index]] * scale.layers[index])
     is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
     for tensor in spec.tensors:
@@ -105,6 +109,22 @@ def rank_weight_bytes(
     if is_first and with_towers:
         total += tower_bytes(spec, layout.tensor_parallel_size, dtype)
     return total + rope_table_bytes(spec, dtype, max_model_len)
+
+
+def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> int:
+    """What layers hold for the tokens of a step: numbers of the tokens that an index chose, rows of a table.
+
+    vLLM 0.33, vllm/models/qwen4_exp: nvidia/qsa.py (topk_indices_buffer, with one more column for how many there are)
+    and common/ngram_embedding.py (_prefetch_buffer).
+    """
+    per_token = 0
+    for mixer in (mixer for layer in layers for mixer in layer.mixers):
+        if isinstance(mixer, SoftmaxAttention) and mixer.indexer is not None and mixer.indexer.key_format == "model":
+            per_token += (mixer.indexer.most_chosen + 1) * _NUMBER_BYTES
+        elif isinstance(mixer, StateMixer) and mixer.kind == "ngram_conv":
+            values = next(tensor for tensor in mixer.tensors if tensor.name.endswith("value_proj"))
+            per_token += values.shape[1] * element_bytes(settings.dtype)
+    return per_token * settings.max_num_batched_tokens
 
 
 def _head_rows(layer: LayerSpec) -> int:
@@ -194,7 +214,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
     """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
 
     Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own. Where time,
-    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding).
+    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4.
     """
     rope = spec.rope
     if rope is None:
@@ -207,7 +227,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
         positions = int(rope.original_max_position_embeddings * rope.factor)
     if _has_local_rope(spec.raw_config):
         positions += known
-    if _turns_in_sections(spec.raw_config):
+    if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
         positions *= _SECTIONED_POSITIONS
     return positions * rope.rotary_size * element_bytes(dtype)
 

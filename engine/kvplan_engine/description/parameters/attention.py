@@ -34,7 +34,7 @@ def attention_parameters(attention: Attention, hidden_size: int, norm_kind: Norm
     if attention.sinks:
         yield Parameter("sinks", (attention.num_heads,), "bias", "", split="outputs")
     if attention.indexer is not None:
-        if attention.indexer.pool > 1:
+        if attention.indexer.key_dtype == "float8_e4m3fn":
             yield from _region_parameters(attention, attention.indexer, hidden_size, kind)
         else:
             yield from _indexer_parameters(attention.indexer, hidden_size, kind)

@@ -22,13 +22,15 @@ def state_parameters(state: State, hidden_size: int) -> Iterator[Parameter]:
             return _kimi_delta(state, hidden_size)
         case "short_conv":
             return _short_conv(state, hidden_size)
+        case "ngram_conv":
+            return _convolution(state)
         case "linear_attention":
             return _linear_attention(state, hidden_size)
 
 
 def _convolution(state: State, rows: Rows = ()) -> Iterator[Parameter]:
-    """One filter of ``conv_kernel`` taps for each channel."""
-    yield Parameter("conv", (state.conv_channels, state.conv_kernel), "matrix", rows=rows)
+    """One filter for each channel."""
+    yield Parameter("conv", (state.conv_channels, state.conv_taps or state.conv_kernel), "matrix", rows=rows)
     if state.conv_bias:
         yield Parameter("conv", (state.conv_channels,), "bias", "bias")
 

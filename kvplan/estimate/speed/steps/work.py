@@ -127,7 +127,10 @@ class ModelWork:
 
 
 def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelLayout) -> ModelWork:
-    """The work of a rank that holds ``weight_bytes``; embeddings are looked up, not read whole."""
+    """The work of a rank that holds ``weight_bytes``; embeddings are looked up, not read whole.
+
+    Layers' own tables are in no rank's ``weight_bytes``.
+    """
     experts = _expert_elements(spec)
     looked_up = count_elements(tuple(tensor for tensor in spec.tensors if tensor.role in ("embedding", "position")))
     if spec.tie_word_embeddings:
@@ -138,7 +141,8 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     indexers = [mixer.indexer for mixer in sparse if mixer.indexer is not None]
     tp = layout.tensor_parallel_size
     rank_experts = experts.num_elements / layout.expert_ranks
-    rank_elements = max((spec.num_parameters - experts.num_elements) / tp + rank_experts, 1.0)
+    held = spec.num_parameters - spec.lookup_elements
+    rank_elements = max((held - experts.num_elements) / tp + rank_experts, 1.0)
     read_bytes = weight_bytes * (1 - looked_up / tp / rank_elements)
     expert_share = rank_experts / rank_elements
     return ModelWork(
@@ -233,4 +237,5 @@ def _expert_elements(spec: ModelSpec) -> _Experts:
 
 def kv_read_bytes(spec: ModelSpec, context_tokens: int, cache: CacheSettings) -> int:
     """Bytes of one sequence's cache that a decode step reads on one rank, all layers together."""
-    return size_sequence(spec, max(context_tokens, 1), cache).logical_bytes
+    components = size_sequence(spec, max(context_tokens, 1), cache).components
+    return sum(each.num_layers * each.entry.read_bytes(max(context_tokens, 1)) for each in components)

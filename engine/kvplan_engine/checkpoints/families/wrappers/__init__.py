@@ -167,6 +167,7 @@ _TYPED = {
     "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe",),
+    "Qwen4ExpForConditionalGeneration": ("qwen4_exp",),
     "SkyworkR1VChatModel": ("skywork_chat",),
     "SmolVLMForConditionalGeneration": ("smolvlm",),
     "Step3VLForConditionalGeneration": ("step3_vl",),
