@@ -396,6 +396,12 @@ class ModelSpec:
         first = {id(layer): layer for layer in self.layers}
         return [(layer, counts[key]) for key, layer in first.items()]
 
+    @cached_property
+    def has_only_states(self) -> bool:
+        """True when no layer keeps anything that grows with the tokens of a sequence."""
+        mixers = [mixer for layer in self.layers for mixer in layer.mixers]
+        return all(isinstance(mixer, StateMixer) for mixer in mixers) and not self.attends_to_encoder
+
     @property
     def has_state(self) -> bool:
         """True when some layer keeps recurrent state (Mamba, linear attention) instead of K and V."""

@@ -89,20 +89,21 @@ def make_estimate(
     batches = release.in_flight_batches if release is not None else 1
     in_flight = _in_flight_tokens(batches, asked, placements)
     pages, most_pages = (_pages(spec, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
-    _note_dtypes(model, asked, dtype, notes)
+    _note_dtypes(_without_towers(model) if asked.language_model_only else model, asked, dtype, notes)
     if spec.lookup_elements and release is not None:
         tables = format_bytes(spec.lookup_elements * element_bytes(dtype))
         notes.append(f"{tables} of the weights, tables of n-grams, lie in the host's memory: vLLM's default.")
     notes.extend(_gathered(placements))
     notes.extend(speed_caveats(spec.layers))
     deployments = tuple(placement.deployment for placement in placements)
+    shown = _without_towers(spec) if asked.language_model_only else spec
     return Estimate(
-        spec=spec,
+        spec=shown,
         context_tokens=context_tokens,
         dtype=dtype,
         kv_dtype=cache.kv_dtype,
         weights=size_weights(spec, dtype),
-        extra_weight_bytes=extra_bytes(spec, dtype),
+        extra_weight_bytes=0 if asked.language_model_only else extra_bytes(spec, dtype),
         cache=size_sequence(spec, context_tokens, cache),
         pages=pages,
         in_flight_tokens=in_flight[0],
@@ -114,6 +115,10 @@ def make_estimate(
         speeds=deployment_speeds(spec, gpus, deployments, cache, measured, request.engine),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
+
+
+def _without_towers(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, extras=tuple(extra for extra in spec.extras if extra.kind == "multi_token_prediction"))
 
 
 def _in_flight_tokens(batches: int, asked: ServingSettings, placements: Sequence[Placement]) -> tuple[int, int]:
@@ -167,6 +172,9 @@ def _cache_settings(
     release = vllm_release(engine.version) if engine.name == "vllm" else None
     stated = cache_of_checkpoint(spec, asked, release) if release is not None else None
     kv_dtype = stated or cache_dtype(dtype, asked.kv_cache_dtype)
+    if spec.has_only_states and kv_dtype != dtype:
+        notes.append(f"{spec.id} keeps states and no keys: --kv-cache-dtype {kv_dtype} changes nothing.")
+        kv_dtype = dtype
     if kv_dtype == "fp8_ds_mla" and not spec.is_latent:
         raise UsageError(
             f"fp8_ds_mla is a layout of latent attention, which {spec.id} does not have.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _MOST_PANELS: Final = 9
 _COLUMNS: Final = 3
+_TITLE_WIDTH: Final = 54
+"""Characters of a title's line above a panel."""
 
 
 def draw_estimates(answers: Sequence[Estimate], path: Path) -> None:
@@ -42,13 +45,19 @@ def estimates_figure(answers: Sequence[Estimate]) -> Figure:
         title, speed = panels[place]
         steps = speed.decode_steps()
         draw_steps(axes, [step.name.removesuffix(" decode") for step in steps], steps)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(_in_lines(title), fontsize=10)
         axes.set_xlabel("sequences that decode at once")
     context = PROMPT_TOKENS + ANSWER_TOKENS // 2
     figure.suptitle(f"{_subject(answers)}: decode steps, {context:,} tokens each", fontsize=11)
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4 if columns == 1 else 7))
+    in_a_row = len(labels) if columns == _COLUMNS else math.ceil(len(labels) / 2)
+    figure.legend(handles, labels, loc="outside lower center", ncols=in_a_row, fontsize=9)
     return figure
+
+
+def _in_lines(title: str) -> str:
+    """No wider than a panel; what differs in format stands below what differs in model and GPU."""
+    return "\n".join(line for part in title.split("\n") for line in textwrap.wrap(part, _TITLE_WIDTH))
 
 
 def _subject(answers: Sequence[Estimate]) -> str:
@@ -67,9 +76,8 @@ def _panels(answers: Sequence[Estimate]) -> list[tuple[str, DeploymentSpeed]]:
                 continue
             parts = [answer.spec.id.rsplit("/", 1)[-1]] if many_models else []
             parts.append(deployment.counted_gpu)
-            if many_formats:
-                parts.append(f"{_weights(answer)} weights, {answer.kv_dtype} KV")
-            found.setdefault(", ".join(parts), speed)
+            formats = f"\n{_weights(answer)} weights, {answer.kv_dtype} KV" if many_formats else ""
+            found.setdefault(", ".join(parts) + formats, speed)
     return list(found.items())
 
 

@@ -115,7 +115,7 @@ def test_medusa_heads_each_have_a_block_and_an_output_matrix(tmp_path: Path) -> 
     assert (found.model.num_layers, found.num_passes) == (0, 1)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.5-air", "mimo-7b-base", "qwen3.5-27b"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.5-air", "mimo-7b-base", "qwen3.5-27b", "qwen3-next-80b-a3b"])
 def test_a_checkpoints_own_layers_share_embedding_and_head(name: str) -> None:
     spec = resolve_model(name)
     found = drafter(spec, num_speculative_tokens=1)

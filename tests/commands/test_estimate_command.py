@@ -296,3 +296,29 @@ def test_a_group_size_goes_to_the_formats_that_have_groups(capsys):
     ):
         assert main([*words, formats, "--group-size", size]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_towers_that_are_left_out_are_not_named(capsys):
+    assert main(["estimate", "qwen3-vl-8b", "--ctx", "8k", "--gpu", "h100"]) == 0
+    assert "in addition, vision tower" in capsys.readouterr().out
+    assert main(["estimate", "qwen3-vl-8b", "--ctx", "8k", "--gpu", "h100", "--language-model-only"]) == 0
+    assert "vision tower" not in capsys.readouterr().out
+
+
+def test_states_keep_their_dtype(capsys):
+    assert main(["estimate", "mamba-2.8b", "--ctx", "2k", "--gpu", "h100", "--kv-cache-dtype", "fp8"]) == 0
+    printed = capsys.readouterr()
+    assert "nothing for a further token (bfloat16)" in printed.out
+    assert "keeps states and no keys: --kv-cache-dtype fp8 changes nothing" in printed.err
+
+
+def test_no_speeds_of_a_load_that_the_positions_cannot_hold(capsys):
+    assert main(["estimate", "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--explain"]) == 0
+    assert "prompts of 512" not in capsys.readouterr().out
+    found = estimate(capsys, "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--encoder-tokens", "750")
+    assert found["deployments"][0]["fits"] and found["deployments"][0]["performance"] is None
+
+
+def test_more_encoder_tokens_than_the_encoder_gives_are_noted(capsys):
+    assert main(["estimate", "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--encoder-tokens", "5000"]) == 0
+    assert "5,000 is more than the 1,500 that openai/whisper-large-v3 gives a sequence" in capsys.readouterr().err

@@ -284,6 +284,18 @@ def test_formats_are_named_as_they_are_served() -> None:
     assert "--quantization fp8" in launch_commands(eight_bit, LLAMA.id)["vllm"]
 
 
+def test_another_format_of_a_quantized_model_is_another_checkpoint() -> None:
+    """vLLM refuses --quantization fp8 for a checkpoint in MXFP4."""
+    spec = resolve_model("gpt-oss-120b")
+    own, other = (plan("h100", model=spec, quantizations=(name,)).deployments[0] for name in ("mxfp4", "fp8"))
+    assert own.choice.weights.is_published and other.weights_name == "fp8"
+    assert other.prediction.rank.weight_bytes * other.choice.layout.tensor_parallel_size > 1.6 * 64e9
+    command = launch_commands(other, spec.id)["vllm"]
+    assert "'<an fp8 build of openai/gpt-oss-120b>'" in command and "--quantization" not in command
+    both = plan("h100", model=spec, quantizations=("fp8", "published"))
+    assert {each.weights_name for each in both.deployments} == {"mxfp4", "fp8"}
+
+
 def test_document_is_json_and_adds_up() -> None:
     found = plan("h100", "l4")
     document = json.loads(json.dumps(plan_document(found)))

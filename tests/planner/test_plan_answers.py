@@ -466,3 +466,40 @@ def test_a_plan_counts_bridges_where_they_are_asked_for(capsys: pytest.CaptureFi
     assert found[1] < 0.95 * found[0]
     code, _, err = run(f"{words.replace('a100-80gb-pcie', 'h100-sxm')} --nvlink-bridge", capsys)
     assert code == 2 and "None of these GPUs takes an NVLink bridge" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence", "hint"),
+    [
+        ("--gpu h100 --spare-replicas 20", "21 replicas (20 spare replicas) take 21 GPUs or more", "--max-gpus 21"),
+        ("--gpu h100 --tp 16 --max-gpus 8", "An instance takes 16 GPUs (--tp 16), and the plan may have 8.", "16"),
+        ("--gpu 2xh100 --tp 4", "An instance takes 4 GPUs (--tp 4), and the plan may have 2.", "--max-gpus 4"),
+        ("--gpu h100 --tp 16 --max-gpus 16 --nodes 1", "An instance takes 16 GPUs (--tp 16), and --nodes 1", "--nodes"),
+        ("--gpu h100 --tp 3", "cannot be divided over the GPUs of this plan", "leave --tp out"),
+        ("--gpu h100 --ep", "with whole experts on each GPU: it has none", "leave --enable-expert-parallel out"),
+    ],
+)
+def test_why_no_layout_is_left(words: str, sentence: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(f"plan llama-3.1-8b --users 4 --ctx-avg 2k {words}", capsys)
+    assert code in (1, 2)
+    assert sentence in said and hint in said.partition("hint: ")[2]
+
+
+def test_shares_are_written_as_numbers_or_in_per_cent(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --json"
+    number, percent = (
+        json.loads(run(f"{words} --gpu-memory-utilization {share} --headroom {more}", capsys)[1])
+        for share, more in ((0.8, 0.5), ("80%", "50%"))
+    )
+    assert number == percent and number["deployments"][0]["gpu_memory_utilization"] == 0.8
+    assert number["request"]["num_users"] == 6
+    code, _, said = run(f"{words} --headroom 20", capsys)
+    assert code == 2 and "hint: for 20 % say --headroom 20%, or 0.2; 20 is 2000 %" in said
+    code, _, said = run(f"{words} --gpu-memory-utilization much", capsys)
+    assert code == 2 and "--gpu-memory-utilization 'much' is not a share" in said
+
+
+def test_one_user_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    _, printed, _ = run("plan mamba-2.8b --users 1 --ctx-avg 1 --ctx-max 2k --output-len 1 --gpu l4", capsys)
+    assert ": 1 user, 1 token on average, 2,048 at most" in printed
+    assert "block_size" not in printed  # a state has no blocks of tokens

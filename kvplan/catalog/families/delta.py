@@ -82,7 +82,10 @@ def read_qwen3_next(view: ConfigView) -> Body:
     mixers: list[Mixer] = [delta if linear else softmax for linear in linear_layers(view, sizes.layers)]
     layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
     last = LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden))
-    extras = multi_token_layers(view, last, sizes.hidden, keys=("mtp_num_hidden_layers",))
+    # Qwen3-Next's config names none: vLLM takes one (vllm/model_executor/models/qwen3_next_mtp.py, num_mtp_layers).
+    silent = 1 if view.text("model_type", default="") == "qwen3_next" else 0
+    keys = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+    extras = multi_token_layers(view, last, sizes.hidden, keys=keys, default=silent)
     return hybrid_body(view, sizes, layers, rotary_share=0.25, extras=extras)
 
 

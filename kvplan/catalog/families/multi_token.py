@@ -19,13 +19,15 @@ def multi_token_layers(
     *,
     keys: tuple[str, ...] = MULTI_TOKEN_KEYS,
     joint: tuple[Tensor, ...] | None = None,
+    default: int = 0,
 ) -> tuple[ExtraModule, ...]:
     """DeepSeek V3's multi-token-prediction layers: a layer like the last one, three norms, a projection of both inputs.
 
     The embedding and the head are those of the model, though the checkpoint repeats them. ``keys``: how the config
-    calls their number; ``joint``: how embedding and hidden state are joined, by default one matrix over both.
+    calls their number, ``default``: where it is silent; ``joint``: how embedding and hidden state are joined, by
+    default one matrix over both.
     """
-    return repeated_layer(view.integer(*keys, default=0, minimum=0, maximum=64), layer, hidden, joint)
+    return repeated_layer(view.integer(*keys, default=default, minimum=0, maximum=64), layer, hidden, joint)
 
 
 def repeated_layer(

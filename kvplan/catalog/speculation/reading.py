@@ -17,6 +17,7 @@ from kvplan.settings import ServingSettings
 
 _METHODS: Final = get_args(SpeculativeMethod)
 _LOOKED_UP: Final = ("ngram", "suffix")
+_LOOKED_UP_JSON: Final = '{"method": "ngram", "num_speculative_tokens": 4}'
 _EXAMPLE: Final = "--speculative-model meta-llama/Llama-3.2-1B --num-speculative-tokens 4"
 
 
@@ -101,7 +102,7 @@ def _multi_token(spec: ModelSpec, settings: ServingSettings) -> Drafter:
     if model is None:
         raise UsageError(
             f"{spec.id} has no layers for multi-token prediction that its config names.",
-            hint=f"name a drafter, for example {_EXAMPLE}",
+            hint=f"name one of its vocabulary with --speculative-model, or --speculative-config '{_LOOKED_UP_JSON}'",
         )
     count = settings.num_speculative_tokens or model.num_layers
     if count > model.num_layers and count % model.num_layers:

@@ -183,5 +183,5 @@ def notes_on(answer: Estimate) -> Iterator[str]:
             f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "
             f"{answer.spec.id}: engines refuse them unless the rotary positions are scaled."
         )
-    marks = (" has no bfloat16", "NVLink bridge", " serves ", " is more than the ")
+    marks = (" has no bfloat16", "NVLink bridge", " serves ", " is more than the ", " changes nothing.")
     yield from (each for each in answer.assumptions if any(mark in each for mark in marks))

@@ -11,6 +11,7 @@ import typer
 
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
+from kvplan.commands.options.settings import parse_share
 from kvplan.commands.options.shared import (
     WORKLOAD_PANEL,
     split_list,
@@ -202,7 +203,7 @@ def plan_request(
         quantizations=tuple(name.casefold() for name in split_list(formats.quantization)) or None,
         kv_cache_dtypes=tuple(kv_cache_dtypes) or None,
         worst_case=load.worst_case,
-        headroom=parse_share(load.headroom, "--headroom"),
+        headroom=_headroom(load.headroom),
         num_spare_replicas=_not_negative(gpus.spare_replicas, "--spare-replicas"),
         usd_per_hour=_positive(gpus.budget, "--budget"),
         engine=engine,
@@ -246,17 +247,14 @@ def _sizes(texts: list[str] | None, option: str) -> tuple[int, ...] | None:
     return tuple(map(int, words))
 
 
-def parse_share(text: str | None, option: str) -> float:
+def _headroom(text: str | None) -> float:
     """``20%`` or ``0.2`` -> 0.2; nothing -> 0. UsageError below 0 or above 1000 %."""
     if text is None:
         return 0.0
-    number = text.strip()
-    try:
-        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
+    share = parse_share(text, "--headroom", example="20%")
     if not 0 <= share <= 10:
-        raise UsageError(f"{option} '{text}' is not a share.", hint=f"for example {option} 20%")
+        hint = f"for 20 % say --headroom 20%, or 0.2; {text.strip()} is {100 * share:g} %"
+        raise UsageError("--headroom must be from 0 to 1000 %.", hint=hint)
     return share
 
 

@@ -101,8 +101,8 @@ _TEXT_COLUMNS = (0, 1, 2, 13, 14)
 
 def _print_plan(found: Plan) -> None:
     workload = found.workload
-    who = f"{workload.num_users:,} users" if workload.num_users else f"{workload.requests_per_second:g} requests/s"
-    lengths = f"{workload.average_context:,} tokens on average, {workload.longest_context:,} at most"
+    who = plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
+    lengths = f"{plural(workload.average_context, 'token')} on average, {workload.longest_context:,} at most"
     print(f"{found.spec.id}: {who}, {lengths}; prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}")
     for note in workload.assumptions:
         print_sentence(note)
@@ -225,12 +225,13 @@ def _print_best(best: Deployment, plan: Plan) -> None:
 
 def _settings_line(deployment: Deployment) -> str:
     settings = deployment.prediction.settings.serving
+    block = "" if deployment.choice.weights.spec.has_only_states else f", block_size {deployment.prediction.block_size}"
     spare = f" ({deployment.num_spare} of {deployment.replicas + deployment.num_spare} replicas spare)"
     return (
         f"{deployment.name}{spare if deployment.num_spare else ''}, "
         f"gpu_memory_utilization {settings.gpu_memory_utilization}, "
         f"max_num_seqs {settings.max_num_seqs}, max_model_len {settings.max_model_len}, "
-        f"max_num_batched_tokens {settings.max_num_batched_tokens}, block_size {deployment.prediction.block_size}"
+        f"max_num_batched_tokens {settings.max_num_batched_tokens}{block}"
     )
 
 

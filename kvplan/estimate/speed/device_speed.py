@@ -85,7 +85,7 @@ def deployment_speeds(
     measured: MeasuredProfiles,
     engine: EngineChoice,
 ) -> tuple[DeploymentSpeed | None, ...]:
-    """One per deployment of ``engine``; None where it does not fit."""
+    """One per deployment of ``engine``; None where it does not fit, or the model has no positions for such a load."""
     return tuple(
         _speed(spec, gpu, deployment, cache, measured, engine)
         for gpu, deployment in zip(gpus, deployments, strict=True)
@@ -100,7 +100,8 @@ def _speed(
     measured: MeasuredProfiles,
     engine: EngineChoice,
 ) -> DeploymentSpeed | None:
-    if not deployment.fits:
+    longest = spec.max_position_embeddings
+    if not deployment.fits or (longest is not None and longest < PROMPT_TOKENS + ANSWER_TOKENS):
         return None
     settings = deployment.settings
     layout = ParallelLayout.of(settings)

@@ -13,13 +13,18 @@ from kvplan.estimate.weights import format_of
 from kvplan.settings import GROUP_SIZES
 
 
-def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
-    """UsageError where heads, experts, the blocks of an 8-bit format or the groups of a 4-bit one do not divide."""
-    if layout.enable_expert_parallel and not spec.is_mixture:  # vllm/config/model.py, _verify_with_expert_parallelism
+def check_has_experts(spec: ModelSpec, whole_experts: bool | None) -> None:
+    """UsageError for whole experts of a model without any (vllm/config/model.py, _verify_with_expert_parallelism)."""
+    if whole_experts and not spec.is_mixture:
         raise UsageError(
             f"vLLM does not start {spec.id} with whole experts on each GPU: it has none.",
             hint="leave --enable-expert-parallel out",
         )
+
+
+def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
+    """UsageError where heads, experts, the blocks of an 8-bit format or the groups of a 4-bit one do not divide."""
+    check_has_experts(spec, layout.enable_expert_parallel)
     if layout.pipeline_parallel_size > 1 and spec.index_pool > 1:  # vllm/models/glm5next/common/model.py
         raise UsageError(
             f"vLLM does not divide {spec.id} over pipeline stages.", hint="leave --pipeline-parallel-size out"

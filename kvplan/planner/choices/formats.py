@@ -20,11 +20,15 @@ FORMAT_NAMES = (PUBLISHED, *NAMED_FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """One way to store the weights. ``name``: what the table says; ``spec``: the model stored so."""
+    """One way to store the weights. ``name``: what the table says; ``spec``: the model stored so.
+
+    ``is_made_while_loading``: by the engine, from the published ones; any other but these needs a checkpoint.
+    """
 
     name: str
     spec: ModelSpec
     is_published: bool
+    is_made_while_loading: bool = False
 
 
 def weight_formats(
@@ -32,22 +36,23 @@ def weight_formats(
 ) -> tuple[WeightFormat, ...]:
     """The formats to try: those asked for; else only the published one, which changes no answer of the model.
 
-    A model that is published quantized stays as it is. group_size: of those that may have another than the usual one.
+    A model that is published quantized has another format only in another checkpoint: vLLM refuses to load it in any
+    but its own (vllm/config/model.py, _verify_quantization). group_size: of those that may have another than the usual.
     """
-    check_group_size((wanted or (PUBLISHED,)) if spec.quantization is None else ("auto",), group_size)
-    published = spec.quantization.method if spec.quantization else serving_dtype(spec.dtype, dtype)
-    formats = [WeightFormat(published, spec, True)]
-    for name in wanted or (PUBLISHED,):
-        if name == PUBLISHED:
-            continue
-        if name not in NAMED_FORMATS:
-            raise UsageError(f"Unknown --quantization '{name}'.", hint="one of " + ", ".join(FORMAT_NAMES))
-        if spec.quantization is None:
-            found = named_format(name, own_group_size(name, group_size))
-            formats.append(WeightFormat(name, replace(spec, quantization=found), False))
-    if wanted and PUBLISHED not in wanted and len(formats) > 1:
-        formats = formats[1:]
-    return tuple(formats)
+    names = tuple(dict.fromkeys(wanted or (PUBLISHED,)))
+    check_group_size(names, group_size)
+    return tuple({each.name: each for each in (_format(spec, name, dtype, group_size) for name in names)}.values())
+
+
+def _format(spec: ModelSpec, name: str, dtype: str, group_size: int | None) -> WeightFormat:
+    own = spec.quantization
+    is_own = own is not None and name == own.method and group_size in (None, own.group_size)
+    if name == PUBLISHED or is_own:
+        return WeightFormat(serving_dtype(spec.dtype, dtype) if own is None else own.method, spec, True)
+    if name not in NAMED_FORMATS:
+        raise UsageError(f"Unknown --quantization '{name}'.", hint="one of " + ", ".join(FORMAT_NAMES))
+    stored = replace(spec, quantization=named_format(name, own_group_size(name, group_size)), checkpoint=None)
+    return WeightFormat(name, stored, False, is_made_while_loading=own is None and name == "fp8")
 
 
 TRIED_WEIGHTS = (PUBLISHED, "fp8", "awq")

@@ -20,6 +20,8 @@ from kvplan.planner.choices.deployment import Deployment
 from kvplan.settings import ServingSettings
 
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
+_VOWEL_SOUNDS = "afimn"
+"""First letters of formats' names that are spoken with a vowel first: awq, fp8, int8, mxfp4, nvfp4."""
 _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -66,9 +68,10 @@ def _runs_here(deployment: Deployment) -> bool:
 def checkpoint_name(deployment: Deployment, model_id: str) -> str:
     """What to load: the model itself, or a placeholder for a checkpoint that must be quantized beforehand."""
     weights = deployment.choice.weights
-    if weights.is_published or weights.name == "fp8":
+    if weights.is_published or weights.is_made_while_loading:
         return model_id
-    return f"<a {weights.name} build of {model_id}>"
+    article = "an" if weights.name[0] in _VOWEL_SOUNDS else "a"
+    return f"<{article} {weights.name} build of {model_id}>"
 
 
 def _line(words: Sequence[object]) -> str:
@@ -109,7 +112,7 @@ def vllm_command(deployment: Deployment, checkpoint: str) -> str:
         words += ["--dtype", settings.dtype]
     if settings.block_size != default_block_size(spec, choice.gpu, release, settings.kv_cache_dtype):
         words += ["--block-size", settings.block_size]
-    if choice.weights.name == "fp8" and not choice.weights.is_published:
+    if choice.weights.is_made_while_loading:
         words += ["--quantization", "fp8"]
     if choice.kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", choice.kv_cache_dtype]
@@ -139,7 +142,7 @@ def _sglang(deployment: Deployment, checkpoint: str) -> str:
     words += ["--context-length", settings.max_model_len, "--max-running-requests", settings.max_num_seqs]
     words += ["--chunked-prefill-size", settings.max_num_batched_tokens, "--mem-fraction-static", f"{static:.2f}"]
     words += _sglang_sizes(choice.layout)
-    if choice.weights.name == "fp8" and not choice.weights.is_published:
+    if choice.weights.is_made_while_loading:
         words += ["--quantization", "fp8"]
     if _kv_bits(deployment):
         words += ["--kv-cache-dtype", "fp8_e4m3"]
@@ -187,7 +190,7 @@ def _tgi(deployment: Deployment, checkpoint: str) -> str:
     words += ["--cuda-memory-fraction", settings.gpu_memory_utilization]
     if choice.layout.tensor_parallel_size > 1:
         words += ["--num-shard", choice.layout.tensor_parallel_size]
-    if choice.weights.name == "fp8" and not choice.weights.is_published:
+    if choice.weights.is_made_while_loading:
         words += ["--quantize", "fp8"]
     if _kv_bits(deployment):
         words += ["--kv-cache-dtype", "fp8_e4m3fn"]

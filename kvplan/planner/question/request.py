@@ -11,6 +11,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.planner.question.slo import Slo
 from kvplan.settings import ServingSettings
+from kvplan.units import plural
 
 _DEFAULT_OUTPUT_TOKENS = 256
 _DEFAULT_CONTEXT_TOKENS = 4096
@@ -122,7 +123,7 @@ def _with_headroom(request: PlanRequest, notes: list[str]) -> tuple[int | None, 
     users = None if request.num_users is None else math.ceil(round(request.num_users * factor, 6))
     rate = None if request.requests_per_second is None else request.requests_per_second * factor
     if request.headroom:
-        planned = f"{users:,} users" if users is not None else f"{rate:g} requests/s"
+        planned = plural(users, "user") if users is not None else f"{rate:g} requests/s"
         notes.append(f"--headroom {request.headroom:.0%}: planned for {planned}.")
     return users, rate
 

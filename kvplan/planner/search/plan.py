@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
+from kvplan.estimate.vllm.division import check_has_experts
 from kvplan.planner.choices.deployment import Choice, Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, format_pairs
 from kvplan.planner.choices.trial import Trial, try_choice
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, rule_of_thumb
+from kvplan.units import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,35 @@ class Plan:
         return None if self.deployments or not self.misses else nearest(self.misses)
 
 
-def _undivided(spec: ModelSpec, request: PlanRequest) -> KvplanError:
-    """No layout is left. The hint names the sizes that were asked for."""
-    sizes = request.sizes
-    given = (("--tp", sizes.tensor), ("--pp", sizes.pipeline), ("--dp", sizes.data))
-    asked = " and ".join(option for option, values in given if values)
+def _nothing_tried(spec: ModelSpec, request: PlanRequest) -> KvplanError:
+    """No layout is left: too many GPUs are asked for, or the model cannot be divided over what is allowed."""
+    sizes, spare = request.sizes, request.num_spare_replicas
+    given = {"--tp": sizes.tensor, "--pp": sizes.pipeline, "--dp": sizes.data}
+    asked = {option: min(values) for option, values in given.items() if values}
+    smallest, limit = math.prod(asked.values()), request.max_gpus
+    named = " ".join(f"{option} {size}" for option, size in asked.items())
+    if smallest > limit:
+        return KvplanError(
+            f"An instance takes {plural(smallest, 'GPU')} ({named}), and the plan may have {limit}.",
+            hint=f"use --max-gpus {smallest} or more, or give other sizes",
+        )
+    needed = (1 + spare) * smallest
+    if needed > limit:
+        return KvplanError(
+            f"{spare + 1} replicas ({plural(spare, 'spare replica')}) take {needed:,} GPUs or more, and the plan may "
+            f"have {limit}.",
+            hint=f"use --max-gpus {needed} or more, or fewer --spare-replicas",
+        )
+    widest = max(gpu.max_gpus_per_node for gpu in request.gpus) * (sizes.num_nodes or limit)
+    if smallest > widest:
+        return KvplanError(
+            f"An instance takes {plural(smallest, 'GPU')} ({named}), and --nodes {sizes.num_nodes} has {widest}.",
+            hint="raise --nodes, or give other sizes",
+        )
     hint = "allow other GPUs, or raise --max-gpus"
     return KvplanError(
         f"{spec.id} cannot be divided over the GPUs of this plan.",
-        hint=f"leave {asked} out or give other sizes, {hint}" if asked else hint,
+        hint=f"leave {' and '.join(asked)} out or give other sizes, {hint}" if asked else hint,
     )
 
 
@@ -78,11 +101,12 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
     KvplanError where the model cannot be divided over any of the GPUs, or the engine refuses the settings on all.
     """
     check_backend(spec, request.settings.moe_backend, request.engine.name)
+    check_has_experts(spec, request.sizes.enable_expert_parallel)
     trial = Trial(request, complete(request, spec), measured)
     asked, others = _formats_asked(spec, request)
     found = search(trial, asked, budget=None)
     if not found.deployments and not found.misses:
-        raise next(iter(trial.refusals.values()), _undivided(spec, request))
+        raise next(iter(trial.refusals.values()), _nothing_tried(spec, request))
     affordable = tuple(each for each in found.deployments if within_budget(each, request.usd_per_hour))
     trial.dearest = affordable[0] if affordable else None
     in_others = search(trial, others, budget=request.usd_per_hour)

@@ -154,6 +154,24 @@ def test_the_picture_has_a_bar_for_each_number_of_sequences() -> None:
     assert tops == pytest.approx([1000 * sum(astuple(step.terms)) for step in steps])
 
 
+def test_titles_stay_above_their_own_panels() -> None:
+    eight = ServingSettings(tensor_parallel_size=8)
+    answers = [
+        make_estimate(resolve_model(model), EstimateRequest(8192, (find_gpu(gpu),), settings=eight))
+        for model in ("llama-3.1-8b", "deepseek-v3.2", "gemma-3-27b")
+        for gpu in ("h200", "b200")
+    ]
+    figure = estimates_figure(answers)
+    figure.draw_without_rendering()
+    drawn = [axes for axes in figure.axes if axes.get_visible()]
+    for axes in drawn:
+        assert axes.title.get_window_extent().width <= axes.get_window_extent().width
+    assert drawn[2].get_title() == "DeepSeek-V3.2, 8 x h200\nfp8 8-bit, block 128 x 128 weights, bfloat16 KV"
+    (legend,) = figure.legends
+    lines = {round(text.get_window_extent().y0) for text in legend.get_texts()}
+    assert len(lines) == 1
+
+
 def test_nothing_that_fits_is_nothing_to_draw() -> None:
     large = make_estimate(resolve_model("llama-3.1-70b"), EstimateRequest(8192, (find_gpu("l4"),)))
     with pytest.raises(KvplanError, match="no steps to draw"):
