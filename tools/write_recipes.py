@@ -79,7 +79,7 @@ RECIPES = (
         "--gpu h100-sxm h200 --max-gpus 32",
         any_of(rows(3), having("best:")),
         "The first line is the cheapest that keeps both bounds even at the slow end of the predicted speeds; a "
-        "line with `likely 54%` would keep them over that share of the range. `limit` is what breaks first when "
+        "line with `likely 83 %` would keep them over that share of the range. `limit` is what breaks first when "
         "more users come.",
     ),
     Recipe(

@@ -12,8 +12,8 @@ from math import isqrt
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes
-from kvplan.catalog.families.delta import QWEN_MIXTURE, linear_layers, read_delta_net
-from kvplan.catalog.families.mixtures import every_layer_sparse, read_feed_forwards
+from kvplan.catalog.families.softmax.mixtures import every_layer_sparse, read_feed_forwards
+from kvplan.catalog.families.states.delta import QWEN_MIXTURE, linear_layers, read_delta_net
 from kvplan.catalog.parts import AttentionTraits, attention, linear, norm, outside
 from kvplan.catalog.spec import (
     ExtraModule,

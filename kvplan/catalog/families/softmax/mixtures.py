@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families import windows
 from kvplan.catalog.families.common import Body, Sizes, read_sizes
-from kvplan.catalog.families.plain import (
+from kvplan.catalog.families.positions import granite_swa_ropes
+from kvplan.catalog.families.softmax import windows
+from kvplan.catalog.families.softmax.plain import (
     ATTENTION_BIAS,
     MLP_BIAS,
     Flag,
@@ -21,7 +22,6 @@ from kvplan.catalog.families.plain import (
     assemble,
     read_trait,
 )
-from kvplan.catalog.families.positions import granite_swa_ropes
 from kvplan.catalog.parts import MoeTraits, feed_forward, mixture
 from kvplan.catalog.spec import FeedForward
 

@@ -15,7 +15,8 @@ from kvplan.catalog.families.common import (
     read_rope,
     read_tied,
 )
-from kvplan.catalog.families.mixtures import (
+from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.softmax.mixtures import (
     MIXTURES,
     MixtureFamily,
     after_dense_ones,
@@ -23,8 +24,7 @@ from kvplan.catalog.families.mixtures import (
     read_feed_forwards,
     read_mixture,
 )
-from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import Flag, PlainFamily
+from kvplan.catalog.families.softmax.plain import Flag, PlainFamily
 from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms, outside
 from kvplan.catalog.spec import (
     FeedForward,

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families import positions, windows
+from kvplan.catalog.families import positions
 from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
 from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.softmax import windows
 from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, norms, outside
 from kvplan.catalog.spec import FeedForward, LayerSpec, RopeSpec
 from kvplan.catalog.tensors import Tensor

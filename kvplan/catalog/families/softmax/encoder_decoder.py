@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, read_max_positions, read_rope, read_sizes, read_tied
-from kvplan.catalog.families.towers import read_towers
+from kvplan.catalog.families.wrappers.towers import read_towers
 from kvplan.catalog.parts import AttentionTraits, attention, feed_forward, norm, norms, outside
 from kvplan.catalog.spec import CrossAttention, ExtraModule, LayerSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor, count_elements

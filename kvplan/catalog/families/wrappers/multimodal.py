@@ -8,8 +8,8 @@ from typing import Any
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body
-from kvplan.catalog.families.plain import Flag, PlainFamily, read_plain
-from kvplan.catalog.families.towers import read_towers
+from kvplan.catalog.families.softmax.plain import Flag, PlainFamily, read_plain
+from kvplan.catalog.families.wrappers.towers import read_towers
 from kvplan.errors import UnknownArchitectureError
 
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
-from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.state import (
+from kvplan.catalog.families.softmax.mixtures import EXPERT_KEYS, TOP_K_KEYS
+from kvplan.catalog.families.states.state import (
     Mamba1Sizes,
     Mamba2Sizes,
     mamba1,

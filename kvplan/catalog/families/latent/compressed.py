@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_rope, read_sizes
-from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
+from kvplan.catalog.families.latent.streams import hyper_connections, hyper_head
 from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.positions import with_ropes
-from kvplan.catalog.families.streams import hyper_connections, hyper_head
+from kvplan.catalog.families.softmax.mixtures import EXPERT_KEYS, TOP_K_KEYS
+from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
 from kvplan.catalog.spec import CompressedAttention, ExtraModule, LayerSpec, MoeFeedForward, RopeSpec, SparseIndexer
 from kvplan.catalog.tensors import Tensor

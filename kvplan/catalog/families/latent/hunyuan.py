@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, layer_types, read_max_positions, read_tied
-from kvplan.catalog.families.latent import (
+from kvplan.catalog.families.latent.deepseek import (
     LatentSizes,
     decoder_sizes,
     latent_attention,
@@ -14,10 +14,10 @@ from kvplan.catalog.families.latent import (
     read_indexer,
     read_latent_sizes,
 )
-from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards
+from kvplan.catalog.families.latent.streams import hyper_connections, hyper_head
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import PlainFamily
-from kvplan.catalog.families.streams import hyper_connections, hyper_head
+from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_first_layer, read_feed_forwards
+from kvplan.catalog.families.softmax.plain import PlainFamily
 from kvplan.catalog.parts import MoeTraits, norms, outside
 from kvplan.catalog.spec import LatentAttention, LayerSpec
 from kvplan.catalog.tensors import Tensor

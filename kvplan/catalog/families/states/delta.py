@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
-from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.latent import LatentSizes, latent_attention, read_latent_sizes
-from kvplan.catalog.families.mixtures import (
+from kvplan.catalog.families.latent.deepseek import LatentSizes, latent_attention, read_latent_sizes
+from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.positions import with_ropes
+from kvplan.catalog.families.softmax.mixtures import (
     MixtureFamily,
     after_dense_ones,
     after_first_layer,
     read_feed_forwards,
     stepped,
 )
-from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import Flag, PlainFamily
-from kvplan.catalog.families.positions import with_ropes
-from kvplan.catalog.families.state import (
+from kvplan.catalog.families.softmax.plain import Flag, PlainFamily
+from kvplan.catalog.families.states.hybrid import hybrid_body
+from kvplan.catalog.families.states.state import (
     DeltaSizes,
     gated_delta_net,
     kimi_delta,

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
-from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.mixtures import (
+from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, rope_of_type, with_ropes
+from kvplan.catalog.families.softmax.mixtures import (
     MixtureFamily,
     after_dense_ones,
     after_first_layer,
     read_feed_forwards,
 )
-from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import PlainFamily
-from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, rope_of_type, with_ropes
+from kvplan.catalog.families.softmax.plain import PlainFamily
+from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.parts import (
     FULL,
     AttentionTraits,

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_sizes
-from kvplan.catalog.families.heterogeneous import step3_sparse_layers, step_ropes
-from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.mixtures import MixtureFamily, read_feed_forwards
 from kvplan.catalog.families.multi_token import MULTI_TOKEN_KEYS, repeated_layer
-from kvplan.catalog.families.plain import PlainFamily
 from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, with_ropes
+from kvplan.catalog.families.softmax.heterogeneous import step3_sparse_layers, step_ropes
+from kvplan.catalog.families.softmax.mixtures import MixtureFamily, read_feed_forwards
+from kvplan.catalog.families.softmax.plain import PlainFamily
+from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.parts import FULL, AttentionTraits, MoeTraits, attention, feed_forward, linear, norm, norms, sliding
 from kvplan.catalog.spec import ExtraModule, LayerSpec, RopeSpec, SoftmaxAttention, SparseIndexer
 from kvplan.catalog.tensors import Tensor

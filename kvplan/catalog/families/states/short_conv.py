@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
-from kvplan.catalog.families.hybrid import hybrid_body, plain_attention
-from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
-from kvplan.catalog.families.plain import Flag, PlainFamily
-from kvplan.catalog.families.state import short_convolution
+from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
+from kvplan.catalog.families.softmax.plain import Flag, PlainFamily
+from kvplan.catalog.families.states.hybrid import hybrid_body, plain_attention
+from kvplan.catalog.families.states.state import short_convolution
 from kvplan.catalog.parts import AttentionTraits, feed_forward, norms
 from kvplan.catalog.spec import FeedForward, LayerSpec
 

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, layer_types, read_max_positions, read_tied
-from kvplan.catalog.families.latent import decoder_sizes, latent_attention, read_indexer, read_latent_sizes
-from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
+from kvplan.catalog.families.latent.deepseek import decoder_sizes, latent_attention, read_indexer, read_latent_sizes
+from kvplan.catalog.families.latent.streams import hyper_connections
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.plain import PlainFamily
-from kvplan.catalog.families.state import kimi_delta
-from kvplan.catalog.families.streams import hyper_connections
+from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
+from kvplan.catalog.families.softmax.plain import PlainFamily
+from kvplan.catalog.families.states.state import kimi_delta
 from kvplan.catalog.parts import MoeTraits, linear, norms, outside
 from kvplan.catalog.spec import LatentAttention, LayerSpec, Mixer, SparseIndexer, StateMixer
 from kvplan.catalog.tensors import Tensor
