@@ -74,12 +74,13 @@ DEFAULT_LORA_RANK: Final = 16
 class SweepAxis:
     """How a sweep takes a setting: its smallest value and, for names, the ones that kvplan's own engine knows.
 
-    of_others: only other engines have it.
+    example: of numbers, a list or a range. of_others: only other engines have it.
     """
 
     minimum: int = 1
     choices: tuple[str, ...] = ()
     of_others: bool = False
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class ServingSettings:
         unit="share of the device's memory",
         example="0.9",
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="0.3,0.6,0.9 or 0.3..0.9+0.1"),
     )
     max_num_seqs: int | None = _knob(
         None,
@@ -188,7 +189,7 @@ class ServingSettings:
         unit="sequences",
         example="256",
         panel=BATCH_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="4,16,64 or 1..64*2"),
     )
     block_size: int | None = _knob(
         None,
@@ -197,7 +198,7 @@ class ServingSettings:
         unit="tokens",
         example="16",
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="8,16,32 or 8..64*2"),
     )
     max_model_len: int | None = _knob(
         None,
@@ -206,7 +207,7 @@ class ServingSettings:
         unit="tokens",
         example="32768",
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(minimum=2),
+        sweep_axis=SweepAxis(minimum=2, example="4k,16k or 4k..32k*2"),
     )
     max_num_batched_tokens: int | None = _knob(
         None,
@@ -215,7 +216,7 @@ class ServingSettings:
         unit="tokens",
         example="2048",
         panel=BATCH_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="512,2048 or 512..8k*2"),
     )
     device_memory_bytes: int | None = _knob(
         None,
@@ -232,7 +233,7 @@ class ServingSettings:
         unit="bytes",
         example="2GiB",
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(of_others=True),
+        sweep_axis=SweepAxis(of_others=True, example="512MiB,2GiB or 1GiB..8GiB*2"),
     )
     dtype: str = _knob(
         "auto",
@@ -268,7 +269,7 @@ class ServingSettings:
         example="64",
         minimum=-1,
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(minimum=-1),
+        sweep_axis=SweepAxis(minimum=-1, example="32,128 or 32..128*2"),
     )
     tensor_parallel_size: int = _knob(
         1,
@@ -278,7 +279,7 @@ class ServingSettings:
         example="2",
         aliases=("--tp",),
         panel=GPU_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="1,2,4 or 1..8*2"),
     )
     pipeline_parallel_size: int = _knob(
         1,
@@ -288,7 +289,7 @@ class ServingSettings:
         example="2",
         aliases=("--pp",),
         panel=GPU_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="1,2,4 or 1..8*2"),
     )
     data_parallel_size: int = _knob(
         1,
@@ -373,7 +374,7 @@ class ServingSettings:
         example="8",
         minimum=0,
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(minimum=0),
+        sweep_axis=SweepAxis(minimum=0, example="1,4,16 or 1..16*2"),
     )
     max_lora_rank: int | None = _knob(
         None,
@@ -382,7 +383,7 @@ class ServingSettings:
         unit="rows of A",
         example="32",
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="8,32 or 8..64*2"),
     )
     encoder_tokens: int | None = _knob(
         None,

@@ -132,7 +132,7 @@ class RunningServer:
         axis = next(iter(axes), None)
         if axis is not None:
             hint = "search loads, such as --search max_concurrency --slo 'ttft:500'; or let --engine vllm start it"
-            raise UsageError(f"A server that runs already keeps its {axis}.", hint=hint)
+            raise UsageError(f"{axis} of a running server cannot be swept.", hint=hint)
 
     def device(self, memory_bytes: int | None) -> Device:
         """This machine's, for a server on it; what another machine has is not told."""

@@ -51,7 +51,7 @@ class SearchRange:
         axis = LOAD_AXES.get("max_concurrency" if variable == "users" else variable)
         if axis is None or (equals and not listed.strip()):
             raise UsageError(
-                f"--search '{text}' cannot be searched.",
+                f"--search cannot vary '{text}'.",
                 hint="users, max_concurrency or request_rate, optionally with values, such as users=1..64",
             )
         values = tuple(sorted(float(value) for value in parse_values(axis, listed))) if equals else ()

@@ -44,8 +44,7 @@ from kvplan.workload.requests import WorkloadSpec, generate_requests
 
 TELLING_MEMORY: Final = "so that the requests nearly fill it; --device-memory sets it"
 SHARED_NOTICE: Final = (
-    "equal layers share dummy weights, accounted at the size of them all: speeds are close to the whole model's, but "
-    "not measured on it"
+    "identical layers share one copy of dummy weights but count in full; speeds approximate the whole model's"
 )
 TRANSFORMERS_NOTICE: Final = (
     "the model runs in its class of transformers: weights and blocks are accounted as always, activations and speed "

@@ -85,9 +85,7 @@ def test_one_that_has_ended_is_replaced(tmp_path: Path) -> None:
         assert "no torch here" in process._last_log_line()
 
 
-def test_the_memory_that_it_expects_is_free_when_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_that_it_expects_is_free_when_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
 
     class Memory:

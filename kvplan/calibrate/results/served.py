@@ -88,7 +88,9 @@ def _typed(name: str, value: object, source: str) -> object:
             return int(str(value))
         return float(str(value)) if name == "gpu_memory_utilization" else str(value)
     except ValueError as error:
-        raise KvplanError(f"{source} says {name} '{value}', which is not a number.", hint="mend it there") from error
+        raise KvplanError(
+            f"{source} says {name} '{value}', which is not a number.", hint="correct it in the file"
+        ) from error
 
 
 def demand(value: str | None, what: str, option: str, source: str) -> str:

@@ -160,7 +160,7 @@ class PoolRunner:
             return
         reason = f" {self._unfit[0]}" if self._unfit else ""
         raise KvplanError(
-            f"No worker has been there for {self._patience_seconds:.0f} s.{reason}",
+            f"No worker has been available for {self._patience_seconds:.0f} s.{reason}",
             hint=f"bring workers back, then continue with --resume {self._store.directory}",
         )
 

@@ -66,7 +66,9 @@ class Fields:
         return [float(each) for each in found]
 
     def malformed(self, name: str, wanted: str) -> KvplanError:
-        return KvplanError(f"{self.source} has no {name} that is {wanted}.", hint="save the benchmark's result again")
+        return KvplanError(
+            f"'{name}' in {self.source} is missing or not {wanted}.", hint="save the benchmark's result again"
+        )
 
 
 def read_json(path: Path) -> Any:
