@@ -99,7 +99,7 @@ def _errors(row: PublishedRow, measured: Any, work: Path) -> dict[str, tuple[flo
     layout = found.choice.layout
     if layout.pipeline_parallel_size > 1 or layout.data_parallel_size > 1:
         return {}
-    handle = _handle(row, found, work)
+    handle = _handle(found, work)
     if handle is None:
         return {}
     try:
@@ -114,7 +114,7 @@ def _errors(row: PublishedRow, measured: Any, work: Path) -> dict[str, tuple[flo
     }
 
 
-def _handle(row: PublishedRow, found: Deployed, work: Path) -> Any:
+def _handle(found: Deployed, work: Path) -> Any:
     """None where the tables lack the model or the format."""
     name = found.spec.id
     if not (CONFIGS / f"{name.replace('/', '--')}_config.json").exists():

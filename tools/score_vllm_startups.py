@@ -92,7 +92,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
     try:
         spec = row_spec(row, models)
         gpu = row_gpu(row)
-        settings = row_settings(row, spec)
+        settings = row_settings(row)
         predicted = predict_vllm(spec, gpu, settings, row_version(row))
     except KvplanError as error:
         return RowScore(reason=error.message, **base)  # type: ignore[arg-type]
