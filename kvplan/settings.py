@@ -70,6 +70,11 @@ DEFAULT_LORA_RANK: Final = 16
 """vLLM's ``max_lora_rank``."""
 
 
+def option_of(name: str) -> str:
+    """``--max-num-seqs`` for ``max_num_seqs``."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(frozen=True, slots=True)
 class SweepAxis:
     """How a sweep takes a setting: its smallest value and, for names, the ones that kvplan's own engine knows.
@@ -107,7 +112,7 @@ class Knob:
     @property
     def option(self) -> str:
         """``--max-num-seqs``: vLLM's option wherever vLLM has one."""
-        return _OWN_OPTIONS.get(self.name) or "--" + self.name.replace("_", "-")
+        return _OWN_OPTIONS.get(self.name) or option_of(self.name)
 
     @property
     def is_axis(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, Literal, cast, get_args
 
 from kvplan.errors import UsageError
 from kvplan.runs.trials import SETTING_NAMES
-from kvplan.settings import FLAG_WORDS, KNOBS, Knob
+from kvplan.settings import FLAG_WORDS, KNOBS, Knob, option_of
 from kvplan.units import parse_bytes, parse_tokens
 
 AxisValue = float | int | str
@@ -39,7 +39,7 @@ class Axis:
 
     @property
     def option(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return option_of(self.name)
 
 
 def _axis_of(knob: Knob) -> Axis:

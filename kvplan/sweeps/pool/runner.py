@@ -30,7 +30,6 @@ from kvplan.units import plural
 
 MOST_LOST: Final = 5
 """Workers that may be lost with one trial; with one more, the trial itself counts as their end."""
-_TRIALS_PER_CSV: Final = 5
 _TICK_SECONDS: Final = 0.5
 _MOST_HOSTS: Final = 1024
 
@@ -224,5 +223,4 @@ class PoolRunner:
         self._times.learn(record["row"], seat.prepared)
         num_left = len(self._waiting) + len(self._serving)
         self._progress.trial_ended(record["row"], num_left, self._seconds_left)
-        if len(self._store.records) % _TRIALS_PER_CSV == 0:
-            self._store.write_results()
+        self._store.refresh_results()
