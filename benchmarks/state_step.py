@@ -10,9 +10,7 @@ Minima; on a busy machine give the command priority (``chrt -f 10``).
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -22,9 +20,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
-from decode_step import best_seconds, read_bandwidth
+from decode_step import best_seconds
+from layer_then_model import main, make_model, print_steps
 
-from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.states.convolution import make_convolution
@@ -58,8 +56,6 @@ MODEL: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
-BATCHES = (1, 8, 64)
-DECODE_STEPS = 32
 
 
 def time_layer(dtype: torch.dtype, bandwidth: float) -> None:
@@ -97,43 +93,11 @@ def time_layer(dtype: torch.dtype, bandwidth: float) -> None:
 
 
 def time_model(dtype: str) -> None:
-    """Milliseconds of a decode step, from runs that differ by their number of tokens; prompt tokens per second."""
-    llm = LLM(
-        MODEL,
-        load_format="dummy",
-        dtype=dtype,
-        device="cpu",
-        device_memory="8GiB",
-        max_model_len=1024,
-        max_num_seqs=max(BATCHES),
-        max_num_batched_tokens=2048,
-        enable_prefix_caching=False,
-    )
-
-    def run(batch: int, prompt_tokens: int, new_tokens: int) -> float:
-        prompts = [{"prompt_token_ids": [7 + row] * prompt_tokens} for row in range(batch)]
-        begin = time.perf_counter()
-        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True))
-        return time.perf_counter() - begin
-
-    run(4, 64, 4)
-    memory = llm.engine.memory
-    print(f"the model, {dtype}: {memory.weight_bytes / 2**30:.2f} GiB of weights")
-    for batch in BATCHES:
-        short, long = (min(run(batch, 32, tokens) for _ in range(3)) for tokens in (1, 1 + DECODE_STEPS))
-        print(f"  decode, batch {batch:2}: {(long - short) / DECODE_STEPS * 1e3:.2f} ms a step")
-    print(f"  prefill of 4 x 512 tokens: {2048 / min(run(4, 512, 1) for _ in range(3)):.0f} tokens/s")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--skip-model", action="store_true")
-    arguments = parser.parse_args()
-    time_layer(getattr(torch, arguments.dtype), read_bandwidth())
-    if not arguments.skip_model:
-        time_model(arguments.dtype)
+    """The small model's decode steps and a prefill."""
+    llm = make_model(MODEL, dtype, "8GiB")
+    print(f"the model, {dtype}: {llm.engine.memory.weight_bytes / 2**30:.2f} GiB of weights")
+    print_steps(llm)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, time_layer, time_model)

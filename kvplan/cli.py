@@ -71,7 +71,7 @@ def _root(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    """How many sequences of which length a model can serve on a device, with which settings, and how fast."""
+    """How many sequences, and how long, a device can serve with a given model, with which settings, and how fast."""
 
 
 def _unloaded() -> None:

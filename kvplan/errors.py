@@ -25,6 +25,12 @@ class UsageError(KvplanError):
     exit_code = 2
 
 
+def check(good: bool, sentence: str, hint: str) -> None:
+    """UsageError with ``sentence``, which lacks its full stop, unless ``good``."""
+    if not good:
+        raise UsageError(sentence + ".", hint=hint)
+
+
 class UnknownArchitectureError(KvplanError):
     """A config whose attention kvplan cannot size: refused by name, never guessed."""
 

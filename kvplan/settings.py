@@ -71,16 +71,22 @@ DEFAULT_LORA_RANK: Final = 16
 """vLLM's ``max_lora_rank``."""
 
 
+def option_of(name: str) -> str:
+    """``--max-num-seqs`` for ``max_num_seqs``."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(frozen=True, slots=True)
 class SweepAxis:
     """How a sweep takes a setting: its smallest value and, for names, the ones that kvplan's own engine knows.
 
-    of_others: only other engines have it.
+    example: of numbers, a list or a range. of_others: only other engines have it.
     """
 
     minimum: int = 1
     choices: tuple[str, ...] = ()
     of_others: bool = False
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class Knob:
     @property
     def option(self) -> str:
         """``--max-num-seqs``: vLLM's option wherever vLLM has one."""
-        return _OWN_OPTIONS.get(self.name) or "--" + self.name.replace("_", "-")
+        return _OWN_OPTIONS.get(self.name) or option_of(self.name)
 
     @property
     def is_axis(self) -> bool:
@@ -182,7 +188,7 @@ class ServingSettings:
         unit="share of the device's memory",
         example="0.9",
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="0.3,0.6,0.9 or 0.3..0.9+0.1"),
     )
     max_num_seqs: int | None = _knob(
         None,
@@ -191,7 +197,7 @@ class ServingSettings:
         unit="sequences",
         example="256",
         panel=BATCH_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="4,16,64 or 1..64*2"),
     )
     block_size: int | None = _knob(
         None,
@@ -200,7 +206,7 @@ class ServingSettings:
         unit="tokens",
         example="16",
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="8,16,32 or 8..64*2"),
     )
     max_model_len: int | None = _knob(
         None,
@@ -209,7 +215,7 @@ class ServingSettings:
         unit="tokens",
         example="32768",
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(minimum=2),
+        sweep_axis=SweepAxis(minimum=2, example="4k,16k or 4k..32k*2"),
     )
     max_num_batched_tokens: int | None = _knob(
         None,
@@ -218,7 +224,7 @@ class ServingSettings:
         unit="tokens",
         example="2048",
         panel=BATCH_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="512,2048 or 512..8k*2"),
     )
     device_memory_bytes: int | None = _knob(
         None,
@@ -235,7 +241,7 @@ class ServingSettings:
         unit="bytes",
         example="2GiB",
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(of_others=True),
+        sweep_axis=SweepAxis(of_others=True, example="512MiB,2GiB or 1GiB..8GiB*2"),
     )
     dtype: str = _knob(
         "auto",
@@ -271,7 +277,7 @@ class ServingSettings:
         example="64",
         minimum=-1,
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(minimum=-1),
+        sweep_axis=SweepAxis(minimum=-1, example="32,128 or 32..128*2"),
     )
     tensor_parallel_size: int = _knob(
         1,
@@ -281,7 +287,7 @@ class ServingSettings:
         example="2",
         aliases=("--tp",),
         panel=GPU_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="1,2,4 or 1..8*2"),
     )
     pipeline_parallel_size: int = _knob(
         1,
@@ -291,7 +297,7 @@ class ServingSettings:
         example="2",
         aliases=("--pp",),
         panel=GPU_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="1,2,4 or 1..8*2"),
     )
     data_parallel_size: int = _knob(
         1,
@@ -376,7 +382,7 @@ class ServingSettings:
         example="8",
         minimum=0,
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(minimum=0),
+        sweep_axis=SweepAxis(minimum=0, example="1,4,16 or 1..16*2"),
     )
     max_lora_rank: int | None = _knob(
         None,
@@ -385,7 +391,7 @@ class ServingSettings:
         unit="rows of A",
         example="32",
         panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(example="8,32 or 8..64*2"),
     )
     encoder_tokens: int | None = _knob(
         None,

@@ -30,13 +30,14 @@ from fit_kernel_speeds import SYSTEMS  # noqa: E402
 from kernel_speeds.models import FORMATS, SampledModel  # noqa: E402
 from kernel_speeds.sampling import _path as config_folder  # noqa: E402
 from kvplan.catalog.devices.measured import load_measured  # noqa: E402
+from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
 from kvplan.estimate.speed.queueing.play import play  # noqa: E402
 from kvplan.planner.choices.trial import Trial, capacity_of, speed_model  # noqa: E402
 from published_speeds.models import model_kind  # noqa: E402
 from published_speeds.playing import engine_rules, played_load, pool_tokens  # noqa: E402
 from published_speeds.predictions import start_of  # noqa: E402
 from published_speeds.rows import PublishedRow, read_rows  # noqa: E402
-from published_speeds.scores import RowScore, percentile, score_row  # noqa: E402
+from published_speeds.scores import RowScore, score_row  # noqa: E402
 from published_speeds.settings import ENGINES, Deployed, deployed  # noqa: E402
 
 CONFIGS = Path(aiconfigurator_core.__file__).parent / "model_configs"
@@ -87,7 +88,7 @@ def main() -> None:
 
 
 def _summary(ordered: list[float]) -> str:
-    return f"{100 * statistics.median(ordered):4.0f} /{100 * percentile(ordered, 0.9):4.0f} %"
+    return f"{100 * statistics.median(ordered):4.0f} /{100 * quantile(ordered, 0.9):4.0f} %"
 
 
 def _errors(row: PublishedRow, measured: Any, work: Path) -> dict[str, tuple[float, float]]:
@@ -99,7 +100,7 @@ def _errors(row: PublishedRow, measured: Any, work: Path) -> dict[str, tuple[flo
     layout = found.choice.layout
     if layout.pipeline_parallel_size > 1 or layout.data_parallel_size > 1:
         return {}
-    handle = _handle(row, found, work)
+    handle = _handle(found, work)
     if handle is None:
         return {}
     try:
@@ -114,7 +115,7 @@ def _errors(row: PublishedRow, measured: Any, work: Path) -> dict[str, tuple[flo
     }
 
 
-def _handle(row: PublishedRow, found: Deployed, work: Path) -> Any:
+def _handle(found: Deployed, work: Path) -> Any:
     """None where the tables lack the model or the format."""
     name = found.spec.id
     if not (CONFIGS / f"{name.replace('/', '--')}_config.json").exists():

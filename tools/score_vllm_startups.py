@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from kvplan.catalog.engines import is_modified_build, vllm_release  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
+from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
 from startup_ranges import print_ranges  # noqa: E402
@@ -92,7 +93,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
     try:
         spec = row_spec(row, models)
         gpu = row_gpu(row)
-        settings = row_settings(row, spec)
+        settings = row_settings(row)
         predicted = predict_vllm(spec, gpu, settings, row_version(row))
     except KvplanError as error:
         return RowScore(reason=error.message, **base)  # type: ignore[arg-type]
@@ -157,17 +158,8 @@ class Summary:
     tokens: tuple[float, float] | None
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the values lie, between neighbours interpolated."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def _spread(values: list[float]) -> tuple[float, float] | None:
-    return (statistics.median(values), percentile(values, 0.9)) if values else None
+    return (statistics.median(values), quantile(sorted(values), 0.9)) if values else None
 
 
 def summarize(name: str, scores: Sequence[RowScore]) -> Summary:
@@ -257,7 +249,7 @@ def _print_group(name: str, group: Sequence[RowScore], others: Sequence[RowScore
     deviations = [score.token_deviation or 0.0 for score in group]
     rest = [score.token_error or 0.0 for score in others if score not in group]
     furthest = max(deviations, key=abs)
-    without = f"{percentile(rest, 0.9) * 100:.2f} %" if rest else "-"
+    without = f"{quantile(sorted(rest), 0.9) * 100:.2f} %" if rest else "-"
     mean = statistics.fmean(deviations)
     print(f"  {name[:55]:55s} {len(group):4d}  {_signed(mean):>9}  {_signed(furthest):>9}  {without}")
 

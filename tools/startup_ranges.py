@@ -107,7 +107,7 @@ def read_startups(rows: Iterable[Row], models: dict[str, dict[str, object]]) -> 
 def _startup(row: Row, models: dict[str, dict[str, object]]) -> Startup | None:
     try:
         spec, gpu = row_spec(row, models), row_gpu(row)
-        found = predict_vllm(spec, gpu, row_settings(row, spec), row_version(row))
+        found = predict_vllm(spec, gpu, row_settings(row), row_version(row))
     except KvplanError:
         return None
     amounts = range_amounts(spec, gpu, found)

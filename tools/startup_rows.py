@@ -197,7 +197,7 @@ _STARTED_WITH_WHOLE_EXPERTS = ("V080",)
 """Start-ups that do not say so: vLLM refuses slices of an 8-bit expert that are no multiple of 128 wide (192 here)."""
 
 
-def row_settings(row: Row, spec: ModelSpec) -> ServingSettings:
+def row_settings(row: Row) -> ServingSettings:
     total = _total_gib(row)
     notes = row["inferred"]
     if not row["gpu_memory_utilization"] and re.search(r"gmu is set .*not stated", notes):

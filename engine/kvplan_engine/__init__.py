@@ -12,9 +12,11 @@ The life of a request:
 7. The output processor (``execution``) appends the tokens and ends sequences at a stop token, a stop string or length.
 8. The blocks return to the pool, still to be found by their hashes, and ``llm`` returns the text.
 
-Before all that ``checkpoints`` reads config and weights, and ``memory`` divides what ``device`` has, so that the pool's
-size is known before the first request. ``config`` declares every setting, ``errors`` what a user can meet. Rooms only
-import rooms below them: the order is in pyproject.toml.
+Before all that ``checkpoints`` reads config and weights into a ``description``, and ``memory`` divides what ``device``
+has, so that the pool's size is known before the first request. ``adapters`` are LoRA's corrections of single sequences;
+``transformers_backend`` runs models in their class of transformers; ``server`` is `kvplan serve`. ``config`` declares
+every setting, ``errors`` what a user can meet, ``paths`` where sources and caches lie, ``thread_settings`` the threads
+of torch's libraries. Rooms only import rooms below them: the order is in pyproject.toml.
 """
 
 from importlib import import_module

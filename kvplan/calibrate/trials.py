@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
@@ -20,6 +19,7 @@ from kvplan.estimate.kvplan.layout import plan_layout
 from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.estimate.speed.steps.step_time import StepShape, step_shape
 from kvplan.machine.host import usable_cores
+from kvplan.runs.answers.outliers import NOISY_CPU_PCT
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_sweep_manifest, read_trials
 from kvplan.runs.rows import cell, is_counted
@@ -30,9 +30,6 @@ from kvplan.units import plural
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, generate_requests
 
 Setting = tuple[object, ...]
-
-MOST_OTHER_CPU_PCT: Final = 25
-"""A trial on a CPU that other processes used more than this does not show the speed of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +163,8 @@ def why_unmeasured(row: Row) -> str | None:
         return f"not served ({row.get('status')})"
     if row.get("failed"):
         return "some requests were refused"
-    if row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > MOST_OTHER_CPU_PCT:
-        return f"other processes used more than {MOST_OTHER_CPU_PCT} % of the CPU"
+    if row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > NOISY_CPU_PCT:
+        return f"other processes used more than {NOISY_CPU_PCT:g} % of the CPU"
     return None
 
 

@@ -15,7 +15,8 @@ gguf/            the same from a GGUF file's header
 quantization     ``quantization_config``: which weights are stored how
 hub              config.json and safetensors headers from the Hugging Face hub
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
-native           which architectures kvplan's own engine runs
+native           which architectures kvplan's own engine runs; through_transformers: which in their class there
 engines          releases of vLLM and kvplan's engine: their defaults
-sglang_defaults  SGLang's, by the GPU's memory
+sglang_defaults  SGLang's, by the GPU's memory; trtllm_defaults: trtllm-serve's
+published_errors how far predicted speeds were from published measurements
 """

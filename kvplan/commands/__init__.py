@@ -5,6 +5,7 @@ Each command is a function in a module, both of its name; kvplan/cli.py imports 
 estimate, plan, explain, models, gpus    sizing; they start without torch, pandas and matplotlib
 sweep, bench, profile                    measuring with kvplan's engine
 serve, load, top                         the engine behind an API; loading and watching any server
+merge                                    shards of a sweep as one run
 calibrate, report                        what is made of measurements
 options/, printing/                      from options to questions; from answers to tables and documents
 """

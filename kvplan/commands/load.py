@@ -61,7 +61,7 @@ class ArrivalOptions:
     request_rate: Annotated[
         str | None,
         typer.Option(
-            help="Arrivals per second, or 1..8 for a rate that grows; a trace is rescaled to it.",
+            help="Arrivals per second, or 1..8 for a rate that grows; traces are rescaled to this rate.",
             metavar="RATE",
             rich_help_panel=ARRIVALS_PANEL,
         ),
@@ -122,7 +122,7 @@ class RequestOptions:
     ] = None
     same_prompt: Annotated[
         bool | None,
-        typer.Option("--same-prompt", help="Every request asks the same.", rich_help_panel=REQUESTS_PANEL),
+        typer.Option("--same-prompt", help="Send the same prompt in every request.", rich_help_panel=REQUESTS_PANEL),
     ] = None
     workload: Annotated[
         str | None,
@@ -135,7 +135,7 @@ class RequestOptions:
         bool | None,
         typer.Option(
             "--ignore-eos/--no-ignore-eos",
-            help="Generate all tokens asked for, or end where the model does. Default: all.",
+            help="Generate exactly as many tokens as asked for, or stop at end of sequence. Default: exactly.",
             rich_help_panel=REQUESTS_PANEL,
         ),
     ] = None
@@ -170,14 +170,15 @@ class LoadGoals:
         bool | None,
         typer.Option(
             "--self-test",
-            help="First measure how many tokens per second this client can read; alone without URL.",
+            help="First measure how many tokens per second this client can read; without URL, do nothing else.",
             rich_help_panel=GOAL_PANEL,
         ),
     ] = None
     num_clients: Annotated[
         int | None,
         typer.Option(
-            help="Processes that send, for servers that one cannot read. Default: 1.", rich_help_panel=GOAL_PANEL
+            help="Client processes; use more if one cannot keep up with the server. Default: 1.",
+            rich_help_panel=GOAL_PANEL,
         ),
     ] = None
 

@@ -20,7 +20,8 @@ from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import Model
 from kvplan.errors import UsageError
-from kvplan.settings import KNOBS, ServingSettings
+from kvplan.settings import KNOBS, ServingSettings, option_of
+from kvplan.workers.environment import same_imports
 
 SERVER_PANEL: Final = "Server"
 CACHE_PANEL: Final = "KV in host memory and on disk"
@@ -260,7 +261,7 @@ def option_names() -> dict[str, str]:
         for option in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(option, OptionInfo):
                 # typer takes the first spelling for a default, as Option() had one there before Annotated
-                declared = (option.default, *(option.param_decls or ()), "--" + name.replace("_", "-"))
+                declared = (option.default, *(option.param_decls or ()), option_of(name))
                 spelling = next(each for each in declared if isinstance(each, str) and each.startswith("--"))
                 found[ENGINE_NAMES.get(name, name)] = spelling.partition("/")[0]
     return found
@@ -298,5 +299,4 @@ def become_server(options: dict[str, Any]) -> NoReturn:
     os.write(write, data)
     os.close(write)
     os.dup2(read, 0)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    os.execve(sys.executable, [sys.executable, "-m", _SERVER_MODULE], environment)
+    os.execve(sys.executable, [sys.executable, "-m", _SERVER_MODULE], same_imports())

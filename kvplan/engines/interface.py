@@ -61,6 +61,13 @@ class Command:
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 
+def option_words(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Options as words of a command line; those without a value are flags."""
+    return tuple(
+        word for name, value in options.items() for word in ((f"--{name}", value) if value else (f"--{name}",))
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StartedEngine:
     """What a server that is up says of itself, in bytes and tokens. None: it does not say.

@@ -20,7 +20,7 @@ from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.load.client.body import RequestForm
 from kvplan.load.run import run_load
 from kvplan.load.sending import run_on_loop
-from kvplan.load.target import Target, find_model, probe_target
+from kvplan.load.target import PROBE_SECONDS, Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.machine.device import Device, detect_device
 from kvplan.metrics.http import ServerAddress
@@ -41,7 +41,6 @@ from kvplan.workload.requests import RequestSpec
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 """The environment variable that holds the API key."""
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_PROBE_SECONDS: Final = 120.0
 _SEATS: Final = 256
 _STEP_TOKENS: Final = 8192
 _NOT_PREDICTED: Final = (
@@ -132,7 +131,7 @@ class RunningServer:
         axis = next(iter(axes), None)
         if axis is not None:
             hint = "search loads, such as --search max_concurrency --slo 'ttft:500'; or let --engine vllm start it"
-            raise UsageError(f"A server that runs already keeps its {axis}.", hint=hint)
+            raise UsageError(f"{axis} of a running server cannot be swept.", hint=hint)
 
     def device(self, memory_bytes: int | None) -> Device:
         """This machine's, for a server on it; what another machine has is not told."""
@@ -202,7 +201,7 @@ class RunningHost:
     def _target(self) -> Target:
         model, longest = find_model(self._address, self._api_key, None)
         form = RequestForm(self._address, "completions", model, self._api_key)
-        return run_on_loop(probe_target(form, longest, timeout_seconds=_PROBE_SECONDS))
+        return run_on_loop(probe_target(form, longest, timeout_seconds=PROBE_SECONDS))
 
     def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """Load it. A server that answers no longer is a row of failed requests."""

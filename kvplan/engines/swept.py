@@ -21,7 +21,7 @@ from kvplan.sweeps.hosts import TrialHost
 from kvplan.sweeps.rows import SweepIdentity
 
 PRELOAD_NOTICE: Final = "servers are forked from a process that has imported {}; --no-preload starts each anew"
-LOWERED_NOTICE: Final = "{} are lowered on a running server, whose memory stays that of the largest values"
+LOWERED_NOTICE: Final = "{} are lowered without a restart; memory stays as for the largest values"
 
 
 @dataclass(frozen=True)

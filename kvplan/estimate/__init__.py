@@ -3,16 +3,18 @@
 ``make_estimate`` (answer) answers ``kvplan estimate``; the planner and the sweeps' forecasts call the rooms below it.
 A question is a ModelSpec, devices, an engine and one ServingSettings; each engine fills in its own defaults once.
 
-answer, document     the whole answer, and its JSON
+answer, document     the whole answer, and its JSON; picture: ``estimate --plot``
 deployments          one model on one kind of GPU under vLLM or kvplan's engine
 vllm/, kvplan/       each engine's memory: settings, prediction
 sglang, llamacpp,
 trtllm               pools of engines that are swept or explained, not planned for
 speculation          what a drafter takes and gains
 sequence_pages       what one sequence takes of an engine's pool
+parallel             what a rank holds of attention, of experts and of the layers
 kv_groups            layers that keep the same tokens: blocks of one sequence
 kv_cache, mixers     what each kind of attention and state caches, and what it costs a step
 weights, dtypes      bytes of a checkpoint, bytes of an element
+adapters             the slots of LoRA adapters
 weight_formulas      the same of few bits, for people
 speed/               time to first token, time per output token, throughput
 """

@@ -9,15 +9,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from kvplan.errors import UsageError
+from kvplan.errors import UsageError, check
 from kvplan.load.client.body import Endpoint
 from kvplan.load.traffic.arrivals import UNLIMITED, Rate
 from kvplan.load.traffic.plan import TrafficPlan
-from kvplan.runs.answers.slo_result import LoadVariable
+from kvplan.runs.answers.slo_result import LoadVariable, objectives_ms
 from kvplan.runs.trials import Load
+from kvplan.settings import option_of
 from kvplan.sweeps.axes import parse_values
 from kvplan.sweeps.schedules.slo_search import LOAD_AXES
-from kvplan.workload.files import LONGEST_SECONDS, read_workload_file
+from kvplan.workload.files import LONGEST_SECONDS, MOST_FILE_REQUESTS, read_workload_file
 from kvplan.workload.lengths import Lengths, parse_length
 from kvplan.workload.requests import LARGEST_SEED, MOST_REQUESTS, POISSON, WorkloadSpec
 
@@ -29,7 +30,6 @@ SEARCH_RUNS: Final = 1
 # A share of requests within the service level says little of fewer, and each user should come round several times.
 _SEARCH_PROMPTS: Final = 30
 _ROUNDS_PER_USER: Final = 5
-_MOST_FILE_REQUESTS: Final = 1000
 # Users that a search tries if none are given: about a quarter more each.
 _SEARCHED_USERS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384,
                           512, 640, 768, 1024)  # fmt: skip
@@ -50,7 +50,7 @@ class SearchRange:
         axis = LOAD_AXES.get("max_concurrency" if variable == "users" else variable)
         if axis is None or (equals and not listed.strip()):
             raise UsageError(
-                f"--search '{text}' cannot be searched.",
+                f"--search cannot vary '{text}'.",
                 hint="users, max_concurrency or request_rate, optionally with values, such as users=1..64",
             )
         values = tuple(sorted(float(value) for value in parse_values(axis, listed))) if equals else ()
@@ -96,17 +96,17 @@ class LoadOptions:
     slo_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.url is not None or self.self_test, "No server given", "kvplan load http://localhost:8000")
-        _check(self.endpoint in ("completions", "chat"), f"Unknown --endpoint '{self.endpoint}'", "completions or chat")
+        check(self.url is not None or self.self_test, "No server given", "kvplan load http://localhost:8000")
+        check(self.endpoint in ("completions", "chat"), f"Unknown --endpoint '{self.endpoint}'", "completions or chat")
         for name in ("num_prompts", "max_concurrency", "users", "num_runs", "num_prefixes", "num_clients"):
             value = getattr(self, name)
-            _check(value is None or value >= 1, f"{_option(name)} must be at least 1, got {value}", "leave it out")
+            check(value is None or value >= 1, f"{option_of(name)} must be at least 1, got {value}", "leave it out")
         for name in ("duration", "burstiness", "request_timeout"):
             value = getattr(self, name)
-            _check(value is None or value > 0, f"{_option(name)} must be above 0, got {value}", "leave it out")
+            check(value is None or value > 0, f"{option_of(name)} must be above 0, got {value}", "leave it out")
         for name in ("seed", "num_warmups", "think_time"):
             value = getattr(self, name)
-            _check(value is None or value >= 0, f"{_option(name)} must not be negative, got {value}", "use 0 or more")
+            check(value is None or value >= 0, f"{option_of(name)} must not be negative, got {value}", "use 0 or more")
         self._check_limits()
         self._check_arrivals()
         self._check_requests()
@@ -116,47 +116,47 @@ class LoadOptions:
         """Refuse numbers that nothing could be made with."""
         for name in ("duration", "request_timeout", "think_time"):
             value, most = getattr(self, name) or 0, LONGEST_SECONDS
-            _check(value <= most, f"{_option(name)} must be at most {most:,.0f} s, got {value}", "use less")
+            check(value <= most, f"{option_of(name)} must be at most {most:,.0f} s, got {value}", "use less")
         for name, largest in (("seed", LARGEST_SEED), ("num_prompts", MOST_REQUESTS), ("num_warmups", MOST_REQUESTS)):
             value = getattr(self, name) or 0
-            _check(value <= largest, f"{_option(name)} must be at most {largest:,}, got {value:,}", "use less")
+            check(value <= largest, f"{option_of(name)} must be at most {largest:,}, got {value:,}", "use less")
         num_drawn = 0 if self.duration is None or self.rate.is_all_at_once else self.duration * self.rate.mean
         made = f"--request-rate and --duration make more than {MOST_REQUESTS:,} requests"
-        _check(num_drawn <= MOST_REQUESTS, made, "use less of one")
+        check(num_drawn <= MOST_REQUESTS, made, "use less of one")
 
     def _check_arrivals(self) -> None:
         rate = self.rate
         for name in ("request_rate", "max_concurrency"):
             both = self.users is not None and getattr(self, name) is not None
-            _check(not both, f"{_option(name)} cannot be used with --users", "users send when they have their answer")
+            check(not both, f"{option_of(name)} cannot be used with --users", "users send when they have their answer")
         searched = self.search_range.variable if self.search else ""
         has_users = self.users is not None or searched == "users"
-        _check(self.think_time is None or has_users, "--think-time needs --users", "for example --users 16")
+        check(self.think_time is None or has_users, "--think-time needs --users", "for example --users 16")
         has_rate = not rate.is_all_at_once or searched == "request_rate"
-        _check(self.burstiness is None or has_rate, "--burstiness needs a --request-rate", "leave it out, or give one")
+        check(self.burstiness is None or has_rate, "--burstiness needs a --request-rate", "leave it out, or give one")
 
     def _check_requests(self) -> None:
         both = self.duration is not None and self.num_prompts is not None
-        _check(not both, "--num-prompts cannot be used with --duration", "leave one out")
+        check(not both, "--num-prompts cannot be used with --duration", "leave one out")
         endless = self.duration is not None and self.rate.is_all_at_once and not self.workload
         closed = self.users is not None or self.max_concurrency is not None or self.search is not None
-        _check(not endless or closed, "--duration needs to know how requests come", "add --users or --request-rate")
+        check(not endless or closed, "--duration needs to know how requests come", "add --users or --request-rate")
         for name in ("input_len", "output_len"):
             given = self.workload is not None and getattr(self, name) is not None
-            _check(not given, f"{_option(name)} cannot be used with --workload", "the file gives the lengths")
+            check(not given, f"{option_of(name)} cannot be used with --workload", "the file gives the lengths")
         alone = self.num_prefixes is not None and self.prefix_len is None
-        _check(not alone, "--num-prefixes needs a --prefix-len", "for example 128")
+        check(not alone, "--num-prefixes needs a --prefix-len", "for example 128")
 
     def _check_search(self) -> None:
         if self.search is None:
             return
         variable = self.search_range.variable
-        _check(bool(self.slo_seconds), "--search needs a --slo", "for example --slo 'ttft:500 tpot:50'")
+        check(bool(self.slo_seconds), "--search needs a --slo", "for example --slo 'ttft:500 tpot:50'")
         fixed = {"users": self.users, "max_concurrency": self.max_concurrency, "request_rate": self.request_rate}
         for name in {variable, "users"}:
-            _check(fixed[name] is None, f"{_option(name)} cannot be used with --search {variable}", "leave it out")
+            check(fixed[name] is None, f"{option_of(name)} cannot be used with --search {variable}", "leave it out")
         held = variable == "users" and (self.request_rate is not None or self.max_concurrency is not None)
-        _check(not held, "--search users needs a closed loop", "leave --request-rate and --max-concurrency out")
+        check(not held, "--search users needs a closed loop", "leave --request-rate and --max-concurrency out")
 
     @property
     def rate(self) -> Rate:
@@ -193,7 +193,7 @@ class LoadOptions:
         )
 
     def _workload(self, concurrency: int) -> WorkloadSpec:
-        usual = _MOST_FILE_REQUESTS if self.workload else DEFAULT_NUM_PROMPTS
+        usual = MOST_FILE_REQUESTS if self.workload else DEFAULT_NUM_PROMPTS
         if self.search:
             usual = max(_SEARCH_PROMPTS, _ROUNDS_PER_USER * concurrency)
         return WorkloadSpec(
@@ -210,7 +210,7 @@ class LoadOptions:
         """The options for the manifest, without the API key."""
         record = asdict(self)
         del record["api_key"]
-        record["slo_ms"] = {name: round(1000 * bound, 6) for name, bound in record.pop("slo_seconds").items()}
+        record["slo_ms"] = objectives_ms(record.pop("slo_seconds"))
         record["burstiness"] = burstiness_as_json(self.burstiness)
         return record
 
@@ -218,19 +218,10 @@ class LoadOptions:
 @lru_cache
 def _has_times(path: str) -> bool:
     """Whether a workload file says when its requests come, other than all at once. KvplanError if it cannot be read."""
-    read = read_workload_file(Path(path), _MOST_FILE_REQUESTS)
+    read = read_workload_file(Path(path), MOST_FILE_REQUESTS)
     return any(request.arrival_seconds for request in read)
 
 
 def burstiness_as_json(burstiness: float | None) -> float | str | None:
     """JSON has no infinity: equal gaps are the word ``inf``."""
     return "inf" if burstiness is not None and math.isinf(burstiness) else burstiness
-
-
-def _check(good: bool, sentence: str, hint: str) -> None:
-    if not good:
-        raise UsageError(sentence + ".", hint=hint)
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

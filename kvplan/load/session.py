@@ -21,10 +21,11 @@ from kvplan.load.run import LoadRun, OnProgress, run_load
 from kvplan.load.self_test import Ceiling
 from kvplan.load.sending import run_on_loop
 from kvplan.load.summary import load_summary
-from kvplan.load.target import Target, find_model, probe_target
+from kvplan.load.target import PROBE_SECONDS, Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.machine.commit import checkout_commit
 from kvplan.metrics.http import ServerAddress
+from kvplan.runs.answers.slo_result import objectives_ms
 from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import Row, columns_as_json
 from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest, TrialRecord
@@ -36,7 +37,6 @@ from kvplan.sweeps.schedules.slo_search import LoadLine
 # Where a search begins: half the seats, or this many; below 0.7 of the measured capacity.
 _LIKELY_SEATS: Final = 32
 _LIKELY_SHARE: Final = 0.7
-_PROBE_SECONDS: Final = 120.0
 
 
 class Listener(Protocol):
@@ -67,7 +67,7 @@ def find_target(options: LoadOptions) -> Target:
     address = ServerAddress.parse(options.url)
     model, longest = find_model(address, options.api_key, options.model)
     form = RequestForm(address, options.endpoint, model, options.api_key, options.ignore_eos)
-    timeout = min(options.request_timeout, _PROBE_SECONDS)
+    timeout = min(options.request_timeout, PROBE_SECONDS)
     return run_on_loop(probe_target(form, longest, timeout_seconds=timeout))
 
 
@@ -166,7 +166,7 @@ class _Session:
             self.rows,
             run_id=self.identity.run_id,
             workload=self.options.traffic().as_text(),
-            objectives_ms={name: round(1000 * bound, 6) for name, bound in self.options.slo_seconds.items()},
+            objectives_ms=objectives_ms(self.options.slo_seconds),
             search=search,
             verdicts=[run.verdict.sentence for run in self.runs],
             engines=[engine_figures(run.server) for run in self.runs],

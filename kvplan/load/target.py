@@ -17,6 +17,8 @@ from kvplan.load.client.record import RequestRecord, TokenSource
 from kvplan.load.traffic.prompts import PLAIN_SCALE, PromptBook, PromptScale
 from kvplan.metrics.http import Connection, Response, ServerAddress
 
+PROBE_SECONDS: Final = 120.0
+"""What a server has for its first answers, which may compile kernels."""
 _PROBE_WORDS: Final = (16, 80)
 _REFUSED: Final = (401, 403)
 _BAD_REQUEST: Final = (400, 422)

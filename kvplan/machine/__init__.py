@@ -1,6 +1,7 @@
 """The machine that measurements run on, known without torch. Used by sweeps, bench, calibration and the manifest.
 
 device          the CPU or GPU that ``--device`` stands for, and its memory
+visible_gpu     the GPU that a process computes on
 host            processor name, bfloat16 units, cores, free memory
 control_groups  what limits of containers leave of memory
 warm_memory     memory written before another process needs it

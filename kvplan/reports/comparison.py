@@ -149,11 +149,12 @@ def _names(first: Run, second: Run) -> tuple[str, str]:
 
 def _differences(first: Run, second: Run) -> tuple[Difference, ...]:
     names = [*CIRCUMSTANCES, *(name for name in MATCHED_SETTINGS if _is_the_change(first, second, name))]
-    both = [(name, _values(first, name), _values(second, name)) for name in names]
+    both = [(name, values_of(first, name), values_of(second, name)) for name in names]
     return tuple(Difference(name, one or "–", other or "–") for name, one, other in both if one != other)
 
 
-def _values(run: Run, column: str) -> str:
+def values_of(run: Run, column: str) -> str:
+    """Each value of the column once, in the order of the trials."""
     unit = "bytes" if column.endswith("_bytes") else ""
     return ", ".join(dict.fromkeys(cell(trial.value(column), unit) for trial in run.trials if trial.text(column)))
 

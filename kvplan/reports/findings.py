@@ -201,8 +201,8 @@ def shared_sentence(run: Run) -> str:
     if run.first("dummy_layers") != "shared":
         return ""
     return (
-        "Equal layers shared dummy weights, accounted at the size of them all: capacity is exact, speeds are those of "
-        "a model that reads as many bytes per layer from memory, not measured on the whole one."
+        "Identical layers shared one copy of dummy weights but count in full: capacity is exact, speeds approximate "
+        "the whole model's, as each layer still reads all its bytes from memory."
     )
 
 

@@ -93,7 +93,9 @@ def fleet_of(runs: Sequence[Run], labels: Sequence[str], prices: Mapping[str, fl
     names = [device_of(run.trials[0]) for run in runs]
     for given in prices:
         if not any(_is_same(given, name) for name in names):
-            raise UsageError(f"--price names '{given}', and no row is of it.", hint=f"one of {', '.join(names)}")
+            raise UsageError(
+                f"--price names '{given}', but no row was measured on it.", hint=f"one of {', '.join(names)}"
+            )
     return tuple(_figures(run, label, prices) for run, label in zip(runs, labels, strict=True))
 
 

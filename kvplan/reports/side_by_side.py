@@ -14,9 +14,9 @@ from typing import Any, Final
 import pandas as pd
 
 from kvplan.errors import KvplanError
-from kvplan.reports.comparison import CIRCUMSTANCES, MATCHED_SETTINGS
+from kvplan.reports.comparison import CIRCUMSTANCES, MATCHED_SETTINGS, values_of
 from kvplan.reports.fleet import DeviceFigures, device_of, fleet_of, fleet_sentences, is_fleet
-from kvplan.reports.wording import cell, plural
+from kvplan.reports.wording import plural
 from kvplan.runs.statuses import MEASURED_STATUSES, worst_of
 from kvplan.runs.storage.reader import Run
 
@@ -160,13 +160,8 @@ def engine_of(run: Run) -> str:
 
 def _circumstances(runs: Sequence[Run], keys: Sequence[str]) -> tuple[Circumstance, ...]:
     names = [name for name in (*CIRCUMSTANCES, *_KEYS) if name not in keys]
-    found = [Circumstance(name, tuple(_values(run, name) or "–" for run in runs)) for name in names]
+    found = [Circumstance(name, tuple(values_of(run, name) or "–" for run in runs)) for name in names]
     return tuple(each for each in found if len(set(each.values)) > 1)
-
-
-def _values(run: Run, column: str) -> str:
-    unit = "bytes" if column.endswith("_bytes") else ""
-    return ", ".join(dict.fromkeys(cell(trial.value(column), unit) for trial in run.trials if trial.text(column)))
 
 
 def side_sentences(compared: SideBySide) -> list[str]:

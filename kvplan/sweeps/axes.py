@@ -11,7 +11,7 @@ from typing import Final, Literal, cast, get_args
 
 from kvplan.errors import UsageError
 from kvplan.runs.trials import SETTING_NAMES
-from kvplan.settings import FLAG_WORDS, KNOBS, Knob
+from kvplan.settings import FLAG_WORDS, KNOBS, Knob, option_of
 from kvplan.units import LARGEST, parse_bytes, parse_tokens
 
 AxisValue = float | int | str
@@ -24,7 +24,8 @@ _END_OF_RANGE = re.compile(r"(?P<last>[^+*]+)(?:(?P<operator>[+*])(?P<step>.+))?
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A setting or a load that a sweep can vary. ``minimum``: of counts and tokens; ``choices``: of names.
+    """A setting or a load that a sweep can vary. ``minimum``: of counts and tokens; ``choices``: of names; ``example``:
+    of numbers, a list or a range.
 
     of_others: only engines other than kvplan's have it.
     """
@@ -34,10 +35,11 @@ class Axis:
     minimum: int = 1
     choices: tuple[str, ...] = ()
     of_others: bool = False
+    example: str = ""
 
     @property
     def option(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return option_of(self.name)
 
 
 def _axis_of(knob: Knob) -> Axis:
@@ -48,6 +50,7 @@ def _axis_of(knob: Knob) -> Axis:
         knob.sweep_axis.minimum,
         knob.sweep_axis.choices,
         knob.sweep_axis.of_others,
+        knob.sweep_axis.example,
     )
 
 
@@ -160,13 +163,8 @@ def _checked(axis: Axis, number: Decimal, text: str) -> float | int:
 
 def example_of(axis: Axis) -> str:
     """How to write values of the axis, as a hint."""
-    examples: dict[AxisKind, str] = {
-        "share": "a list or a range, such as 0.3,0.6,0.9 or 0.3..0.9+0.1",
-        "count": "a list or a range, such as 4,16,64 or 1..64*2",
-        "tokens": "a list or a range, such as 8,16,32 or 256..1024+256 or 4k..32k*2",
-        "bytes": "a list or a range, such as 512MiB,2GiB or 1GiB..8GiB*2",
-        "rate": "a list or a range, such as 0.5,1,2 or 0.5..8*1.2",
-        "name": "one or more of " + ", ".join(axis.choices),
-        "flag": "without a value, or false,true for both",
-    }
-    return examples[axis.kind]
+    if axis.kind == "name":
+        return "one or more of " + ", ".join(axis.choices)
+    if axis.kind == "flag":
+        return "without a value, or false,true for both"
+    return f"a list or a range, such as {axis.example}"

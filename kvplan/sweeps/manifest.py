@@ -133,7 +133,7 @@ def plan_from_manifest(
 def _refuse_another_kind(device: Device, stored: Mapping[str, Any]) -> None:
     if device.name != stored["name"]:
         raise KvplanError(
-            f"The trials would run on a {device.name}, and the rows of this sweep are of a {stored['name']}.",
+            f"This sweep was started on {stored['name']}, but this machine has {device.name}.",
             hint="start a sweep of its own with --out; `kvplan report DIR DIR2` sets both side by side",
         )
 

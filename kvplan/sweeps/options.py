@@ -8,14 +8,16 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.errors import KvplanError, UsageError
+from kvplan.errors import KvplanError, check
+from kvplan.runs.answers.slo_result import objectives_ms
+from kvplan.settings import option_of
 from kvplan.sweeps.axes import AXES, AxisValue, parse_values
 from kvplan.sweeps.engine_names import OWN_ENGINE, check_engine
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
 from kvplan.sweeps.shards.shard import Shard
 from kvplan.units import parse_bytes
-from kvplan.workload.files import LONGEST_SECONDS
+from kvplan.workload.files import LONGEST_SECONDS, MOST_FILE_REQUESTS
 from kvplan.workload.lengths import Lengths, parse_length
 from kvplan.workload.requests import ALL_AT_ONCE, LARGEST_SEED, LOWEST_RATE, MOST_REQUESTS, POISSON, WorkloadSpec
 
@@ -38,8 +40,6 @@ DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
 # little, and no more can be in flight than there are.
 SEARCH_PROMPTS: Mapping[str, int] = {"cpu": 24, "cuda": 256}
 SEARCH_RUNS = 3
-# A workload file is used as a whole unless it is long.
-MOST_FILE_REQUESTS = 1000
 COUNTED_FORMAT: Final = "none"
 """The load format without tensors."""
 # A step of 2,048 prompt tokens would make every decoding sequence wait for seconds on a CPU.
@@ -91,36 +91,36 @@ class SweepOptions:
     slo_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.device in ("auto", "cpu", "cuda"), f"Unknown --device '{self.device}'", "auto, cpu or cuda")
+        check(self.device in ("auto", "cpu", "cuda"), f"Unknown --device '{self.device}'", "auto, cpu or cuda")
         layers = ("full", "shared")
-        _check(self.dummy_layers in layers, f"Unknown --dummy-layers '{self.dummy_layers}'", ", ".join(layers))
-        _check(
+        check(self.dummy_layers in layers, f"Unknown --dummy-layers '{self.dummy_layers}'", ", ".join(layers))
+        check(
             not self.shares_layers or self.load_format == "dummy",
             "--dummy-layers shared is for dummy weights",
             "add --load-format dummy",
         )
         implementations = ("auto", "native", "transformers")
-        _check(
+        check(
             self.model_impl in implementations, f"Unknown --model-impl '{self.model_impl}'", ", ".join(implementations)
         )
-        _check(
+        check(
             self.model_impl != "transformers" or not (self.is_counted or self.shares_layers),
             "--model-impl transformers computes whole models",
             "leave it out, or --load-format none and --dummy-layers shared",
         )
         self._check_activations()
         formats = ("auto", "dummy", "none", "safetensors", "gguf")
-        _check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))
+        check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))
         for name in ("num_prompts", "max_concurrency", "num_runs", "num_prefixes"):
             value = getattr(self, name)
-            _check(value is None or value >= 1, f"{_option(name)} must be at least 1, got {value}", "leave it out")
+            check(value is None or value >= 1, f"{option_of(name)} must be at least 1, got {value}", "leave it out")
         for name in ("request_rate", "burstiness", "trial_timeout"):
             value = getattr(self, name)
-            _check(value is None or value > 0, f"{_option(name)} must be above 0, got {value}", "leave it out")
-        _check(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "use 0 or more")
+            check(value is None or value > 0, f"{option_of(name)} must be above 0, got {value}", "leave it out")
+        check(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "use 0 or more")
         self._check_limits()
         most = FIRST_RERUN - 1
-        _check((self.num_runs or 1) <= most, f"--num-runs must be at most {most}, got {self.num_runs}", "use fewer")
+        check((self.num_runs or 1) <= most, f"--num-runs must be at most {most}, got {self.num_runs}", "use fewer")
         self._check_workload()
         self._check_search()
         self._check_counted()
@@ -135,25 +135,25 @@ class SweepOptions:
     def _check_limits(self) -> None:
         """Refuse numbers that nothing could be made with."""
         rate, lowest, longest = self.request_rate, LOWEST_RATE, self.trial_timeout or 0
-        _check(rate >= lowest, f"--request-rate must be at least {lowest:g}, got {rate}", "use more")
-        _check(self.burstiness < math.inf, "--burstiness must be finite", "for equal gaps a large one, such as 1000")
-        _check(longest <= LONGEST_SECONDS, f"--trial-timeout {longest} is too long", "leave it out")
+        check(rate >= lowest, f"--request-rate must be at least {lowest:g}, got {rate}", "use more")
+        check(self.burstiness < math.inf, "--burstiness must be finite", "for equal gaps a large one, such as 1000")
+        check(longest <= LONGEST_SECONDS, f"--trial-timeout {longest} is too long", "leave it out")
         for name, largest in (("seed", LARGEST_SEED), ("num_prompts", MOST_REQUESTS)):
             value = getattr(self, name) or 0
-            _check(value <= largest, f"{_option(name)} must be at most {largest:,}, got {value:,}", "use less")
+            check(value <= largest, f"{option_of(name)} must be at most {largest:,}, got {value:,}", "use less")
 
     def _check_workload(self) -> None:
         """Refuse options that would be ignored."""
         for name in ("input_len", "output_len"):
             given = self.workload is not None and getattr(self, name) is not None
-            _check(not given, f"{_option(name)} cannot be used with --workload", "the file gives the lengths")
+            check(not given, f"{option_of(name)} cannot be used with --workload", "the file gives the lengths")
         has_rate = not math.isinf(self.request_rate) or (self.search or "").startswith("request")
-        _check(
+        check(
             self.burstiness == POISSON or has_rate,
             "--burstiness needs a --request-rate",
             "give one, or leave --burstiness out",
         )
-        _check(
+        check(
             self.num_prefixes is None or self.prefix_len is not None,
             "--num-prefixes needs a --prefix-len",
             "for example 128",
@@ -163,15 +163,15 @@ class SweepOptions:
         if self.search is None:
             return
         variable = self.load_range().variable
-        _check(bool(self.slo_seconds), "--search needs a --slo", "for example --slo 'ttft:500 tpot:50'")
-        _check(not self.boundary, "--search cannot be used with --boundary", "leave one out")
+        check(bool(self.slo_seconds), "--search needs a --slo", "for example --slo 'ttft:500 tpot:50'")
+        check(not self.boundary, "--search cannot be used with --boundary", "leave one out")
         fixed = self.max_concurrency is not None if variable == "max_concurrency" else not math.isinf(self.request_rate)
-        _check(not fixed, f"{_option(variable)} is what --search looks for", f"leave {_option(variable)} out")
+        check(not fixed, f"{option_of(variable)} is what --search looks for", f"leave {option_of(variable)} out")
 
     def _check_counted(self) -> None:
         """Refuse what needs a speed where nothing is computed, and a GPU by name where something is."""
         if not self.is_counted:
-            _check(self.gpu is None, "--gpu names a device that is only counted", "add --load-format none")
+            check(self.gpu is None, "--gpu names a device that is only counted", "add --load-format none")
             return
         needing = {
             "--search": self.search is not None,
@@ -180,12 +180,12 @@ class SweepOptions:
         }
         needing["--boundary max_num_seqs"] = any("max_num_seqs" in axis.split("*") for axis in self.boundary)
         asked = next((name for name, is_given in needing.items() if is_given), None)
-        _check(
+        check(
             asked is None,
             f"{asked} cannot be used with --load-format none: nothing is computed, so there are no speeds",
             "leave it out, or use --load-format dummy",
         )
-        _check(
+        check(
             self.gpu is None or self.device != "cpu", "--gpu cannot be used with --device cpu", "leave one of them out"
         )
 
@@ -194,7 +194,7 @@ class SweepOptions:
             return
         Shard.parse(self.shard)
         searching = "--search" if self.search is not None else "--boundary" if self.boundary else None
-        _check(
+        check(
             searching is None,
             f"--shard cannot be used with {searching}: a search takes each trial from the results of those before",
             "run the search on one machine, or give each machine a search of its own",
@@ -223,12 +223,12 @@ class SweepOptions:
 
     def _check_activations(self) -> None:
         rounded = ("none", "int8")
-        _check(
+        check(
             self.activation_quantization in rounded,
             f"Unknown --activation-quantization '{self.activation_quantization}'",
             ", ".join(rounded),
         )
-        _check(
+        check(
             not self.rounds_activations or self.model_impl != "transformers",
             "--activation-quantization is for the engine's own decoder",
             "leave out --model-impl transformers",
@@ -290,7 +290,7 @@ class SweepOptions:
 
     def as_json(self) -> dict[str, Any]:
         record = asdict(self)
-        record["slo_ms"] = _milliseconds(record.pop("slo_seconds"))
+        record["slo_ms"] = objectives_ms(record.pop("slo_seconds"))
         record["request_rate"] = None if math.isinf(self.request_rate) else self.request_rate
         return record
 
@@ -326,27 +326,15 @@ def refuse_differences(stored: SweepOptions, given: Mapping[str, Any]) -> None:
         if name == "num_runs":
             before = stored.repetitions
         if name == "slo_seconds":
-            before, value = _milliseconds(before), _milliseconds(value)
+            before, value = objectives_ms(before), objectives_ms(value)
         if before != value:
-            differences.append(f"{_option(name)} was {_written(before)}, now {_written(value)}")
+            option = option_of("slo" if name == "slo_seconds" else name)
+            differences.append(f"{option} was {_written(before)}, now {_written(value)}")
     if differences:
         raise KvplanError(
             f"The directory was started with different options: {'; '.join(differences)}.",
             hint="leave these options out to continue it, or start a new sweep with --out",
         )
-
-
-def _milliseconds(slo_seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(1000 * bound, 6) for name, bound in slo_seconds.items()}
-
-
-def _check(good: bool, sentence: str, hint: str) -> None:
-    if not good:
-        raise UsageError(sentence + ".", hint=hint)
-
-
-def _option(name: str) -> str:
-    return "--slo" if name == "slo_seconds" else "--" + name.replace("_", "-")
 
 
 def _written(value: object) -> str:

@@ -43,8 +43,7 @@ from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
 SHARED_NOTICE: Final = (
-    "equal layers share dummy weights, accounted at the size of them all: speeds are close to the whole model's, but "
-    "not measured on it"
+    "identical layers share one copy of dummy weights but count in full; speeds approximate the whole model's"
 )
 TRANSFORMERS_NOTICE: Final = (
     "the model runs in its class of transformers: weights and blocks are accounted as always, activations and speed "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
 
 from kvplan.runs.columns import Row
 from kvplan.runs.setting_text import ALWAYS_SHOWN
@@ -21,8 +20,6 @@ from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
 from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps
 from kvplan.sweeps.worker.client import TimeLimits
-
-_TRIALS_PER_CSV: Final = 5
 
 
 class Runner:
@@ -90,8 +87,7 @@ class Runner:
         self._times.learn(row, prepared)
         self._expected.pop(step.trial.trial_id, None)
         self._progress.trial_ended(row, len(self._expected), self._seconds_left)
-        if len(self._store.records) % _TRIALS_PER_CSV == 0:
-            self._store.write_results()
+        self._store.refresh_results()
         return row
 
     def _skip(self, prepared: PreparedTrial, sentence: str) -> Row:

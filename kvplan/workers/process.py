@@ -7,13 +7,13 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
+from kvplan.workers.environment import same_imports
 from kvplan.workers.messages import LOG, decode, encode
 
 _READ_BYTES: Final = 1 << 16
@@ -47,7 +47,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,
-            env=_environment(),
+            env=same_imports(),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input = self._process.stdin
@@ -151,8 +151,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _environment() -> dict[str, str]:
-    """The parent's environment with its import path: the worker must find the same kvplan and the same engine."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -15,6 +15,8 @@ from typing import Any, Final
 from kvplan.errors import KvplanError
 from kvplan.workload.lengths import LONGEST
 
+MOST_FILE_REQUESTS: Final = 1000
+"""A file is used as a whole unless it is longer."""
 # Columns of the traces people publish: (arrival, prompt tokens, output tokens).
 # Azure LLM inference trace 2023/2024: TIMESTAMP, ContextTokens, GeneratedTokens. BurstGPT: Timestamp (seconds),
 # Request tokens, Response tokens.

@@ -17,7 +17,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.latency import serving_speed
+from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.simulation.batching import simulate_requests
 from kvplan.estimate.speed.simulation.figures import simulated_figures
 from kvplan.estimate.speed.simulation.interface import BatchLimits
@@ -146,7 +146,7 @@ def test_plan_and_simulation_agree(profile: Path) -> None:
     simulated = simulated_figures(simulate_requests(requests, limits, StepTimes(shape, speed), max_concurrency=8))
     work = model_work(spec, 4 * spec.num_parameters, "float32", ParallelLayout(1))
     device = DeviceSpeed.of(found, spec.id, "float32")
-    planned = serving_speed(work, find_gpu("cpu"), 8, 127, 32, (127 + 16) * kv_bytes, device)
+    planned = SpeedModel(work, find_gpu("cpu"), 127, 32, (127 + 16) * kv_bytes, device).speed(8)
     assert planned.output_tokens_per_second.middle == pytest.approx(simulated.output_throughput, rel=0.15)
     assert planned.tpot_seconds.middle == pytest.approx(simulated.median_tpot_seconds, rel=0.15)
 

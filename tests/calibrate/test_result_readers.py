@@ -159,7 +159,7 @@ def test_loads_that_show_no_speed(tmp_path: Path, changes: dict[str, Any], reaso
         ("{}", "holds no result that is known"),
         ("[1, 2]", "holds no result that is known"),
         ('{"guidellm_version": 1}', "holds no result that is known"),
-        ('[{"case": "a", "requests": 3, "median_us": 1}]', "has no requests that is a list of objects"),
+        ('[{"case": "a", "requests": 3, "median_us": 1}]', "is missing or not a list of objects"),
     ],
 )
 def test_files_that_are_no_results(tmp_path: Path, content: str, sentence: str) -> None:
@@ -171,7 +171,7 @@ def test_files_that_are_no_results(tmp_path: Path, content: str, sentence: str) 
 def test_damaged_figures_are_named(tmp_path: Path) -> None:
     document = json.loads((SERVE / "serve-c1.json").read_text()) | {"duration": "fast"}
     (tmp_path / "a.json").write_text(json.dumps(document))
-    with pytest.raises(KvplanError, match="has no duration that is a number"):
+    with pytest.raises(KvplanError, match=r"'duration' in .* is missing or not a number"):
         read_results([tmp_path / "a.json"])
 
 

@@ -11,7 +11,7 @@ from kvplan.errors import UsageError
 from kvplan.estimate.deployments import place
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.latency import ServingSpeed, serving_speed
+from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
 from kvplan.estimate.speed.steps.collectives import bridge_note, link_between, ring_over
 from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
@@ -111,7 +111,7 @@ def speed(
     weight_bytes = predict_vllm(spec, profile, settings).rank.weight_bytes
     work = model_work(spec, weight_bytes, "bfloat16", layout)
     cache = CacheSettings("bfloat16", "bfloat16", layout.tensor_parallel_size)
-    return serving_speed(work, profile, users, 1024, 128, kv_read_bytes(spec, context, cache))
+    return SpeedModel(work, profile, 1024, 128, kv_read_bytes(spec, context, cache)).speed(users)
 
 
 def test_pipeline_stages_serve_more_but_not_sooner() -> None:

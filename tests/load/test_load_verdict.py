@@ -24,7 +24,7 @@ from kvplan.metrics.limits import ServerLimits
 from kvplan.metrics.page import read_page
 from kvplan.metrics.reading import ServerReading
 
-HEALTHY = ClientHealth(0.001, 0.002, 0.3, 0.0, ())
+HEALTHY = ClientHealth(0.001, 0.002, 0.3, ())
 
 
 def reading(seconds: float = 0.0, **values: Any) -> ServerReading:

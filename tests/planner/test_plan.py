@@ -18,7 +18,7 @@ from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.latency import decode_step_seconds, prefill_seconds, serving_speed
+from kvplan.estimate.speed.latency import SpeedModel, decode_step_seconds, prefill_seconds
 from kvplan.estimate.speed.steps.work import model_work
 from kvplan.planner.answer.document import deployment_document, plan_document
 from kvplan.planner.answer.picture import concurrency_curve, memory_parts
@@ -328,7 +328,7 @@ def test_roofline_has_the_right_order() -> None:
     assert decode_step_seconds(work, l4, 1, 10**8).low > 8 * one.low
     short, long = prefill_seconds(work, h100, 1000), prefill_seconds(work, h100, 8000)
     assert 7 < long.low / short.low < 12
-    alone, crowd = (serving_speed(work, h100, users, 1000, 100, 10**8) for users in (1, 32))
+    alone, crowd = (SpeedModel(work, h100, 1000, 100, 10**8).speed(users) for users in (1, 32))
     assert crowd.output_tokens_per_second.low > alone.output_tokens_per_second.high
     assert crowd.tpot_seconds.low > alone.tpot_seconds.low
 

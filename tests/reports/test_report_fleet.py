@@ -90,7 +90,7 @@ def test_prices_of_the_profiles_count_where_none_is_given(tmp_path: Path) -> Non
     assert l4.price_source, "a figure without a source is none"
     assert cpu.usd_per_hour is None and cpu.tokens_per_usd is None
     assert "A CPU: no price is known; --price NAME=USD gives one." in fleet_sentences((l4, cpu))
-    with pytest.raises(UsageError, match="--price names 'a100', and no row is of it"):
+    with pytest.raises(UsageError, match="--price names 'a100', but no row was measured on it"):
         set_side_by_side(runs, {"a100": 1.0})
 
 

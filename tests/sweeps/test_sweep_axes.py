@@ -12,8 +12,8 @@ from kvplan.list_words import with_flag_words
 from kvplan.runs import trials
 from kvplan.runs.columns import COLUMN_NAMES
 from kvplan.runs.trials import Load, Trial, TrialSettings
-from kvplan.settings import KNOBS
-from kvplan.sweeps.axes import AXES, parse_values
+from kvplan.settings import GROUP_SIZES, KNOBS
+from kvplan.sweeps.axes import AXES, Axis, parse_values
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,17 @@ from kvplan.sweeps.axes import AXES, parse_values
 )
 def test_lists_and_ranges(name: str, text: str, values: tuple) -> None:
     assert parse_values(AXES[name], text) == values
+
+
+@pytest.mark.parametrize(
+    "axis", [each for each in AXES.values() if each.kind not in ("name", "flag")], ids=lambda axis: axis.name
+)
+def test_examples_are_values(axis: Axis) -> None:
+    """Each of the two examples that help and hints give, and their groups have kernels."""
+    for example in axis.example.split(" or "):
+        values = parse_values(axis, example)
+        assert len(values) > 1
+        assert axis.name != "group_size" or set(values) <= set(GROUP_SIZES)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_without_any_worker_the_reason_is_said(tmp_path: Path, monkeypatch: pyte
             super().__init__(**arguments, patience_seconds=0.0)
 
     monkeypatch.setattr("kvplan.sweeps.session.PoolRunner", Impatient)
-    with pytest.raises(KvplanError, match=r"No worker has been there for 0 s\. it has kvplan 0\.0\.1"):
+    with pytest.raises(KvplanError, match=r"No worker has been available for 0 s\. it has kvplan 0\.0\.1"):
         Case(tmp_path, size=1, unfit=("it has kvplan 0.0.1.",)).run()
     assert not (tmp_path / "run").exists(), "nothing was measured, so there is nothing to continue"
 

@@ -114,7 +114,7 @@ def test_lines_are_the_other_axes_and_settings_run_once(tmp_path: Path) -> None:
     ids = [step.trial.trial_id for step in steps]
     assert len(ids) == len(set(ids))
     assert [step.trial.number for step in steps] == list(range(1, len(steps) + 1))
-    with pytest.raises(UsageError, match="cannot be searched"):
+    with pytest.raises(UsageError, match="--boundary cannot vary"):
         make_search(["dtype"], {}, BASE, predictor, 0)
 
 

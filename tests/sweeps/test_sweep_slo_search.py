@@ -140,7 +140,7 @@ def test_a_search_at_the_fake_worker_is_rows_and_survives_a_cut(tmp_path: Path) 
     ("options", "part"),
     [
         ({"search": "max_concurrency"}, "needs a --slo"),
-        ({"search": "speed", "slo_seconds": LEVEL_SECONDS}, "cannot be searched"),
+        ({"search": "speed", "slo_seconds": LEVEL_SECONDS}, "--search cannot vary"),
         ({"search": "request_rate=1..3", "slo_seconds": LEVEL_SECONDS}, "has no step"),
         ({"search": "request_rate=0,3", "slo_seconds": LEVEL_SECONDS}, "must be above 0"),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -54,10 +53,6 @@ class Tab:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {seconds:g} s: {script}")
             time.sleep(0.25)
-
-    def screenshot(self, path: Path, *, whole_page: bool = False) -> None:
-        taken = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole_page)
-        path.write_bytes(base64.b64decode(taken["data"]))
 
     def _call(self, method: str, **parameters: Any) -> Any:
         self._number += 1

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final, cast
 
 from kvplan.catalog.published_errors import SCHEMA, ErrorGroup, ErrorInterval, FigureName, PublishedErrors
+from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.predictions import Figure
-from published_speeds.scores import FIGURES, Compared, RowScore, percentile
+from published_speeds.scores import FIGURES, Compared, RowScore
 
 LEAST_ROWS: Final = 20
 LEAST_SOURCES: Final = 3
@@ -84,7 +85,7 @@ def _held_out_share(errors: Sequence[LogError], tail: float) -> float:
 
 def _quantiles(errors: Sequence[LogError], tail: float) -> tuple[float, float]:
     ordered = sorted(each.value for each in errors)
-    return percentile(ordered, tail), percentile(ordered, 1 - tail)
+    return quantile(ordered, tail), quantile(ordered, 1 - tail)
 
 
 def source_of(score: RowScore) -> str:

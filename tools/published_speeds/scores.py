@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.published_errors import ErrorGroup, combination, error_group
 from kvplan.errors import KvplanError
+from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.models import model_kind
 from published_speeds.predictions import Figure, predict
 from published_speeds.rows import PublishedRow
@@ -109,19 +110,11 @@ def summarize(scores: Iterable[RowScore], figure: str) -> Summary | None:
     return Summary(
         num_rows=len(found),
         median=statistics.median(errors),
-        p90=percentile(errors, 0.9),
+        p90=quantile(errors, 0.9),
         bias=statistics.median(each.deviation for each in found),
         coverage=sum(each.is_held for each in found) / len(found),
         near=sum(each.is_near for each in found) / len(found),
     )
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Between neighbours interpolated; ``ordered`` is sorted and not empty."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def bar_group(score: RowScore) -> str:

@@ -15,7 +15,7 @@ is cached stays together; evicting it, or freeing one without a hash, makes bloc
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvplan_engine.blocks.layout import KvLayout
 
@@ -82,12 +82,6 @@ class BlockPool:
     def blocks_of(self, block: int) -> tuple[int, ...]:
         """All blocks of the bundle that begins with ``block``."""
         return self._bundles.get(block) or (block,)
-
-    def num_unused_among(self, blocks: Iterable[int]) -> int:
-        """How many blocks of ``blocks`` nobody references: sharing these uses up free ones."""
-        counts = self._reference_counts
-        unused = [block for block in blocks if not counts[block]]
-        return len(unused) if not self._bundles else sum(len(self.blocks_of(block)) for block in unused)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take ``num_blocks`` free blocks, one reference each. NoFreeBlocks if there are fewer: then none is taken."""

@@ -14,4 +14,6 @@ weights (``load_format="none"``).
     division       what one rank has of a model where several share every layer
     undivided      what several ranks cannot share
     kept_units     what a layer keeps of a sequence, and for how long
+    quantization   the formats that weights can be quantised to when they are loaded
+    weight_format  the bytes of a weight in few bits
 """

@@ -6,6 +6,7 @@ The engine opens a device; the execution room measures memory and queues work on
     counted          a device whose memory is only counted
     cuda             an NVIDIA GPU
     cuda_absence     why no GPU can be used, in one sentence
+    collectives      sums and gathered rows of the ranks of an engine
     allocation       out-of-memory errors, recognised and reported by phase
     overhead         memory reserved for what is not a tensor
     heap             what the C library keeps of freed memory, while weights are loaded

@@ -5,6 +5,7 @@ rope         the table of cosines and sines
 activation   the MLP's activations
 projection   what a product with a weight offers, and how one is chosen for each weight
 linear       the weight as published, by torch
+divided      products of which each rank has a part
 head_products   products of each head with a weight of its own, and how their kernels are chosen
 mixture      a mixture of experts, and how its kernels are chosen
 cuda_skinny  few rows by the CUDA kernels, with what follows the product

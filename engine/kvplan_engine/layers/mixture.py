@@ -14,7 +14,7 @@ import torch
 
 from kvplan_engine.checkpoints.quantised.reader import shape_of, take_parts
 from kvplan_engine.checkpoints.weights import Weights
-from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture, packs_mixture
@@ -135,18 +135,17 @@ class PanelMixtures:
 def mixture_weights(mixture: Mixture, weights: Weights, index: int) -> MixtureWeights:
     """Views of layer ``index``'s weights, the experts one after the other. What is in few bits is taken out of them."""
     name = f"layers.{index}"
-    shared = mixture.shared
     return MixtureWeights(
         weights[f"{name}.router.weight"],
-        _experts(mixture.expert, len(mixture.held_experts), weights, f"{name}.experts"),
+        _experts(len(mixture.held_experts), weights, f"{name}.experts"),
         weights.get(f"{name}.router.bias"),
         weights.get(f"{name}.correction"),
-        None if shared is None else _experts(shared, 1, weights, f"{name}.shared"),
+        None if mixture.shared is None else _experts(1, weights, f"{name}.shared"),
         *(weights.get(f"{name}.{part}.weight") for part in ("shared_gate", "latent_down", "latent_up")),
     )
 
 
-def _experts(mlp: Mlp, count: int, weights: Weights, name: str) -> ExpertWeights:
+def _experts(count: int, weights: Weights, name: str) -> ExpertWeights:
     up_bias, down_bias = (weights.get(f"{name}.{part}.bias") for part in ("up", "down"))
     return ExpertWeights(
         _matrices(weights, f"{name}.up", count),

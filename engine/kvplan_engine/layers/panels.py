@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, PackedLinearArgs
-from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, PackedWeight, is_gated, packs_gated
+from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_activation
 from kvplan_engine.layers.projection import StoredWeight
 
 
@@ -44,11 +44,6 @@ class Panels:
 
     def make(self, stored: StoredWeight) -> PanelLinear:
         """See ProjectionKind.make."""
-        activation = stored.activation if self._follows(stored) else None
+        follows = packs_activation(self.kernels, stored.activation, stored.weight.shape[0])
+        activation = stored.activation if follows else None
         return PanelLinear(PackedWeight(self.kernels, stored.take(), stored.bias, activation))
-
-    def _follows(self, stored: StoredWeight) -> bool:
-        """Whether the wanted activation can be part of the product."""
-        if is_gated(stored.activation) and not packs_gated(self.kernels, stored.weight.shape[0]):
-            return False
-        return stored.activation in ACTIVATION_CODES

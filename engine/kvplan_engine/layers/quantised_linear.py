@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.kernels.cpu.library import CpuKernels, PackedLinearArgs
-from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
+from kvplan_engine.kernels.cpu.packed import packs_activation
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised, stacked_args
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 from kvplan_engine.kernels.rounded_inputs import rounded_inputs
@@ -107,15 +107,10 @@ class QuantisedPanels:
     def make(self, stored: StoredWeight) -> Projection:
         """See ProjectionKind.make."""
         parts = stored.take_quantised()
-        activation = stored.activation if len(parts) == 1 and self._follows(stored) else None
+        follows = len(parts) == 1 and packs_activation(self.kernels, stored.activation, stored.weight.shape[0])
+        activation = stored.activation if follows else None
         made = [PackedQuantised(self.kernels, part, bias, activation) for part, bias in with_biases(parts, stored.bias)]
         return QuantisedPanelLinear(made[0]) if len(made) == 1 else StackedPanels(made)
-
-    def _follows(self, stored: StoredWeight) -> bool:
-        """Whether the wanted activation can be part of the product."""
-        if is_gated(stored.activation) and not packs_gated(self.kernels, stored.weight.shape[0]):
-            return False
-        return stored.activation in ACTIVATION_CODES
 
 
 class WidenedRows:

@@ -6,16 +6,15 @@
     counted_model    what an engine needs to know of a model, and one whose weights are only counted
     device_kernels   DeviceKernels, what computes a model on a device, and select_kernels, which chooses it
     decoder          the decoder that all families share
+    stage_decoder    a decoder's part of the stack, between the stages before and after it
     embedding        from token ids to the residual stream
+    residual_stream  the buffers that a step's hidden states go through
     decoder_layer    the parts of one layer
-    attention_part   one layer's attention
-    attention_gate   the gate of its output
-    latent_part      one layer's latent attention
-    delta_part       one layer's gated delta rule, or Kimi Delta Attention
-    index_part       the index by which sparse latent attention chooses tokens
-    mamba1_part, mamba2_part, short_conv_part   one layer's Mamba, Mamba 2, short convolution
-    mlp_part         one layer's MLP
-    mixture_part     one layer's mixture of experts
+    mixers/          what moves information between tokens: attention of every kind, states, convolutions
+    feed_forwards/   MLPs and mixtures of experts
+    layer_inputs     inputs of each layer's own (Gemma 4)
+    layer_end_part   what ends such a layer
+    kv_pool          where each layer's keys, values and states lie in the pool's blocks
     known_parts      what of a description the decoder computes; the rest is refused by name
     part_kernels     the kernels that a part is made with
     step_space       what the parts share in one step

@@ -3,6 +3,7 @@
 ``LLM`` and ``Engine`` create requests, the scheduler moves their sequences, the output processor appends their tokens.
 
     request           Request and Sequence: a prompt, its token streams, and how far their KV is computed
+    adapter           which adapter a request wants
     prompt_logprobs   log-probabilities of a prompt's own tokens, gathered chunk by chunk
     sampling_params   how a request's tokens are chosen
     status            states of a sequence, finish reasons

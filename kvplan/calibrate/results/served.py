@@ -89,9 +89,13 @@ def _typed(name: str, value: object, source: str) -> object:
     try:
         number = int(str(value)) if name in _WHOLE else float(str(value))
     except ValueError as error:
-        raise KvplanError(f"{source} says {name} '{value}', which is not a number.", hint="mend it there") from error
+        raise KvplanError(
+            f"{source} says {name} '{value}', which is not a number.", hint="correct it in the file"
+        ) from error
     if not 0 < number < math.inf:
-        raise KvplanError(f"{source} says {name} '{value}', which is not a number above 0.", hint="mend it there")
+        raise KvplanError(
+            f"{source} says {name} '{value}', which is not a number above 0.", hint="correct it in the file"
+        )
     return number
 
 

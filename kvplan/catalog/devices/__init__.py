@@ -5,5 +5,6 @@ unlisted_gpus    what is said of devices without a profile
 device_support   what vLLM refuses on older GPUs
 measured         which measured speeds speak for a device; the files that ``kvplan calibrate`` writes
 measured_profile one such profile
-kernel_tables    profiles that ship, fitted to tables of measured kernels
+kernel_tables    profiles that ship, fitted to tables of measured kernels; scaled: the same for their relatives
+prices           prices given on the command line
 """

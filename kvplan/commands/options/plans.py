@@ -186,7 +186,7 @@ def plan_request(
 ) -> PlanRequest:
     """The question that the options ask. UsageError for a value that cannot be read."""
     if load.users is not None and load.request_rate is not None:
-        raise UsageError("--users and --request-rate are two ways to say the load.", hint="give one of them")
+        raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
     named = [parse_gpu_count(name) for name in split_list(gpus.gpu)]
     kv_cache_dtypes = map(KNOBS["kv_cache_dtype"].canonical_name, split_list(formats.kv_cache_dtype))
     return PlanRequest(

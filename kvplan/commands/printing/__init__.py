@@ -3,5 +3,7 @@
 render, table_layout             the formats that every command offers; how a table fits a terminal
 estimates, estimate_rows         an estimate, and several in one table
 ranges, speculation              an estimate's intervals; what a drafter takes and gains
+kv_layout, speeds, queues        its blocks; its speeds; percentiles of a load, and the terms of a step
 plans, sweeps, loads             what `plan`, `sweep` and `load` print
+calibrations                     what `calibrate` prints
 """

@@ -16,7 +16,7 @@ from typing import Final
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.documented.models import GpuModel, sglang_pool
 from kvplan.engines.documented.package import package_version
-from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
+from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder, option_words
 from kvplan.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
@@ -81,7 +81,7 @@ class Sglang:
         if settings.enable_prefix_caching is False:
             options["disable-radix-cache"] = ""
         words = tuple(self.command_words) or (self.python, "-m", "sglang.launch_server")
-        return Command((*words, *_words(options | dict(self.given))))
+        return Command((*words, *option_words(options | dict(self.given))))
 
     def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
         """The pools as the log has them, the tokens by the metrics page where the log does not say."""
@@ -133,9 +133,3 @@ def _phase(found: StartupLog, log: str, ending: Ending) -> tuple[Status, str, st
         sentence = "Memory ran out while CUDA graphs were captured. Lower gpu_memory_utilization."
         return "oom_kv_init", "graph_capture", sentence
     return "oom_kv_init", "kv_init", "Memory ran out beside the KV pool. Lower gpu_memory_utilization."
-
-
-def _words(options: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        word for name, value in options.items() for word in ((f"--{name}", value) if value else (f"--{name}",))
-    )

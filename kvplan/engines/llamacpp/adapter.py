@@ -11,11 +11,11 @@ from typing import Final
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
+from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder, option_words
 from kvplan.engines.llamacpp.failures import classify
 from kvplan.engines.llamacpp.log import read_start
 from kvplan.engines.llamacpp.model import LlamaCppModel
-from kvplan.engines.llamacpp.options import Options, server_options, user_options, words_of
+from kvplan.engines.llamacpp.options import Options, server_options, user_options
 from kvplan.errors import KvplanError
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
@@ -58,7 +58,7 @@ class LlamaCpp:
             raise KvplanError("llama.cpp has no random weights.", hint="leave --load-format out, and give a .gguf file")
         own = ("--model", order.model, "--host", "127.0.0.1", "--port", str(order.port))
         spec = resolve_model(order.model) if order.settings.kv_cache_memory_bytes is not None else None
-        words = words_of(server_options(order.settings, self._options, spec))
+        words = option_words(server_options(order.settings, self._options, spec))
         return Command((*self.command_words, *own, "--alias", order.served_model_name, *words))
 
     def started(self, log: str, reading: ServerReading | None) -> StartedEngine:

@@ -113,13 +113,6 @@ def settings_of(options: Mapping[str, str]) -> LlamaServerSettings:
     )
 
 
-def words_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """As words of a command line."""
-    return tuple(
-        word for name, value in options.items() for word in ((f"--{name}", value) if value else (f"--{name}",))
-    )
-
-
 def _number(options: Mapping[str, str], name: str, default: int) -> int:
     text = options.get(name, "") or str(default)
     try:

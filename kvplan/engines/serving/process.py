@@ -15,6 +15,7 @@ from typing import IO, Any, Final, Protocol
 
 from kvplan.engines.interface import Command
 from kvplan.errors import KvplanError
+from kvplan.workers.environment import same_imports
 
 _KEEPER: Final = "kvplan.engines.serving.keeper"
 PATIENCE_SECONDS: Final = 20.0
@@ -50,7 +51,7 @@ class StartedKeeper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=same_imports(),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self.pid = self._process.pid

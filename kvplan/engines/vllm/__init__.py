@@ -3,6 +3,7 @@
 installation  which release lies where, built for what
 command       settings -> ``vllm.entrypoints.openai.api_server``
 preload       what servers are forked from
+plugin/       a scheduler that vLLM loads: it takes smaller limits while it runs, and tells steps
 limits        settings of a running server that are lowered
 outputs       what a log and a metrics page say of a start
 failures      a log -> one of the sweep's statuses

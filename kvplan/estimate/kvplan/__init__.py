@@ -3,6 +3,7 @@
 It shares no code with the engine: kvplan_engine derives the same figures from its own.
 
 memory     ``predict``: buffers, budget, blocks, outcome
+held_weights  weights that the engine holds in few bits
 kernel_buffers  what only CUDA kernels need beside the step's buffers
 scratch    what one part of a layer writes for each token
 layout     blocks in which layers of all kinds lie; ``parts``: what each layer has to lay down

@@ -314,19 +314,6 @@ class SpeedModel:
         return padded - plain
 
 
-def serving_speed(
-    work: ModelWork,
-    gpu: GpuProfile,
-    num_users: float,
-    input_tokens: int,
-    output_tokens: int,
-    kv_bytes: float,
-    device_speed: DeviceSpeed | None = None,
-) -> ServingSpeed:
-    """Steady state of ``num_users`` users who each send the next request when the last one has been answered."""
-    return SpeedModel(work, gpu, input_tokens, output_tokens, kv_bytes, device_speed).speed(num_users)
-
-
 def decode_step_seconds(work: ModelWork, gpu: GpuProfile, batch: float, kv_bytes: float) -> Range:
     """One token for each of ``batch`` sequences whose caches hold ``kv_bytes`` on average, by the data sheet."""
     best, usual = (Roofline.of(work, gpu, kv_bytes, efficiency) for efficiency in (BEST, USUAL))

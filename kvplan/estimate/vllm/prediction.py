@@ -134,7 +134,8 @@ def predict_vllm(
         _rank_memory(spec, part, gpu, resolved, release, memo)
         for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
     ]
-    return _prediction(spec, ranks, resolved, release)
+    smallest = min(ranks, key=lambda rank: rank.num_blocks)
+    return fill_pool(smallest, smallest.available_kv_bytes, resolved, release)
 
 
 def _with_own_drafter(spec: ModelSpec, settings: ServingSettings, memo: Memo) -> ModelSpec:
@@ -318,13 +319,6 @@ def request_shape(resolved: ResolvedSettings, release: VllmRelease) -> RequestSh
         states_per_request=resolved.states_per_request,
         encoder_tokens=settings.encoder_tokens or 0,
     )
-
-
-def _prediction(
-    spec: ModelSpec, ranks: list[RankMemory], settings: ResolvedSettings, release: VllmRelease
-) -> VllmPrediction:
-    smallest = min(ranks, key=lambda rank: rank.num_blocks)
-    return fill_pool(smallest, smallest.available_kv_bytes, settings, release)
 
 
 def fill_pool(

@@ -90,7 +90,7 @@ class Client:
 
     async def send(self, record: RequestRecord, request: bytes) -> None:
         """Send it and wait for the answer's end; what happened is in ``record``. Never raises for a server's sake."""
-        record.started = record.connected = time.perf_counter()
+        record.started = time.perf_counter()
         while True:
             connection = self._take_free()
             is_kept = connection is not None
@@ -157,6 +157,5 @@ class Client:
             record.fail(unreachable(address, error if isinstance(error, OSError) else TimeoutError()).message)
             record.ended = time.perf_counter()
             return None
-        record.connected = time.perf_counter()
         self._all.add(connection)
         return connection

@@ -14,9 +14,9 @@ class RequestRecord:
     """One request.
 
     scheduled: when the load wanted it sent. permitted: when nothing but the client held it back any more (a limit of
-    requests in flight may hold it longer than its schedule). started: when the client began to send it; connected: when
-    it had a connection. times, counts: when output came, and how many tokens each time; counts are None where only the
-    end tells the number. is_warmup: sent before the measured part.
+    requests in flight may hold it longer than its schedule). started: when the client began to send it. times, counts:
+    when output came, and how many tokens each time; counts are None where only the end tells the number. is_warmup:
+    sent before the measured part.
     """
 
     index: int
@@ -26,7 +26,6 @@ class RequestRecord:
     num_output_tokens_asked: int
     is_warmup: bool = False
     started: float = 0.0
-    connected: float = 0.0
     times: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     token_source: TokenSource | None = None

@@ -2,6 +2,7 @@
 
 health    the client itself: lag of its event loop, CPU, lateness; whether it was the limit
 monitor   the server's metrics, read four times per second while the load runs
+series    the run over time, for the reports' pictures
 verdict   what bound the run: KV, seats, compute, load or client
 engines   each of several engines behind one address
 figures   all of it as columns of a row

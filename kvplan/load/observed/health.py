@@ -37,7 +37,6 @@ class ClientHealth:
     dispatch_delay_p99: float
     loop_lag_p99: float
     cpu_share: float
-    connect_p99: float
     reasons: tuple[str, ...]
     num_processes: int = 1
     cpu_seconds: float = 0.0
@@ -98,7 +97,6 @@ def client_health(records: Sequence[RequestRecord], samples: Sequence[ProcessSam
     lag = _p99([lag for sample in samples for lag in sample.lags])
     share = max(sample.cpu_share for sample in samples)
     ttfts = [record.times[0] - record.started for record in records if record.is_served]
-    connects = [record.connected - record.started for record in records]
     tpots = [
         (record.times[-1] - record.times[0]) / ((record.num_output_tokens or 0) - 1)
         for record in records
@@ -106,7 +104,7 @@ def client_health(records: Sequence[RequestRecord], samples: Sequence[ProcessSam
     ]
     reasons = bound_reasons(delay, _median(ttfts), lag, _median(tpots), share)
     cpu_seconds = sum(sample.cpu_seconds for sample in samples)
-    return ClientHealth(delay, lag, share, _p99(connects), reasons, len(samples), cpu_seconds)
+    return ClientHealth(delay, lag, share, reasons, len(samples), cpu_seconds)
 
 
 def bound_reasons(

@@ -187,7 +187,7 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
         )
     replica = Replica(trial.workload, choice, replicas, prediction, capacity, model)
     check = _check(trial, replica, served)
-    check = within_pool(check, _pool_share(trial, choice, prediction, served.num_users, room))
+    check = within_pool(check, _pool_share(choice, prediction, served.num_users, room))
     if not check.possible:
         if choice.key not in trial.alone:
             trial.alone[choice.key] = _check(trial, replica, serve_users(model, 1))
@@ -303,7 +303,7 @@ _AT_THE_LOW_END = 0.95
 """Shares of start-ups whose pool is larger: half of them than predicted, and than the low end of the 90 % interval."""
 
 
-def _pool_share(trial: Trial, choice: Choice, prediction: VllmPrediction, num_users: float, room: int) -> float:
+def _pool_share(choice: Choice, prediction: VllmPrediction, num_users: float, room: int) -> float:
     """How much of the range of KV pools holds so many sequences; 1 where its low end does."""
     pool = max(prediction.rank.available_kv_bytes, 1)
     low = kv_pool_low_bytes(choice.weights.spec, choice.gpu, prediction)

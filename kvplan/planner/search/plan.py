@@ -115,7 +115,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
         request=request,
         workload=trial.workload,
         deployments=affordable,
-        alternatives=_alternatives(spec, affordable, in_others.deployments, others),
+        alternatives=_alternatives(affordable, in_others.deployments, others),
         misses=found.misses,
         too_dear=_cheapest(found.deployments) if not affordable else None,
         over_budget=frozenset(each.choice.gpu.id for each in found.deployments),
@@ -193,7 +193,7 @@ def _cheapest(deployments: Sequence[Deployment]) -> Deployment | None:
 
 
 def _alternatives(
-    spec: ModelSpec, best: Sequence[Deployment], others: Sequence[Deployment], formats: Sequence[FormatPair]
+    best: Sequence[Deployment], others: Sequence[Deployment], formats: Sequence[FormatPair]
 ) -> tuple[Alternative, ...]:
     """The best in each other format, where it is cheaper or smaller than the best as asked."""
     found: dict[tuple[str, str], Alternative] = {}

@@ -9,7 +9,7 @@ occupancy     KV pool and queues over time in the best and the worst trial
 predictions   predicted against measured
 memory        what device memory was used for; block_size: KV waste and throughput by block size
 slo           requests within the SLO and goodput over the load, where it was searched
-comparison    two runs (its draw takes a Comparison)
+comparison    two runs (its draw takes a Comparison); side_by_side: several; fleet: several devices
 canvas        what all of them share: style, title and footer, axes, PNG; labels: beside points, none on top of another
 
 ``kvplan.reports.pictures`` lists them and calls them. matplotlib is imported only when one is drawn.

@@ -22,6 +22,11 @@ LoadVariable = Literal["request_rate", "max_concurrency", "users"]
 _Z95: Final = 1.959964  # of the normal distribution: 95 % within
 
 
+def objectives_ms(slo_seconds: Mapping[str, float]) -> dict[str, float]:
+    """The bounds of a service level as JSON and rows have them."""
+    return {name: round(1000 * bound, 6) for name, bound in slo_seconds.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class ShareInterval:
     """A share of runs or requests with its Wilson score interval (E. B. Wilson, JASA 22, 1927, p. 209) at 95 %."""

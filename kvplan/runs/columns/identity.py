@@ -38,7 +38,8 @@ class IdentityColumns(TypedDict, total=False):
         About("identity", "format of the weights; dummy: random weights; none: only counted, so there are no speeds"),
     ]
     dummy_layers: Annotated[
-        str | None, About("identity", "shared: equal layers used the same dummy weights, accounted at their true size")
+        str | None,
+        About("identity", "shared: identical layers used one copy of dummy weights but count in full"),
     ]
     model_impl: Annotated[
         str | None,

@@ -38,6 +38,7 @@ from kvplan.runs.directory import (
 )
 from kvplan.runs.storage.files import sync_directory, write_all, write_whole
 
+_RECORDS_PER_CSV: Final = 5
 _LOCK: Final = ".lock"
 
 
@@ -127,6 +128,11 @@ class SweepStore:
                 hint=f"make room, then continue with --resume {self.directory}",
             ) from error
         self.records.append(record)
+
+    def refresh_results(self) -> None:
+        """Write results.csv after every few records: a sweep that is killed leaves one that is nearly whole."""
+        if len(self.records) % _RECORDS_PER_CSV == 0:
+            self.write_results()
 
     def write_results(self) -> None:
         """Write results.csv from the records."""

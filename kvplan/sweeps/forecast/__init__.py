@@ -1,6 +1,7 @@
 """What a trial is expected to do before it runs, made from the estimates of ``kvplan.estimate``.
 
 prediction       Predictor: outcome, memory, speed and time of a trial
+pool             what a sweep needs to know of an engine's predicted memory
 trial_forecast   continuous batching of the trial's requests, simulated from lengths alone
 step_cost        what a step costs on a device that was never measured
 under_load       the same for trials with an arrival rate or concurrency of their own

@@ -30,7 +30,6 @@ from kvplan.units import plural
 
 MOST_LOST: Final = 5
 """Workers that may be lost with one trial; with one more, the trial itself counts as their end."""
-_TRIALS_PER_CSV: Final = 5
 _TICK_SECONDS: Final = 0.5
 _MOST_HOSTS: Final = 1024
 
@@ -160,7 +159,7 @@ class PoolRunner:
             return
         reason = f" {self._unfit[0]}" if self._unfit else ""
         raise KvplanError(
-            f"No worker has been there for {self._patience_seconds:.0f} s.{reason}",
+            f"No worker has been available for {self._patience_seconds:.0f} s.{reason}",
             hint=f"bring workers back, then continue with --resume {self._store.directory}",
         )
 
@@ -224,5 +223,4 @@ class PoolRunner:
         self._times.learn(record["row"], seat.prepared)
         num_left = len(self._waiting) + len(self._serving)
         self._progress.trial_ended(record["row"], num_left, self._seconds_left)
-        if len(self._store.records) % _TRIALS_PER_CSV == 0:
-            self._store.write_results()
+        self._store.refresh_results()

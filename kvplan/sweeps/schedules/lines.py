@@ -52,7 +52,7 @@ def make_search(
 def _check_axes(names: Sequence[str]) -> None:
     for name in names:
         if name not in BOUNDARY_AXES:
-            raise UsageError(f"--boundary '{name}' cannot be searched.", hint="one of " + ", ".join(BOUNDARY_AXES))
+            raise UsageError(f"--boundary cannot vary '{name}'.", hint="one of " + ", ".join(BOUNDARY_AXES))
     if len(names) > 2 or len(set(names)) < len(names):
         raise UsageError(
             f"--boundary '{'*'.join(names)}' is not a pair of axes.",

@@ -28,8 +28,8 @@ from kvplan.sweeps.axes import Axis, parse_values
 from kvplan.sweeps.schedules.schedule import Step, Steps
 
 LOAD_AXES: Final = {
-    "max_concurrency": Axis("max_concurrency", "count"),
-    "request_rate": Axis("request_rate", "rate"),
+    "max_concurrency": Axis("max_concurrency", "count", example="4,16,64 or 1..64*2"),
+    "request_rate": Axis("request_rate", "rate", example="0.5,1,2 or 0.5..8*1.2"),
 }
 # Neighbouring rates differ by this factor: a few dozen requests cannot distinguish closer ones.
 _RATE_STEP: Final = 1.1
@@ -56,7 +56,7 @@ class LoadRange:
         variable = name.strip().replace("-", "_")
         if variable not in LOAD_AXES or (equals and not values.strip()):
             raise UsageError(
-                f"--search '{text}' cannot be searched.",
+                f"--search cannot vary '{text}'.",
                 hint="max_concurrency or request_rate, optionally with values, such as max_concurrency=1..64",
             )
         parsed = parse_values(LOAD_AXES[variable], values) if equals else ()

@@ -33,7 +33,7 @@ def merge_shards(directories: Sequence[Path], out: Path, *, command: str) -> Mer
     """Write the whole sweep into ``out``, a new directory. Nothing is written if a shard is missing, unfinished, there
     twice or of another sweep: KvplanError says which."""
     if len(directories) < 2:
-        raise UsageError("One directory is nothing to merge.", hint="give the directories of all shards")
+        raise UsageError("Merging needs at least two directories.", hint="give the directories of all shards")
     parts = [read_part(directory) for directory in directories]
     refuse_unfit(parts)
     parts.sort(key=lambda part: part.entry["number"])

@@ -3,6 +3,8 @@
 library      the C functions and their argument structures, typed
 ops          the operations of ``kernels.interface``
 packed       a weight packed once, and the product with it
+quantised    the same of a weight in few bits
+lora         what LoRA adapters add to a product, and its structures for C (lora_args)
 head_products   a weight for each head, packed once, and its structure for C (head_products_args)
 mixture      a mixture of experts packed once, and its structures for C (mixture_args)
 states       convolutions and recurrences of layers with a state, and their structures for C (state_args)

@@ -25,6 +25,13 @@ def packs_gated(kernels: CpuKernels, num_outputs: int) -> bool:
     return num_outputs % 2 == 0 and int(kernels.packed_outputs(half)) == half
 
 
+def packs_activation(kernels: CpuKernels, activation: str | None, num_outputs: int) -> bool:
+    """Whether ``activation`` can be part of the product with a weight of ``num_outputs`` rows."""
+    if is_gated(activation) and not packs_gated(kernels, num_outputs):
+        return False
+    return activation in ACTIVATION_CODES
+
+
 class PackedWeight:
     """A weight [num_outputs, num_inputs] in panels, float32 or bfloat16, with its bias and what follows the product.
 

@@ -33,10 +33,6 @@ class RequestsInFlight:
         self.router: Router | None = None  # is told of complete answers
 
     @property
-    def num_answers(self) -> int:
-        return len(self._answers)
-
-    @property
     def generations(self) -> list[Generation]:
         return list(self._generations.values())
 

@@ -75,7 +75,7 @@ def _chosen_engine(exchange: Exchange, num_engines: int) -> int | None:
         return None
     if not text.isdecimal() or len(text) > _LONGEST_RANK or int(text) >= num_engines:
         text = text[:_LONGEST_RANK]
-        raise bad_request(f"X-data-parallel-rank '{text}' is none of the {num_engines} engines, which count from 0.")
+        raise bad_request(f"X-data-parallel-rank must be from 0 to {num_engines - 1}, got {text}.")
     return int(text)
 
 

@@ -103,7 +103,7 @@ class Fields:
         return lists
 
     def malformed(self, name: str, wanted: str) -> KvplanError:
-        message = f"{self.source} has no {self.place}{name} that is {wanted}."
+        message = f"'{self.place}{name}' in {self.source} is missing or not {wanted}."
         return KvplanError(message, hint="save the benchmark's result again")
 
 

@@ -29,10 +29,14 @@ class EngineOptions:
     ] = None
     engine_python: Annotated[
         str | None,
-        typer.Option(help="The Python that has the engine, such as ~/vllm/bin/python.", rich_help_panel=MODEL_PANEL),
+        typer.Option(
+            help="Python interpreter of the environment with the engine, such as ~/vllm/bin/python.",
+            rich_help_panel=MODEL_PANEL,
+        ),
     ] = None
     engine_command: Annotated[
-        str | None, typer.Option(help="What starts its server, if not that Python.", rich_help_panel=MODEL_PANEL)
+        str | None,
+        typer.Option(help="Command that starts its server, instead of --engine-python.", rich_help_panel=MODEL_PANEL),
     ] = None
     engine_arg: Annotated[
         list[str] | None,

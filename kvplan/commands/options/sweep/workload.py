@@ -45,7 +45,8 @@ class WorkloadOptions:
     request_rate: Annotated[
         float | None,
         typer.Option(
-            help="Arrivals per second; a trace is rescaled to it. Default: all at once.", rich_help_panel=WORKLOAD_PANEL
+            help="Arrivals per second; traces are rescaled to this rate. Default: all at once.",
+            rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None
     burstiness: Annotated[

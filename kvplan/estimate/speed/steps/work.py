@@ -120,11 +120,6 @@ class ModelWork:
         stage = self.dense_bytes + self.expert_bytes * self.touched_experts(tokens * self.layout.data_parallel_size)
         return stage * self.layout.pipeline_parallel_size
 
-    @property
-    def prompts_at_once(self) -> int:
-        """Prompts that are read side by side: one in each group and in each stage."""
-        return self.layout.data_parallel_size * self.layout.pipeline_parallel_size
-
 
 def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelLayout) -> ModelWork:
     """The work of a rank that holds ``weight_bytes``; embeddings are looked up, not read whole.

@@ -2,6 +2,7 @@
 
 gemma2       Gemma 2
 gemma3       Gemma 3
+gemma_gguf   both in GGUF files
 gemma3n      Gemma 3n: also keys and values that later layers read
 gemma4       Gemma 4
 olmo3        OLMo 3
