@@ -17,6 +17,7 @@ hub              config.json and safetensors headers from the Hugging Face hub
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 native           which architectures kvplan's own engine runs; through_transformers: which in their class there
 engines          releases of vLLM and kvplan's engine: their defaults
+vllm_models      which architectures vLLM serves no longer; vllm_refusals: settings that its command line refuses
 sglang_defaults  SGLang's, by the GPU's memory; trtllm_defaults: trtllm-serve's
 published_errors how far predicted speeds were from published measurements
 """

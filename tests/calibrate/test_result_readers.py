@@ -181,19 +181,22 @@ _DETAILS = {"input_lens": [3], "output_lens": [3], "ttfts": [0.1], "itls": [[0.2
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"duration": 0}, "no duration that is a number above 0"),
-        ({"duration": 10**400}, "no duration that is a number above 0"),
-        ({"request_rate": -3}, "no request_rate that is a number above 0"),
-        ({"max_concurrency": -1}, "no max_concurrency that is a number above 0"),
-        ({"burstiness": -1, "request_rate": 2}, "no burstiness that is a number above 0"),
-        ({"mean_ttft_ms": -3}, "no mean_ttft_ms that is a number above 0"),
-        ({"total_input_tokens": 1e30}, "no total_input_tokens that is a number from 0 to 1,000,000,000,000"),
-        ({**_DETAILS, "itls": [0.2]}, "no itls that is a list of lists of numbers"),
-        ({**_DETAILS, "itls": [["fast"]]}, "no itls that is a list of lists of numbers"),
-        ({**_DETAILS, "itls": []}, "no itls that is a list with an entry for every request"),
-        ({**_DETAILS, "input_lens": [math.nan]}, "no input_lens that is a list of numbers from 0"),
-        ({**_DETAILS, "output_lens": [-1]}, "no output_lens that is a list of numbers from 0"),
-        ({**_DETAILS, "duration": 0}, "no duration that is a number above 0"),
+        ({"duration": 0}, "'duration' in .* is missing or not a number above 0"),
+        ({"duration": 10**400}, "'duration' in .* is missing or not a number above 0"),
+        ({"request_rate": -3}, "'request_rate' in .* is missing or not a number above 0"),
+        ({"max_concurrency": -1}, "'max_concurrency' in .* is missing or not a number above 0"),
+        ({"burstiness": -1, "request_rate": 2}, "'burstiness' in .* is missing or not a number above 0"),
+        ({"mean_ttft_ms": -3}, "'mean_ttft_ms' in .* is missing or not a number above 0"),
+        (
+            {"total_input_tokens": 1e30},
+            "'total_input_tokens' in .* is missing or not a number from 0 to 1,000,000,000,000",
+        ),
+        ({**_DETAILS, "itls": [0.2]}, "'itls' in .* is missing or not a list of lists of numbers"),
+        ({**_DETAILS, "itls": [["fast"]]}, "'itls' in .* is missing or not a list of lists of numbers"),
+        ({**_DETAILS, "itls": []}, "'itls' in .* is missing or not a list with an entry for every request"),
+        ({**_DETAILS, "input_lens": [math.nan]}, "'input_lens' in .* is missing or not a list of numbers from 0"),
+        ({**_DETAILS, "output_lens": [-1]}, "'output_lens' in .* is missing or not a list of numbers from 0"),
+        ({**_DETAILS, "duration": 0}, "'duration' in .* is missing or not a number above 0"),
         ({"tp": 0}, "says tensor_parallel_size '0', which is not a number above 0"),
         ({"gpu_memory_utilization": "nan"}, "says gpu_memory_utilization 'nan', which is not a number above 0"),
     ],
@@ -221,7 +224,7 @@ def test_a_gpu_without_a_name_is_not_told(tmp_path: Path) -> None:
 def test_a_figure_within_another_is_named_with_it(tmp_path: Path) -> None:
     document = json.loads((DATA / "aiperf.json").read_text()) | {"benchmark_duration": {"avg": 0}}
     (tmp_path / "a.json").write_text(json.dumps(document))
-    with pytest.raises(KvplanError, match=r"no benchmark_duration\.avg that is a number above 0"):
+    with pytest.raises(KvplanError, match=r"'benchmark_duration\.avg' in .* is missing or not a number above 0"):
         read_results([tmp_path / "a.json"])
 
 

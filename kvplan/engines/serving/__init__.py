@@ -5,5 +5,4 @@ process  the sweep's end of a keeper
 ports    a free port, and who listens on it
 waiting  from a command to a server that answers, or to why it does not
 preload  servers forked from a process that has imported their engine
-memory_killer  whether the kernel killed a process for memory meanwhile
 """
