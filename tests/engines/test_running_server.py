@@ -82,7 +82,7 @@ def test_plans_are_made_with_what_it_tells(telling: FakeServer) -> None:
 def test_its_settings_cannot_vary(silent: FakeServer) -> None:
     server = RunningServer(silent.url)
     server.refuse({})
-    with pytest.raises(UsageError, match="keeps its max_num_seqs"):
+    with pytest.raises(UsageError, match="max_num_seqs of a running server cannot be swept"):
         server.refuse({"max_num_seqs": (1, 2)})
 
 

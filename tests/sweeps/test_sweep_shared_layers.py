@@ -26,7 +26,7 @@ def test_rows_are_marked_and_memory_is_as_predicted(tmp_path: Path, monkeypatch:
     assert (row["status"], row["dummy_layers"], row["weights_origin"]) == ("ok", "shared", "loaded")
     assert row["num_blocks_total"] == row["num_blocks_predicted"]
     assert row["output_throughput"]
-    assert "shared dummy weights" in shared_sentence(load_run(outcome.directory))
+    assert "one copy of dummy weights" in shared_sentence(load_run(outcome.directory))
     with pytest.raises(KvplanError, match="layers shared their weights"):
         read_trial_sets([outcome.directory])
 

@@ -151,7 +151,7 @@ def test_what_does_not_exist_is_refused(
 
 
 def test_a_state_has_no_product_that_adapters_correct() -> None:
-    with pytest.raises(KvplanError, match="no product that adapters correct"):
+    with pytest.raises(KvplanError, match="no layer that supports LoRA adapters"):
         make_plan(SweepOptions("mamba-2.8b", {"max_loras": "2"}, load_format="none", device_memory="80GiB"))
 
 
