@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kept_elements import kept as kept_by_layer
 
 from kvplan.catalog.reader import read_config
-from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention, StateMixer
+from kvplan.catalog.spec import LatentAttention, ModelSpec
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -299,27 +300,12 @@ def _config(name: str) -> dict[str, Any]:
     return {**_SMALL, "architectures": [architecture], **own}
 
 
-def _kept(spec: ModelSpec) -> list[tuple[str, int, int | None]]:
-    """Of each layer: elements of a token or of a state, and its window."""
-    found: list[tuple[str, int, int | None]] = []
-    for layer in spec.layers:
-        match layer.mixer:
-            case SoftmaxAttention() as mixer:
-                found.append(("softmax", mixer.cache_elements_per_token, mixer.window_tokens))
-            case LatentAttention() as mixer:
-                found.append(("latent", mixer.cache_elements_per_token, None))
-            case StateMixer() as mixer:
-                heads, rows, columns = mixer.recurrent_shape
-                found.append(("state", heads * rows * columns, None))
-    return found
-
-
 @pytest.mark.parametrize("name", _COUNTED)
 def test_small_configs_as_vllm_builds_them(name):
     *_, parameters, kept = _COUNTED[name]
     spec = read_config(_config(name), model_id=name)
     assert spec.num_parameters == parameters
-    assert _kept(spec) == kept
+    assert kept_by_layer(spec) == kept
 
 
 def test_shared_experts_of_param_2_without_a_size_of_their_own():
@@ -329,7 +315,7 @@ def test_shared_experts_of_param_2_without_a_size_of_their_own():
 
 def test_solar_without_a_window_has_its_class_default():
     spec = read_config({**_SMALL, "architectures": ["SolarForCausalLM"]}, model_id="solar")
-    assert [tokens for _, _, tokens in _kept(spec)] == [2047] * 4
+    assert [tokens for _, _, tokens in kept_by_layer(spec)] == [2047] * 4
     assert any("2,047" in sentence for sentence in spec.assumptions)
 
 

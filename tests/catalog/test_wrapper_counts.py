@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kept_elements import kept as kept_by_layer
 
 from kvplan.catalog.reader import read_config
-from kvplan.catalog.spec import ModelSpec, SoftmaxAttention, StateMixer
 from kvplan.errors import KvplanError
 
 _SMALL: dict[str, Any] = {
@@ -159,24 +159,12 @@ def _config(architecture: str, **outer: Any) -> dict[str, Any]:
     return {**config, "torch_dtype": "bfloat16", "architectures": [architecture], **outer}
 
 
-def _kept(spec: ModelSpec) -> _Kept:
-    found: _Kept = []
-    for layer in spec.layers:
-        match layer.mixer:
-            case SoftmaxAttention() as mixer:
-                found.append(("softmax", mixer.cache_elements_per_token, mixer.window_tokens))
-            case StateMixer() as mixer:
-                heads, rows, columns = mixer.recurrent_shape
-                found.append(("state", heads * rows * columns, None))
-    return found
-
-
 @pytest.mark.parametrize("architecture", _COUNTED)
 def test_small_configs_as_vllm_builds_them(architecture):
     *_, parameters, kept = _COUNTED[architecture]
     spec = read_config(_config(architecture), model_id=architecture)
     assert spec.num_parameters == parameters
-    assert _kept(spec) == kept
+    assert kept_by_layer(spec) == kept
 
 
 @pytest.mark.parametrize("architecture", _AS_NAMED)
@@ -223,7 +211,7 @@ def test_molmo_2_as_vllm_builds_it(own, parameters):
     config = {"architectures": ["Molmo2ForConditionalGeneration"], "text_config": {**_SMALL, **own}, "vit_config": {}}
     spec = read_config({**config, "torch_dtype": "bfloat16"}, model_id="molmo")
     assert spec.num_parameters == parameters
-    assert _kept(spec) == _SOFTMAX
+    assert kept_by_layer(spec) == _SOFTMAX
     assert [(extra.kind, extra.num_parameters) for extra in spec.extras] == [("vision", None)]
 
 
