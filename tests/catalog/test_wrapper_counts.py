@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kept_elements import Kept
 from kept_elements import kept as kept_by_layer
 
 from kvplan.catalog.reader import read_config
@@ -68,8 +69,7 @@ _STATES = [("state", 4 * 16 * 16, None)] * 3 + [("softmax", 64, None)]
 _ENDS = 128 * 64
 """Parameters of an embedding, or of a head."""
 
-_Kept = list[tuple[str, int, int | None]]
-_COUNTED: dict[str, tuple[str, dict[str, Any], int, _Kept]] = {
+_COUNTED: dict[str, tuple[str, dict[str, Any], int, Kept]] = {
     "AudioFlamingo3ForConditionalGeneration": ("text_config:qwen2", {}, 140_352, _SOFTMAX),
     "BeeForConditionalGeneration": ("text_config:qwen3", {}, 139_968, _SOFTMAX),
     "Cosmos3ForConditionalGeneration": ("text_config:qwen3_vl_text", {}, 139_968, _SOFTMAX),
