@@ -362,41 +362,5 @@ def _widest_bytes(found: Sequence[LayerPage], num_groups: int) -> int:
     return sum(_ceil_div(count, num_groups) * size for size, count in _sizes(found).items())
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedKind:
-    """Pages that are kept alike."""
-
-    pages: list[LayerPage]
-
-    @property
-    def page(self) -> LayerPage:
-        return self.pages[0]
-
-    @property
-    def sizes(self) -> Counter[int]:
-        """How many pages there are of each size."""
-        return Counter(page.page_bytes for page in self.pages)
-
-    @property
-    def is_balanced(self) -> bool:
-        return len(set(self.sizes.values())) == 1
-
-    @property
-    def num_repeats(self) -> int:
-        return max(self.sizes.values())
-
-    def num_groups(self, repeats: int | None) -> int:
-        return _ceil_div(self.num_repeats, repeats) if repeats is not None and self.is_balanced else 1
-
-    def widest_bytes(self, num_groups: int) -> int:
-        """Of the largest of ``num_groups`` groups."""
-        return sum(_ceil_div(number, num_groups) * size for size, number in self.sizes.items())
-
-
-def _least_padded(numbers: Sequence[int], least: int) -> int:
-    """From ``least`` on, the size of groups that leaves the fewest places empty; of several the largest."""
-    return min(range(least, max(numbers) + 1), key=lambda size: (sum(-number % size for number in numbers), -size))
-
-
 def _ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)

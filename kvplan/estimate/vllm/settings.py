@@ -160,7 +160,7 @@ def _batch_limits(
 def batch_defaults(
     gpu: GpuProfile, total_bytes: int, usage: str, release: VllmRelease, max_model_len: int
 ) -> tuple[int, int]:
-    """(tokens, sequences) per step where the user gives none (vllm/engine/arg_utils.py, getbatch_defaults).
+    """(tokens, sequences) per step where the user gives none (vllm/engine/arg_utils.py, get_batch_defaults).
 
     The first engine prefilled whole prompts, so one step had to hold the longest of them, unless prompts were so long
     that chunking was on by itself.
