@@ -65,6 +65,21 @@ def test_a_played_prompt_passes_the_stages_one_after_the_other(prompt: int, pass
     assert staged.e2el.mean - plain.e2el.mean == pytest.approx(late)
 
 
+@pytest.mark.parametrize("prompts_first", [False, True])
+def test_the_stages_of_a_pass_hold_as_many_tokens_as_its_sequences(prompts_first: bool) -> None:
+    """Those who decode have their share of the cache only in steps that they are in."""
+
+    class Counted(Clock):
+        def seconds(
+            self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+        ) -> float:
+            assert 0 <= num_kv_tokens <= 4000 * num_sequences and num_pairs > 0
+            return super().seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+
+    rules = SchedulingRules(16, 1000, 1e9, prompts_first=prompts_first)
+    play(steady_users(16, 600, 300), rules.over_groups(1, stages=2), Counted())
+
+
 def test_the_more_wait_for_their_prompts_the_fewer_decode() -> None:
     def beside(decoding: float) -> float:
         return 4000 / max(64 - decoding, 1.0)

@@ -86,7 +86,7 @@ class _Play:
                 done.append(sequence)
         seconds = self._clock.seconds(num_tokens, decoding + len(chunks), decoding + len(done), kv_tokens, pairs)
         if self._rules.num_stages > 1:
-            self._note_stages(chunks, seconds, kv_tokens, pairs)
+            self._note_stages(chunks, seconds, decoding, kv_tokens, pairs)
         begun = instance.now
         instance.spend(seconds, 1 if decoding else 0)
         streamed = self._arrivals.stream(instance.now, instance.now, 1, decoding + len(done))
@@ -98,14 +98,13 @@ class _Play:
             self._see_first_tokens(streamed)
         self._end_step(streamed)
 
-    def _note_stages(self, chunks: list[Chunk], seconds: float, kv_tokens: int, pairs: float) -> None:
+    def _note_stages(self, chunks: list[Chunk], seconds: float, decoding: int, kv_tokens: int, pairs: float) -> None:
         """What the chunks that end prompts still pass when the step that reads ``chunks`` ends after ``seconds``.
 
         A step of several stages is one pass of all micro-batches, each with its share of the work. But a chunk is in
         one of them, whole, which begins behind those before it and passes one stage after the other.
         """
-        stages, decoding = self._rules.num_stages, self._instance.num_decoding
-        held = self._instance.decoding_tokens + decoding
+        stages, held = self._rules.num_stages, self._instance.decoding_tokens + decoding if decoding else 0
         read = sum(number for _, number in chunks)
         in_batch = min(read, self._rules.max_num_batched_tokens // stages)
         full = in_batch * stages / read  # a pass in which every micro-batch has as much to read as those of this one
