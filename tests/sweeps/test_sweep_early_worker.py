@@ -85,17 +85,23 @@ def test_one_that_has_ended_is_replaced(tmp_path: Path) -> None:
         assert "no torch here" in process._last_log_line()
 
 
-def test_the_memory_that_it_expects_is_free_when_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was written ahead, and that it was given back."""
+    found: list[object] = []
 
     class Memory:
         def __init__(self, num_bytes: int) -> None:
-            calls.append(num_bytes)
+            found.append(num_bytes)
 
         def release(self) -> None:
-            calls.append("released")
+            found.append("released")
 
     monkeypatch.setattr(early_module, "WarmMemory", Memory)
+    return found
+
+
+def test_the_memory_that_it_expects_is_free_when_it_is_ready(tmp_path: Path, calls: list[object]) -> None:
     with EarlyWorker(own_worker(SAYS_HELLO)) as early:
         early.expect(1234)
         worker = early.take(tmp_path / "worker.log")
@@ -104,15 +110,26 @@ def test_the_memory_that_it_expects_is_free_when_it_is_ready(tmp_path: Path, mon
         worker.wait_until_ready(TimeLimits())
         assert calls == [1234, "released"]
         worker.kill()
-    calls.clear()
+
+
+def test_the_memory_of_one_that_ends_is_free_for_the_next(tmp_path: Path, calls: list[object]) -> None:
+    """Whether it ends before it is taken or after that."""
     with EarlyWorker(own_worker("raise SystemExit(1)")) as early:
+        process = early._process
+        assert process is not None
+        wait_until(lambda: process._process.poll() is not None)
         early.expect(1234)
-        died = early.take(tmp_path / "worker.log")
-        if died is not None:
-            with pytest.raises(WorkerDied):
-                died.wait_until_ready(TimeLimits())
-            assert calls == [1234, "released"]
-    assert calls[:2] == [1234, "released"], "at the latest when nobody needs it"
+        assert early.take(tmp_path / "worker.log") is None
+        assert calls == [1234, "released"]
+    calls.clear()
+    with EarlyWorker(own_worker("input(); raise SystemExit(1)")) as early:
+        early.expect(1234)
+        worker = early.take(tmp_path / "worker.log")
+        assert worker is not None
+        worker._process.send({"type": "trial"})
+        with pytest.raises(WorkerDied):
+            worker.wait_until_ready(TimeLimits())
+        assert calls == [1234, "released"]
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ class EarlyWorker:
         try:
             process.log_to(log_path)
         except WorkerDied:
+            self._release()  # which only its own start gives back
             return None
         return Worker(process, when_ready=self._release)
 
