@@ -117,12 +117,18 @@ class LoadOptions:
         for name in ("duration", "request_timeout", "think_time"):
             value, most = getattr(self, name) or 0, LONGEST_SECONDS
             check(value <= most, f"{option_of(name)} must be at most {most:,.0f} s, got {value}", "use less")
-        for name, largest in (("seed", LARGEST_SEED), ("num_prompts", MOST_REQUESTS), ("num_warmups", MOST_REQUESTS)):
+        counted = dict.fromkeys(("num_prompts", "num_warmups", "users"), MOST_REQUESTS)
+        for name, largest in {"seed": LARGEST_SEED, **counted}.items():
             value = getattr(self, name) or 0
             check(value <= largest, f"{option_of(name)} must be at most {largest:,}, got {value:,}", "use less")
         num_drawn = 0 if self.duration is None or self.rate.is_all_at_once else self.duration * self.rate.mean
-        made = f"--request-rate and --duration make more than {MOST_REQUESTS:,} requests"
-        check(num_drawn <= MOST_REQUESTS, made, "use less of one")
+        made = f"make more than {MOST_REQUESTS:,} requests"
+        check(num_drawn <= MOST_REQUESTS, f"--request-rate and --duration {made}", "use less of one")
+        if self.search is None:
+            return
+        each = _ROUNDS_PER_USER if self.search_range.axis == "max_concurrency" else self.duration or 0.0
+        searched = each * max(self.search_range.values, default=0.0)
+        check(searched <= MOST_REQUESTS, f"The largest load of --search would {made}", "use less")
 
     def _check_arrivals(self) -> None:
         rate = self.rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,31 @@ def test_a_ramp_goes_from_one_rate_to_the_other() -> None:
     assert times[-1] == pytest.approx(100, rel=0.01)  # 500 at (1 + 9) / 2 per second
     assert 1 / statistics.mean(between[:5]) == pytest.approx(1.2, rel=0.2)
     assert 1 / statistics.mean(between[-20:]) == pytest.approx(9, rel=0.02)
+
+
+@pytest.mark.parametrize(("text", "last"), [("1..8", 8.0), ("8..1", 1.0), ("4", 4.0)])
+def test_a_run_by_the_clock_has_the_line_of_its_rate(text: str, last: float) -> None:
+    """It ends with the second rate, and has as many requests as the mean rate makes."""
+    options = LoadOptions(url="x", request_rate=text, duration=60.0, burstiness=CONSTANT)
+    plan = options.traffic()
+    times = [spec.arrival_seconds for spec in plan.requests() if spec.arrival_seconds <= 60]
+    assert len(times) == pytest.approx(60 * plan.rate.mean, abs=1)
+    assert 1 / gaps(times)[-1] == pytest.approx(last, rel=0.1)
+
+
+@pytest.mark.parametrize("rate", ["4", "1..7"])
+def test_a_file_repeats_until_the_end_of_a_run_by_the_clock(rate: str, tmp_path: Path) -> None:
+    """But for a trace at its own pattern: that ends with its last request."""
+    lengths, trace = tmp_path / "lengths.jsonl", tmp_path / "trace.csv"
+    lengths.write_text("".join(f'{{"input_len": {length}, "output_len": 2}}\n' for length in (20, 30, 40)))
+    trace.write_text("arrival_seconds,input_len,output_len\n0,20,2\n1,30,3\n4,40,4\n")
+    given = LoadOptions(url="x", workload=str(lengths), request_rate=rate, duration=60.0, burstiness=CONSTANT)
+    sent = [spec for spec in given.traffic().requests() if spec.arrival_seconds <= 60]
+    assert len(sent) == pytest.approx(240, abs=1)
+    assert [spec.index for spec in sent] == list(range(len(sent)))
+    assert {spec.num_prompt_tokens for spec in sent} == {20, 30, 40}
+    traced = list(replace(given, workload=str(trace)).traffic().requests())
+    assert (len(traced) > 240) is (rate == "1..7")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1..2..3", "1..inf", "nan"])
@@ -221,6 +247,9 @@ def test_runs_of_a_search_have_the_lengths_of_one_another() -> None:
         ({"search": "users", "request_rate": "2", "slo_seconds": {"ttft": 1.0}}, "--search users"),
         ({"num_prefixes": 2}, "--prefix-len"),
         ({"num_prompts": 0}, "--num-prompts"),
+        ({"users": 10**9}, "--users must be at most 10,000,000"),
+        ({"search": "users=1000000000000", "slo_seconds": {"ttft": 1.0}}, "--search"),
+        ({"search": "request_rate=1,1e15", "duration": 9.0, "slo_seconds": {"ttft": 1.0}}, "--search"),
         ({"endpoint": "embeddings"}, "--endpoint"),
         ({"workload": "f", "input_len": "3"}, "--input-len"),
     ],

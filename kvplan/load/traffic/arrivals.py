@@ -56,26 +56,27 @@ UNLIMITED: Final = Rate()
 """All at once."""
 
 
-def arrival_times(rate: Rate, burstiness: float, count: int, seed: int) -> list[float]:
+def arrival_times(
+    rate: Rate, burstiness: float, count: int, seed: int, duration_seconds: float | None = None
+) -> list[float]:
     """``count`` times, ascending; the last of n at a constant mean rate comes at n / rate for every seed.
 
     burstiness: shape of the gamma-distributed gaps, 1 is Poisson, less is burstier, CONSTANT equal gaps. A ramp
-    stretches the same pattern so that the rate at each moment lies on the line. UsageError for a burstiness so low that
-    all come at once.
+    stretches the same pattern so that the rate at each moment lies on the line, which ends after ``duration_seconds``:
+    by default with the last arrival. UsageError for a burstiness so low that all come at once.
     """
     if rate.is_all_at_once or count < 1:
         return [0.0] * count
     import numpy as np
 
     unit = drawn_arrivals(1.0, burstiness, count, np.random.default_rng([seed, 1]))
-    return [_stretched(place, rate, count) for place in unit]
+    return [_stretched(place, rate, duration_seconds or count / rate.mean) for place in unit]
 
 
-def _stretched(place: float, rate: Rate, count: int) -> float:
-    """The time at which ``place`` arrivals are due: the inverse of the integral of the rate."""
+def _stretched(place: float, rate: Rate, seconds: float) -> float:
+    """The time at which ``place`` arrivals are due in a run of ``seconds``: the inverse of the integral of the rate."""
     if not rate.is_ramp:
         return place / rate.first
-    seconds = count / rate.mean  # of the whole run
     slope = (rate.last - rate.first) / seconds
     # first t + slope t^2 / 2 = place
     return 2 * place / (rate.first + math.sqrt(max(0.0, rate.first**2 + 2 * slope * place)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from kvplan.load.traffic.arrivals import UNLIMITED, Rate, arrival_times, arrivals_text
@@ -96,8 +97,10 @@ class TrafficPlan:
         if self.follows_trace:
             timed = list(drawn)
         else:
-            times = arrival_times(self.rate, self.burstiness, len(drawn), self.workload.seed)
-            timed = [replace(spec, arrival_seconds=time) for spec, time in zip(drawn, times, strict=True)]
+            count = self._num_drawn if self.is_open and self.duration_seconds is not None else len(drawn)
+            times = arrival_times(self.rate, self.burstiness, count, self.workload.seed, self.duration_seconds)
+            lengths = islice(_repeated(list(drawn)), count)  # a file may hold fewer
+            timed = [replace(spec, arrival_seconds=time) for spec, time in zip(lengths, times, strict=True)]
         endless = self.duration_seconds is not None and not self.is_open
         return filter(self.share.holds, _repeated(timed) if endless else iter(timed))
 
@@ -105,7 +108,7 @@ class TrafficPlan:
     def _num_drawn(self) -> int:
         if self.duration_seconds is None:
             return self.workload.num_prompts + self.num_warmups
-        if self.is_open and not self.has_times:
+        if self.is_open and not self.follows_trace:
             return math.ceil(self.duration_seconds * self.rate.mean * _SPARE_ARRIVALS) + self.num_warmups + 1
         return _CYCLE
 
