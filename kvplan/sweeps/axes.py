@@ -13,6 +13,7 @@ from kvplan.errors import UsageError
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.settings import FLAG_WORDS, KNOBS, Knob, option_of
 from kvplan.units import LARGEST, parse_bytes, parse_tokens
+from kvplan.workload.requests import LOWEST_RATE
 
 AxisValue = float | int | str
 AxisKind = Literal["share", "count", "tokens", "bytes", "name", "rate", "flag"]
@@ -151,8 +152,8 @@ def _checked(axis: Axis, number: Decimal, text: str) -> float | int:
             )
         return float(number)
     if axis.kind == "rate":
-        if float(number) <= 0:
-            raise UsageError(f"{axis.name} must be above 0, got {number}.", hint=example_of(axis))
+        if float(number) < LOWEST_RATE:
+            raise UsageError(f"{axis.name} must be at least {LOWEST_RATE:g}, got {number}.", hint=example_of(axis))
         return float(number)
     if number != number.to_integral_value():
         raise UsageError(f"{axis.name} must be a whole number, got {number} in '{text}'.", hint=example_of(axis))

@@ -141,8 +141,9 @@ def test_a_search_at_the_fake_worker_is_rows_and_survives_a_cut(tmp_path: Path) 
     [
         ({"search": "max_concurrency"}, "needs a --slo"),
         ({"search": "speed", "slo_seconds": LEVEL_SECONDS}, "--search cannot vary"),
+        ({"search": "request_rate=1e-300,1", "slo_seconds": LEVEL_SECONDS}, "request_rate must be at least 1e-06"),
         ({"search": "request_rate=1..3", "slo_seconds": LEVEL_SECONDS}, "has no step"),
-        ({"search": "request_rate=0,3", "slo_seconds": LEVEL_SECONDS}, "must be above 0"),
+        ({"search": "request_rate=0,3", "slo_seconds": LEVEL_SECONDS}, "must be at least 1e-06, got 0"),
         (
             {"search": "max_concurrency", "slo_seconds": LEVEL_SECONDS, "max_concurrency": 4},
             "is what --search looks for",

@@ -66,7 +66,7 @@ def lacks_room(
     needed = workload.num_users or 1
     if seats < room:
         tokens = prediction.settings.serving.max_num_batched_tokens
-        steps = f"steps of {tokens:,} tokens have" if tokens * groups == seats else "steps have"
+        steps = f"steps of {plural(tokens, 'token')} have" if tokens * groups == seats else "steps have"
         sentence = f"Its {steps} room for {plural(replicas * seats, 'sequence')}; {needed:,} are needed."
         return Miss(choice, replicas, "capacity", "seats", 0, needed / (replicas * seats), sentence, prediction)
     sentence = f"It holds {replicas * room:,} sequences of {context:,} tokens at once; {needed:,} are needed."
