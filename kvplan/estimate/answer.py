@@ -85,6 +85,7 @@ def make_estimate(
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
     placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
+    cache = _as_kept(spec, cache, placements)
     release = vllm_release(request.engine.version) if request.engine.name == "vllm" else None
     batches = release.in_flight_batches if release is not None else 1
     in_flight = _in_flight_tokens(batches, asked, placements)
@@ -115,6 +116,12 @@ def make_estimate(
         speeds=deployment_speeds(spec, gpus, deployments, cache, measured, request.engine),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
+
+
+def _as_kept(spec: ModelSpec, cache: CacheSettings, placements: Sequence[Placement]) -> CacheSettings:
+    """Sparse latents as their kernel keeps them, where that is the same on every GPU asked for."""
+    kept = {placement.deployment.settings.kv_cache_dtype for placement in placements}
+    return replace(cache, kv_dtype=kept.pop()) if spec.has_indexer and len(kept) == 1 else cache
 
 
 def _without_towers(spec: ModelSpec) -> ModelSpec:

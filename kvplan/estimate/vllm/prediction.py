@@ -162,7 +162,7 @@ _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
 
 
 def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
-    """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own.
+    """How the KV cache is stored on one rank.
 
     UsageError for scales of keys and values that are of unlike sizes, which vLLM has no kernels for
     (vllm/v1/attention/backends/triton_attn_diffkv.py, supported_kv_cache_dtypes).
@@ -205,16 +205,8 @@ def _check_grouped_keys(spec: ModelSpec, settings: FilledSettings) -> None:
 
 
 def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
-    """``cache`` with the layouts of sparse latent attention: index keys and, in 8 bits, rows of their own.
-
-    Rows without positions (GLM 5.3 Flash) are FlashInfer's, plain in 8 bits too (vllm/platforms/cuda.py,
-    _get_backend_priorities, and supports_combination of FlashMLA's sparse kernel, read in 0.33.0).
-    """
-    if not spec.has_indexer:
-        return cache
-    packs = cache.kv_dtype in _EIGHT_BIT_FLOATS and spec.rope is not None
-    kv_dtype = "fp8_ds_mla" if packs else cache.kv_dtype
-    return replace(cache, kv_dtype=kv_dtype, indexer_dtype="fp8")
+    """``cache`` with the index keys of sparse latent attention, which are in 8 bits whatever is asked for."""
+    return replace(cache, indexer_dtype="fp8") if spec.has_indexer else cache
 
 
 def _rank_memory(

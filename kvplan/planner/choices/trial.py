@@ -274,7 +274,7 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
 
 def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[ModelWork, int]:
     spec, settings = choice.weights.spec, prediction.settings.serving
-    key = (choice.layout, choice.weights.name, choice.kv_cache_dtype, settings.dtype)
+    key = (choice.layout, choice.weights.name, settings.kv_cache_dtype, settings.dtype)
     if key not in trial.works:
         work = model_work(spec, prediction.rank.weight_bytes, settings.dtype, choice.layout)
         kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
