@@ -78,7 +78,7 @@ def _mixture(view: ConfigView, hidden: int, *, hashed: bool) -> MoeFeedForward:
 
 def read_deepseek_v4(view: ConfigView) -> Body:
     """DeepSeek V4: ``compress_ratios`` says per layer 0 (window alone), 4 (with indexer) or 128."""
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=512)
     ratios = view.integers("compress_ratios", minimum=0)
     if ratios is None or len(ratios) < sizes.layers:
         raise view.reject("compress_ratios", f"one number for each of {sizes.layers} layers")

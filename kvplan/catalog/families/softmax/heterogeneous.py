@@ -91,8 +91,8 @@ def _decilm_width(multiple: float, hidden: int) -> int:
 
 def read_mimo_v2(view: ConfigView) -> Body:
     """MiMo V2 Flash: sliding layers have their own number of KV heads, and attention sinks; values are narrower."""
-    sizes = read_sizes(view)
-    value = view.integer("v_head_dim", default=sizes.head)
+    sizes = read_sizes(view, head_default=192)
+    value = view.integer("v_head_dim", default=128)
     tokens = view.integer("sliding_window", "sliding_window_size", default=128)
     windows = _windows(view, sizes.layers, tokens)
     if windows is None:
@@ -132,7 +132,7 @@ def read_step3p7(view: ConfigView) -> Body:
     """Step 3.5 and 3.7 Flash: sliding layers may have more heads; a gate per head; experts from the fourth layer on."""
     groups = view.integer("num_attention_groups", "num_key_value_heads", default=8)
     view = ConfigView({**view.config, "num_key_value_heads": groups}, path=view.path, assumptions=view.assumptions)
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=128)
     tokens = view.integer("sliding_window", default=512)
     windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
     bias = view.flag("attention_bias", default=False)
@@ -223,7 +223,7 @@ def step3_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
 
 def read_laguna(view: ConfigView) -> Body:
     """Laguna: heads per layer, sliding layers, gated outputs, one dense layer and then experts."""
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=128)
     tokens = view.integer("sliding_window", default=512)
     windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
     heads = view.per_layer("num_attention_heads_per_layer", sizes.layers, default=sizes.heads)
@@ -259,7 +259,7 @@ def read_laguna(view: ConfigView) -> Body:
 
 def read_minimax_m3(view: ConfigView) -> Body:
     """MiniMax M3: grouped attention, in most layers with an indexer that keeps one key per token."""
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=128)
     sparse = view.section("sparse_attention_config")
     indexed = [0] * sizes.layers
     indexer = None

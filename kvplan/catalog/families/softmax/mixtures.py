@@ -161,7 +161,11 @@ _PHI = PlainFamily(
 )
 _OLMO = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full", max_positions=4096)
 _GPT_OSS = PlainFamily(
-    Flag(("attention_bias",), True), Flag(("attention_bias",), True), windows=windows.gpt_oss, sinks=True
+    Flag(("attention_bias",), True),
+    Flag(("attention_bias",), True),
+    head_default=64,
+    windows=windows.gpt_oss,
+    sinks=True,
 )
 _EXAONE_MOE = MixtureFamily(
     PlainFamily(qk_norm="head", windows=windows.exaone4),
@@ -220,7 +224,9 @@ MIXTURES: dict[str, MixtureFamily] = {
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"), shared_default=1
     ),
     "MiniMaxM2ForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="full", max_positions=196608), router_bias=True, traits=MoeTraits(name="block_sparse_moe")
+        PlainFamily(qk_norm="full", head_default=128, max_positions=196608),
+        router_bias=True,
+        traits=MoeTraits(name="block_sparse_moe"),
     ),
     "GptOssForCausalLM": MixtureFamily(_GPT_OSS, router_bias=True, traits=MoeTraits(bias=True)),
     "Llama4ForCausalLM": MixtureFamily(
@@ -234,7 +240,7 @@ MIXTURES: dict[str, MixtureFamily] = {
     "ExaoneMoeForCausalLM": _EXAONE_MOE,
     "ExaoneMoEForCausalLM": _EXAONE_MOE,
     "HYV3ForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, qk_norm="head"),
+        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, qk_norm="head", head_default=128),
         after_first_layer,
         expert_size=("moe_intermediate_size", "expert_hidden_dim"),
         shared_count=("num_shared_experts",),
@@ -277,7 +283,9 @@ MIXTURES: dict[str, MixtureFamily] = {
         router_bias=Flag(("moe_router_enable_expert_bias",), False),
     ),
     "AfmoeForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="head", norms=4, output_gate="separate", windows=windows.every_fourth_full),
+        PlainFamily(
+            qk_norm="head", norms=4, output_gate="separate", head_default=128, windows=windows.every_fourth_full
+        ),
         after_dense_ones,
         shared_count=("num_shared_experts",),
         router_bias=True,
