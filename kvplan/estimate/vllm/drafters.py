@@ -136,7 +136,8 @@ def with_drafter_peak(
     drafter = spec.drafter
     if drafter is None or drafter.model is None:
         return peak
-    states = _STATES_KEPT.get(drafter.method, 0) * spec.residual_streams
+    streams = (drafter.model if drafter.method == "mtp" else spec).residual_streams
+    states = _STATES_KEPT.get(drafter.method, 0) * streams
     kept = states * settings.max_num_batched_tokens * spec.hidden_size
     inside = decoder_bytes(drafter.model, drafter.model.layers, settings, release)
     drafting = blas_workspace_bytes(gpu, release) + kept * element_bytes(settings.dtype) + inside

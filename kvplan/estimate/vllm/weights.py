@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from kvplan.catalog.spec import LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention, StateMixer
+from kvplan.catalog.spec import (
+    CompressedAttention,
+    LatentAttention,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+    QuantizationSpec,
+    SoftmaxAttention,
+    StateMixer,
+)
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
@@ -60,6 +69,8 @@ class WeightShare:
     head_rows: int
     """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
     layer: int | None
+    in_float32: bool
+    """Whether what vLLM keeps in float32 is, as it is in no other engine."""
     expert_inner_step: int
     """What the inner width of MXFP4 experts is padded to a multiple of."""
 
@@ -80,6 +91,7 @@ def rank_weight_bytes(
     formats: StoredFormats,
     max_model_len: int,
     with_towers: bool = True,
+    in_float32: bool = True,
     expert_inner_step: int = MXFP4_INNER_STEP,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
@@ -91,7 +103,7 @@ def rank_weight_bytes(
     """
     parts: list[Tensor] = []
     total = 0
-    plain = WeightShare(dtype, formats, layout, 1, None, expert_inner_step)
+    plain = WeightShare(dtype, formats, layout, 1, None, in_float32, expert_inner_step)
     scale = stored_scale(spec, dtype)
     kinds, by_kind = formats.kinds(spec), dict[int, int]()
     for index in layers:
@@ -114,10 +126,15 @@ def rank_weight_bytes(
 def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> int:
     """What layers hold for the tokens of a step: numbers of the tokens that an index chose, rows of a table.
 
+    Where latents are sparse all layers share one list of numbers (topk_indices_buffer in
+    vllm/model_executor/models/deepseek_v2.py, read in 0.11.0 to 0.19.0, later vllm/models/deepseek_v32, deepseek_v4,
+    hy_v4 and glm5next).
+
     vLLM 0.33, vllm/models/qwen4_exp: nvidia/qsa.py (topk_indices_buffer, with one more column for how many there are)
     and common/ngram_embedding.py (_prefetch_buffer).
     """
-    per_token = 0
+    layers = tuple(layers)
+    per_token = _NUMBER_BYTES * max((_chosen(mixer) for layer in layers for mixer in layer.mixers), default=0)
     for mixer in (mixer for layer in layers for mixer in layer.mixers):
         if isinstance(mixer, SoftmaxAttention) and mixer.indexer is not None and mixer.indexer.key_format == "model":
             per_token += (mixer.indexer.most_chosen + 1) * _NUMBER_BYTES
@@ -125,6 +142,13 @@ def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> 
             values = next(tensor for tensor in mixer.tensors if tensor.name.endswith("value_proj"))
             per_token += values.shape[1] * element_bytes(settings.dtype)
     return per_token * settings.max_num_batched_tokens
+
+
+def _chosen(mixer: Mixer) -> int:
+    """Numbers of tokens in the list that sparse latents share."""
+    if isinstance(mixer, LatentAttention):
+        return mixer.chosen_tokens or 0
+    return mixer.indexer.topk if isinstance(mixer, CompressedAttention) and mixer.indexer is not None else 0
 
 
 def _head_rows(layer: LayerSpec) -> int:
@@ -136,7 +160,7 @@ def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     shape = rank_shape(tensor, share.layout, share.head_rows)
     stored = share.formats.of(tensor, share.layer)
     if stored is None:
-        return prod(shape) * element_bytes(share.dtype)
+        return prod(shape) * (_NUMBER_BYTES if tensor.in_float32 and share.in_float32 else element_bytes(share.dtype))
     if stored.method == "mxfp4" and tensor.role == "expert":
         shape = padded_experts(shape, tensor.split, share.expert_inner_step)
     return quantized_bytes(shape, stored)

@@ -107,7 +107,7 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     own = LayerSpec(mixers[ratios[min(sizes.layers, len(ratios) - 1)]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
     extras = _vision(view) + multi_token_layers(view, own, sizes.hidden, joint=joint)
-    body = hybrid_body(view, sizes, layers, extras=extras)
+    body = replace(hybrid_body(view, sizes, layers, extras=extras), residual_streams=streams)
     return with_ropes(replace(body, tensors=body.tensors + head), _ropes(view, ratios[: sizes.layers]))
 
 

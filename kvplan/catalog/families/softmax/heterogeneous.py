@@ -33,6 +33,7 @@ from kvplan.catalog.parts import (
 from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, RopeSpec, SparseIndexer
 
 _SHARED = MoeTraits(shared_name="shared_experts")
+_FLOAT32 = replace(_SHARED, float32_router=True)
 
 
 def _stack(sizes: Sizes, mixers: Sequence[Mixer], parts: Sequence[FeedForward]) -> list[LayerSpec]:
@@ -115,7 +116,12 @@ def read_mimo_v2(view: ConfigView) -> Body:
         traits=replace(traits, sinks=view.flag("add_swa_attention_sink_bias", default=True)),
     )
     family = MixtureFamily(
-        PlainFamily(), after_first_layer, shared_count=("n_shared_experts",), router_bias=True, traits=_SHARED
+        PlainFamily(),
+        after_first_layer,
+        shared_count=("n_shared_experts",),
+        router_bias=True,
+        router_dtype="moe_router_dtype",
+        traits=_FLOAT32,
     )
     mixers = [full if window.kind == "full" else local for window in windows]
     body = hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
@@ -153,7 +159,7 @@ def read_step3p7(view: ConfigView) -> Body:
         expert_size=("moe_intermediate_size",),
         shared_size=("share_expert_dim", "share_expert_dims"),
         router_bias=True,
-        traits=_SHARED,
+        traits=_FLOAT32,
     )
     mixers = [full if window.kind == "full" else local for window in windows]
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
@@ -289,7 +295,7 @@ def read_minimax_m3(view: ConfigView) -> Body:
         dense_size=("dense_intermediate_size",),
         shared_size=("shared_intermediate_size",),
         router_bias=True,
-        traits=replace(_SHARED, name="block_sparse_moe"),
+        traits=replace(_FLOAT32, name="block_sparse_moe"),
     )
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
     return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))

@@ -106,6 +106,8 @@ class MixtureFamily:
     shared_each: tuple[str, ...] = ()
     """Keys of the size of one shared expert where it is not the routed experts'."""
     router_bias: Trait = False
+    router_dtype: str = ""
+    """Key of the router's dtype, where vLLM asks the config for it; ``traits`` say what it is without."""
     traits: MoeTraits = PLAIN_EXPERTS
 
 
@@ -124,7 +126,10 @@ def read_feed_forwards(view: ConfigView, family: MixtureFamily, sizes: Sizes) ->
     """One feed-forward per layer: the mixture where the family's rule says so, else the dense one."""
     sparse = family.sparse(view, sizes.layers)
     expert_size = view.integer(*family.expert_size)
-    traits = replace(family.traits, router_bias=read_trait(view, family.router_bias))
+    float32 = family.traits.float32_router
+    if family.router_dtype and view.has(family.router_dtype):
+        float32 = view.text(family.router_dtype) in ("fp32", "float32")
+    traits = replace(family.traits, router_bias=read_trait(view, family.router_bias), float32_router=float32)
     routed = mixture(
         sizes.hidden,
         view.integer(*EXPERT_KEYS),
@@ -173,11 +178,13 @@ _EXAONE_MOE = MixtureFamily(
     shared_count=("num_shared_experts",),
     router_bias=True,
 )
+_FLOAT32 = MoeTraits(float32_router=True)
 _BAILING = MixtureFamily(
     PlainFamily(Flag(("use_qkv_bias", "use_bias"), False), Flag(("use_bias",), False), Flag(("use_bias",), False)),
     after_dense_ones,
     shared_count=("num_shared_experts",),
     shared_each=("moe_shared_expert_intermediate_size",),
+    router_dtype="router_dtype",
 )
 
 MIXTURES: dict[str, MixtureFamily] = {
@@ -205,7 +212,12 @@ MIXTURES: dict[str, MixtureFamily] = {
         shared_count=("n_shared_experts",),
     ),
     "Glm4MoeForCausalLM": MixtureFamily(
-        _GLM, after_first_layer, shared_count=("n_shared_experts",), shared_default=1, router_bias=True
+        _GLM,
+        after_first_layer,
+        shared_count=("n_shared_experts",),
+        shared_default=1,
+        router_bias=True,
+        traits=_FLOAT32,
     ),
     "Dots1ForCausalLM": MixtureFamily(
         replace(_QWEN3, max_positions=2048),
@@ -219,6 +231,7 @@ MIXTURES: dict[str, MixtureFamily] = {
         shared_count=("moe_num_shared_experts",),
         shared_default=2,
         router_bias=True,
+        traits=_FLOAT32,
     ),
     "HunYuanMoEV1ForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"), shared_default=1
@@ -226,7 +239,7 @@ MIXTURES: dict[str, MixtureFamily] = {
     "MiniMaxM2ForCausalLM": MixtureFamily(
         PlainFamily(qk_norm="full", head_default=128, max_positions=196608),
         router_bias=True,
-        traits=MoeTraits(name="block_sparse_moe"),
+        traits=MoeTraits(name="block_sparse_moe", float32_router=True),
     ),
     "GptOssForCausalLM": MixtureFamily(_GPT_OSS, router_bias=True, traits=MoeTraits(bias=True)),
     "Llama4ForCausalLM": MixtureFamily(
@@ -245,6 +258,7 @@ MIXTURES: dict[str, MixtureFamily] = {
         expert_size=("moe_intermediate_size", "expert_hidden_dim"),
         shared_count=("num_shared_experts",),
         router_bias=True,
+        traits=_FLOAT32,
     ),
     "Cohere2MoeForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, norms=1, tied=True, head_default=128, windows=windows.cohere2_moe),
@@ -276,10 +290,12 @@ MIXTURES: dict[str, MixtureFamily] = {
         shared_count=("num_shared_experts",),
         shared_default=1,
         router_bias=Flag(("moe_router_enable_expert_bias",), True),
+        traits=_FLOAT32,
     ),
     "SarvamMoEForCausalLM": replace(
         _BAILING,
         plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
+        router_dtype="",
         router_bias=Flag(("moe_router_enable_expert_bias",), False),
     ),
     "AfmoeForCausalLM": MixtureFamily(
@@ -289,6 +305,7 @@ MIXTURES: dict[str, MixtureFamily] = {
         after_dense_ones,
         shared_count=("num_shared_experts",),
         router_bias=True,
+        traits=_FLOAT32,
     ),
 }
 
