@@ -269,6 +269,7 @@ def _rank_parts(
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
+        qwen3_positions=release.qwen3_positions,
     )
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:

@@ -92,6 +92,7 @@ def rank_weight_bytes(
     max_model_len: int,
     with_towers: bool = True,
     in_float32: bool = True,
+    qwen3_positions: int = 4,
     expert_inner_step: int = MXFP4_INNER_STEP,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
@@ -120,7 +121,7 @@ def rank_weight_bytes(
     total += int(_allocated_bytes(parts, plain) * scale.outside)
     if is_first and with_towers:
         total += tower_bytes(spec, layout.tensor_parallel_size, dtype)
-    return total + rope_table_bytes(spec, dtype, max_model_len)
+    return total + rope_table_bytes(spec, dtype, max_model_len, qwen3_positions)
 
 
 def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> int:
@@ -234,11 +235,12 @@ def _rough_tower(config: Mapping[str, object]) -> int:
     return layers * (4 * hidden * hidden + 3 * hidden * inner) + merged * merged + merged * hidden
 
 
-def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
+def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_positions: int) -> int:
     """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
 
     Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own. Where time,
-    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4.
+    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4, and
+    for Qwen3-VL and Qwen 3.5 as the release does.
     """
     rope = spec.rope
     if rope is None:
@@ -252,7 +254,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
     if _has_local_rope(spec.raw_config):
         positions += known
     if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
-        positions *= _SECTIONED_POSITIONS
+        positions *= qwen3_positions if _is_qwen3(spec.raw_config) else _SECTIONED_POSITIONS
     return positions * rope.rotary_size * element_bytes(dtype)
 
 
@@ -275,6 +277,11 @@ def _turns_in_sections(config: Mapping[str, object]) -> bool:
     """Whether positions are those of time, height and width, each in a section of its own (Qwen2-VL and later)."""
     ropes = [section.get(key) for section in _sections(config) for key in ("rope_parameters", "rope_scaling")]
     return any(isinstance(rope, Mapping) and "mrope_section" in rope for rope in ropes)
+
+
+def _is_qwen3(config: Mapping[str, object]) -> bool:
+    types = (str(section.get("model_type")) for section in _sections(config))
+    return any(each.startswith(("qwen3_vl", "qwen3_5")) for each in types)
 
 
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
