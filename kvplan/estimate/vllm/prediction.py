@@ -257,9 +257,7 @@ def _rank_parts(
     known = memo.get(key)
     if isinstance(known, RankParts):
         return known
-    layers = spec.layers[part.start : part.stop]
-    if not release.latent_cache:
-        layers = tuple(without_latent_cache(layer) for layer in layers)
+    layers = as_attended(spec, release).layers[part.start : part.stop]
     weight_bytes = rank_weight_bytes(
         spec,
         part,
@@ -291,6 +289,14 @@ def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
 
 
 _HEAD_SIZES_OF_OLD_KERNELS = (64, 80, 96, 112, 128)
+
+
+def as_attended(spec: ModelSpec, release: VllmRelease) -> ModelSpec:
+    """``spec`` with the attention that ``release`` runs it with."""
+    if release.latent_cache or not spec.is_latent:
+        return spec
+    kept = {id(layer): without_latent_cache(layer) for layer in spec.layers}
+    return replace(spec, layers=tuple(kept[id(layer)] for layer in spec.layers))
 
 
 def without_latent_cache(layer: LayerSpec) -> LayerSpec:
