@@ -69,7 +69,13 @@ def _matches(entry: str, names: list[str]) -> bool:
 
 
 def drafter_weight_bytes(
-    spec: ModelSpec, drafter: Drafter, layout: ParallelLayout, dtype: str, max_model_len: int
+    spec: ModelSpec,
+    drafter: Drafter,
+    layout: ParallelLayout,
+    dtype: str,
+    max_model_len: int,
+    *,
+    absorbs_latents: bool = False,
 ) -> int:
     """Bytes of the drafter on one rank of the last stage.
 
@@ -82,7 +88,13 @@ def drafter_weight_bytes(
     formats = MultiTokenFormats(spec) if is_own else StoredFormats(model.quantization)
     alone = replace(layout, pipeline_parallel_size=1)
     total = rank_weight_bytes(
-        model, range(model.num_layers), layout=alone, dtype=dtype, formats=formats, max_model_len=max_model_len
+        model,
+        range(model.num_layers),
+        layout=alone,
+        dtype=dtype,
+        formats=formats,
+        max_model_len=max_model_len,
+        absorbs_latents=absorbs_latents,
     )
     if is_own:
         total = int(total * _stored_share(spec, model, formats, dtype)) or _stored_bytes(spec, layout, dtype)

@@ -267,11 +267,14 @@ def _rank_parts(
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
+        absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:
-        weight_bytes += drafter_weight_bytes(spec, spec.drafter, layout, settings.dtype, settings.max_model_len)
+        weight_bytes += drafter_weight_bytes(
+            spec, spec.drafter, layout, settings.dtype, settings.max_model_len, absorbs_latents=release.v1
+        )
         layers += cached_layers(spec.drafter)
     blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks)

@@ -1,6 +1,9 @@
-"""What vLLM keeps in float32 beside 16-bit weights, and what sparse latents hold for a step."""
+"""What vLLM keeps beside the weights as published: float32, copies that attention reads, lists for a step."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -11,8 +14,9 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.prediction import predict_vllm
-from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes, stored_formats
+from kvplan.estimate.vllm.weights import rank_shape, rank_weight_bytes, step_buffer_bytes, stored_formats
 from kvplan.settings import ServingSettings
+from kvplan.units import MIB
 
 
 def weight_bytes(spec: ModelSpec, *, in_float32: bool) -> int:
@@ -75,3 +79,42 @@ def test_the_list_of_chosen_tokens_that_layers_share(model: str, chosen: int) ->
     asked = ServingSettings(tensor_parallel_size=4, max_num_batched_tokens=4096, max_model_len=8192)
     settings = predict_vllm(spec, find_gpu("b200"), asked).settings.serving
     assert step_buffer_bytes(spec.layers, settings) == 4 * chosen * 4096
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "copied"),
+    [
+        ("deepseek-v3", "0.33.0", 61 * 128 * (128 + 128) * 512),
+        ("kimi-k2", "0.33.0", 61 * 64 * (128 + 128) * 512),
+        ("deepseek-v3", "0.7.3", 0),
+        ("kimi-k2.5", "0.33.0", 0),
+    ],
+)
+def test_attention_reads_a_copy_of_a_quantized_upward_matrix(model: str, version: str, copied: int) -> None:
+    """W_UK_T and W_UV of latent attention, in 16 bits beside 8; Kimi K2.5's attention is not quantized."""
+    spec, layout = resolve_model(model), ParallelLayout(tensor_parallel_size=8)
+    found = predict_vllm(spec, find_gpu("b300"), ServingSettings(tensor_parallel_size=8, max_model_len=8192), version)
+    formats = stored_formats(spec, "auto")
+    without = rank_weight_bytes(
+        spec, range(61), layout=layout, dtype="bfloat16", formats=formats, max_model_len=8192, absorbs_latents=False
+    )
+    assert found.rank.weight_bytes - without == copied * 2 // 8
+
+
+def test_parts_of_different_modules_are_allocated_apart() -> None:
+    """Experts of 512 MiB and a shared one of 1 MiB fill whole steps of the allocator; 513 MiB would not."""
+    spec, size = resolve_model("qwen3-next-80b-a3b"), 2
+    experts = 2 * 512 * (512 // 4) * 2048 * size
+    assert experts == 512 * MIB
+    layers = range(4)
+    plain = [each for layer in spec.layers[:4] for each in layer.all_tensors]
+    exact = sum(prod(rank_shape(each, ParallelLayout(tensor_parallel_size=4), 256)) for each in plain) * size
+    found = rank_weight_bytes(
+        replace(spec, tensors=(), rope=None),
+        layers,
+        layout=ParallelLayout(tensor_parallel_size=4),
+        dtype="bfloat16",
+        formats=stored_formats(spec, "none"),
+        max_model_len=8192,
+    )
+    assert found == exact
