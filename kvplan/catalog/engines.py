@@ -141,6 +141,8 @@ class VllmRelease:
     ``keeps_grouped_keys``: serves Qwen 4, whose index has a key for each group of tokens, and whose tables of n-grams
     are in the host's memory where nothing is said (vllm/models/qwen4_exp, vllm/config/engram.py, in 0.32.0; releases
     before it were not read).
+    ``qwen3_positions``: as many times the model's positions have rotary tables of Qwen3-VL and Qwen 3.5
+    (mrope_positions_factor in vllm/model_executor/models/qwen3_vl.py, 1 in 0.32.0, 4 as all others in 0.31.0).
     """
 
     version: tuple[int, int, int]
@@ -192,6 +194,7 @@ class VllmRelease:
     latent_state_alignment: int = 64
     checkpointed_states: tuple[str, ...] = ()
     keeps_grouped_keys: bool = False
+    qwen3_positions: int = 4
 
     @property
     def text(self) -> str:
@@ -291,7 +294,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 31, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model")}),
     ((0, 32, 0), {"reserves_null_block": True}),
     ((0, 32, 0), {"second_runner_drafters": ("eagle", "eagle3", "mtp", "draft_model", "ngram")}),
-    ((0, 32, 0), {"checkpointed_states": ("mamba2", "kimi_delta"), "keeps_grouped_keys": True}),
+    ((0, 32, 0), {"checkpointed_states": ("mamba2", "kimi_delta"), "keeps_grouped_keys": True, "qwen3_positions": 1}),
     (
         (0, 33, 0),
         {

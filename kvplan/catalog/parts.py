@@ -6,7 +6,7 @@ is checked against an independent count (tests/catalog).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.spec import (
@@ -173,6 +173,8 @@ class MoeTraits:
     bias: bool = False
     router_bias: bool = False
     """A bias of the router, or the correction that balances the load: one number per expert."""
+    float32_router: bool = False
+    """vLLM keeps the router's weights in float32 (``params_dtype`` of the gate in its class)."""
     shared_gate: bool = False
     """The shared expert's output is scaled by a gate of its own (Qwen)."""
     shared_name: str = "shared_expert"
@@ -197,9 +199,8 @@ def mixture(
 ) -> MoeFeedForward:
     """Router, experts and shared experts. ``shared_intermediate`` is the sum over the shared experts."""
     inner = traits.latent_size or hidden
-    tensors: tuple[Tensor, ...] = linear(
-        f"{traits.name}.gate", num_experts, hidden, bias=traits.router_bias, role="router"
-    )
+    router = linear(f"{traits.name}.gate", num_experts, hidden, bias=traits.router_bias, role="router")
+    tensors = (replace(router[0], in_float32=traits.float32_router), *router[1:])
     tensors += _experts(inner, num_experts, experts_per_token, expert_intermediate, traits)
     if shared_intermediate:
         shared = traits.shared_path or f"{traits.name}.{traits.shared_name}"

@@ -33,6 +33,8 @@ class Tensor:
     """Stacked experts: how many of ``shape[0]`` one token uses. None: all of the tensor."""
     never_quantized: bool = False
     """In the model's dtype, however the checkpoint stores other matrices."""
+    in_float32: bool = False
+    """vLLM keeps it in float32, whatever the model's dtype is."""
 
     @property
     def is_stacked_experts(self) -> bool:

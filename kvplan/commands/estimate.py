@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, parse_gpu_count
+from kvplan.catalog.devices.device_support import attends_on
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice, version_note
 from kvplan.catalog.models import provenance_note
+from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.commands.options.estimate_lists import (
     LIST_OPTIONS,
@@ -151,7 +153,12 @@ def estimate(
     asked = questions(lists, with_speculative_config(settings, speculative_config))
     specs = resolve_models(models, parse_assumptions(assume or []), after_gpus=bool(gpu))
     measured = load_measured(calibration_name(calibration, no_calibration))
-    answers = [answer_question(spec, question, gpus, choice, measured) for spec in specs for question in asked]
+    shown = [gpus if lists.gpus else _with_kernels(gpus, spec, choice) for spec in specs]
+    answers = [
+        answer_question(spec, question, on, choice, measured)
+        for spec, on in zip(specs, shown, strict=True)
+        for question in asked
+    ]
     shows_assumptions = chosen is OutputFormat.table and (explain or len(answers) == 1)
     print_notes(
         *measured.notices,
@@ -176,6 +183,13 @@ def estimate(
         from kvplan.estimate.picture import draw_estimates
 
         draw_estimates(answers, plot)
+
+
+def _with_kernels(gpus: list[GpuCount], spec: ModelSpec, engine: EngineChoice) -> list[GpuCount]:
+    """Of the GPUs that nobody named, those that the engine serves ``spec`` on."""
+    if engine.name != "vllm":
+        return gpus
+    return [each for each in gpus if attends_on(each.gpu, spec, version=engine.version)]
 
 
 def _nothing_fits(misses: Sequence[Asked]) -> KvplanError:

@@ -22,7 +22,7 @@ from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speed
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
 from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
-from kvplan.estimate.vllm.prediction import as_vllm_stores
+from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
 from kvplan.units import format_bytes, format_tokens
@@ -85,10 +85,12 @@ def make_estimate(
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
     placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
+    cache = _as_kept(spec, cache, placements)
     release = vllm_release(request.engine.version) if request.engine.name == "vllm" else None
     batches = release.in_flight_batches if release is not None else 1
     in_flight = _in_flight_tokens(batches, asked, placements)
-    pages, most_pages = (_pages(spec, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
+    attended = spec if release is None else as_attended(spec, release)
+    pages, most_pages = (_pages(attended, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
     _note_dtypes(_without_towers(model) if asked.language_model_only else model, asked, dtype, notes)
     if spec.lookup_elements and release is not None:
         tables = format_bytes(spec.lookup_elements * element_bytes(dtype))
@@ -104,7 +106,7 @@ def make_estimate(
         kv_dtype=cache.kv_dtype,
         weights=size_weights(spec, dtype),
         extra_weight_bytes=0 if asked.language_model_only else extra_bytes(spec, dtype),
-        cache=size_sequence(spec, context_tokens, cache),
+        cache=size_sequence(attended, context_tokens, cache),
         pages=pages,
         in_flight_tokens=in_flight[0],
         in_flight_batches=batches,
@@ -112,9 +114,15 @@ def make_estimate(
         most_in_flight_tokens=in_flight[1],
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
-        speeds=deployment_speeds(spec, gpus, deployments, cache, measured, request.engine),
+        speeds=deployment_speeds(attended, gpus, deployments, cache, measured, request.engine),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
+
+
+def _as_kept(spec: ModelSpec, cache: CacheSettings, placements: Sequence[Placement]) -> CacheSettings:
+    """Sparse latents as their kernel keeps them, where that is the same on every GPU asked for."""
+    kept = {placement.deployment.settings.kv_cache_dtype for placement in placements}
+    return replace(cache, kv_dtype=kept.pop()) if spec.has_indexer and len(kept) == 1 else cache
 
 
 def _without_towers(spec: ModelSpec) -> ModelSpec:

@@ -96,6 +96,7 @@ def predict_sglang(
         dtype=dtype,
         formats=stored_formats(spec, settings.quantization),
         max_model_len=spec.max_position_embeddings or 1,
+        in_float32=False,
     )
     total = settings.device_memory_bytes or gpu.memory_bytes
     groups = settings.data_parallel_size if dp_attention else 1

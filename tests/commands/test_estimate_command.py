@@ -235,6 +235,22 @@ def test_the_cache_of_glm_5_is_in_8_bits_on_blackwell(capsys):
     assert tokens("--gpu", "8xb200", "--engine", "vllm@0.31") == pytest.approx(in_16_bits, rel=0.02)
 
 
+def test_latents_are_whole_heads_in_vllm_before_0_7_1(capsys):
+    """The pool and what one token takes of it are of one layout: heads of 192 elements, padded to 256."""
+    assert (
+        main(["estimate", "deepseek-v2-lite", "--ctx", "16k", "--gpu", "a100", "--engine", "vllm@0.7", "--json"]) == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    cache, deployment = document["kv_cache"], document["deployments"][0]
+    assert cache["bytes_per_token"] == 27 * 2 * 16 * 256 * 2
+    assert cache["paged_bytes"] == cache["logical_bytes"] == cache["bytes_per_token"] * 16384
+    assert deployment["kv_pool_bytes"] / cache["admission_bytes"] == pytest.approx(
+        deployment["max_concurrency"], rel=0.01
+    )
+    assert main(["estimate", "deepseek-v2-lite", "--gpu", "a100", "--engine", "vllm@0.7.1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_cache"]["bytes_per_token"] == 27 * 576 * 2
+
+
 def test_encoder_tokens_of_a_model_without_cross_attention_are_refused(capsys):
     assert main(["estimate", "gpt2", "--gpu", "l4", "--encoder-tokens", "100"]) == 2
     assert "no cross attention" in capsys.readouterr().err

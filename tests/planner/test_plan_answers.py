@@ -259,8 +259,8 @@ def test_shorter_steps_make_room_for_groups_that_share_experts(capsys: pytest.Ca
     words = "plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16 --tp 1 --dp 16"
     code, _, complaint = run(words, capsys)
     assert code == 1 and "a step of all 16 data-parallel groups: --max-num-batched-tokens shortens it" in complaint
-    code, printed, _ = run(f"{words} --max-num-batched-tokens 2048", capsys)
-    assert code == 0 and "--max-num-batched-tokens 2048" in printed and "--data-parallel-size 16" in printed
+    code, printed, _ = run(f"{words} --max-num-batched-tokens 1536", capsys)
+    assert code == 0 and "--max-num-batched-tokens 1536" in printed and "--data-parallel-size 16" in printed
 
 
 def test_nodes_are_crossed_only_where_one_is_not_enough() -> None:

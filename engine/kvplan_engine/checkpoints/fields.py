@@ -85,6 +85,11 @@ def head_size(config: Mapping[str, Any]) -> int:
     return hidden // heads
 
 
+def with_heads_of(size: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config``, where it says no ``head_dim`` with that of the family's class in transformers."""
+    return {**config, "head_dim": config.get("head_dim") or size}
+
+
 def window(tokens: Any) -> Kept:
     """A sliding window of ``tokens``; null and 0 are none."""
     return Kept("window", int(tokens)) if tokens else FULL

@@ -30,6 +30,9 @@ _FORMATS_FROM: Final[dict[str, tuple[int, int]]] = {
     "mxfp4": (8, 0),
 }
 """Weight formats and the oldest compute capability that any release takes them on; others run everywhere."""
+_SPARSE_LATENTS_ON: Final = {9: (0, 11, 0), 10: (0, 11, 0), 12: (0, 24, 0)}
+"""Major compute capabilities that some kernel of sparse latent attention is for, and since when
+(supports_compute_capability in vllm/v1/attention/backends/mla, 0.11.0 to 0.33.0)."""
 
 
 def capability_of(gpu: GpuProfile) -> tuple[int, int] | None:
@@ -71,6 +74,12 @@ def check_formats(gpu: GpuProfile, spec: ModelSpec, kv_cache_dtype: str, *, vers
     capability = capability_of(gpu)
     if capability is None:
         return
+    if not attends_on(gpu, spec, version=version):
+        engine = f"vLLM {vllm_release(version).text}"
+        raise UsageError(
+            f"{engine} has no kernel for the sparse latent attention of {spec.id} on {gpu.id}.",
+            hint="use Hopper, Blackwell or AMD's GPUs",
+        )
     method = spec.quantization.method if spec.quantization else ""
     needed = _FORMATS_FROM.get(method, (0, 0))
     if method == "fp8" and vllm_release(version).version < _FP8_ON_TURING_FROM:
@@ -79,6 +88,15 @@ def check_formats(gpu: GpuProfile, spec: ModelSpec, kv_cache_dtype: str, *, vers
         raise _unsupported(gpu, f"{method} weights", needed, "use --quantization gptq, bitsandbytes or none")
     if kv_cache_dtype.startswith("fp8") and capability < _EIGHT_BIT_CACHE_FROM:
         raise _unsupported(gpu, f"a KV cache in {kv_cache_dtype}", _EIGHT_BIT_CACHE_FROM, "use --kv-cache-dtype auto")
+
+
+def attends_on(gpu: GpuProfile, spec: ModelSpec, *, version: str) -> bool:
+    """Whether vLLM ``version`` has kernels on ``gpu`` for the attention of ``spec``: sparse latents are for some."""
+    capability = capability_of(gpu)
+    if capability is None or not spec.has_indexer:
+        return True
+    first = _SPARSE_LATENTS_ON.get(capability[0])
+    return first is not None and vllm_release(version).version >= first
 
 
 def _unsupported(gpu: GpuProfile, what: str, needed: tuple[int, int], hint: str) -> UsageError:

@@ -25,7 +25,14 @@ def multi_token_model(spec: ModelSpec) -> ModelSpec | None:
     if not extras:
         return None
     layers = tuple(_own_layer(spec, extra) for extra in extras for _ in range(max(extra.num_layers, 1)))
-    return _head(spec, f"{spec.id}, multi-token prediction", layers, ())
+    streams = spec.residual_streams if any(map(_is_connected, layers)) else 1
+    return _head(spec, f"{spec.id}, multi-token prediction", layers, (), residual_streams=streams)
+
+
+def _is_connected(layer: LayerSpec) -> bool:
+    """Whether it reads all of the target's residual streams (DeepSeek V4, Qwen 4) instead of one of them all (Hunyuan
+    4: vllm/v1/worker/gpu/spec_decode/speculator.py, 0.33.0)."""
+    return any(name in tensor.name for tensor in layer.all_tensors for name in ("_hc.", "hyper_connection"))
 
 
 def _own_layer(spec: ModelSpec, extra: ExtraModule) -> LayerSpec:

@@ -111,7 +111,8 @@ def _speed(
     work = model_work(spec, weight_bytes, cache.model_dtype, layout)
     profile = measured.for_gpu(gpu, work.speed_format, engine.name)
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)
-    on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
+    kv_dtype = settings.kv_cache_dtype if spec.has_indexer else cache.kv_dtype  # by the GPU's kernel
+    on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size, kv_dtype=kv_dtype)
     kv_bytes = kv_read_bytes(spec, _AVERAGE_CONTEXT, on_a_rank)
     room = deployment.kv_cache_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
     users = max(min(room, layout.data_parallel_size * settings.max_num_seqs), 1)

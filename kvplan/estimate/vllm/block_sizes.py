@@ -13,8 +13,8 @@ least that it takes (get_supported_kernel_block_sizes, vllm/v1/attention/backend
                         64 in 8 bits, FlashMLA
 
 Sparse latent attention has blocks of 64 tokens, those of its index. (From 0.18 to 0.30 vLLM asks the first layer's
-kernel alone, and what that comes to on Blackwell was not settled; 64 is taken.) Where an index key stands for several
-tokens, a block has those of 32 keys.
+kernel alone, and what that comes to on Blackwell was not settled; 64 is taken.) On AMD's GPUs both take 16 from 0.28
+on. Where an index key stands for several tokens, a block has those of 32 keys.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 
 _USUAL: Final = 16
 _SPARSE: Final = 64
+_SMALL_ON_AMD_FROM: Final = (0, 28, 0)
 _FLASH_MLA: Final = 64
 _CUTLASS: Final = 128
 _CUTLASS_FROM: Final = (0, 10, 1)
@@ -47,9 +48,9 @@ def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, k
         return _USUAL
     if spec.index_pool > 1:
         return spec.index_pool * POOLED_KEYS
-    if spec.has_indexer:
-        return _SPARSE
     major = compute_capability(gpu)[0]
+    if spec.has_indexer:
+        return _USUAL if major == 0 and release.version >= _SMALL_ON_AMD_FROM else _SPARSE
     by_kernel = release.version >= _BY_KERNEL_FROM
     if major == 9:
         return _USUAL if by_kernel and not kv_cache_dtype.startswith("fp8") else _FLASH_MLA

@@ -1,4 +1,18 @@
-"""The KV cache's dtype where ``--kv-cache-dtype`` says nothing, and where a checkpoint outvotes it."""
+"""The KV cache's dtype where ``--kv-cache-dtype`` says nothing, and where a checkpoint or a kernel outvotes it.
+
+Sparse latent attention in 8 bits is kept as its kernel reads it: FlashMLA packs 656 B with scales (``fp8_ds_mla``),
+FlashInfer and AITER read plain rows. Which kernel it is (vllm/platforms/cuda.py and rocm.py, _get_backend_priorities;
+supported_kv_cache_dtypes of the sparse kernels in vllm/v1/attention/backends/mla;
+_canonicalize_sparse_mla_kv_cache_dtype in vllm/model_executor/layers/attention/mla_attention.py;
+vllm/model_executor/models/config.py; 0.11.0 to 0.33.0):
+
+    GPU                  packed                                             plain
+    Hopper               fp8; fp8_e4m3 before 0.30                          fp8_e4m3 from 0.30 on
+    Blackwell's 10.x     up to 0.17; in 0.18 with more than 16 heads of     in 0.18 otherwise; from 0.19 on
+                         a rank, or heads that FlashInfer does not take
+    consumer Blackwell   from 0.24 on, whatever is asked for but 16 bits
+    AMD                                                                     always
+"""
 
 from __future__ import annotations
 
@@ -7,7 +21,7 @@ from typing import Final
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import cache_dtype
 from kvplan.estimate.kv_cache import refuse_scales
@@ -23,10 +37,15 @@ _SPARSE_IN_8_BITS: Final = {
 which release on (vllm/model_executor/models/config.py, read in 0.32.0 and 0.33.0)."""
 
 _PACKED: Final = "fp8_ds_mla"
-_PACKED_ON_12: Final = ("auto", "fp8", "fp8_e4m3")
-_PACKED_FROM: Final = (0, 32, 0)
-"""Sparse latent attention on consumer Blackwell has one kernel, FlashInfer's, and that has one format for these
-(vllm/model_executor/layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, read in 0.32.0)."""
+_ON_12_FROM: Final = (0, 24, 0)
+_PACKED_BY_DEFAULT: Final = (0, 11, 0)
+"""The release that packed DeepSeek V3.2's cache on every GPU where nothing is said; 0.11.1 keeps 16 bits."""
+_PLAIN_ON_9_FROM: Final = (0, 30, 0)
+_PLAIN_OF_FEW_HEADS_FROM: Final = (0, 18, 0)
+_PLAIN_ON_10_FROM: Final = (0, 19, 0)
+_FEW_HEADS: Final = 16
+_FLASHINFER_HEADS: Final = {False: (128,), True: (128, 192)}
+"""qk_nope_head_dim that FlashInfer's sparse latent attention takes, before 0.19 and from then on."""
 
 
 def kv_cache_dtype(
@@ -47,14 +66,45 @@ def kv_cache_dtype(
     stated = cache_of_checkpoint(spec, asked, release)
     if stated is not None:
         return stated, stated_cache_note(stated, release)
-    major = compute_capability(gpu)[0]
-    if spec.has_indexer and major == 12 and asked.kv_cache_dtype in _PACKED_ON_12 and release.version >= _PACKED_FROM:
+    if _is_packed(spec, gpu, asked, release):
         return _PACKED, f"kv_cache_dtype {_PACKED}: what vLLM {release.text} has for {spec.architecture} on this GPU."
-    is_blackwell = major == 10
+    is_blackwell = compute_capability(gpu)[0] == 10
     sparse, first = _SPARSE_IN_8_BITS.get(spec.architecture, ("", None))
     if asked.kv_cache_dtype == "auto" and is_blackwell and first is not None and release.version >= first:
         return sparse, f"kv_cache_dtype {sparse}: vLLM {release.text}'s default for {spec.architecture} on this GPU."
     return cache_dtype(dtype, asked.kv_cache_dtype), ""
+
+
+def _is_packed(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> bool:
+    """Whether sparse latent attention is kept in rows of 656 B, though they were not asked for by name.
+
+    Rows without positions (GLM 5.3 Flash) are FlashInfer's, plain in 8 bits too (supports_combination of FlashMLA's
+    sparse kernel, read in 0.33.0).
+    """
+    if not spec.has_indexer or spec.rope is None:
+        return False
+    major, version = compute_capability(gpu)[0], release.version
+    if asked.kv_cache_dtype == "auto":
+        return version == _PACKED_BY_DEFAULT or (major == 12 and version >= _ON_12_FROM)
+    if asked.kv_cache_dtype not in ("fp8", "fp8_e4m3"):
+        return False
+    if major == 9:
+        return asked.kv_cache_dtype == "fp8" or version < _PLAIN_ON_9_FROM
+    if major == 10:
+        return not _is_flashinfers(spec, asked.tensor_parallel_size, release)
+    return major == 12  # modified builds before 0.24, too
+
+
+def _is_flashinfers(spec: ModelSpec, tensor_parallel_size: int, release: VllmRelease) -> bool:
+    """Whether Blackwell's data-centre GPUs run FlashInfer's sparse kernel, in 8 bits."""
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)]
+    sizes = _FLASHINFER_HEADS[release.version >= _PLAIN_ON_10_FROM]
+    if any(mixer.qk_nope_head_size not in sizes for mixer in mixers):
+        return False
+    if release.version >= _PLAIN_ON_10_FROM:
+        return True
+    has_few = all(mixer.num_heads <= _FEW_HEADS * tensor_parallel_size for mixer in mixers)
+    return has_few and release.version >= _PLAIN_OF_FEW_HEADS_FROM
 
 
 def cache_of_checkpoint(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> str | None:

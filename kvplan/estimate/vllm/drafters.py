@@ -69,7 +69,13 @@ def _matches(entry: str, names: list[str]) -> bool:
 
 
 def drafter_weight_bytes(
-    spec: ModelSpec, drafter: Drafter, layout: ParallelLayout, dtype: str, max_model_len: int
+    spec: ModelSpec,
+    drafter: Drafter,
+    layout: ParallelLayout,
+    dtype: str,
+    max_model_len: int,
+    *,
+    absorbs_latents: bool = False,
 ) -> int:
     """Bytes of the drafter on one rank of the last stage.
 
@@ -82,7 +88,13 @@ def drafter_weight_bytes(
     formats = MultiTokenFormats(spec) if is_own else StoredFormats(model.quantization)
     alone = replace(layout, pipeline_parallel_size=1)
     total = rank_weight_bytes(
-        model, range(model.num_layers), layout=alone, dtype=dtype, formats=formats, max_model_len=max_model_len
+        model,
+        range(model.num_layers),
+        layout=alone,
+        dtype=dtype,
+        formats=formats,
+        max_model_len=max_model_len,
+        absorbs_latents=absorbs_latents,
     )
     if is_own:
         total = int(total * _stored_share(spec, model, formats, dtype)) or _stored_bytes(spec, layout, dtype)
@@ -136,7 +148,8 @@ def with_drafter_peak(
     drafter = spec.drafter
     if drafter is None or drafter.model is None:
         return peak
-    states = _STATES_KEPT.get(drafter.method, 0) * spec.residual_streams
+    streams = (drafter.model if drafter.method == "mtp" else spec).residual_streams
+    states = _STATES_KEPT.get(drafter.method, 0) * streams
     kept = states * settings.max_num_batched_tokens * spec.hidden_size
     inside = decoder_bytes(drafter.model, drafter.model.layers, settings, release)
     drafting = blas_workspace_bytes(gpu, release) + kept * element_bytes(settings.dtype) + inside

@@ -162,7 +162,7 @@ _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
 
 
 def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
-    """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own.
+    """How the KV cache is stored on one rank.
 
     UsageError for scales of keys and values that are of unlike sizes, which vLLM has no kernels for
     (vllm/v1/attention/backends/triton_attn_diffkv.py, supported_kv_cache_dtypes).
@@ -205,16 +205,8 @@ def _check_grouped_keys(spec: ModelSpec, settings: FilledSettings) -> None:
 
 
 def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
-    """``cache`` with the layouts of sparse latent attention: index keys and, in 8 bits, rows of their own.
-
-    Rows without positions (GLM 5.3 Flash) are FlashInfer's, plain in 8 bits too (vllm/platforms/cuda.py,
-    _get_backend_priorities, and supports_combination of FlashMLA's sparse kernel, read in 0.33.0).
-    """
-    if not spec.has_indexer:
-        return cache
-    packs = cache.kv_dtype in _EIGHT_BIT_FLOATS and spec.rope is not None
-    kv_dtype = "fp8_ds_mla" if packs else cache.kv_dtype
-    return replace(cache, kv_dtype=kv_dtype, indexer_dtype="fp8")
+    """``cache`` with the index keys of sparse latent attention, which are in 8 bits whatever is asked for."""
+    return replace(cache, indexer_dtype="fp8") if spec.has_indexer else cache
 
 
 def _rank_memory(
@@ -265,9 +257,7 @@ def _rank_parts(
     known = memo.get(key)
     if isinstance(known, RankParts):
         return known
-    layers = spec.layers[part.start : part.stop]
-    if not release.latent_cache:
-        layers = tuple(without_latent_cache(layer) for layer in layers)
+    layers = as_attended(spec, release).layers[part.start : part.stop]
     weight_bytes = rank_weight_bytes(
         spec,
         part,
@@ -277,10 +267,14 @@ def _rank_parts(
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
+        absorbs_latents=release.v1 and release.latent_cache,
+        qwen3_positions=release.qwen3_positions,
     )
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:
-        weight_bytes += drafter_weight_bytes(spec, spec.drafter, layout, settings.dtype, settings.max_model_len)
+        weight_bytes += drafter_weight_bytes(
+            spec, spec.drafter, layout, settings.dtype, settings.max_model_len, absorbs_latents=release.v1
+        )
         layers += cached_layers(spec.drafter)
     blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
@@ -298,6 +292,14 @@ def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
 
 
 _HEAD_SIZES_OF_OLD_KERNELS = (64, 80, 96, 112, 128)
+
+
+def as_attended(spec: ModelSpec, release: VllmRelease) -> ModelSpec:
+    """``spec`` with the attention that ``release`` runs it with."""
+    if release.latent_cache or not spec.is_latent:
+        return spec
+    kept = {id(layer): without_latent_cache(layer) for layer in spec.layers}
+    return replace(spec, layers=tuple(kept[id(layer)] for layer in spec.layers))
 
 
 def without_latent_cache(layer: LayerSpec) -> LayerSpec:

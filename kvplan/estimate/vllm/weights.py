@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import ceil, prod
 
-from kvplan.catalog.spec import LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention, StateMixer
+from kvplan.catalog.spec import (
+    CompressedAttention,
+    LatentAttention,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+    QuantizationSpec,
+    SoftmaxAttention,
+    StateMixer,
+)
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
@@ -60,6 +69,15 @@ class WeightShare:
     head_rows: int
     """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
     layer: int | None
+    in_float32: bool
+    """Whether what vLLM keeps in float32 is, as it is in no other engine."""
+    absorbs_latents: bool
+    """Whether attention reads the latents' upward matrix in the model's dtype, beside the quantized one.
+
+    W_UK_T and W_UV are views of one dequantized copy, and of the matrix itself where it is not quantized
+    (process_weights_after_loading of latent attention: vllm/v1/attention/backends/mla/common.py, later
+    vllm/model_executor/layers/attention/mla_attention.py; read in 0.8.0 to 0.33.0).
+    """
     expert_inner_step: int
     """What the inner width of MXFP4 experts is padded to a multiple of."""
 
@@ -80,6 +98,9 @@ def rank_weight_bytes(
     formats: StoredFormats,
     max_model_len: int,
     with_towers: bool = True,
+    in_float32: bool = True,
+    absorbs_latents: bool = False,
+    qwen3_positions: int = 4,
     expert_inner_step: int = MXFP4_INNER_STEP,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
@@ -91,15 +112,16 @@ def rank_weight_bytes(
     """
     parts: list[Tensor] = []
     total = 0
-    plain = WeightShare(dtype, formats, layout, 1, None, expert_inner_step)
+    plain = WeightShare(dtype, formats, layout, 1, None, in_float32, absorbs_latents, expert_inner_step)
     scale = stored_scale(spec, dtype)
-    kinds, by_kind = formats.kinds(spec), dict[int, int]()
+    kinds, by_kind, copies = formats.kinds(spec), dict[int, int](), dict[int, int]()
     for index in layers:
         if kinds[index] not in by_kind:
             share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
             on_gpu = (tensor for tensor in spec.layers[index].all_tensors if tensor.role != "lookup")
             by_kind[kinds[index]] = _allocated_bytes(on_gpu, share)
-        total += int(by_kind[kinds[index]] * scale.layers[index])
+            copies[kinds[index]] = _absorbed_bytes(spec.layers[index].mixer, share)
+        total += int(by_kind[kinds[index]] * scale.layers[index]) + copies[kinds[index]]
     is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
     for tensor in spec.tensors:
         is_input = tensor.role in ("embedding", "position")
@@ -108,16 +130,21 @@ def rank_weight_bytes(
     total += int(_allocated_bytes(parts, plain) * scale.outside)
     if is_first and with_towers:
         total += tower_bytes(spec, layout.tensor_parallel_size, dtype)
-    return total + rope_table_bytes(spec, dtype, max_model_len)
+    return total + rope_table_bytes(spec, dtype, max_model_len, qwen3_positions)
 
 
 def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> int:
     """What layers hold for the tokens of a step: numbers of the tokens that an index chose, rows of a table.
 
+    Where latents are sparse all layers share one list of numbers (topk_indices_buffer in
+    vllm/model_executor/models/deepseek_v2.py, read in 0.11.0 to 0.19.0, later vllm/models/deepseek_v32, deepseek_v4,
+    hy_v4 and glm5next).
+
     vLLM 0.33, vllm/models/qwen4_exp: nvidia/qsa.py (topk_indices_buffer, with one more column for how many there are)
     and common/ngram_embedding.py (_prefetch_buffer).
     """
-    per_token = 0
+    layers = tuple(layers)
+    per_token = _NUMBER_BYTES * max((_chosen(mixer) for layer in layers for mixer in layer.mixers), default=0)
     for mixer in (mixer for layer in layers for mixer in layer.mixers):
         if isinstance(mixer, SoftmaxAttention) and mixer.indexer is not None and mixer.indexer.key_format == "model":
             per_token += (mixer.indexer.most_chosen + 1) * _NUMBER_BYTES
@@ -127,19 +154,41 @@ def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> 
     return per_token * settings.max_num_batched_tokens
 
 
+def _chosen(mixer: Mixer) -> int:
+    """Numbers of tokens in the list that sparse latents share."""
+    if isinstance(mixer, LatentAttention):
+        return mixer.chosen_tokens or 0
+    return mixer.indexer.topk if isinstance(mixer, CompressedAttention) and mixer.indexer is not None else 0
+
+
+def _absorbed_bytes(mixer: Mixer | None, share: WeightShare) -> int:
+    """The copy of the latents' upward matrix that attention reads, where there is one."""
+    if not isinstance(mixer, LatentAttention) or not share.absorbs_latents:
+        return 0
+    upward = (tensor for tensor in mixer.tensors if tensor.name.endswith(".kv_b_proj"))
+    copied = [tensor for tensor in upward if share.formats.of(tensor, share.layer) is not None]
+    return sum(prod(rank_shape(tensor, share.layout)) for tensor in copied) * element_bytes(share.dtype)
+
+
 def _head_rows(layer: LayerSpec) -> int:
     return layer.mixer.head_size_k if isinstance(layer.mixer, SoftmaxAttention) else 1
 
 
 def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     """Bytes of one tensor on one rank, scales and zero points included."""
-    shape = rank_shape(tensor, share.layout, share.head_rows)
     stored = share.formats.of(tensor, share.layer)
-    if stored is None:
-        return prod(shape) * element_bytes(share.dtype)
+    if stored is not None:
+        return quantized_bytes(_padded_shape(tensor, stored, share), stored)
+    size = _NUMBER_BYTES if tensor.in_float32 and share.in_float32 else element_bytes(share.dtype)
+    return prod(rank_shape(tensor, share.layout, share.head_rows)) * size
+
+
+def _padded_shape(tensor: Tensor, stored: QuantizationSpec, share: WeightShare) -> tuple[int, ...]:
+    """A quantized tensor on one rank."""
+    shape = rank_shape(tensor, share.layout, share.head_rows)
     if stored.method == "mxfp4" and tensor.role == "expert":
-        shape = padded_experts(shape, tensor.split, share.expert_inner_step)
-    return quantized_bytes(shape, stored)
+        return padded_experts(shape, tensor.split, share.expert_inner_step)
+    return shape
 
 
 def padded_experts(shape: tuple[int, ...], split: str, inner_step: int = MXFP4_INNER_STEP) -> tuple[int, ...]:
@@ -210,11 +259,12 @@ def _rough_tower(config: Mapping[str, object]) -> int:
     return layers * (4 * hidden * hidden + 3 * hidden * inner) + merged * merged + merged * hidden
 
 
-def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
+def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_positions: int) -> int:
     """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
 
     Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own. Where time,
-    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4.
+    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4, and
+    for Qwen3-VL and Qwen 3.5 as the release does.
     """
     rope = spec.rope
     if rope is None:
@@ -228,7 +278,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
     if _has_local_rope(spec.raw_config):
         positions += known
     if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
-        positions *= _SECTIONED_POSITIONS
+        positions *= qwen3_positions if _is_qwen3(spec.raw_config) else _SECTIONED_POSITIONS
     return positions * rope.rotary_size * element_bytes(dtype)
 
 
@@ -253,6 +303,11 @@ def _turns_in_sections(config: Mapping[str, object]) -> bool:
     return any(isinstance(rope, Mapping) and "mrope_section" in rope for rope in ropes)
 
 
+def _is_qwen3(config: Mapping[str, object]) -> bool:
+    types = (str(section.get("model_type")) for section in _sections(config))
+    return any(each.startswith(("qwen3_vl", "qwen3_5")) for each in types)
+
+
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _LARGE_ALLOCATION = 10 * MIB
 _SEGMENT_STEP = 2 * MIB
@@ -263,25 +318,32 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
     """Bytes as PyTorch's allocator counts them: a large tensor takes whole steps of 2 MiB.
 
     What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others.
-    vLLM merges q, k and v, and gate and up, into one tensor each.
+    vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
     """
-    total, merged = 0, [0] * len(_MERGED)
+    total, merged = 0, dict[str, list[int]]()
     for tensor in tensors:
-        size = tensor_bytes(tensor, share)
-        place = _merged_place(tensor.name)
-        if place is None:
-            total += _rounded(size)
+        sizes = _apart(tensor, share)
+        name = _merged_name(tensor.name)
+        if name is None:
+            total += sum(map(_rounded, sizes))
         else:
-            merged[place] += size
-    return total + sum(_rounded(size) for size in merged)
+            merged[name] = [each + size for each, size in zip(merged.get(name, (0, 0)), sizes, strict=True)]
+    return total + sum(_rounded(size) for sizes in merged.values() for size in sizes)
 
 
-def _merged_place(name: str) -> int | None:
-    last = name.rsplit(".", 1)[-1]
-    for place, names in enumerate(_MERGED):
-        if last in names:
-            return place
-    return None
+def _apart(tensor: Tensor, share: WeightShare) -> tuple[int, int]:
+    """(weights, their scales and what else belongs to them)."""
+    total, stored = tensor_bytes(tensor, share), share.formats.of(tensor, share.layer)
+    if stored is None:
+        return total, 0
+    packed = ceil(prod(_padded_shape(tensor, stored, share)) * stored.bits / 8)
+    return packed, total - packed
+
+
+def _merged_name(name: str) -> str | None:
+    """The tensor that ``name`` becomes a part of, beside others of the same module."""
+    module, _, last = name.rpartition(".")
+    return next((f"{module}.{names[0]}" for names in _MERGED if last in names), None)
 
 
 def _rounded(size: int) -> int:

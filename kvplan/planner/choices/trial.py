@@ -20,7 +20,14 @@ from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
-from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, cache_settings, predict_vllm, request_shape
+from kvplan.estimate.vllm.prediction import (
+    Memo,
+    VllmPrediction,
+    as_attended,
+    cache_settings,
+    predict_vllm,
+    request_shape,
+)
 from kvplan.estimate.vllm.ranges import kv_pool_low_bytes
 from kvplan.estimate.vllm.settings import batch_defaults
 from kvplan.planner.choices import misses
@@ -274,8 +281,9 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
 
 def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[ModelWork, int]:
     spec, settings = choice.weights.spec, prediction.settings.serving
-    key = (choice.layout, choice.weights.name, choice.kv_cache_dtype, settings.dtype)
+    key = (choice.layout, choice.weights.name, settings.kv_cache_dtype, settings.dtype)
     if key not in trial.works:
+        spec = as_attended(spec, vllm_release(prediction.version))
         work = model_work(spec, prediction.rank.weight_bytes, settings.dtype, choice.layout)
         kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
         trial.works[key] = (work, kv_bytes)

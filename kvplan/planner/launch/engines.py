@@ -22,7 +22,7 @@ from kvplan.settings import ServingSettings
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
 _VOWEL_SOUNDS = "afimn"
 """First letters of formats' names that are spoken with a vowel first: awq, fp8, int8, mxfp4, nvfp4."""
-_EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2")
+_EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 
 
 def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:

@@ -42,6 +42,8 @@ def test_latents_in_8_bits_on_hopper_are_flash_mlas(version: str, size: int) -> 
 def test_sparse_latents_have_blocks_of_their_index() -> None:
     spec = resolve_model("deepseek-v3.2")
     assert {default_block_size(spec, find_gpu(gpu), vllm_release("0.32.0"), "bfloat16") for gpu in GPUS} == {64}
+    on_amd = [default_block_size(spec, find_gpu("mi300x"), vllm_release(each), "fp8") for each in ("0.27.0", "0.28.0")]
+    assert on_amd == [64, 16]
 
 
 def test_other_attention_has_16_tokens() -> None:

@@ -144,19 +144,3 @@ def test_a_plan_does_not_offer_what_the_checkpoint_decides(capsys: pytest.Captur
     assert first["kv_cache_dtype"] == "fp8"
     assert "--kv-cache-dtype" not in first["commands"]["vllm"]
     assert "--kv-cache-dtype fp8_e4m3" in first["commands"]["sglang"]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "asked", "version", "dtype"),
-    [
-        ("rtx-pro-6000", "auto", "0.33.0", "fp8_ds_mla"),
-        ("rtx-pro-6000", "fp8", "0.32.0", "fp8_ds_mla"),
-        ("rtx-pro-6000", "auto", "0.31.0", "bfloat16"),
-        ("h200", "auto", "0.33.0", "bfloat16"),
-    ],
-)
-def test_sparse_latents_on_consumer_blackwell_are_packed(gpu: str, asked: str, version: str, dtype: str) -> None:
-    """_canonicalize_sparse_mla_kv_cache_dtype: FLASHINFER_MLA_SPARSE_SM120 keeps 656 B of a token in each layer."""
-    settings = ServingSettings(kv_cache_dtype=asked, tensor_parallel_size=8)
-    found = predict_vllm(resolve_model("glm-5.1"), find_gpu(gpu), settings, version)
-    assert found.settings.serving.kv_cache_dtype == dtype

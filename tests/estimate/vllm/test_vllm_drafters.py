@@ -110,7 +110,7 @@ def test_the_drafter_of_deepseek_v4_sees_its_window_alone() -> None:
     """``compress_ratios`` has one entry more than there are layers: 0. So the pool keeps its groups."""
     without, drafting = (predict("deepseek-v4-pro", tensor_parallel_size=8, num_speculative_tokens=k) for k in (0, 1))
     assert (drafting.num_groups, drafting.bytes_per_block) == (without.num_groups, without.bytes_per_block)
-    assert 0.9 * without.num_blocks < drafting.num_blocks < without.num_blocks
+    assert 0.85 * without.num_blocks < drafting.num_blocks < without.num_blocks
 
 
 def test_looking_tokens_up_costs_no_memory_in_the_first_model_runner() -> None:

@@ -78,7 +78,7 @@ def _mixture(view: ConfigView, hidden: int, *, hashed: bool) -> MoeFeedForward:
 
 def read_deepseek_v4(view: ConfigView) -> Body:
     """DeepSeek V4: ``compress_ratios`` says per layer 0 (window alone), 4 (with indexer) or 128."""
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=512)
     ratios = view.integers("compress_ratios", minimum=0)
     if ratios is None or len(ratios) < sizes.layers:
         raise view.reject("compress_ratios", f"one number for each of {sizes.layers} layers")
@@ -107,7 +107,7 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     own = LayerSpec(mixers[ratios[min(sizes.layers, len(ratios) - 1)]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
     extras = _vision(view) + multi_token_layers(view, own, sizes.hidden, joint=joint)
-    body = hybrid_body(view, sizes, layers, extras=extras)
+    body = replace(hybrid_body(view, sizes, layers, extras=extras), residual_streams=streams)
     return with_ropes(replace(body, tensors=body.tensors + head), _ropes(view, ratios[: sizes.layers]))
 
 

@@ -283,7 +283,7 @@ def read_longcat(view: ConfigView) -> Body:
         traits=MoeTraits(shared_path="mlps.0"),
     )
     has_bias = view.flag("router_bias", default=False)
-    router = Tensor("mlp.router.classifier", (num_experts + idle, sizes.hidden), "router")
+    router = Tensor("mlp.router.classifier", (num_experts + idle, sizes.hidden), "router", in_float32=True)
     corrections = (Tensor("mlp.router.e_score_correction_bias", (num_experts + idle,), "bias"),) * (1 + has_bias)
     tensors = (router, *corrections, *(tensor for tensor in routed.tensors if tensor.role != "router"))
     first = LayerSpec(mixer, None, replace(routed, tensors=tensors), norms(2, sizes.hidden))

@@ -29,7 +29,7 @@ _MIXTURE = MixtureFamily(
     shared_count=("n_shared_experts",),
     shared_default=1,
     router_bias=True,
-    traits=MoeTraits(shared_name="shared_experts"),
+    traits=MoeTraits(shared_name="shared_experts", float32_router=True),
 )
 _SPARSE = {"indexed_attention", "sparse_attention", "sparse", "deepseek_sparse_attention"}
 _DENSE = "full_attention"
@@ -59,6 +59,7 @@ def read_hy_v4(view: ConfigView) -> Body:
         max_position_embeddings=read_max_positions(view),
         rope=latent_rope(view, latent.rope),
         extras=multi_token_layers(view, own, sizes.hidden),
+        residual_streams=max(streams, 1),
     )
 
 

@@ -33,6 +33,7 @@ from kvplan.catalog.parts import (
 from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, RopeSpec, SparseIndexer
 
 _SHARED = MoeTraits(shared_name="shared_experts")
+_FLOAT32 = replace(_SHARED, float32_router=True)
 
 
 def _stack(sizes: Sizes, mixers: Sequence[Mixer], parts: Sequence[FeedForward]) -> list[LayerSpec]:
@@ -91,8 +92,8 @@ def _decilm_width(multiple: float, hidden: int) -> int:
 
 def read_mimo_v2(view: ConfigView) -> Body:
     """MiMo V2 Flash: sliding layers have their own number of KV heads, and attention sinks; values are narrower."""
-    sizes = read_sizes(view)
-    value = view.integer("v_head_dim", default=sizes.head)
+    sizes = read_sizes(view, head_default=192)
+    value = view.integer("v_head_dim", default=128)
     tokens = view.integer("sliding_window", "sliding_window_size", default=128)
     windows = _windows(view, sizes.layers, tokens)
     if windows is None:
@@ -115,7 +116,12 @@ def read_mimo_v2(view: ConfigView) -> Body:
         traits=replace(traits, sinks=view.flag("add_swa_attention_sink_bias", default=True)),
     )
     family = MixtureFamily(
-        PlainFamily(), after_first_layer, shared_count=("n_shared_experts",), router_bias=True, traits=_SHARED
+        PlainFamily(),
+        after_first_layer,
+        shared_count=("n_shared_experts",),
+        router_bias=True,
+        router_dtype="moe_router_dtype",
+        traits=_FLOAT32,
     )
     mixers = [full if window.kind == "full" else local for window in windows]
     body = hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
@@ -132,7 +138,7 @@ def read_step3p7(view: ConfigView) -> Body:
     """Step 3.5 and 3.7 Flash: sliding layers may have more heads; a gate per head; experts from the fourth layer on."""
     groups = view.integer("num_attention_groups", "num_key_value_heads", default=8)
     view = ConfigView({**view.config, "num_key_value_heads": groups}, path=view.path, assumptions=view.assumptions)
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=128)
     tokens = view.integer("sliding_window", default=512)
     windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
     bias = view.flag("attention_bias", default=False)
@@ -153,7 +159,7 @@ def read_step3p7(view: ConfigView) -> Body:
         expert_size=("moe_intermediate_size",),
         shared_size=("share_expert_dim", "share_expert_dims"),
         router_bias=True,
-        traits=_SHARED,
+        traits=_FLOAT32,
     )
     mixers = [full if window.kind == "full" else local for window in windows]
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
@@ -223,7 +229,7 @@ def step3_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
 
 def read_laguna(view: ConfigView) -> Body:
     """Laguna: heads per layer, sliding layers, gated outputs, one dense layer and then experts."""
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=128)
     tokens = view.integer("sliding_window", default=512)
     windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
     heads = view.per_layer("num_attention_heads_per_layer", sizes.layers, default=sizes.heads)
@@ -259,7 +265,7 @@ def read_laguna(view: ConfigView) -> Body:
 
 def read_minimax_m3(view: ConfigView) -> Body:
     """MiniMax M3: grouped attention, in most layers with an indexer that keeps one key per token."""
-    sizes = read_sizes(view)
+    sizes = read_sizes(view, head_default=128)
     sparse = view.section("sparse_attention_config")
     indexed = [0] * sizes.layers
     indexer = None
@@ -289,7 +295,7 @@ def read_minimax_m3(view: ConfigView) -> Body:
         dense_size=("dense_intermediate_size",),
         shared_size=("shared_intermediate_size",),
         router_bias=True,
-        traits=replace(_SHARED, name="block_sparse_moe"),
+        traits=replace(_FLOAT32, name="block_sparse_moe"),
     )
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
     return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))

@@ -106,6 +106,8 @@ class MixtureFamily:
     shared_each: tuple[str, ...] = ()
     """Keys of the size of one shared expert where it is not the routed experts'."""
     router_bias: Trait = False
+    router_dtype: str = ""
+    """Key of the router's dtype, where vLLM asks the config for it; ``traits`` say what it is without."""
     traits: MoeTraits = PLAIN_EXPERTS
 
 
@@ -124,7 +126,10 @@ def read_feed_forwards(view: ConfigView, family: MixtureFamily, sizes: Sizes) ->
     """One feed-forward per layer: the mixture where the family's rule says so, else the dense one."""
     sparse = family.sparse(view, sizes.layers)
     expert_size = view.integer(*family.expert_size)
-    traits = replace(family.traits, router_bias=read_trait(view, family.router_bias))
+    float32 = family.traits.float32_router
+    if family.router_dtype and view.has(family.router_dtype):
+        float32 = view.text(family.router_dtype) in ("fp32", "float32")
+    traits = replace(family.traits, router_bias=read_trait(view, family.router_bias), float32_router=float32)
     routed = mixture(
         sizes.hidden,
         view.integer(*EXPERT_KEYS),
@@ -161,7 +166,11 @@ _PHI = PlainFamily(
 )
 _OLMO = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full", max_positions=4096)
 _GPT_OSS = PlainFamily(
-    Flag(("attention_bias",), True), Flag(("attention_bias",), True), windows=windows.gpt_oss, sinks=True
+    Flag(("attention_bias",), True),
+    Flag(("attention_bias",), True),
+    head_default=64,
+    windows=windows.gpt_oss,
+    sinks=True,
 )
 _EXAONE_MOE = MixtureFamily(
     PlainFamily(qk_norm="head", windows=windows.exaone4),
@@ -169,11 +178,13 @@ _EXAONE_MOE = MixtureFamily(
     shared_count=("num_shared_experts",),
     router_bias=True,
 )
+_FLOAT32 = MoeTraits(float32_router=True)
 _BAILING = MixtureFamily(
     PlainFamily(Flag(("use_qkv_bias", "use_bias"), False), Flag(("use_bias",), False), Flag(("use_bias",), False)),
     after_dense_ones,
     shared_count=("num_shared_experts",),
     shared_each=("moe_shared_expert_intermediate_size",),
+    router_dtype="router_dtype",
 )
 
 MIXTURES: dict[str, MixtureFamily] = {
@@ -201,7 +212,12 @@ MIXTURES: dict[str, MixtureFamily] = {
         shared_count=("n_shared_experts",),
     ),
     "Glm4MoeForCausalLM": MixtureFamily(
-        _GLM, after_first_layer, shared_count=("n_shared_experts",), shared_default=1, router_bias=True
+        _GLM,
+        after_first_layer,
+        shared_count=("n_shared_experts",),
+        shared_default=1,
+        router_bias=True,
+        traits=_FLOAT32,
     ),
     "Dots1ForCausalLM": MixtureFamily(
         replace(_QWEN3, max_positions=2048),
@@ -215,12 +231,15 @@ MIXTURES: dict[str, MixtureFamily] = {
         shared_count=("moe_num_shared_experts",),
         shared_default=2,
         router_bias=True,
+        traits=_FLOAT32,
     ),
     "HunYuanMoEV1ForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"), shared_default=1
     ),
     "MiniMaxM2ForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="full", max_positions=196608), router_bias=True, traits=MoeTraits(name="block_sparse_moe")
+        PlainFamily(qk_norm="full", head_default=128, max_positions=196608),
+        router_bias=True,
+        traits=MoeTraits(name="block_sparse_moe", float32_router=True),
     ),
     "GptOssForCausalLM": MixtureFamily(_GPT_OSS, router_bias=True, traits=MoeTraits(bias=True)),
     "Llama4ForCausalLM": MixtureFamily(
@@ -234,11 +253,12 @@ MIXTURES: dict[str, MixtureFamily] = {
     "ExaoneMoeForCausalLM": _EXAONE_MOE,
     "ExaoneMoEForCausalLM": _EXAONE_MOE,
     "HYV3ForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, qk_norm="head"),
+        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, qk_norm="head", head_default=128),
         after_first_layer,
         expert_size=("moe_intermediate_size", "expert_hidden_dim"),
         shared_count=("num_shared_experts",),
         router_bias=True,
+        traits=_FLOAT32,
     ),
     "Cohere2MoeForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, norms=1, tied=True, head_default=128, windows=windows.cohere2_moe),
@@ -270,17 +290,22 @@ MIXTURES: dict[str, MixtureFamily] = {
         shared_count=("num_shared_experts",),
         shared_default=1,
         router_bias=Flag(("moe_router_enable_expert_bias",), True),
+        traits=_FLOAT32,
     ),
     "SarvamMoEForCausalLM": replace(
         _BAILING,
         plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
+        router_dtype="",
         router_bias=Flag(("moe_router_enable_expert_bias",), False),
     ),
     "AfmoeForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="head", norms=4, output_gate="separate", windows=windows.every_fourth_full),
+        PlainFamily(
+            qk_norm="head", norms=4, output_gate="separate", head_default=128, windows=windows.every_fourth_full
+        ),
         after_dense_ones,
         shared_count=("num_shared_experts",),
         router_bias=True,
+        traits=_FLOAT32,
     ),
 }
 

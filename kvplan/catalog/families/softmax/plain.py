@@ -88,11 +88,16 @@ _OLMO2 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full")
 FAMILIES: dict[str, PlainFamily] = {
     "LlamaForCausalLM": replace(LLAMA, max_positions=2048),
     "MistralForCausalLM": PlainFamily(windows=windows.mistral, max_positions=131072),
-    "Ministral3ForCausalLM": PlainFamily(windows=windows.every_layer),
+    "Ministral3ForCausalLM": PlainFamily(windows=windows.every_layer, head_default=128),
     "MinistralForCausalLM": PlainFamily(windows=windows.every_layer),
     "Qwen2ForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used, max_positions=32768),
     "Qwen3ForCausalLM": PlainFamily(
-        ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used, max_positions=32768
+        ATTENTION_BIAS,
+        ATTENTION_BIAS,
+        qk_norm="head",
+        head_default=128,
+        windows=windows.when_used,
+        max_positions=32768,
     ),
     "MiMoForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used),
     "GemmaForCausalLM": _GEMMA,
@@ -136,7 +141,9 @@ FAMILIES: dict[str, PlainFamily] = {
     "SolarForCausalLM": replace(LLAMA, windows=windows.solar, max_positions=2048),
     "TeleFLMForCausalLM": replace(LLAMA, max_positions=2048),
     "Rnj1ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.rnj1, max_positions=131072),
-    "SeedOssForCausalLM": PlainFamily(Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS),
+    "SeedOssForCausalLM": PlainFamily(
+        Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS, head_default=128
+    ),
     "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
     "NemotronForCausalLM": PlainFamily(
         ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False, norm_bias=True, rotary_share=0.5

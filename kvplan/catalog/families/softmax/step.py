@@ -29,7 +29,7 @@ _FAMILY = MixtureFamily(
     expert_size=("moe_intermediate_size",),
     shared_size=("share_expert_dim",),
     router_bias=True,
-    traits=MoeTraits(shared_name="shared_experts"),
+    traits=MoeTraits(shared_name="shared_experts", float32_router=True),
 )
 
 

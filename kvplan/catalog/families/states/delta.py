@@ -52,6 +52,7 @@ _BAILING_HYBRID = MixtureFamily(
     shared_count=("num_shared_experts",),
     shared_each=("moe_shared_expert_intermediate_size",),
     router_bias=Flag(("moe_router_enable_expert_bias",), False),
+    router_dtype="router_dtype",
     traits=MoeTraits(shared_name="shared_experts"),
 )
 
@@ -232,7 +233,9 @@ def read_bailing_v3(view: ConfigView) -> Body:
     latent = latent_attention(sizes.hidden, latent_sizes, gate=_bailing_gate(view, latent_sizes))
     period = view.integer("layer_group_size", default=1)
     whole = sizes.layers // period * period
-    parts = read_feed_forwards(view, replace(_BAILING_HYBRID, router_bias=True), sizes)
+    traits = replace(_BAILING_HYBRID.traits, float32_router=True)
+    family = replace(_BAILING_HYBRID, router_bias=True, router_dtype="", traits=traits)
+    parts = read_feed_forwards(view, family, sizes)
     mixers: list[Mixer] = [
         latent if (index + 1) % period == 0 or index >= whole else delta for index in range(sizes.layers)
     ]

@@ -274,7 +274,7 @@ def read_nemotron_h(view: ConfigView) -> Body:
     counted = ConfigView(
         {**view.config, "num_hidden_layers": len(pattern)}, path=view.path, assumptions=view.assumptions
     )
-    sizes = read_sizes(counted, head_default=view.optional_integer("attention_head_dim"))
+    sizes = read_sizes(counted, head_default=view.integer("attention_head_dim", default=128))
     one_norm = norms(1, sizes.hidden)
     kinds = {"*": LayerSpec(plain_attention(sizes), None, None, one_norm)}
     if "M" in pattern:

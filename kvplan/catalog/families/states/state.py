@@ -222,7 +222,7 @@ def read_mamba(view: ConfigView) -> Body:
 
 def read_mamba2(view: ConfigView) -> Body:
     hidden = view.integer(*HIDDEN_KEYS)
-    heads, head = view.integer("num_heads"), view.integer("head_dim")
+    heads, head = view.integer("num_heads", default=128), view.integer("head_dim", default=64)
     bias = view.flag("use_bias", default=False)
     sizes = Mamba2Sizes(
         heads=heads,

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.dense.llama import llama, llama_layer
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.fields import decoder, rope, window
+from kvplan_engine.checkpoints.fields import decoder, rope, window, with_heads_of
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.mixers import FULL
 from kvplan_engine.description.model import ModelDescription
@@ -32,7 +32,7 @@ def _read_ministral(config: dict[str, Any]) -> ModelDescription:
 
 
 def _read_ministral3(config: dict[str, Any]) -> ModelDescription:
-    keys = {"rms_norm_eps": 1e-5} | config
+    keys = {"rms_norm_eps": 1e-5} | with_heads_of(128, config)
     positions = rope(keys, theta=1000000.0)
     beta, tokens = (positions.scaling.get(key) for key in ("llama_4_scaling_beta", "original_max_position_embeddings"))
     growing = (float(beta), int(tokens)) if beta and tokens else None

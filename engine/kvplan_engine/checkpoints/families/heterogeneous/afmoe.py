@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
-from kvplan_engine.checkpoints.fields import head_size
+from kvplan_engine.checkpoints.fields import head_size, with_heads_of
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -13,6 +13,7 @@ from kvplan_engine.description.model import Layer, ModelDescription
 
 def read_afmoe(config: dict[str, Any]) -> ModelDescription:
     """transformers: AfmoeModel."""
+    config = with_heads_of(128, config)
     norm = norms(config, "rms", "both")
     dense, mixture = mlp(config, bias=False), _mixture(config)
     num_dense = int(config.get("num_dense_layers", 1))

@@ -40,7 +40,7 @@ def _hashed_layers(config: dict[str, Any]) -> list[bool]:
 def _attention(config: dict[str, Any], ratio: int | None) -> CompressedAttention:
     return CompressedAttention(
         num_heads=int(config["num_attention_heads"]),
-        head_size=int(config["head_dim"]),
+        head_size=int(config.get("head_dim", 512)),
         kept=Kept("window", int(config.get("sliding_window", 128))),
         ratio=ratio,
         indexer=indexer(config) if ratio == _INDEXED_RATIO else None,

@@ -14,7 +14,7 @@ from kvplan_engine.checkpoints.families.mixtures.parts import (
     whole,
     with_names,
 )
-from kvplan_engine.checkpoints.fields import head_size
+from kvplan_engine.checkpoints.fields import head_size, with_heads_of
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import ModelDescription
@@ -47,6 +47,7 @@ def read_dots1(config: Config) -> ModelDescription:
 
 def read_hy_v3(config: Config) -> ModelDescription:
     """transformers: HYV3Model. One dense layer, then experts, unless ``mlp_layer_types`` says otherwise."""
+    config = with_heads_of(128, config)
     size = whole(config, "moe_intermediate_size", "expert_hidden_dim")
     mixture = Mixture(
         whole(config, "num_local_experts", "num_experts"),

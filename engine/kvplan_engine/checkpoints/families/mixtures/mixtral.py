@@ -6,7 +6,7 @@ from kvplan_engine.checkpoints.families.common import Config, attention, mlp, no
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.gguf import MIXTRAL_GGUF
 from kvplan_engine.checkpoints.families.mixtures.parts import MIXTRAL_NAMES, decoder, whole
-from kvplan_engine.checkpoints.fields import head_size, window
+from kvplan_engine.checkpoints.fields import head_size, window, with_heads_of
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.model import ModelDescription
 
@@ -29,8 +29,8 @@ def read_minimax_m2(config: Config) -> ModelDescription:
         scoring="sigmoid",
         correction=True,
     )
-    size = head_size(config)
-    turns = rope(config, size, rotary_size=config.get("rotary_dim"), theta=5e6)
+    config = with_heads_of(128, config)
+    turns = rope(config, head_size(config), rotary_size=config.get("rotary_dim"), theta=5e6)
     head_norm = "all" if config.get("use_qk_norm", True) else "none"
     mixer = attention(config, rope=turns, head_norm=head_norm, qkv_bias=False, output_bias=False)
     named = config.get("dtype") or config.get("torch_dtype")

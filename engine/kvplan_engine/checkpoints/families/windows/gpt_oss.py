@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, by_period, model, norms, window
+from kvplan_engine.checkpoints.fields import with_heads_of
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def read_gpt_oss(config: dict[str, Any]) -> ModelDescription:
     """transformers: GptOssModel. The published config names no dtype: what is not MXFP4 is stored in bfloat16."""
+    config = with_heads_of(64, config)
     norm = norms(config)
     expert = Mlp(
         int(config["intermediate_size"]), "swiglu_oai", bias=True, limit=float(config.get("swiglu_limit", 7.0))

@@ -1,0 +1,120 @@
+"""What vLLM keeps beside the weights as published: float32, copies that attention reads, lists for a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.models import find_profile, resolve_model
+from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.speculation.heads import multi_token_model
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.weights import rank_shape, rank_weight_bytes, step_buffer_bytes, stored_formats
+from kvplan.settings import ServingSettings
+from kvplan.units import MIB
+
+
+def weight_bytes(spec: ModelSpec, *, in_float32: bool) -> int:
+    return rank_weight_bytes(
+        spec,
+        range(spec.num_layers),
+        layout=ParallelLayout(tensor_parallel_size=4),
+        dtype="bfloat16",
+        formats=stored_formats(spec, "none"),
+        max_model_len=8192,
+        in_float32=in_float32,
+    )
+
+
+def wider(spec: ModelSpec) -> int:
+    """Bytes on every rank beyond those in 16 bits."""
+    return weight_bytes(spec, in_float32=True) - weight_bytes(spec, in_float32=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "mixtures", "hidden", "experts"),
+    [
+        ("glm-4.5-air", 45, 4096, 128),
+        ("minimax-m2.5", 62, 3072, 256),
+        ("mimo-v2-flash", 47, 4096, 256),
+        ("ernie-4.5-21b-a3b", 27, 2560, 64),
+        ("qwen3-30b-a3b", 0, 2048, 128),
+        ("deepseek-v3.2", 0, 7168, 256),
+        ("gpt-oss-120b", 0, 2880, 128),
+    ],
+)
+def test_routers(model: str, mixtures: int, hidden: int, experts: int) -> None:
+    """``params_dtype=torch.float32`` of the gate in the model's class (vLLM 0.33.0), whole on every rank."""
+    assert wider(resolve_model(model)) == mixtures * hidden * experts * 2
+
+
+def test_a_router_whose_dtype_the_config_says() -> None:
+    profile = find_profile("mimo-v2-flash")
+    assert profile is not None
+    assert wider(read_config({**profile["config"], "moe_router_dtype": "bfloat16"}, model_id="model")) == 0
+
+
+def test_what_mixes_the_streams_of_deepseek_v4() -> None:
+    spec = resolve_model("deepseek-v4-flash")
+    streams, hidden, mixed = 4, spec.hidden_size, 4 * spec.hidden_size
+    assert spec.residual_streams == streams
+    each = 2 * (2 + streams) * streams * mixed
+    assert wider(spec) == (spec.num_layers * each + streams * mixed) * 2
+    assert hidden == 4096
+    drafter = multi_token_model(spec)
+    assert drafter is not None and drafter.residual_streams == streams
+
+
+@pytest.mark.parametrize(
+    ("model", "chosen"), [("deepseek-v3.2", 2048), ("deepseek-v4-flash", 512), ("llama-3.1-8b", 0)]
+)
+def test_the_list_of_chosen_tokens_that_layers_share(model: str, chosen: int) -> None:
+    """topk_indices_buffer: int32 for every token of a step."""
+    spec = resolve_model(model)
+    asked = ServingSettings(tensor_parallel_size=4, max_num_batched_tokens=4096, max_model_len=8192)
+    settings = predict_vllm(spec, find_gpu("b200"), asked).settings.serving
+    assert step_buffer_bytes(spec.layers, settings) == 4 * chosen * 4096
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "copied"),
+    [
+        ("deepseek-v3", "0.33.0", 61 * 128 * (128 + 128) * 512),
+        ("kimi-k2", "0.33.0", 61 * 64 * (128 + 128) * 512),
+        ("deepseek-v3", "0.7.3", 0),
+        ("kimi-k2.5", "0.33.0", 0),
+    ],
+)
+def test_attention_reads_a_copy_of_a_quantized_upward_matrix(model: str, version: str, copied: int) -> None:
+    """W_UK_T and W_UV of latent attention, in 16 bits beside 8; Kimi K2.5's attention is not quantized."""
+    spec, layout = resolve_model(model), ParallelLayout(tensor_parallel_size=8)
+    found = predict_vllm(spec, find_gpu("b300"), ServingSettings(tensor_parallel_size=8, max_model_len=8192), version)
+    formats = stored_formats(spec, "auto")
+    without = rank_weight_bytes(
+        spec, range(61), layout=layout, dtype="bfloat16", formats=formats, max_model_len=8192, absorbs_latents=False
+    )
+    assert found.rank.weight_bytes - without == copied * 2 // 8
+
+
+def test_parts_of_different_modules_are_allocated_apart() -> None:
+    """Experts of 512 MiB and a shared one of 1 MiB fill whole steps of the allocator; 513 MiB would not."""
+    spec, size = resolve_model("qwen3-next-80b-a3b"), 2
+    experts = 2 * 512 * (512 // 4) * 2048 * size
+    assert experts == 512 * MIB
+    layers = range(4)
+    plain = [each for layer in spec.layers[:4] for each in layer.all_tensors]
+    exact = sum(prod(rank_shape(each, ParallelLayout(tensor_parallel_size=4), 256)) for each in plain) * size
+    found = rank_weight_bytes(
+        replace(spec, tensors=(), rope=None),
+        layers,
+        layout=ParallelLayout(tensor_parallel_size=4),
+        dtype="bfloat16",
+        formats=stored_formats(spec, "none"),
+        max_model_len=8192,
+    )
+    assert found == exact
