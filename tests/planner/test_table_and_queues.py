@@ -8,6 +8,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.models import resolve_model
+from kvplan.planner.answer.document import plan_assumptions
 from kvplan.planner.answer.queues import queues_of
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.search.plan import Plan, make_plan
@@ -128,3 +129,9 @@ def test_table_and_play_agree_on_requests_that_come_at_a_rate(
     assert 1 / 1.7 < ttft < 1.7
     assert 1 / 1.25 < tpot < 1.25
     assert throughput == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("num_users", "answer", "is_said"), [(16, 4, True), (16, 16, False), (1, 4, False)])
+def test_a_plan_says_where_its_averages_know_less_than_the_play(num_users: int, answer: int, *, is_said: bool) -> None:
+    found = planned(SMALL, "h100-sxm", ONE, 1000, answer, num_users=num_users)
+    assert any("ask again in one step" in note for note in plan_assumptions(found)) is is_said
