@@ -127,8 +127,8 @@ def few_tokens_notes(workload: Workload) -> list[str]:
     if workload.num_users is None or workload.num_users < 2 or workload.output_tokens >= _FEW_TOKENS:
         return []
     return [
-        f"Answers of fewer than {_FEW_TOKENS} tokens: users who are answered in one step ask again in one step, which the "
-        "line with queues knows and the averages of the table do not (TPOT up to twice as long)."
+        f"Answers of fewer than {_FEW_TOKENS} tokens: users who are answered in one step ask again in one step, which "
+        "the line with queues knows and the averages of the table do not (TPOT up to twice as long)."
     ]
 
 
