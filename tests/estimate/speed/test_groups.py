@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 
+from kvplan.estimate.speed.queueing.front_end import FrontEnd
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
@@ -141,5 +142,14 @@ def test_one_group_reads_and_all_wait() -> None:
 
 def test_groups_without_experts_are_engines_of_their_own() -> None:
     load, four = load_of(32, 300, 50), rules(4, in_step=False)
-    alone = play(load.shared_by(4), four.alone, Clock())
+    alone = play(load.shared_by(4), four.alone(4), Clock())
     assert play(load, four, Clock()).output_throughput == pytest.approx(4 * alone.output_throughput)
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+def test_one_user_of_four_engines_waits_for_no_other(servers: int) -> None:
+    front_end, one = FrontEnd(request_seconds=0.01, servers=servers), load_of(1, 300, 50)
+    four = replace(rules(4, in_step=False), front_end=front_end)
+    single = play(one, replace(rules(1), front_end=replace(front_end, servers=1)), Clock())
+    assert play(one, four, Clock()).ttft == single.ttft
+    assert play(one, four, Clock()).output_throughput == single.output_throughput

@@ -236,7 +236,8 @@ def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFi
     Groups that share their experts take each step together; others are played as one of them, with its share.
     """
     if rules.num_groups > 1 and not rules.in_step:
-        return of_groups(play(load.shared_by(rules.num_groups), rules.alone, clock), rules.num_groups)
+        busy = min(rules.num_groups, load.max_concurrency or rules.num_groups)
+        return of_groups(play(load.shared_by(busy), rules.alone(busy), clock), busy)
     played = _Play(load, rules, clock)
     played.run()
     return played.figures()

@@ -69,12 +69,11 @@ class SchedulingRules:
             in_step=in_step,
         )
 
-    @property
-    def alone(self) -> SchedulingRules:
-        """Of one group that waits for no other; the server is as busy with all of them."""
-        if self.num_groups == 1:
-            return self
-        return replace(self, num_groups=1, front_end=self.front_end.shared_by(self.num_groups))
+    def alone(self, num_busy: int) -> SchedulingRules:
+        """Of one group that waits for no other: with its own servers, or one that is as busy with ``num_busy``."""
+        servers = self.front_end.servers // self.num_groups
+        front_end = replace(self.front_end, servers=servers) if servers else self.front_end.shared_by(num_busy)
+        return replace(self, num_groups=1, front_end=front_end)
 
 
 def vllm_rules(
