@@ -232,7 +232,7 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
         token_bytes=heads * ((mixer.head_size_k + mixer.head_size_v) * size + 2 * scale),
         state_bytes=0,
         formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size, scale),
-        read_tokens=mixer.indexer.most_chosen if mixer.indexer is not None and mixer.indexer.pool > 1 else None,
+        read_tokens=None if mixer.indexer is None else mixer.indexer.most_chosen,
     )
     if mixer.indexer is None:
         return

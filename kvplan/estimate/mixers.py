@@ -51,8 +51,10 @@ def attention_spans(layer: LayerSpec) -> tuple[AttentionSpan, ...]:
 def _mixer_spans(mixer: Mixer) -> tuple[AttentionSpan, ...]:
     if isinstance(mixer, SoftmaxAttention):
         width, indexer = mixer.num_heads * (mixer.head_size_k + mixer.head_size_v), mixer.indexer
-        if indexer is None or indexer.key_format != "model":
+        if indexer is None:
             return (AttentionSpan(width, limit=mixer.window_tokens),)
+        # Each token's queries are scored with all keys of the index and meet only what was chosen, in prompts and
+        # decode steps alike (vllm/models of 0.33: minimax_m3/common/ops, step5/nvidia/ops, qwen4_exp).
         scores = AttentionSpan(indexer.num_heads * indexer.head_size, stride=indexer.pool)
         return (AttentionSpan(width, limit=indexer.most_chosen), scores)
     if isinstance(mixer, LatentAttention):
@@ -96,9 +98,15 @@ def merged_spans(layers: Iterable[LayerSpec]) -> tuple[AttentionSpan, ...]:
 
 def speed_caveats(layers: Iterable[LayerSpec]) -> tuple[str, ...]:
     """What predicted speeds leave out, one sentence each."""
+    found, layers = [], list(layers)
     if any(layer.cross_attention is not None for layer in layers):
-        return ("Speeds leave out the encoder and the attention to its output.",)
-    return ()
+        found.append("Speeds leave out the encoder and the attention to its output.")
+    if any(isinstance(layer.mixer, SoftmaxAttention) and layer.mixer.indexer is not None for layer in layers):
+        found.append(
+            "Sparse attention is timed as dense attention to the tokens that it chooses, and their index: nobody has "
+            "published how fast its own kernels are."
+        )
+    return tuple(found)
 
 
 def activation_width(mixer: Mixer, tensor_parallel_size: int) -> int:

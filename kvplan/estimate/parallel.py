@@ -72,6 +72,17 @@ class ParallelLayout:
         """Whether the groups send each other's tokens to the experts (all-gather and reduce-scatter, or all-to-all)."""
         return self.data_parallel_size > 1
 
+    def share_of_stage(self, num_tokens: float, num_sequences: float) -> float:
+        """Of a group's step, what the fullest micro-batch of its stages has.
+
+        Micro-batches have whole sequences where none has more than a token; prompts are in as many chunks as there are
+        stages, of which the last one is through some stages after its step (``queueing.play`` sees to that).
+        """
+        stages = self.pipeline_parallel_size
+        if stages == 1 or not num_sequences:
+            return 1.0 / stages
+        return 1 / stages if num_tokens > num_sequences else -(-num_sequences // stages) / num_sequences
+
     def short_text(self) -> str:
         """``tp 8``, ``tp 8, pp 2`` or ``tp 1, dp 16, ep``; empty for one GPU."""
         sizes = (

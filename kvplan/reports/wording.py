@@ -92,8 +92,16 @@ def _workload(run: Run) -> str:
     for name in ("max_concurrency", "request_rate"):
         loads = [load for trial in run.trials if (load := trial.number(name)) is not None]
         if len(set(loads)) > 1:
-            parts.append(f"{name} {setting(min(loads))} to {setting(max(loads))}")
+            parts.append(f"{asked_name(run, name)} {setting(min(loads))} to {setting(max(loads))}")
     return ", ".join(parts)
+
+
+def asked_name(run: Run, name: str) -> str:
+    """A setting as the run was asked for it: where all requests in flight were those of users, their number."""
+    if name != "max_concurrency":
+        return name
+    users = [(trial.number("users"), trial.number(name)) for trial in run.trials]
+    return "users" if any(count for count, _ in users) and all(count == flight for count, flight in users) else name
 
 
 def run_phrase(run: Run) -> str:

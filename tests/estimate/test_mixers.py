@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.catalog.spec import LayerSpec
+from kvplan.catalog.spec import LayerSpec, SoftmaxAttention, SparseIndexer
 from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings, layer_entries
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
-from kvplan.estimate.mixers import activation_width, attention_spans, merged_spans
+from kvplan.estimate.mixers import activation_width, attention_spans, merged_spans, speed_caveats
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import prefill_seconds
 from kvplan.estimate.speed.steps.step_time import step_shape
@@ -89,6 +90,23 @@ def test_its_attention_makes_long_prompts_slower() -> None:
     without = replace(work, attention=())
     long, free = (prefill_seconds(each, find_gpu("b200"), 131072).low for each in (work, without))
     assert long > 1.05 * free
+
+
+@pytest.mark.parametrize("pool", [1, 8])
+@pytest.mark.parametrize("key_format", ["scaled", "plain", "model"])
+def test_attention_with_an_index_meets_what_it_chose(
+    pool: int, key_format: Literal["scaled", "plain", "model"]
+) -> None:
+    """MiniMax M3 (a key for each token), Step 5 (for eight of them) and Qwen 4: 16 heads of 128, an index of 4."""
+    indexer = SparseIndexer(4, 128, 2048, pool, key_format=key_format)
+    layer = LayerSpec(SoftmaxAttention(16, 4, 128, 128, indexer=indexer))
+    long, chosen = 1 << 17, 2048 + pool - 1
+    adds = sum(span.multiply_adds(long) for span in attention_spans(layer))
+    assert adds == 16 * 256 * chosen + 4 * 128 * long / pool
+    kv, *_ = layer_entries(layer, CacheSettings())
+    assert kv.read_bytes(long) == chosen * 4 * 256 * 2
+    assert kv.kept_bytes(long) == long * 4 * 256 * 2
+    assert "dense attention to the tokens that it chooses" in " ".join(speed_caveats([layer]))
 
 
 def test_every_mixer_has_an_activation_width() -> None:

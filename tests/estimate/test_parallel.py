@@ -135,7 +135,7 @@ def test_experts_of_data_parallel_groups() -> None:
     """DeepSeek-V3 on 16 H200, long sequences: a group reads its own cache, a tensor rank that of all."""
     groups = speed("h200", 1024, 1, 1, 16, model="deepseek-v3", whole_experts=True, context=16384)
     sliced = speed("h200", 1024, 8, 2, model="deepseek-v3", context=16384)
-    assert groups.output_tokens_per_second.low > sliced.output_tokens_per_second.high
+    assert groups.output_tokens_per_second.middle > sliced.output_tokens_per_second.high
     one = speed("h200", 16, 1, 1, 16, model="deepseek-v3", whole_experts=True)
     assert one.tpot_seconds.low > 0.002  # its weights at full bandwidth: 56 GiB, of which few experts
 

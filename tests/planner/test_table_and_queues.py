@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.kernel_tables import read_kernel_tables
+from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.models import resolve_model
+from kvplan.planner.answer.document import plan_assumptions
 from kvplan.planner.answer.queues import queues_of
-from kvplan.planner.question.request import PlanRequest
-from kvplan.planner.search.plan import make_plan
+from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.search.plan import Plan, make_plan
 
 BIG, SMALL = "llama-3.3-70b", "llama-3.1-8b"
 
@@ -44,3 +47,91 @@ def test_the_played_ttft_lies_in_the_range_of_the_table(
         assert queues is not None
         assert table.low <= queues.figures.ttft.mean <= 1.1 * table.high, each.name
         assert table.low / 1.1 <= queues.figures.ttft.median <= table.high, each.name
+
+
+TABLES = MeasuredProfiles(read_kernel_tables())
+ONE, FOUR = ParallelSizes(tensor=(1,)), ParallelSizes(tensor=(1,), pipeline=(4,))
+GROUPS = {count: ParallelSizes(tensor=(1,), data=(count,), enable_expert_parallel=True) for count in (2, 4, 8)}
+MIXTURE = "qwen3-30b-a3b"
+
+
+def planned(model: str, gpu: str, sizes: ParallelSizes, prompt: int, answer: int, **load: float) -> Plan:
+    """One replica of this layout, by measured kernels where there are any."""
+    request = PlanRequest(
+        input_tokens=prompt,
+        output_tokens=answer,
+        longest_context=2 * (prompt + answer),
+        gpus=(find_gpu(gpu),),
+        quantizations=("published",),
+        kv_cache_dtypes=("auto",),
+        sizes=sizes,
+        max_gpus=max(sizes.tensor or (1,)) * max(sizes.pipeline or (1,)) * max(sizes.data or (1,)),
+        **load,  # type: ignore[arg-type]
+    )
+    return make_plan(resolve_model(model), request, TABLES)
+
+
+def ratios(found: Plan) -> tuple[float, float, float]:
+    """TTFT, TPOT and throughput of the table over those of the play, of the first deployment."""
+    first = found.deployments[0]
+    assert first.replicas == 1
+    queues, table = queues_of(first, found.workload), first.served.middle
+    assert queues is not None and queues.figures.tpot is not None and table is not None
+    throughput = table.requests_per_second * found.workload.output_tokens
+    return (
+        table.ttft_seconds / queues.figures.ttft.mean,
+        table.tpot_seconds / queues.figures.tpot.mean,
+        throughput / queues.output_throughput,
+    )
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [(200, 200), (2000, 200), (16000, 100), (8000, 16)])
+@pytest.mark.parametrize("num_users", [1, 3, 16, 48])
+@pytest.mark.parametrize(
+    ("model", "gpu", "sizes"),
+    [
+        (SMALL, "h100-sxm", ONE),
+        (SMALL, "a100-80gb-sxm", ONE),
+        (SMALL, "mi300x", ONE),
+        (BIG, "a100-80gb-pcie", FOUR),
+        *((MIXTURE, "h100-sxm", each) for each in GROUPS.values()),
+    ],
+)
+def test_table_and_play_agree_on_users(
+    model: str, gpu: str, sizes: ParallelSizes, num_users: int, prompt: int, answer: int
+) -> None:
+    """TPOT and throughput within 15 %, TTFT within a factor of 1.7: in the play, those answered at once ask at once."""
+    found = planned(model, gpu, sizes, prompt, answer, num_users=num_users)
+    if not found.deployments:
+        pytest.skip("their sequences do not fit")
+    ttft, tpot, throughput = ratios(found)
+    assert 1 / 1.7 < ttft < 1.7
+    assert 1 / 1.15 < tpot < 1.15
+    assert 1 / 1.15 < throughput < 1.15
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "rate", "prompt", "answer"),
+    [
+        (SMALL, ONE, 1.5, 8000, 8),
+        (SMALL, ONE, 10.0, 2000, 200),
+        (SMALL, ONE, 1.0, 16000, 100),
+        (MIXTURE, GROUPS[4], 18.0, 200, 200),
+        (MIXTURE, GROUPS[4], 1.2, 16000, 100),
+        (MIXTURE, GROUPS[8], 6.0, 2000, 200),
+    ],
+)
+def test_table_and_play_agree_on_requests_that_come_at_a_rate(
+    model: str, sizes: ParallelSizes, rate: float, prompt: int, answer: int
+) -> None:
+    """Also where less than one is in progress on average: those that meet each other read and decode side by side."""
+    ttft, tpot, throughput = ratios(planned(model, "h100-sxm", sizes, prompt, answer, requests_per_second=rate))
+    assert 1 / 1.7 < ttft < 1.7
+    assert 1 / 1.25 < tpot < 1.25
+    assert throughput == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("num_users", "answer", "is_said"), [(16, 4, True), (16, 16, False), (1, 4, False)])
+def test_a_plan_says_where_its_averages_know_less_than_the_play(num_users: int, answer: int, *, is_said: bool) -> None:
+    found = planned(SMALL, "h100-sxm", ONE, 1000, answer, num_users=num_users)
+    assert any("ask again in one step" in note for note in plan_assumptions(found)) is is_said

@@ -47,6 +47,19 @@ def test_the_throughput_plot_shows_the_slice_through_the_best_trial(tmp_path):
     assert latency.draw(run, new_figure()).endswith("(max_num_seqs 1 to 2)")
 
 
+@pytest.mark.parametrize(("users", "named"), [(True, "users"), (False, "max_concurrency")])
+def test_what_was_searched_is_named(tmp_path, users, named):
+    """Users have a request in flight each, and both columns say how many."""
+    cells = [{"max_concurrency": count, "users": count if users else None, "output_throughput": 10.0 * count,
+              "workload": f"64 in, 8 out, {named} {count}"} for count in (1, 2, 4)]  # fmt: skip
+    run = run_of(tmp_path, *cells)
+    figure = new_figure()
+    assert throughput.draw(run, figure) == f"Highest throughput: 40 tokens/s ({named} 4)"
+    assert figure.axes[0].get_xlabel() == f"{named} (log scale)"
+    assert latency.draw(run, new_figure()).endswith(f"({named} 1 to 4)")
+    assert f"{named} 1 to 4" in load_phrase(run)
+
+
 def test_lines_that_are_not_drawn_are_counted(tmp_path):
     cells = [{"max_num_seqs": seqs, "block_size": 8 * size, "output_throughput": 10.0 * seqs + size}
              for seqs in (1, 2) for size in range(1, 12)]  # fmt: skip

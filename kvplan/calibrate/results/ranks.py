@@ -62,7 +62,7 @@ def rank_seconds(of: Deployed, steps: RankStep, speed: Speed, *, is_forward_only
 def exchange_seconds(of: Deployed, tokens: np.ndarray) -> np.ndarray:
     """What the ranks send each other in each step [N]: not fitted, since a load hardly tells it apart."""
     cost = collective_cost(of.work, of.gpu, link_efficiency(_kernels(of, _ANY_SPEED), of.work, of.gpu))
-    return cost.fixed_seconds + tokens * cost.seconds_per_row
+    return cost.fixed_seconds + tokens * (cost.seconds_per_row + cost.seconds_per_met)
 
 
 _ANY_SPEED: Final = Speed(0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0)

@@ -161,7 +161,7 @@ def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb |
 
 
 UNSURE = (
-    "Of published measurements of whole servers 77 % of TPOT, 83 % of tokens/s and 57 % of TTFT lie within such "
+    "Of published measurements of whole servers 76 % of TPOT, 82 % of tokens/s and 57 % of TTFT lie within such "
     "ranges; those of the best deployment's line with queues hold 9 in 10 (docs/accuracy.md)."
 )
 """Of speeds that nobody measured: tools/score_published_speeds.py, column 30%."""

@@ -121,5 +121,5 @@ def _speed(
         engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known, settings.moe_backend, step_tokens
     )
     alone, full = model.speed(1), model.speed(users)
-    rules = engine_rules(engine, settings, layout, deployment.kv_cache_tokens)
+    rules = engine_rules(engine, settings, work, deployment.kv_cache_tokens)
     return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice, vllm_release
-from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, vllm_front_end
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
@@ -68,11 +67,12 @@ def engine_speed_model(
 
 
 def engine_rules(
-    engine: EngineChoice, settings: FilledSettings, layout: ParallelLayout, pool_tokens: float
+    engine: EngineChoice, settings: FilledSettings, work: ModelWork, pool_tokens: float
 ) -> SchedulingRules:
-    """Of an instance of ``layout``. ``pool_tokens``: those of all its data-parallel groups."""
+    """Of an instance of ``work``'s layout. ``pool_tokens``: those of all its data-parallel groups."""
     if engine.name == "vllm":
         rules = vllm_rules(settings, vllm_release(engine.version), pool_tokens)
     else:
         rules = kvplan_rules(settings, pool_tokens)
-    return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)
+    layout = work.layout
+    return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size, in_step=work.steps_together)

@@ -20,9 +20,11 @@ from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
-from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steady import (
     PromptReading,
+    PromptsRead,
+    SharedSteps,
     SteadyState,
     behind_server,
     middle_state,
@@ -33,7 +35,6 @@ from kvplan.estimate.speed.steps.clocks import (
     BEST,
     DATA_SHEET,
     USUAL,
-    Clock,
     DeviceSpeed,
     Efficiency,
     Roofline,
@@ -132,7 +133,7 @@ class SpeedModel:
             return self._measured(num_users, end, self.device_speed)
         if end == "middle":
             return middle_state(self._of_engine(num_users, "best"), self._of_engine(num_users, "worst"))
-        return self._state(self._rooflines[end], self._prefills[end], num_users)
+        return self._state(self._hosted(self._roofline_steps[end]), num_users)
 
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:
         """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
@@ -152,10 +153,6 @@ class SpeedModel:
     def _rooflines(self) -> dict[End, Roofline]:
         reached: dict[End, Efficiency] = {"best": BEST, "worst": USUAL}
         return {end: Roofline.of(self.work, self.gpu, self.kv_bytes, each) for end, each in reached.items()}
-
-    @cached_property
-    def _prefills(self) -> dict[End, float]:
-        return {end: clock.prefill_seconds(self.input_tokens) for end, clock in self._rooflines.items()}
 
     @cached_property
     def _data_sheet(self) -> Roofline:
@@ -187,17 +184,22 @@ class SpeedModel:
     @cached_property
     def steps(self) -> HostedSteps:
         """The middle of what is likely, for any step that a play finds."""
+        return self._hosted(self._gpu_steps)
+
+    def _hosted(self, clock: GroupClock) -> HostedSteps:
         work = self.work
-        groups, rows = work.layout.data_parallel_size, self.mixed_tile_rows
-        return HostedSteps(self._gpu_steps, self.host, work.num_layers, work.num_expert_layers, groups, rows)
+        return HostedSteps(clock, self.host, work.num_layers, work.num_expert_layers, self.mixed_tile_rows)
 
     @cached_property
-    def _gpu_steps(self) -> StepClock:
+    def _gpu_steps(self) -> GroupClock:
         if self.device_speed is not None:
             return self._measured_clock
+        return BetweenSteps(*(self._roofline_steps[end] for end in _ENDS))
+
+    @cached_property
+    def _roofline_steps(self) -> dict[End, RooflineSteps]:
         context = self.input_tokens + self.output_tokens / 2
-        best, worst = (RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS)
-        return BetweenSteps(best, worst)
+        return {end: RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS}
 
     @cached_property
     def _measured_clock(self) -> MeasuredClock:
@@ -211,9 +213,7 @@ class SpeedModel:
 
     def _gpu_step_seconds(self, load: StepLoad) -> float:
         """The step without what its host adds."""
-        return replace(self.steps, host=NO_HOST).seconds(
-            load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
-        )
+        return _seconds(replace(self.steps, host=NO_HOST), load)
 
     def _gpu_terms(self, load: StepLoad) -> StepTerms:
         padded = padded_pairs(
@@ -228,9 +228,7 @@ class SpeedModel:
 
     def step_seconds(self, load: StepLoad) -> float:
         """The whole step."""
-        return self.steps.seconds(
-            load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
-        )
+        return _seconds(self.steps, load)
 
     def _measured(self, num_users: float, end: End, device: DeviceSpeed) -> SteadyState:
         state = self._predicted(num_users)
@@ -246,9 +244,7 @@ class SpeedModel:
     def _predicted(self, num_users: float) -> SteadyState:
         """By the measured coefficients alone: what both ends of the range begin with."""
         if num_users not in self._predictions:
-            clock = self._measured_clock
-            prefill = clock.prefill_seconds(self.input_tokens, self._decoding(num_users))
-            self._predictions[num_users] = self._state(clock, prefill, num_users)
+            self._predictions[num_users] = self._state(self.steps, num_users)
         return self._predictions[num_users]
 
     @cached_property
@@ -256,29 +252,43 @@ class SpeedModel:
         """Found so far, by ``num_users``."""
         return {}
 
-    def _state(self, clock: Clock, prefill: float, num_users: float) -> SteadyState:
-        work, decoding = self.work, self._decoding(num_users)
+    def _state(self, steps: HostedSteps, num_users: float) -> SteadyState:
+        """By the clock that plays have: of a step in which all decode, and of those that read prompts beside them."""
+        layout, decoding = self.work.layout, self._decoding(num_users)
+        groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
+        reading = PromptReading(self._chunks(decoding), stages, self.steps_before, self.front_end.seconds(1))
+        context = self.input_tokens + self.output_tokens / 2
+        in_fullest = decoding * math.ceil(num_users / groups) / num_users  # groups have whole users
+        held = in_fullest * context
+        step = steps.seconds_beside(decoding, in_fullest, in_fullest, in_fullest, held, held)
         others = max(decoding - 1, 0.0)
-        layers, mixtures, groups = work.num_layers, work.num_expert_layers, work.layout.data_parallel_size
-        gpu_step, context = clock.decode_seconds(decoding), self.input_tokens + self.output_tokens / 2
-        step = self.host.decode_seconds(gpu_step, layers, mixtures, decoding / groups, context)
-        reading = self._reading(prefill, decoding)
-        beside = 0.0
-        if others:
-            beside, prefill = step, prefill + reading.num_steps * gpu_step + self._padded_attention(others)
-        rows = self.input_tokens / reading.num_steps
-        mixed = self.host.mixed_seconds(prefill / reading.num_steps, layers, mixtures, others / groups + 1, rows)
-        added = max(mixed - beside, 0.0) * reading.num_steps
-        return steady_state(step, replace(reading, seconds=added), num_users, self.output_tokens)
+        beside = in_fullest * others / decoding
+
+        def reading_step(read: PromptsRead) -> float:
+            prompts, prompt = read.in_fullest, self.input_tokens
+            kv_tokens = beside * context + max(prompts, 1.0) * prompt * (1 + min(prompts, 1.0)) / 2
+            pairs = beside * context + prompts * prompt * (prompt + 1) / 2
+            tokens, sequences = beside + prompts * prompt, beside + max(prompts, 1.0)
+            return steps.seconds_beside(
+                others + read.in_all * prompt, tokens, sequences, beside + prompts, kv_tokens, pairs
+            )
+
+        together = groups if self.work.steps_together else 1
+        alike = SharedSteps(step, reading_step, groups // together, together)
+        return steady_state(alike, reading, num_users, self.output_tokens)
 
     def _decoding(self, num_users: float) -> float:
         """Of ``num_users`` those that decode in a step, as for ``num_decoding``."""
         if num_users not in self._found_decoding:
-            layout = self.work.layout
-            at_once = layout.pipeline_parallel_size * layout.data_parallel_size
-            self._found_decoding[num_users] = num_decoding(
-                num_users, self.output_tokens, lambda decoding: self._chunks(decoding) / at_once
+            stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
+            share = min(num_users, groups)  # of the groups, those that have any users
+            of_one = num_decoding(
+                num_users / share,
+                self.output_tokens,
+                lambda decoding: self._chunks(decoding * share) / stages,
+                self.steps_before,
             )
+            self._found_decoding[num_users] = share * of_one
         return self._found_decoding[num_users]
 
     @cached_property
@@ -294,24 +304,11 @@ class SpeedModel:
         beside = decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
         return self.input_tokens / max(self.step_tokens - beside, 1.0)
 
-    def _reading(self, prefill: float, decoding: float) -> PromptReading:
-        """How a prompt is read in what those that decode leave of the steps, in ``prefill`` seconds of the GPUs."""
-        layout = self.work.layout
-        stages, groups = layout.pipeline_parallel_size, layout.data_parallel_size
-        return PromptReading(prefill, self._chunks(decoding), stages, groups, self.steps_before)
 
-    def _padded_attention(self, num_decoding: float) -> float:
-        """Seconds that a prompt's step takes longer since those that decode beside it are padded to tiles."""
-        if self.mixed_tile_rows == 1:
-            return 0.0
-        tokens, others = self.input_tokens, math.ceil(num_decoding)
-        held = others * (self.input_tokens + self.output_tokens // 2)
-        pairs, read = held + tokens * (tokens + 1) / 2, held + tokens
-        plain, padded = (
-            self._gpu_steps.seconds(others + tokens, others + 1, others + 1, read, pairs + more)
-            for more in (0.0, (self.mixed_tile_rows - 1) * held)
-        )
-        return padded - plain
+def _seconds(steps: HostedSteps, load: StepLoad) -> float:
+    return steps.seconds_beside(
+        load.num_met, load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
+    )
 
 
 def decode_step_seconds(work: ModelWork, gpu: GpuProfile, batch: float, kv_bytes: float) -> Range:

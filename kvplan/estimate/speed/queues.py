@@ -54,15 +54,19 @@ def play_queues(
 
 def decode_step(model: SpeedModel, running: int, context_tokens: int) -> ExplainedStep:
     """A token for each of ``running`` sequences of ``context_tokens``."""
-    load = StepLoad.decoding(running, context_tokens)
+    load = _decoding(model, running, context_tokens)
     return ExplainedStep(f"{running:,} decode", model.step_terms(load), model.step_seconds(load))
 
 
 def mixed_step(model: SpeedModel, running: int, context_tokens: int) -> ExplainedStep:
     """The same, and a whole prompt read beside them."""
-    load = StepLoad.decoding(running, context_tokens).with_prompt(model.input_tokens)
+    load = _decoding(model, running, context_tokens).with_prompt(model.input_tokens)
     name = f"{running:,} decode, a prompt of {model.input_tokens:,}"
     return ExplainedStep(name, model.step_terms(load), model.step_seconds(load))
+
+
+def _decoding(model: SpeedModel, running: int, context_tokens: int) -> StepLoad:
+    return StepLoad.decoding(running, context_tokens, model.work.layout.data_parallel_size)
 
 
 def queues_document(found: Queues | None) -> dict[str, Any] | None:

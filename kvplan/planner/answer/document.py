@@ -106,6 +106,7 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
     sentences = [
         load_assumption(plan),
         *filter(None, of_model),
+        *few_tokens_notes(plan.workload),
         *adapter_notes(plan),
         *bridge_notes(deployments),
         *network_notes(deployments),
@@ -115,6 +116,20 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
         )
     return sentences + calibration_notes(deployments)
+
+
+_FEW_TOKENS = 16
+"""Of an answer: with fewer, averages in closed form are further from a played load (tests/planner)."""
+
+
+def few_tokens_notes(workload: Workload) -> list[str]:
+    """Why the table and its line of queues may differ; [] where they hardly do."""
+    if workload.num_users is None or workload.num_users < 2 or workload.output_tokens >= _FEW_TOKENS:
+        return []
+    return [
+        f"Answers of fewer than {_FEW_TOKENS} tokens: users who are answered in one step ask again in one step, which "
+        "the line with queues knows and the averages of the table do not (TPOT up to twice as long)."
+    ]
 
 
 def adapter_notes(plan: Plan) -> list[str]:

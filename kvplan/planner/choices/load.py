@@ -8,11 +8,11 @@ come, the queue grows for ever.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.estimate.speed.latency import End, Range, ServingSpeed, SpeedModel
-from kvplan.estimate.speed.steady import SteadyState, middle_state
+from kvplan.estimate.speed.steady import SteadyState
 from kvplan.planner.question.request import Workload
 
 _WORST_FIRST: Final[tuple[End, End]] = ("worst", "best")
@@ -56,10 +56,8 @@ def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Serv
     supply = Range(*(model.steady(room, end).requests_per_second for end in _WORST_FIRST))
     best = _at_rate(model, requests_per_second, room, "best")
     worst = _at_rate(model, requests_per_second, room, "worst")
-    if best is not None and worst is not None:
-        middle: SteadyState | None = middle_state(best, worst)
-    else:
-        middle = None if best is None else _at_rate(model, requests_per_second, room, "middle")
+    # Not the middle of both: the nearer a queue is to growing for ever, the more it differs from that.
+    middle = None if best is None else _at_rate(model, requests_per_second, room, "middle")
     num_users = math.inf if middle is None else middle.num_users
     speed = model.between(best or model.steady(room, "best"), worst, room if middle is None else num_users)
     share = 1.0 if worst is not None else 1.0 - share_within(supply, requests_per_second)
@@ -78,20 +76,30 @@ def share_within(found: Range, bound: float) -> float:
 
 
 def _at_rate(model: SpeedModel, rate: float, room: int, end: End) -> SteadyState | None:
-    """The fewest requests in progress that are answered as fast as others arrive; None where ``room`` are not."""
-    alone = model.steady(1, end)
-    if alone.requests_per_second >= rate:
-        # Less than one request at a time: each finds the replica free.
-        return SteadyState(
-            max(rate * alone.e2el_seconds, 1e-9), alone.ttft_seconds, alone.tpot_seconds, alone.e2el_seconds
-        )
+    """Requests that come whatever the replica does; None where ``room`` are not answered as fast as others arrive.
+
+    One that comes finds as many others as there are on average, where one of n users finds n - 1: what it sees is what
+    one of so many users sees whose other n - 1 send requests at ``rate``.
+    """
     if model.steady(room, end).requests_per_second < rate:
         return None
-    low, high = 1.0, float(room)
+
+    def of_others(others: float) -> tuple[SteadyState, float]:
+        state = model.steady(1 + others, end)
+        return state, others / state.e2el_seconds
+
+    low, high = rate * model.steady(1, end).e2el_seconds, float(room)
+    state, found = of_others(high)
+    if found < rate:
+        return None
     while high > _PRECISION * low:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if model.steady(middle, end).requests_per_second >= rate else (middle, high)
-    return model.steady(high, end)
+        tried, found = of_others(middle)
+        if found >= rate:
+            high, state = middle, tried
+        else:
+            low = middle
+    return replace(state, num_users=rate * state.e2el_seconds)
 
 
 def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> Served:

@@ -55,7 +55,7 @@ class Replica:
     def _rules(self) -> SchedulingRules:
         tokens = self.capacity.average_sequences * self.workload.average_context
         engine = EngineChoice("vllm", self.prediction.version)
-        return engine_rules(engine, self.prediction.settings.serving, self.choice.layout, tokens)
+        return engine_rules(engine, self.prediction.settings.serving, self.model.work, tokens)
 
 
 def _as_they_come(found: Queues, served: Served, rate: float) -> Queues:

@@ -10,7 +10,7 @@ import pandas as pd
 from kvplan.reports.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
 from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, outer_legend, setting_axis
 from kvplan.reports.selection import ROOM_COLUMNS, Curves, Slice, curves, knee, spreads
-from kvplan.reports.wording import curves_phrase, setting, short_number
+from kvplan.reports.wording import asked_name, curves_phrase, setting, short_number
 from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ def draw(run: Run, figure: Figure) -> str | None:
     for place, part in enumerate(sorted(found.lines, key=lambda part: _order(part, found.names))):
         _draw_line(axes, _points(part, found.x), _label(part, found.names), place)
     every = pd.concat([_points(part, found.x) for part in found.lines])
-    setting_axis(axes, found.x, list(every.index))
+    x_name = asked_name(run, found.x)
+    setting_axis(axes, x_name, list(every.index))
     from_zero(axes, every["max"].max())
     axes.set_ylabel("output throughput (tokens/s)")
     if found.names:
         _legend(axes)
-    return finish(figure, run, _finding(found), curves_phrase(run, found))
+    return finish(figure, run, _finding(found, x_name), curves_phrase(run, found))
 
 
 def _legend(axes: Axes) -> None:
@@ -83,20 +84,20 @@ def _draw_line(axes: Axes, points: pd.DataFrame, label: str, place: int) -> None
         axes.vlines(points.index, points["min"], points["max"], color=colour, linewidth=1)
 
 
-def _range(found: Curves) -> str:
+def _range(found: Curves, x_name: str) -> str:
     """More room is not more speed once everything fits, so the highest value would be that of noise."""
     every = pd.concat([_points(part, found.x)["median"] for part in found.lines])
     low, high = short_number(every.min()), short_number(every.max())
-    return f"{low} to {high} tokens/s over {found.x} {setting(every.index.min())} to {setting(every.index.max())}"
+    return f"{low} to {high} tokens/s over {x_name} {setting(every.index.min())} to {setting(every.index.max())}"
 
 
-def _finding(found: Curves) -> str:
+def _finding(found: Curves, x_name: str) -> str:
     highest = max(found.lines, key=lambda part: _points(part, found.x)["median"].max())
     medians = _points(highest, found.x)["median"]
-    where = ", ".join(filter(None, (f"{found.x} {setting(medians.idxmax())}", _label(highest, found.names))))
+    where = ", ".join(filter(None, (f"{x_name} {setting(medians.idxmax())}", _label(highest, found.names))))
     best = f"{short_number(medians.max())} tokens/s ({where})"
     if found.x in ROOM_COLUMNS:
-        return _range(found)
+        return _range(found, x_name)
     bend = knee(medians)
     if bend is None or len(medians) < 3 or found.x != "max_num_seqs":
         return f"Highest throughput{'' if found.has_best else ' shown'}: {best}"

@@ -17,7 +17,7 @@ from kvplan.estimate.speed.queueing.front_end import (
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users, users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
-from kvplan.estimate.speed.steady import PromptReading, behind_server, steady_state
+from kvplan.estimate.speed.steady import PromptReading, SharedSteps, behind_server, steady_state
 
 
 class Clock:
@@ -123,7 +123,8 @@ def test_a_steady_state_answers_what_a_play_does(num_users: int, is_bounded: boo
     In the play a busy loop takes longer to settle than requests are played, hence the larger bound for it.
     """
     step = Clock().seconds(num_users, num_users, num_users, 0, 0.0)
-    free = steady_state(step, PromptReading(0.0, chunks=0.1), num_users, 128)
+    prompts = PromptReading(chunks=0.1, seconds_away=VLLM_FRONT_END.seconds(1))
+    free = steady_state(SharedSteps(step, lambda read: step), prompts, num_users, 128)
     steady = behind_server(free, VLLM_FRONT_END, 128)
     played = _played(replace(steady_users(num_users, 512, 128), num_requests=12 * num_users), VLLM_FRONT_END)
     tolerance = 0.1 if is_bounded else 0.06

@@ -26,7 +26,12 @@ LAYERS, MIXTURES = 32, 16
 class _Gpu:
     """Seconds are the pairs that meet in attention."""
 
-    def seconds(self, tokens: int, sequences: int, sampled: int, kv_tokens: int, pairs: float) -> float:
+    def seconds(self, tokens: float, sequences: float, sampled: float, kv_tokens: float, pairs: float) -> float:
+        return pairs
+
+    def seconds_beside(
+        self, met: float, tokens: float, sequences: float, sampled: float, kv_tokens: float, pairs: float
+    ) -> float:
         return pairs
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, users
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_rate, users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
 from kvplan.estimate.speed.simulation.batching import simulate_requests
@@ -193,17 +193,7 @@ def test_rules_of_engines() -> None:
     assert sglang_rules(8192, 1e6).prompts_first
     assert not trtllm_rules(1e6).chunks_prompts
     two = now.over_groups(2)
-    assert (two.max_num_seqs, two.max_num_batched_tokens, two.pool_tokens) == (512, 8192, 1e6)
-
-
-def test_a_group_reads_no_more_of_one_prompt_in_a_step_than_its_own_budget() -> None:
-    own = replace(ROOMY, max_num_batched_tokens=100)
-    groups, one = own.over_groups(4), replace(own, max_num_batched_tokens=400)
-    alone = PlayedLoad(Lengths(400), Lengths(1), 1)
-    assert play(alone, groups, Clock()).ttft.mean == pytest.approx(play(alone, own, Clock()).ttft.mean)
-    assert play(alone, one, Clock()).ttft.mean < play(alone, groups, Clock()).ttft.mean
-    many = PlayedLoad(Lengths(100), Lengths(1), 4)
-    assert play(many, one, Clock()).ttft.mean == pytest.approx(play(many, groups, Clock()).ttft.mean)
+    assert (two.max_num_seqs, two.max_num_batched_tokens, two.pool_tokens) == (256, 4096, 5e5)
 
 
 def test_a_distribution() -> None:
@@ -222,3 +212,9 @@ def test_requests_arrive_at_the_rate_that_was_asked_for_however_few_they_are() -
     gaps = [after - before for before, after in pairwise(load.arrivals)]
     assert len(gaps) / sum(gaps) == pytest.approx(4.0, rel=0.03)
     assert max(gaps) > 4 * sum(gaps) / len(gaps) and min(gaps) >= 0  # as of a Poisson process
+
+
+def test_a_steady_rate_is_the_rate_that_was_asked_for_beside_those_in_progress() -> None:
+    load = steady_rate(4.0, 100, 10, 10)
+    coming = load.arrivals[load.num_warmups :]
+    assert (len(coming) - 1) / (coming[-1] - coming[0]) == pytest.approx(4.0, rel=0.03)

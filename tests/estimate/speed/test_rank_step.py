@@ -238,7 +238,7 @@ def test_the_links_of_the_profile_are_used_and_not_a_guess() -> None:
     def seconds(all_reduce: float) -> float:
         speed = KernelSpeed(BASE, links=LinkSpeed({8: all_reduce}, 0.5))
         device = DeviceSpeed(speed, "kernels", "bfloat16", "note", {})
-        return MeasuredClock(work, find_gpu("h100-sxm"), 1e6, device, 1000.0).decode_seconds(1)
+        return MeasuredClock(work, find_gpu("h100-sxm"), 1e6, device, 1000.0).seconds(1, 1, 1, 1000, 1000.0)
 
     assert seconds(2e-6) - seconds(1e-6) == pytest.approx(2 * 80 * 1e-6, rel=1e-3)  # two for each of 80 layers
 
@@ -255,14 +255,11 @@ def test_shipped_profiles_reach_no_more_than_the_data_sheets_and_fit_their_table
         assert each.origin_for(each.model_ids[0], each.dtype) == "kernels"
 
 
-def test_groups_divide_the_sequences_once() -> None:
-    """Eight groups with a prompt each take a step as long as one group with one, beside shared experts."""
-    of_one = _work("llama-3.1-8b")
+def test_what_a_prompt_costs_the_groups_that_read_none() -> None:
+    """A step is as long as that of the group that reads; the experts have the tokens of all groups in it."""
+    work = replace(_work("qwen3-30b-a3b"), layout=ParallelLayout(data_parallel_size=8, enable_expert_parallel=True))
     gpu, device = find_gpu("h100-sxm"), DeviceSpeed(KernelSpeed(BASE), "kernels", "bfloat16", "note", {})
-
-    def seconds(groups: int) -> float:
-        work = replace(of_one, layout=ParallelLayout(data_parallel_size=groups), num_expert_layers=0)
-        clock = SpeedModel(work, gpu, 1000, 100, 1e6, device).steps
-        return clock.seconds(1000 * groups, groups, groups, 1000 * groups, groups * 500_000.0)
-
-    assert seconds(8) == pytest.approx(seconds(1))
+    steps = SpeedModel(work, gpu, 1000, 100, 1e6, device).steps
+    prompt = (1000, 1, 1, 1000, 500_000.0)
+    one_reads, all_read = steps.seconds_beside(1007, *prompt), steps.seconds_beside(8000, *prompt)
+    assert steps.seconds_beside(8, 1, 1, 1, 1000, 1000.0) < one_reads < all_read < 8 * one_reads

@@ -9,7 +9,7 @@ import pytest
 from kvplan.estimate.speed.queueing.loads import steady_users, users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
-from kvplan.estimate.speed.steady import PromptReading, num_decoding, steady_state
+from kvplan.estimate.speed.steady import PromptReading, SharedSteps, SteadyState, num_decoding, steady_state
 
 STEP, TOKEN = 0.02, 0.001
 BUDGET = 1024
@@ -24,13 +24,17 @@ class Clock:
         return STEP + TOKEN * (num_tokens - num_sequences)
 
 
-def reading(tokens: int, num_users: int) -> PromptReading:
-    return PromptReading(tokens * TOKEN, chunks=tokens / (BUDGET - num_users))
+def steps_of(prompt: int) -> SharedSteps:
+    return SharedSteps(STEP, lambda read: STEP + read.in_fullest * prompt * TOKEN)
+
+
+def steady(prompt: int, num_users: int, answer: int) -> SteadyState:
+    return steady_state(steps_of(prompt), PromptReading(prompt / (BUDGET - num_users)), num_users, answer)
 
 
 def test_one_user_waits_for_the_prompt_alone() -> None:
-    alone = steady_state(STEP, PromptReading(2.0), 1, 100)
-    assert alone.ttft_seconds == pytest.approx(2.0) and alone.tpot_seconds == STEP
+    alone = steady_state(steps_of(2000), PromptReading(), 1, 100)
+    assert alone.ttft_seconds == pytest.approx(2.0 + STEP) and alone.tpot_seconds == STEP
 
 
 @pytest.mark.parametrize(
@@ -41,17 +45,20 @@ def test_it_says_what_a_play_does(num_users: int, prompt: int, answer: int) -> N
     """From a queue that is mostly empty to prompts that are read without end."""
     load = steady_users(num_users, prompt, answer)
     played = play(replace(load, num_requests=6 * num_users + 120), SchedulingRules(num_users, BUDGET, 1e9), Clock())
-    steady = steady_state(STEP, reading(prompt, num_users), num_users, answer)
+    found = steady(prompt, num_users, answer)
     assert played.tpot is not None
-    assert steady.ttft_seconds == pytest.approx(played.ttft.mean, rel=0.4)
-    assert steady.tpot_seconds == pytest.approx(played.tpot.mean, rel=0.15)
-    assert steady.requests_per_second == pytest.approx(num_users / played.e2el.mean, rel=0.1)
+    assert found.ttft_seconds == pytest.approx(played.ttft.mean, rel=0.4)
+    assert found.tpot_seconds == pytest.approx(played.tpot.mean, rel=0.15)
+    assert found.requests_per_second == pytest.approx(num_users / played.e2el.mean, rel=0.1)
 
 
-def test_a_pipeline_reads_the_chunks_of_a_prompt_side_by_side() -> None:
-    """Two stages, each half as long: four chunks take five halves, one chunk both."""
-    assert PromptReading(4.0, chunks=4, num_stages=2).first_seconds == pytest.approx(2.5)
-    assert PromptReading(4.0, chunks=1, num_stages=2).first_seconds == pytest.approx(4.0)
+@pytest.mark.parametrize(("chunks", "passes"), [(4, 2.5), (1, 1.0)])
+def test_a_pipeline_reads_the_chunks_of_a_prompt_side_by_side(chunks: int, passes: float) -> None:
+    """Of passes in which both stages have a chunk: four chunks take two and a half, one chunk as long as one."""
+    steps = SharedSteps(STEP, lambda read: read.in_fullest)
+    alone = steady_state(steps, PromptReading(chunks, num_stages=2), 1, 100)
+    assert PromptReading(chunks, num_stages=2).own_steps == passes
+    assert alone.ttft_seconds == pytest.approx(passes * 2 / chunks)
 
 
 @pytest.mark.parametrize(("prompt", "passed"), [(1000, 1.0), (2000, 0.5)])
@@ -100,19 +107,19 @@ def test_steps_smaller_than_the_users(budget: int) -> None:
         return prompt / max(budget - decoding, 1.0)
 
     decoding = num_decoding(num_users, answer, beside)
-    steady = steady_state(STEP, PromptReading(prompt * TOKEN, beside(decoding)), num_users, answer)
-    load = steady_users(num_users, prompt, answer, steady.reading_share)
+    found = steady_state(steps_of(prompt), PromptReading(beside(decoding)), num_users, answer)
+    load = steady_users(num_users, prompt, answer, found.reading_share)
     played = play(replace(load, num_requests=4 * num_users + 120), SchedulingRules(num_users, budget, 1e9), Clock())
     assert decoding < budget
-    assert steady.ttft_seconds == pytest.approx(played.ttft.mean, rel=0.2)
-    assert steady.requests_per_second == pytest.approx(num_users / played.e2el.mean, rel=0.2)
+    assert found.ttft_seconds == pytest.approx(played.ttft.mean, rel=0.2)
+    assert found.requests_per_second == pytest.approx(num_users / played.e2el.mean, rel=0.2)
 
 
 def test_a_play_begins_with_as_many_waiting_as_there_are_on_average() -> None:
     """Answers of two tokens: nearly all users wait, and the first ones that count wait as long as the last ones."""
     rules = SchedulingRules(100, BUDGET, 1e9)
-    steady = steady_state(STEP, reading(8000, 1), 100, 2)
-    short = play(steady_users(100, 8000, 2, steady.reading_share), rules, Clock())
-    long = play(replace(steady_users(100, 8000, 2, steady.reading_share), num_requests=1000), rules, Clock())
+    found = steady_state(steps_of(8000), PromptReading(8000 / (BUDGET - 1)), 100, 2)
+    short = play(steady_users(100, 8000, 2, found.reading_share), rules, Clock())
+    long = play(replace(steady_users(100, 8000, 2, found.reading_share), num_requests=1000), rules, Clock())
     assert short.ttft.mean == pytest.approx(long.ttft.mean, rel=0.05)
-    assert steady.ttft_seconds == pytest.approx(long.ttft.mean, rel=0.1)
+    assert found.ttft_seconds == pytest.approx(long.ttft.mean, rel=0.1)

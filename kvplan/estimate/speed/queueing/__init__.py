@@ -4,7 +4,7 @@ loads      requests with lengths and moments of sending: users, a rate, or all a
 rules      how an engine composes its steps: seats, token budget, prompts first or beside decoding, admission
 front_end  the server before an engine: its own work on requests and tokens
 arrivals   requests on their way: sending, and handing over by the front end
-instance   who waits, reads and decodes between two steps, and the tokens they hold
+instance   who waits, reads and decodes between two steps in a group, and the tokens they hold
 admission  which prompts the next step reads
 play       the play itself, step by step
 steps      seconds of any step of an instance

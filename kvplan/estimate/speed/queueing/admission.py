@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-from kvplan.estimate.speed.queueing.instance import Instance, Sequence
+from kvplan.estimate.speed.queueing.instance import Group, Sequence
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 
 Chunk = tuple[Sequence, int]
 """A sequence, and how many of its tokens a step computes."""
 
 
-def next_chunks(instance: Instance, rules: SchedulingRules) -> list[Chunk]:
-    """What the next step reads, at most its token budget. Those that are admitted have a seat of ``instance`` then."""
-    if not instance.reading and not instance.waiting:
+def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
+    """What the next step reads, at most its token budget. Those that are admitted have a seat of ``group`` then."""
+    if not group.reading and not group.waiting:
         return []
-    budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else instance.num_decoding)
+    budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else group.num_decoding)
     found: list[Chunk] = []
-    for sequence in instance.reading:
-        number = _chunk(sequence.known - sequence.computed, budget, rules)
+    for sequence in group.reading:
+        number = min(sequence.known - sequence.computed, budget)
         if number > 0:
             found.append((sequence, number))
             budget -= number
-    while instance.waiting and budget > 0 and instance.may_admit and instance.num_running < rules.max_num_seqs:
-        sequence = instance.waiting[0]
+    while group.waiting and budget > 0 and group.may_admit and group.num_running < rules.max_num_seqs:
+        sequence = group.waiting[0]
         missing = sequence.known - sequence.found
         if missing > budget and not rules.chunks_prompts and (found or missing <= rules.max_num_batched_tokens):
             break
-        number = _chunk(missing, budget, rules) if rules.chunks_prompts else missing
-        if not _has_room(instance, rules, sequence, number):
+        number = min(missing, budget) if rules.chunks_prompts else missing
+        if not _has_room(group, rules, sequence, number):
             break
-        instance.waiting.popleft()
+        group.waiting.popleft()
         sequence.computed = sequence.found
-        instance.start(sequence)
+        group.start(sequence)
         found.append((sequence, number))
         budget -= number
     return found
 
 
-def _chunk(missing: int, budget: int, rules: SchedulingRules) -> int:
-    """Of ``missing`` tokens, those that the next step computes."""
-    return int(min(missing, budget, rules.max_chunk_tokens))
-
-
-def _has_room(instance: Instance, rules: SchedulingRules, sequence: Sequence, num_new: int) -> bool:
-    if not instance.num_running:
+def _has_room(group: Group, rules: SchedulingRules, sequence: Sequence, num_new: int) -> bool:
+    if not group.num_running:
         return True
     if rules.reserves:
-        to_come = rules.reserves * (instance.num_to_come + sequence.num_left)
-        return instance.num_held + sequence.known + to_come <= rules.pool_tokens
-    missing_of_others = sum(each.known - each.computed for each in instance.reading)
-    return instance.num_held + missing_of_others + num_new <= rules.pool_tokens
+        to_come = rules.reserves * (group.num_to_come + sequence.num_left)
+        return group.num_held + sequence.known + to_come <= rules.pool_tokens
+    missing_of_others = sum(each.known - each.computed for each in group.reading)
+    return group.num_held + missing_of_others + num_new <= rules.pool_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +73,17 @@ class PlayedFigures:
     seconds: float
     num_preemptions: int
     max_running: int
+
+
+def of_groups(figures: PlayedFigures, count: int) -> PlayedFigures:
+    """Of ``count`` groups, from one that was played."""
+    return replace(
+        figures,
+        output_throughput=count * figures.output_throughput,
+        request_throughput=count * figures.request_throughput,
+        num_preemptions=count * figures.num_preemptions,
+        max_running=count * figures.max_running,
+    )
 
 
 def played_figures(requests: Sequence[PlayedRequest], num_preemptions: int, max_running: int) -> PlayedFigures:

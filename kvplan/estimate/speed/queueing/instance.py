@@ -1,6 +1,7 @@
-"""The sequences of one instance between two steps: who waits, reads and decodes, and the tokens these hold.
+"""The sequences of one group of an instance between two steps: who waits, reads and decodes, and the tokens they hold.
 
-Sequences that decode are one sum of tokens and a queue of the steps in which they end.
+An instance has one group, or several data-parallel ones with a pool, seats and a token budget each. Sequences that
+decode are one sum of tokens and a queue of the steps in which they end.
 
     ticks    decode steps so far: a sequence that starts to decode at tick t with r tokens to come ends at tick t + r
 """
@@ -30,20 +31,15 @@ class Sequence:
     is_running: bool = False
 
 
-class Instance:
+class Group:
     """pool_tokens: those of all sequences together. cached_tokens: of each prompt, in a prefix that all share.
     late_steps: those in which a sequence is that has all of its tokens.
-
-    now: the end of the last step, in seconds. composed_at: when that step began, and with it the latest moment at which
-    the next one could be composed ahead.
     """
 
     def __init__(self, pool_tokens: float, cached_tokens: int, late_steps: int = 0) -> None:
         self._pool_tokens = pool_tokens
         self._late_steps = late_steps
         self._cached_tokens = cached_tokens
-        self.now = 0.0
-        self.composed_at = 0.0
         self.ticks = 0
         self.waiting: deque[Sequence] = deque()
         self.reading: list[Sequence] = []
@@ -59,6 +55,11 @@ class Instance:
     @property
     def num_running(self) -> int:
         return self.num_decoding + len(self.reading)
+
+    @property
+    def num_in_hand(self) -> int:
+        """Requests that run or wait."""
+        return self.num_running + len(self.waiting)
 
     @property
     def num_held(self) -> int:
@@ -77,14 +78,8 @@ class Instance:
         """Decode steps until a sequence that decodes has its last token."""
         return self._ends[0][0] - self.ticks
 
-    def wait_until(self, moment: float) -> None:
-        """Nothing runs until then."""
-        self.now = self.composed_at = moment
-
-    def spend(self, seconds: float, ticks: int) -> None:
-        """``ticks`` steps of ``seconds`` each; none is a step in which nothing decodes."""
-        self.composed_at = self.now + seconds * max(ticks - 1, 0)
-        self.now += seconds * max(ticks, 1)
+    def decode(self, ticks: int) -> None:
+        """Those that decode get a token in each of ``ticks`` steps."""
         self.ticks += ticks
         self.decoding_tokens += ticks * self.num_decoding
 

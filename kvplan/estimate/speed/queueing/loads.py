@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -77,6 +77,24 @@ class PlayedLoad:
     num_running: int = 0
     seed: int = 0
 
+    def shared_by(self, count: int) -> PlayedLoad:
+        """What one of ``count`` groups is sent that share it evenly."""
+        if count == 1:
+            return self
+
+        def share(number: int) -> int:
+            return -(-number // count)
+
+        return replace(
+            self,
+            num_requests=share(self.num_requests),
+            requests_per_second=None if self.requests_per_second is None else self.requests_per_second / count,
+            max_concurrency=None if self.max_concurrency is None else share(self.max_concurrency),
+            num_warmups=share(self.num_warmups),
+            num_cooldowns=share(self.num_cooldowns),
+            num_running=share(self.num_running),
+        )
+
     @cached_property
     def lengths(self) -> Sequence[tuple[int, int]]:
         """(prompt, answer) of each request."""
@@ -91,7 +109,8 @@ class PlayedLoad:
         if self.requests_per_second is None:
             return [0.0] * self.num_requests
         rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.num_running else 0)
-        shares = [(index + 0.5) / self.num_requests for index in range(self.num_requests - len(found))]
+        count = self.num_requests - len(found)
+        shares = [(index + 0.5) / count for index in range(count)]
         rng.shuffle(shares)
         for share in shares:
             found.append(now)

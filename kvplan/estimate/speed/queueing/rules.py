@@ -14,7 +14,6 @@ streams late     a step's tokens are looked at while the next one runs, and a se
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -31,13 +30,14 @@ SGLANG_RESERVES: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRules:
-    """What decides who is in a step.
+    """What decides who is in a step of a group.
 
     chunks_prompts: a prompt may be read in several steps. reserves: share of an answer's tokens that must be free when
     its request is admitted; 0: none, and the newest sequence is preempted where the pool runs out. pool_tokens: those
     of all sequences together. schedules_ahead: a step is composed while the one before it runs. streams_late: clients
-    see a step's tokens after so many seconds of the next one, at its end at the latest. max_chunk_tokens: of one prompt
-    in a step, where groups have a budget each. num_stages: of a pipeline, which a step passes one after the other.
+    see a step's tokens after so many seconds of the next one, at its end at the latest. num_stages: of a pipeline,
+    which a step passes one after the other. num_groups: data-parallel ones, which have these seats, this budget and
+    this pool each; in_step: they share their experts, and with them each step.
     """
 
     max_num_seqs: int
@@ -49,21 +49,31 @@ class SchedulingRules:
     schedules_ahead: bool = False
     streams_late: float = 0.0
     front_end: FrontEnd = NO_FRONT_END
-    max_chunk_tokens: float = math.inf
     num_stages: int = 1
+    num_groups: int = 1
+    in_step: bool = True
 
-    def over_groups(self, count: int, stages: int = 1) -> SchedulingRules:
+    def over_groups(self, count: int, stages: int = 1, *, in_step: bool = True) -> SchedulingRules:
         """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all.
 
-        A pass through ``stages`` pipeline stages is one step here: each of its micro-batches has the budget.
+        A pass through ``stages`` pipeline stages is one step here: each of its micro-batches has the budget. Groups of
+        a model without experts are engines of their own, which do not wait for each other (vllm/v1/engine/core.py: the
+        engine core with steps in common is that of mixtures).
         """
         return replace(
             self,
-            max_num_seqs=self.max_num_seqs * count,
-            max_num_batched_tokens=self.max_num_batched_tokens * count * stages,
-            max_chunk_tokens=math.inf if count == 1 else self.max_num_batched_tokens * stages,
+            max_num_batched_tokens=self.max_num_batched_tokens * stages,
+            pool_tokens=self.pool_tokens / count,
             num_stages=stages,
+            num_groups=count,
+            in_step=in_step,
         )
+
+    def alone(self, num_busy: int) -> SchedulingRules:
+        """Of one group that waits for no other: with its own servers, or one that is as busy with ``num_busy``."""
+        servers = self.front_end.servers // self.num_groups
+        front_end = replace(self.front_end, servers=servers) if servers else self.front_end.shared_by(num_busy)
+        return replace(self, num_groups=1, front_end=front_end)
 
 
 def vllm_rules(

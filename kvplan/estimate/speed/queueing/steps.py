@@ -1,8 +1,8 @@
 """Seconds of any step of an instance: prompts of many lengths read beside decoding sequences, over all its ranks.
 
 The clocks of ``clocks`` know steps of decoding and single prompts; these, and ``MeasuredClock`` itself, take what a
-play finds in a step. A step is of the whole instance: with pipeline stages, one pass of all micro-batches; with
-data-parallel groups, one step in each.
+play finds in a step. A step is of a whole group: with pipeline stages, one pass of all micro-batches. Data-parallel
+groups that share their experts take it together, and wait for the fullest of them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.engines import VllmRelease
-from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
 from kvplan.estimate.speed.steps.host import HostWork
-from kvplan.estimate.speed.steps.work import ModelWork
-
-
-def _ranks_beside(work: ModelWork) -> int:
-    """Groups and stages, which each have a share of the sequences in hand."""
-    return work.layout.data_parallel_size * work.layout.pipeline_parallel_size
 
 
 @dataclass(frozen=True)
@@ -30,17 +24,31 @@ class RooflineSteps:
     kv_bytes_per_token: float
 
     def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
     ) -> float:
-        """One step, see ``simulation.StepClock``."""
-        roofline, work = self.roofline, self.roofline.work
-        stages, beside = work.layout.pipeline_parallel_size, _ranks_beside(work)
-        read = work.stage_bytes(num_tokens, 0.0) + num_kv_tokens / beside * self.kv_bytes_per_token / stages
-        operations = work.stage_operations(num_tokens) + self._attention(num_tokens, num_pairs) / beside / stages
-        one = max(read / roofline.bandwidth, operations / roofline.flops)
-        return stages * one + roofline.collectives.seconds(num_tokens / beside) + roofline.step_seconds
+        """One step of one group, see ``simulation.StepClock``."""
+        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
 
-    def _attention(self, num_tokens: int, num_pairs: float) -> float:
+    def seconds_beside(
+        self,
+        num_met: float,
+        num_tokens: float,
+        num_sequences: float,
+        num_sampled: float,
+        num_kv_tokens: float,
+        num_pairs: float,
+    ) -> float:
+        """See ``simulation.GroupClock``."""
+        roofline, work = self.roofline, self.roofline.work
+        stages = work.layout.pipeline_parallel_size
+        fullest = work.layout.share_of_stage(num_tokens, num_sequences)
+        rows, met = num_tokens * fullest, num_met / stages
+        read = work.weights_read(met) + num_kv_tokens * fullest * self.kv_bytes_per_token / stages
+        operations = work.operations(rows, met) + self._attention(num_tokens, num_pairs) * fullest / stages
+        one = max(read / roofline.bandwidth, operations / roofline.flops)
+        return stages * one + roofline.collectives.seconds(rows, met) + roofline.step_seconds
+
+    def _attention(self, num_tokens: float, num_pairs: float) -> float:
         """Operations of one rank that had all layers and sequences; windows see what they see on average."""
         seen = num_pairs / max(num_tokens, 1)
         adds = num_tokens * sum(span.multiply_adds(seen) for span in self.roofline.work.attention)
@@ -51,15 +59,18 @@ class RooflineSteps:
 class BetweenSteps:
     """The geometric middle of two clocks."""
 
-    best: StepClock
-    worst: StepClock
+    best: GroupClock
+    worst: GroupClock
 
     def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
     ) -> float:
-        """One step, see ``simulation.StepClock``."""
-        best = self.best.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
-        worst = self.worst.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+        """One step of one group, see ``simulation.StepClock``."""
+        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+
+    def seconds_beside(self, num_met: float, *of_group: float) -> float:
+        """See ``simulation.GroupClock``."""
+        best, worst = self.best.seconds_beside(num_met, *of_group), self.worst.seconds_beside(num_met, *of_group)
         return float((best * worst) ** 0.5)
 
 
@@ -77,7 +88,9 @@ def mixed_tile_rows(release: VllmRelease, compute_capability: str) -> int:
     return _FA2_TILE if release.v1 and is_second else 1
 
 
-def padded_pairs(tile_rows: int, num_tokens: int, num_sequences: int, num_kv_tokens: int, num_pairs: float) -> float:
+def padded_pairs(
+    tile_rows: int, num_tokens: float, num_sequences: float, num_kv_tokens: float, num_pairs: float
+) -> float:
     """Pairs that attention computes: in a step with prompts, sequences of one token count as ``tile_rows`` queries.
 
     The last tile of a prompt is padded too: what it sees counts as much as what a decoding sequence holds.
@@ -89,26 +102,36 @@ def padded_pairs(tile_rows: int, num_tokens: int, num_sequences: int, num_kv_tok
 class HostedSteps:
     """``clock``'s steps with what ``host`` adds, and attention of mixed steps as the engine's kernel does it.
 
-    groups: data-parallel ones, whose hosts work side by side. mixed_tile_rows: queries that a sequence of one token is
-    padded to in a step with prompts (``mixed_tile_rows``).
+    mixed_tile_rows: queries that a sequence of one token is padded to in a step with prompts (``mixed_tile_rows``).
+    Data-parallel groups have a host each, and these work side by side.
     """
 
-    clock: StepClock
+    clock: GroupClock
     host: HostWork
     num_layers: int
     num_mixtures: int
-    groups: int = 1
     mixed_tile_rows: int = 1
 
     def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
     ) -> float:
-        """One step, see ``simulation.StepClock``."""
+        """One step of one group, see ``simulation.StepClock``."""
+        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+
+    def seconds_beside(
+        self,
+        num_met: float,
+        num_tokens: float,
+        num_sequences: float,
+        num_sampled: float,
+        num_kv_tokens: float,
+        num_pairs: float,
+    ) -> float:
+        """See ``simulation.GroupClock``."""
         num_pairs = padded_pairs(self.mixed_tile_rows, num_tokens, num_sequences, num_kv_tokens, num_pairs)
-        gpu = self.clock.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
-        of_a_host = num_sequences / self.groups
+        gpu = self.clock.seconds_beside(num_met, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+        layers, mixtures = self.num_layers, self.num_mixtures
         if num_tokens > num_sequences:
-            rows = num_tokens / self.groups
-            return self.host.mixed_seconds(gpu, self.num_layers, self.num_mixtures, of_a_host, rows)
+            return self.host.mixed_seconds(gpu, layers, mixtures, num_sequences, num_tokens)
         context = num_kv_tokens / max(num_sequences, 1)
-        return self.host.decode_seconds(gpu, self.num_layers, self.num_mixtures, of_a_host, context)
+        return self.host.decode_seconds(gpu, layers, mixtures, num_sequences, context)

@@ -6,7 +6,7 @@ The simulation itself, its rules and its state, is in ``batching``; callers need
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvplan.estimate.kv_groups import FULL, KvGroup
 
@@ -41,6 +41,23 @@ class StepClock(Protocol):
     ) -> float:
         """Tokens computed, sequences they belong to, sequences that get a token, tokens whose K and V are read, and
         pairs of a token and one that it attends to."""
+        ...
+
+
+@runtime_checkable
+class GroupClock(StepClock, Protocol):
+    """How long a step of data-parallel groups takes that share their experts: as long as that of the fullest one."""
+
+    def seconds_beside(
+        self,
+        num_met: float,
+        num_tokens: float,
+        num_sequences: float,
+        num_sampled: float,
+        num_kv_tokens: float,
+        num_pairs: float,
+    ) -> float:
+        """As ``seconds`` of the fullest group, where ``num_met`` tokens of all groups meet in the experts."""
         ...
 
 

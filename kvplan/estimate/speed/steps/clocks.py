@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import hypot
-from typing import Protocol
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
@@ -28,18 +27,6 @@ ANOTHER_RUN = 0.15
 others. Without this 70 to 77 % of the figures lie in their range, with it 92 to 95 %; fitted to the other sweeps, 90 %.
 Calibrations of many settings need 0.15, those of few, whose own ranges are wider, 0.12 (tools/score_speed_ranges.py).
 """
-
-
-class Clock(Protocol):
-    """How long an instance takes."""
-
-    def decode_seconds(self, num_users: float) -> float:
-        """One token for each of ``num_users`` sequences."""
-        ...
-
-    def prefill_seconds(self, tokens: int, num_users: float) -> float:
-        """Reading one prompt while ``num_users - 1`` others decode."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +102,14 @@ class Roofline:
         memory = work.stage_bytes(num_users, self.kv_bytes) / self.bandwidth
         compute = work.stage_operations(num_users) / self.flops
         stages = work.layout.pipeline_parallel_size * max(memory, compute)
-        return stages + self.collectives.seconds(work.rows(num_users)) + self.step_seconds
+        rows, met = work.rows(num_users), work.expert_rows(num_users)
+        return stages + self.collectives.seconds(rows, met) + self.step_seconds
 
-    def prefill_seconds(self, tokens: int, num_users: float = 1) -> float:
-        """By the data sheet a prompt takes as long in company as alone."""
+    def prefill_seconds(self, tokens: int) -> float:
+        """Reading one prompt, alone on the GPUs."""
         compute = self.work.prompt_operations(tokens) / self.flops
         memory = self.work.prompt_bytes(tokens) / self.bandwidth
-        return max(compute, memory) + self.collectives.seconds(tokens) + self.step_seconds
+        return max(compute, memory) + self.collectives.seconds(tokens, tokens) + self.step_seconds
 
     def is_bandwidth_bound(self, num_users: float) -> bool:
         """Whether a decode step waits for memory rather than for arithmetic."""

@@ -83,13 +83,16 @@ def bridge_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """All messages of one step, over all stages: ``fixed`` seconds, and more for each token that a group works on."""
+    """All messages of one step, over all stages: ``fixed`` seconds, more for each token that the fullest group works
+    on, and for each that any group has in the experts."""
 
     fixed_seconds: float
     seconds_per_row: float
+    seconds_per_met: float = 0.0
 
-    def seconds(self, rows: float) -> float:
-        return self.fixed_seconds + rows * self.seconds_per_row
+    def seconds(self, rows: float, met: float) -> float:
+        """With ``rows`` tokens in the fullest group and ``met`` in all of them."""
+        return self.fixed_seconds + rows * self.seconds_per_row + met * self.seconds_per_met
 
 
 def collective_cost(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:
@@ -99,7 +102,11 @@ def collective_cost(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency
         _token_exchanges(work, gpu, efficiency),
         _stage_handovers(work, gpu, efficiency),
     )
-    return CollectiveCost(sum(part.fixed_seconds for part in parts), sum(part.seconds_per_row for part in parts))
+    return CollectiveCost(
+        sum(part.fixed_seconds for part in parts),
+        sum(part.seconds_per_row for part in parts),
+        sum(part.seconds_per_met for part in parts),
+    )
 
 
 _FREE = CollectiveCost(0.0, 0.0)
@@ -129,12 +136,16 @@ def _token_exchanges(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficienc
     if not (layout.exchanges_tokens and work.num_expert_layers):
         return _FREE
     own = 1 / layout.tensor_parallel_size  # tokens are divided over the ranks of a group before they are sent
-    received, link = layout.data_parallel_size - own, ring_over(gpu, layout.expert_ranks)
+    received, link, ranks = layout.data_parallel_size - own, ring_over(gpu, layout.expert_ranks), layout.expert_ranks
+    count = 2 * work.num_expert_layers
+    gathered = _messages(count, link, received * _hidden_bytes(work), efficiency)
     if efficiency.sends_to_chosen and layout.enable_expert_parallel:
-        ranks = layout.expert_ranks
-        met = ranks * (1 - (1 - 1 / ranks) ** work.experts_per_token)  # ranks that a token's experts lie on, on average
-        received, link = min(received, met * own), link_between(gpu, layout.expert_ranks)
-    return _messages(2 * work.num_expert_layers, link, received * _hidden_bytes(work), efficiency)
+        chosen = ranks * (1 - (1 - 1 / ranks) ** work.experts_per_token)  # that a token's experts lie on, on average
+        if chosen * own < received:  # the rank with the most tokens sends them
+            return _messages(count, link_between(gpu, ranks), chosen * own * _hidden_bytes(work), efficiency)
+    # What a rank gathers is what all groups have.
+    per_met = gathered.seconds_per_row / layout.data_parallel_size
+    return CollectiveCost(gathered.fixed_seconds, 0.0, per_met)
 
 
 def _stage_handovers(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:

@@ -26,49 +26,32 @@ class MeasuredClock:
     device: DeviceSpeed
     context_tokens: float
 
-    def decode_seconds(self, num_users: float) -> float:
-        rows = self.work.rows(num_users)
-        return self._decode(rows, self.work.expert_rows(num_users))
-
-    def prefill_seconds(self, tokens: int, num_users: float) -> float:
-        """A prompt shares its steps with decoding sequences: what it adds is less than what it costs alone."""
-        others = max(num_users - 1, 0)
-        pairs = tokens**2 / 2
-        met = tokens * self.work.layout.data_parallel_size
-        if not others:
-            return self._seconds(tokens, 1, 1, tokens, pairs, met)
-        rows, experts = self.work.rows(others), self.work.expert_rows(others)
-        kv_tokens = rows * self.context_tokens
-        both = self._seconds(rows + tokens, rows + 1, rows + 1, kv_tokens + tokens, kv_tokens + pairs, experts + met)
-        return both - self._decode(rows, experts)
-
     def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
     ) -> float:
-        """One step of the whole instance: the fullest of its groups and stages decides.
+        """One step of an instance of one group, see ``simulation.StepClock``."""
+        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
 
-        Groups have whole sequences. So have stages, where none has more than a token; prompts are in as many chunks as
-        there are stages, of which the last one is through some stages after its step (``play`` sees to that).
-        """
+    def seconds_beside(
+        self,
+        num_met: float,
+        num_tokens: float,
+        num_sequences: float,
+        num_sampled: float,
+        num_kv_tokens: float,
+        num_pairs: float,
+    ) -> float:
+        """See ``simulation.GroupClock``; the fullest of its stages decides."""
         layout = self.work.layout
-        groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
-        if groups * stages == 1:
-            return self._seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs, num_tokens)
-        in_group = -(-num_sequences // groups)
-        in_stage = in_group / stages if num_tokens > num_sequences else -(-in_group // stages)
-        fullest = in_stage / max(num_sequences, 1)
+        fullest = layout.share_of_stage(num_tokens, num_sequences)
         return self._seconds(
             num_tokens * fullest,
             num_sequences * fullest,
             num_sampled * fullest,
             num_kv_tokens * fullest,
             num_pairs * fullest,
-            num_tokens / layout.pipeline_parallel_size,
+            num_met / layout.pipeline_parallel_size,
         )
-
-    def _decode(self, rows: float, expert_rows: float) -> float:
-        kv_tokens = rows * self.context_tokens
-        return self._seconds(rows, rows, rows, kv_tokens, kv_tokens, expert_rows)
 
     def _seconds(
         self, tokens: float, sequences: float, sampled: float, kv_tokens: float, pairs: float, expert_tokens: float
@@ -88,7 +71,7 @@ class MeasuredClock:
             expert_tile_rows=expert_tile_rows,
         )
         stages = self.work.layout.pipeline_parallel_size
-        return stages * float(step_seconds(self._speed, step)) + self._collectives.seconds(tokens)
+        return stages * float(step_seconds(self._speed, step)) + self._collectives.seconds(tokens, expert_tokens)
 
     @cached_property
     def _speed(self) -> KernelSpeed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.clocks import Roofline
 from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, rank_step
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, whole_tiles
@@ -17,19 +18,24 @@ from kvplan.estimate.speed.steps.work import ModelWork
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step of an instance does: tokens computed, sequences they belong to, tokens whose K and V are read, and
-    pairs of a token and one that it attends to. Every sequence gets a token."""
+    """What a step of the fullest data-parallel group does: tokens computed, sequences they belong to, tokens whose K
+    and V are read, and pairs of a token and one that it attends to. Every sequence gets a token.
+
+    num_met: tokens of all groups, which meet in the experts.
+    """
 
     num_tokens: int
     num_sequences: int
     num_kv_tokens: int
     num_pairs: float
+    num_met: int
 
     @staticmethod
-    def decoding(num_sequences: int, context_tokens: int) -> StepLoad:
-        """A token for each of ``num_sequences``."""
-        read = num_sequences * context_tokens
-        return StepLoad(num_sequences, num_sequences, read, float(read))
+    def decoding(num_sequences: int, context_tokens: int, groups: int = 1) -> StepLoad:
+        """A token for each of ``num_sequences`` in all groups."""
+        in_fullest = -(-num_sequences // groups)
+        read = in_fullest * context_tokens
+        return StepLoad(in_fullest, in_fullest, read, float(read), num_sequences)
 
     def with_prompt(self, num_tokens: int) -> StepLoad:
         """The same step with a prompt read in it."""
@@ -38,6 +44,17 @@ class StepLoad:
             self.num_sequences + 1,
             self.num_kv_tokens + num_tokens,
             self.num_pairs + num_tokens * (num_tokens + 1) / 2,
+            self.num_met + num_tokens,
+        )
+
+    def in_a_stage(self, layout: ParallelLayout) -> tuple[float, float, float, float]:
+        """(tokens, sequences, tokens read, pairs) of the fullest micro-batch."""
+        share = layout.share_of_stage(self.num_tokens, self.num_sequences)
+        return (
+            self.num_tokens * share,
+            self.num_sequences * share,
+            self.num_kv_tokens * share,
+            self.num_pairs * share,
         )
 
 
@@ -66,42 +83,42 @@ def roofline_terms(roofline: Roofline, kv_bytes_per_token: float, load: StepLoad
     """By the data sheet, on one rank, all stages together."""
     work = roofline.work
     stages = work.layout.pipeline_parallel_size
-    beside = stages * work.layout.data_parallel_size
-    seen = load.num_pairs / max(load.num_tokens, 1)
-    adds = load.num_tokens * sum(span.multiply_adds(seen) for span in work.attention)
+    tokens, _, kv_tokens, pairs = load.in_a_stage(work.layout)
+    met = load.num_met / stages
+    adds = tokens * sum(span.multiply_adds(pairs / tokens) for span in work.attention)
     return StepTerms(
         launches=roofline.step_seconds,
-        weights=stages * work.stage_bytes(load.num_tokens, 0.0) / roofline.bandwidth,
-        kv_cache=load.num_kv_tokens / beside * kv_bytes_per_token / roofline.bandwidth,
-        products=stages * work.stage_operations(load.num_tokens) / roofline.flops,
-        attention=2 * adds / work.layout.tensor_parallel_size / beside / roofline.flops,
-        collectives=roofline.collectives.seconds(load.num_tokens / beside),
+        weights=stages * work.weights_read(met) / roofline.bandwidth,
+        kv_cache=kv_tokens * kv_bytes_per_token / roofline.bandwidth,
+        products=stages * work.operations(tokens, met) / roofline.flops,
+        attention=2 * adds / work.layout.tensor_parallel_size / roofline.flops,
+        collectives=roofline.collectives.seconds(tokens, met),
     )
 
 
 def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
     """By a profile's coefficients, on one rank, all stages together."""
     stages = clock.work.layout.pipeline_parallel_size
-    beside = stages * clock.work.layout.data_parallel_size
-    tokens, sequences = load.num_tokens / beside, load.num_sequences / beside
+    tokens, sequences, kv_tokens, pairs = load.in_a_stage(clock.work.layout)
+    met = load.num_met / stages
     speed = clock.device.speed
-    tile_rows, expert_tile_rows = speed.all_tile_rows(load.num_tokens / stages, clock.work.num_experts)
+    tile_rows, expert_tile_rows = speed.all_tile_rows(met, clock.work.num_experts)
     step = rank_step(
         clock.work,
         tokens=tokens,
         rows=whole_tiles(padded_rows(tokens, speed.base.row_step), tile_rows),
         sequences=sequences,
         sampled=whole_tiles(sequences, tile_rows),
-        kv_bytes=load.num_kv_tokens / beside * clock.kv_bytes / clock.context_tokens,
-        pairs=load.num_pairs / beside,
-        kv_tokens=load.num_kv_tokens / beside,
-        expert_tokens=load.num_tokens / stages,
+        kv_bytes=kv_tokens * clock.kv_bytes / clock.context_tokens,
+        pairs=pairs,
+        kv_tokens=kv_tokens,
+        expert_tokens=met,
         expert_tile_rows=expert_tile_rows,
     )
     launches, weights, kv_cache, products, attention = (
         stages * part for part in _rank_terms(clock._speed, step, clock.work)
     )
-    return StepTerms(launches, weights, kv_cache, products, attention, clock._collectives.seconds(tokens))
+    return StepTerms(launches, weights, kv_cache, products, attention, clock._collectives.seconds(tokens, met))
 
 
 def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[float, float, float, float, float]:

@@ -57,6 +57,11 @@ class ModelWork:
     chosen_tokens: int = 0
     num_heads: int = 0
 
+    @property
+    def steps_together(self) -> bool:
+        """Whether data-parallel groups share experts, and wait for each other in every step."""
+        return self.num_expert_layers > 0
+
     def touched_experts(self, tokens: float) -> float:
         """Share of the experts that at least one of ``tokens`` tokens is routed to, when they choose at random."""
         if not self.num_experts:
@@ -98,27 +103,34 @@ class ModelWork:
 
     def stage_bytes(self, num_sequences: float, kv_bytes: float) -> float:
         """Read by one rank for one micro-batch. ``kv_bytes``: of one sequence, on a rank with all layers."""
-        weights = self.dense_bytes + self.expert_bytes * self.touched_experts(self.expert_rows(num_sequences))
+        weights = self.weights_read(self.expert_rows(num_sequences))
         return weights + self.rows(num_sequences) * kv_bytes / self.layout.pipeline_parallel_size
+
+    def weights_read(self, expert_rows: float) -> float:
+        """Bytes of one rank for a micro-batch of which so many tokens meet in the experts."""
+        return self.dense_bytes + self.expert_bytes * self.touched_experts(expert_rows)
 
     def stage_operations(self, num_sequences: float) -> float:
         """Multiplied and added by one rank for one micro-batch."""
+        return self.operations(self.rows(num_sequences), self.expert_rows(num_sequences))
+
+    def operations(self, rows: float, expert_rows: float) -> float:
+        """The same for ``rows`` tokens of the rank's group, where ``expert_rows`` of all groups meet in the experts."""
         dense = self.active_parameters - self.active_expert_parameters
         tp, ranks = self.layout.tensor_parallel_size, self.layout.expert_ranks
-        by_rows = self.rows(num_sequences) * dense / tp
-        by_experts = self.expert_rows(num_sequences) * self.active_expert_parameters / ranks
-        return 2 * (by_rows + by_experts) / self.layout.pipeline_parallel_size
+        multiplied = rows * dense / tp + expert_rows * self.active_expert_parameters / ranks
+        return 2 * multiplied / self.layout.pipeline_parallel_size
 
     def prompt_operations(self, tokens: int) -> float:
-        """One prompt of ``tokens`` over the ranks of its group, while the other groups read prompts of their own."""
+        """One prompt of ``tokens`` over the ranks of its group, while other groups read nothing."""
         # Causal: a token attends to half of the prompt on average; 2 operations per multiply-add.
-        attention = tokens * sum(span.multiply_adds(tokens / 2) for span in self.attention)
-        return 2 * (tokens * self.active_parameters + attention) / self.layout.tensor_parallel_size
+        attention = 2 * tokens * sum(span.multiply_adds(tokens / 2) for span in self.attention)
+        products = self.layout.pipeline_parallel_size * self.operations(tokens, tokens)
+        return products + attention / self.layout.tensor_parallel_size
 
     def prompt_bytes(self, tokens: int) -> float:
         """Weights read for one prompt, by the ranks of all stages one after another."""
-        stage = self.dense_bytes + self.expert_bytes * self.touched_experts(tokens * self.layout.data_parallel_size)
-        return stage * self.layout.pipeline_parallel_size
+        return self.weights_read(tokens) * self.layout.pipeline_parallel_size
 
 
 def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelLayout) -> ModelWork:
