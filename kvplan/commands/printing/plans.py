@@ -97,18 +97,21 @@ _HEAD = (
     "limit",
 )
 _TEXT_COLUMNS = (0, 1, 2, 13, 14)
+_PARTS = ("TTFT ms", "$/h")
+"""Where the table is cut on a narrow terminal: what fits, how fast it is, and what it costs and serves."""
 
 
 def _print_plan(found: Plan) -> None:
     workload = found.workload
     who = plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
     lengths = f"{plural(workload.average_context, 'token')} on average, {workload.longest_context:,} at most"
-    print(f"{found.spec.id}: {who}, {lengths}; prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}")
+    requests = f"prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}"
+    print_sentence(f"{found.spec.id}: {who}, {lengths}; {requests}", indent="", further="  ")
     for note in workload.assumptions:
         print_sentence(note)
     if found.rule is not None:
         total = found.rule.total_bytes / 1e9
-        print(f"  rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
+        print_sentence(f"rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
     if found.deployments:
         print()
         _print_deployments(_shown(found), found.rule)
@@ -147,7 +150,7 @@ def _shown(found: Plan) -> list[Deployment]:
 
 def _print_deployments(deployments: Sequence[Deployment], rule: RuleOfThumb | None) -> None:
     rows = [_row(deployment, rule) for deployment in deployments]
-    print_table(None, _HEAD, rows, text_columns=_TEXT_COLUMNS)
+    print_table(None, _HEAD, rows, text_columns=_TEXT_COLUMNS, parts=_PARTS)
 
 
 def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb | None, has_answer: bool) -> None:
@@ -185,7 +188,7 @@ def _origin_sentence(shown: Sequence[Deployment]) -> str:
 def _print_best(best: Deployment, plan: Plan) -> None:
     model_id = plan.spec.id
     print()
-    print_sentence(f"best: {_settings_line(best)}", indent="")
+    print_sentence(f"best: {_settings_line(best)}", indent="", further="  ")
     queues = queues_of(best, plan.workload)
     if queues is not None:
         print_sentence(f"with queues, each replica: {queues_text(queues)}{intervals_text(queues)}")
@@ -219,7 +222,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
             f"    ... and {len(processes) - _MOST_PROCESSES} more (--json lists all, --format kubernetes starts them)"
         )
     balancer = balancer_command(best, model_id)
-    if balancer is not None:
+    if balancer is not None and len(processes) > _MOST_PROCESSES:
+        print("  before them: a balancer that knows all of them (--json has its command)")
+    elif balancer is not None:
         print(f"  before them: {balancer}")
 
 
