@@ -51,8 +51,10 @@ def models(
         if chosen is OutputFormat.md:
             print_markdown(head, cells)
             return
-        print_table(None, head, cells, text_columns=(0, 1))
-        if any(row["kv_window_bytes_per_token"] for row in rows):
+        has_windows = any(row["kv_window_bytes_per_token"] for row in rows)
+        shown = len(head) - (not has_windows)
+        print_table(None, head[:shown], [row[:shown] for row in cells], text_columns=(0, 1), parts=("active",))
+        if has_windows:
             print_sentence(_WINDOWS)
 
 
