@@ -49,3 +49,13 @@ def test_deployments_that_hold_the_same_are_told_apart() -> None:
     lines = plan_figure(plan(32)).axes[1].lines[:-1]
     looks = {(line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(looks) == len(lines) > 2
+
+
+def test_numbers_between_powers_of_ten_are_plain_too() -> None:
+    """A narrow range has no power of ten to tell its scale by."""
+    gpus = (find_gpu("l40s"), find_gpu("rtx-4090"))
+    asked = PlanRequest(gpus=gpus, requests_per_second=10.0, input_tokens=1024, output_tokens=200)
+    curves = plan_figure(make_plan(resolve_model("llama-3.1-8b"), asked)).axes[1]
+    curves.figure.draw_without_rendering()
+    labels = [label.get_text() for label in curves.get_yticklabels(which="minor") if label.get_text()]
+    assert labels and all(label.replace(",", "").isdecimal() for label in labels)
