@@ -32,7 +32,8 @@ def explain(
     found = parse_startup_log(_read(log))
     if not found.has_figures:
         raise KvplanError(
-            f"{log} has nothing about memory or KV cache.", hint="pass the log of a vLLM or SGLang server's start"
+            f"{log} says nothing about memory or KV cache in the words of vLLM or SGLang.",
+            hint="pass the log of such a server's start",
         )
     profile = find_gpu(gpu) if gpu is not None else None
     spec = _model(model, found.model)

@@ -10,6 +10,7 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.question.slo import Slo, parse_slo
 from kvplan.planner.search.fixes import cheapest_fix
@@ -44,3 +45,15 @@ def test_a_balancer_of_very_many_servers_is_left_to_the_document(capsys: pytest.
     printed = capsys.readouterr().out
     assert "a balancer that knows all of them (--json has its command)" in printed
     assert max(map(len, printed.splitlines())) < 500
+
+
+def test_weights_that_only_some_engines_quantize_while_loading_are_a_checkpoint_for_the_others() -> None:
+    best = make_plan(LLAMA, request("l40s", quantizations=("fp8",))).deployments[0]
+    commands = launch_commands(best, LLAMA.id)
+    assert "<an fp8 build of meta-llama/Llama-3.1-8B>" in commands["tensorrt-llm"]
+    assert all("--quantization fp8" in commands[name] and LLAMA.id in commands[name] for name in ("vllm", "sglang"))
+
+
+def test_the_gguf_file_of_a_model_in_mxfp4_is_in_that() -> None:
+    best = make_plan(resolve_model("gpt-oss-120b"), request("h100", num_users=4)).deployments[0]
+    assert "gpt-oss-120b-MXFP4.gguf" in launch_commands(best, "openai/gpt-oss-120b")["llama.cpp"]
