@@ -30,6 +30,11 @@ def test_fewer_gpus_than_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and "'-1xh100' names no GPU: the count must be at least 1." in error
 
 
+def test_a_device_of_one_byte(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = run("estimate gpt2 --gpu cpu --engine kvplan --device-memory 1B", capsys)
+    assert code == 1 and "does not fit on cpu" in error and "hint: " in error
+
+
 @pytest.mark.parametrize(("count", "sizes"), [(3, ["2", "4"]), (64, ["32"])])
 def test_heads_that_do_not_divide_come_with_sizes_that_do(
     count: int, sizes: list[str], capsys: pytest.CaptureFixture[str]

@@ -29,6 +29,7 @@ QUESTIONS = (
     "estimate deepseek-v3 --gpu 8xh200 --ctx 8k --num-speculative-tokens 1",
     "estimate llama-3.1-8b qwen3-8b --ctx 8k,32k --gpu l4 8xh200 --kv-cache-dtype auto,fp8",
     "estimate llama-3.1-8b --gpu l4 --ctx 1m",
+    "estimate qwen3.6-27b-nvfp4 --gpu h100 --ctx 8k",
     "estimate llama-3.1-8b --gpu l4 --speculative-model qwen3-0.6b --num-speculative-tokens 2",
     "estimate llama-3.1-8b --gpu l4 --num-speculative-tokens 2",
     "plan llama-3.1-8b --users 10 --ctx-avg 8k --gpu l4 h100",

@@ -57,3 +57,11 @@ def test_weights_that_only_some_engines_quantize_while_loading_are_a_checkpoint_
 def test_the_gguf_file_of_a_model_in_mxfp4_is_in_that() -> None:
     best = make_plan(resolve_model("gpt-oss-120b"), request("h100", num_users=4)).deployments[0]
     assert "gpt-oss-120b-MXFP4.gguf" in launch_commands(best, "openai/gpt-oss-120b")["llama.cpp"]
+
+
+def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(shlex.split("plan qwen2.5-72b-instruct --users 20 --ctx-avg 8k --gpu t4 --budget 0.5 --slo tpot:50")) == 1
+    )
+    error = capsys.readouterr().err
+    assert "hint: no single change serves it: loosen several of --gpu, --max-gpus, --budget, --slo, or" in error

@@ -137,7 +137,7 @@ def _print_detail(text: str) -> None:
 def _print_weights(answer: Estimate, *, explain: bool) -> None:
     weights = answer.weights
     formats = " + ".join(dict.fromkeys(each.format for each in weights.components if _is_large(answer, each.num_bytes)))
-    print(f"Weights   {format_bytes(weights.total_bytes)} ({formats})")
+    print_sentence(f"Weights   {format_bytes(weights.total_bytes)} ({formats})", indent="", further=" " * 10)
     if explain or len(formats.split(" + ")) > 1:
         for each in weights.components:
             _print_detail(f"{each.kind}: {format_bytes(each.num_bytes)} = {each.formula}")

@@ -24,6 +24,7 @@ from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.left_out import left_out
 from kvplan.planner.search.plan import Alternative, Plan
@@ -61,7 +62,7 @@ _MANIFESTS = {"compose": compose_file, "kubernetes": kubernetes_manifests}
 
 def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     """What came nearest, and the change after which something serves."""
-    hint = None
+    hint = f"no single change serves it: loosen several of {', '.join(_limits(found.request))}, or take a smaller model"
     if fix is not None:
         slo = fix.deployment.slo
         hint = f"{fix.sentence}: then {fix.deployment.name} serves it" + (
@@ -77,6 +78,18 @@ def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     return KvplanError(
         f"No deployment of {limit} serves this load. Nearest: {miss.name}{lacks}. {miss.sentence}", hint=hint
     )
+
+
+def _limits(request: PlanRequest) -> list[str]:
+    """Options that may stand in the way."""
+    settings = request.settings
+    asked = {
+        "--budget": request.usd_per_hour is not None,
+        "--slo": not request.slo.is_empty,
+        "--gpu-memory-utilization": settings.gpu_memory_utilization is not None,
+        "--max-num-batched-tokens": settings.max_num_batched_tokens is not None,
+    }
+    return ["--gpu", "--max-gpus", *(option for option, is_asked in asked.items() if is_asked)]
 
 
 _HEAD = (
