@@ -1,7 +1,7 @@
 """kvplan: KV-cache capacity planner and profiler for LLM serving. Importing it never imports torch.
 
 cli, __main__       the program, which imports only the command that is asked for; help_sections: its help in sections;
-                    list_words: lists on a command line
+                    list_words: lists on a command line; terminal: sentences in lines as wide as the terminal
 commands            one module per command: parse, call, print
 bench, profiling    the benchmark of paging; one setting step by step
 top, load           running servers live; loading one and saying what bound it

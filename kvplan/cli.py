@@ -17,6 +17,7 @@ from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.help_sections import SectionedCommand, SectionedGroup
 from kvplan.list_words import repeat_options, with_flag_words
+from kvplan.terminal import fitted
 
 INTERRUPTED = 130
 
@@ -191,7 +192,7 @@ def _plain_message(message: str) -> str:
 
 def _complain(message: str, hint: str | None, exit_code: int) -> int:
     with suppress(OSError):  # who cannot be told has the exit code
-        print(f"error: {message.strip()}", file=sys.stderr)
-        if hint:
-            print(f"hint: {hint}", file=sys.stderr)
+        for text in (f"error: {message.strip()}", f"hint: {hint}" if hint else None):
+            if text:
+                print(fitted(text, sys.stderr, further="  "), file=sys.stderr)
     return exit_code

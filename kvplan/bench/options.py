@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 EXPERIMENTS: dict[str, str] = {
     "reservation": "paged vs contiguous KV memory",
@@ -16,6 +16,8 @@ EXPERIMENTS: dict[str, str] = {
     "swap": "swapping vs recomputing in an overfull pool",
     "transformers": "kvplan's engine vs transformers' generate",
 }
+ON_ONE_LAYER: Final = ("reservation", "sharing")
+"""Experiments on a model cut down to one layer: those that run whatever its size."""
 
 
 @dataclass(frozen=True, slots=True)

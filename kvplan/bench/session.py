@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -13,15 +14,20 @@ from typing import Any, Final, cast
 
 from kvplan import __version__
 from kvplan.bench.figures import Experiment
-from kvplan.bench.options import EXPERIMENTS, BenchOrder
+from kvplan.bench.options import EXPERIMENTS, ON_ONE_LAYER, BenchOrder
 from kvplan.bench.protocol import Message
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.weights import size_weights
 from kvplan.machine.device import Device, detect_device
+from kvplan.units import format_bytes
 from kvplan.workers.process import WorkerDied, WorkerProcess
 
 SCHEMA: Final = "kvplan.bench/1"
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.bench.worker")
+_KILLED: Final = "the system does so where memory is short: use a smaller model or less --device-memory"
 # If other processes use more of the CPU than this, times are not worth quoting.
 NOISY_PCT: Final = 10.0
 
@@ -96,8 +102,21 @@ def make_plan(
         "seed": seed,
     }
     names = tuple(name for name in EXPERIMENTS if not only or name in only)
+    if set(names) - set(ON_ONE_LAYER):
+        _check_room(spec, dtype, detected)
     rounds = num_rounds or (1 if is_quick else 2)
     return BenchPlan(BenchOrder(engine, spec.id, names, rounds, is_quick, seed), detected)
+
+
+def _check_room(spec: ModelSpec, dtype: str, device: Device) -> None:
+    """KvplanError for weights that the device cannot hold: they would be made in vain, or the system end the worker."""
+    weights, memory = size_weights(spec, serving_dtype(spec.dtype, dtype)).total_bytes, device.memory_bytes
+    if weights < memory:
+        return
+    raise KvplanError(
+        f"{spec.id} has {format_bytes(weights)} of weights, and the device {format_bytes(memory)} of memory.",
+        hint=f"use a smaller model, or --only {ON_ONE_LAYER[0]} or {ON_ONE_LAYER[1]}, which run one layer of it",
+    )
 
 
 def run_bench(
@@ -119,7 +138,8 @@ def run_bench(
                     experiments.append(Experiment.from_json(message["experiment"]))
                     on_result(experiments[-1])
         except WorkerDied as death:
-            raise KvplanError(str(death)) from None
+            hint = _KILLED if death.signal_number == signal.SIGKILL else None
+            raise KvplanError(str(death), hint=hint) from None
         finally:
             process.kill()
     return BenchOutcome(

@@ -70,8 +70,12 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
         content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise KvplanError(f"{path} does not exist.", hint="pass a directory with a config.json") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvplanError(f"{path} cannot be read ({error}).", hint="pass a readable config.json") from error
+    except UnicodeDecodeError as error:
+        raise KvplanError(f"{path} is not text in UTF-8.", hint="pass a published config.json") from error
+    except OSError as error:
+        raise KvplanError(
+            f"{path} cannot be read: {error.strerror or error}.", hint="pass a readable config.json"
+        ) from error
     config = parse_config(content, where=str(path))
     model_id = path.parent.name if path.name == "config.json" else path.stem
     files = None if folder is None else read_files(folder)

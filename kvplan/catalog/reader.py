@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvplan.catalog.config_view import ConfigView
@@ -61,9 +63,34 @@ def read_config(
 
     KvplanError for impossible values, UnknownArchitectureError for architectures that no reader knows.
     """
-    view = ConfigView(_with_assumptions(config, assumptions or {}))
-    for key, value in (assumptions or {}).items():
-        view.assume(f"'{key}' = {value}, because --assume says so.")
+    given = dict(assumptions or {})
+    read = partial(_read, config, model_id=model_id, aliases=aliases, source=source, stored_dtype=stored_dtype)
+    spec = read(given)
+    said = (_said(key, given, spec, read) for key in given)
+    return replace(spec, assumptions=(*said, *spec.assumptions)) if given else spec
+
+
+def _said(key: str, given: Mapping[str, str], spec: ModelSpec, read: Callable[[Mapping[str, str]], ModelSpec]) -> str:
+    """That ``key`` was assumed, or that it makes no difference: it is mistyped, or says what the config does."""
+    try:
+        without = read({name: value for name, value in given.items() if name != key})
+    except KvplanError:
+        without = None
+    if without is not None and replace(without, assumptions=spec.assumptions) == spec:
+        return f"--assume {key}={given[key]} changes nothing of what is sized."
+    return f"'{key}' = {given[key]}, because --assume says so."
+
+
+def _read(
+    config: Mapping[str, Any],
+    assumptions: Mapping[str, str],
+    *,
+    model_id: str,
+    aliases: tuple[str, ...],
+    source: str | None,
+    stored_dtype: str | None,
+) -> ModelSpec:
+    view = ConfigView(_with_assumptions(config, assumptions))
     architecture = choose_architecture(view)
     reader = find_reader(architecture)
     if reader is None:

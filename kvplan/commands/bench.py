@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvplan.commands.printing.render import OutputFormat, chosen_format
+from kvplan.terminal import width_of
 from kvplan.workload.requests import LARGEST_SEED
 
 if TYPE_CHECKING:
@@ -103,8 +104,9 @@ def _print_experiment(experiment: Experiment, *, as_markdown: bool) -> None:
         print()
     else:
         print_table(experiment.title, head, rows)
+    width = min(width_of(sys.stdout) or _WIDTH, _WIDTH)
     for text in (experiment.workload, *experiment.notes):
-        print(f"* {text}" if as_markdown else fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
+        print(f"* {text}" if as_markdown else fill(text, width, initial_indent="  ", subsequent_indent="    "))
     print(flush=True)
 
 

@@ -13,6 +13,7 @@ from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.printing.render import print_json
 from kvplan.errors import UsageError
 from kvplan.settings import ServingSettings
+from kvplan.terminal import fitted
 
 RESULTS_PANEL = "What other benchmarks do not say"
 
@@ -92,7 +93,7 @@ def calibrate(
     path = path if out is None else out
     if str(path) != "-":
         write_profile(document, path)
-        print(f"wrote {path}; {_usage(path)}", file=sys.stderr)
+        print(fitted(f"wrote {path}; {_usage(path)}", sys.stderr, further="  "), file=sys.stderr)
 
 
 def _usage(path: Path) -> str:

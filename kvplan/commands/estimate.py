@@ -212,7 +212,7 @@ def _lacking(miss: Asked) -> tuple[bool, float]:
     """What only has too long a context is near; of the rest, by what is beyond the budget."""
     each = miss.deployment
     used = each.weight_bytes + each.activation_peak_bytes + each.overhead_bytes
-    return each.longest_context is None, used / each.budget_bytes
+    return each.longest_context is None, used / max(each.budget_bytes, 1)
 
 
 def parse_assumptions(texts: list[str]) -> dict[str, str]:

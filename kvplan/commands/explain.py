@@ -12,7 +12,7 @@ import typer
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.commands.printing.render import print_json, print_notes, print_table
+from kvplan.commands.printing.render import print_json, print_notes, print_sentence, print_table
 from kvplan.errors import KvplanError
 from kvplan.explaining.document import explanation_document
 from kvplan.explaining.explanation import Explanation, difference_gib, explain_log
@@ -32,7 +32,8 @@ def explain(
     found = parse_startup_log(_read(log))
     if not found.has_figures:
         raise KvplanError(
-            f"{log} has nothing about memory or KV cache.", hint="pass the log of a vLLM or SGLang server's start"
+            f"{log} says nothing about memory or KV cache in the words of vLLM or SGLang.",
+            hint="pass the log of such a server's start",
         )
     profile = find_gpu(gpu) if gpu is not None else None
     spec = _model(model, found.model)
@@ -85,16 +86,17 @@ def _names(logged: str | None) -> list[str]:
 def _print(answer: Explanation) -> None:
     log, predicted = answer.log, answer.predicted
     where = "a CPU" if log.device == "cpu" else answer.gpu.id if answer.gpu else "an unknown GPU"
-    print(f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}")
+    started = f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}"
+    print_sentence(started, indent="", further="  ")
     if log.failure:
-        print(f"  stopped: {log.failure}")
-    print()
+        print_sentence(f"stopped: {log.failure}", further="    ")
     rows = [
         (part.name, _gib(part.logged_bytes), _gib(part.predicted_bytes), _signed(difference_gib(part)))
         for part in answer.parts
         if (part.logged_bytes, part.predicted_bytes) != (None, None)
     ]
     if rows:
+        print()
         scope = "GiB of the host" if log.device == "cpu" else "GiB of one GPU"
         print_table(None, (scope, "log", "kvplan", "difference"), rows)
     counts = [
@@ -110,7 +112,7 @@ def _print(answer: Explanation) -> None:
         print("\nwhat to change:")
     for each in answer.changes:
         gain = f"  (+{each.gained_tokens:,} tokens)" if each.gained_tokens is not None else ""
-        print(f"  {each.sentence}{gain}")
+        print_sentence(each.sentence + gain, further="    ")
     print_notes(*answer.notes)
 
 

@@ -37,7 +37,7 @@ def models(
     """List the models known by name."""
     chosen = chosen_format(output_format, as_json=as_json)
     if architectures:
-        _print_architectures(chosen)
+        _print_architectures(chosen, search)
         return
     rows = [_row(profile) for profile in profiles() if _matches(profile, search)]
     print_notes(None if rows else f"no model's name contains '{search}'.")
@@ -51,17 +51,24 @@ def models(
         if chosen is OutputFormat.md:
             print_markdown(head, cells)
             return
-        print_table(None, head, cells, text_columns=(0, 1))
-        if any(row["kv_window_bytes_per_token"] for row in rows):
+        has_windows = any(row["kv_window_bytes_per_token"] for row in rows)
+        shown = len(head) - (not has_windows)
+        print_table(None, head[:shown], [row[:shown] for row in cells], text_columns=(0, 1), parts=("active",))
+        if has_windows:
             print_sentence(_WINDOWS)
 
 
-def _print_architectures(chosen: OutputFormat) -> None:
+def _print_architectures(chosen: OutputFormat, search: str | None) -> None:
+    found = [name for name in known_architectures() if search is None or search.casefold() in name.casefold()]
+    print_notes(None if found else f"no architecture's name contains '{search}'.")
     if chosen is OutputFormat.json:
-        print_json({"schema": "kvplan.architectures/1", "architectures": list(known_architectures())})
-        return
-    for architecture in known_architectures():
-        print(architecture)
+        print_json({"schema": "kvplan.architectures/1", "architectures": found})
+    elif chosen is OutputFormat.csv:
+        print_csv([{"architecture": name} for name in found])
+    elif chosen is OutputFormat.md:
+        print_markdown(["architecture"], [[name] for name in found])
+    else:
+        print("\n".join(found), end="\n" if found else "")
 
 
 def _matches(profile: dict[str, Any], search: str | None) -> bool:

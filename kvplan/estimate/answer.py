@@ -90,7 +90,10 @@ def make_estimate(
     batches = release.in_flight_batches if release is not None else 1
     in_flight = _in_flight_tokens(batches, asked, placements)
     attended = spec if release is None else as_attended(spec, release)
-    pages, most_pages = (_pages(attended, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
+    block_size = _block_size(attended, request, placements)
+    pages, most_pages = (
+        _pages(attended, request, cache, context_tokens, block_size, tokens, notes) for tokens in in_flight
+    )
     _note_dtypes(_without_towers(model) if asked.language_model_only else model, asked, dtype, notes)
     if spec.lookup_elements and release is not None:
         tables = format_bytes(spec.lookup_elements * element_bytes(dtype))
@@ -206,17 +209,24 @@ def _cache_settings(
     )
 
 
+def _block_size(spec: ModelSpec, request: EstimateRequest, placements: Sequence[Placement]) -> int:
+    """Of the first GPU where they differ: the engine chooses what its kernels there take."""
+    if placements:
+        return placements[0].deployment.settings.block_size
+    usual = COMPRESSED_BLOCK if request.engine.name != "kvplan" and spec.is_compressed else DEFAULT_BLOCK_SIZE
+    return request.settings.block_size or usual
+
+
 def _pages(
     spec: ModelSpec,
     request: EstimateRequest,
     cache: CacheSettings,
     context_tokens: int,
+    block_size: int,
     in_flight: int,
     notes: list[str],
 ) -> SequencePages | None:
     in_vllm = request.engine.name != "kvplan"
-    usual = COMPRESSED_BLOCK if in_vllm and spec.is_compressed else DEFAULT_BLOCK_SIZE
-    block_size = request.settings.block_size or usual
     if in_vllm and spec.is_compressed:
         notes.append(
             "vLLM keeps compressed vectors in 8 bits, and what makes them like windows of float32 of their own."

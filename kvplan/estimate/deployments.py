@@ -84,8 +84,16 @@ def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: Serv
     placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
     filled = placement.deployment.settings
     bridges = bridge_note(gpu, ParallelLayout.of(filled))
-    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name))
+    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings))
     return replace(placement, notes=notes if bridges is None else (*notes, bridges))
+
+
+def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ...]:
+    """Of a CPU host that is nobody's: whose memory it is."""
+    if gpu.id != "cpu" or settings.device_memory_bytes is not None:
+        return ()
+    memory = format_bytes(gpu.memory_bytes)
+    return (f"{gpu.id} stands in for a host with {memory} of memory: give yours with --device-memory.",)
 
 
 def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kvplan.errors import KvplanError
+
 BYTES_PER_ELEMENT: dict[str, float] = {
     "float64": 8,
     "float32": 4,
@@ -27,7 +29,9 @@ def head_scale_bytes(dtype: str) -> int:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of one element of a cache or a weight in ``dtype``."""
+    """Bytes of one element of a cache or a weight in ``dtype``. KvplanError for one that only another program knows."""
+    if dtype not in BYTES_PER_ELEMENT:
+        raise KvplanError(f"Unknown dtype '{dtype}'.", hint=f"one of {', '.join(BYTES_PER_ELEMENT)}")
     return int(BYTES_PER_ELEMENT[dtype])
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.weights import size_weights
@@ -25,7 +24,7 @@ def weight_bytes(log: StartupLog, spec: ModelSpec) -> int:
 
 
 def sequence_size(log: StartupLog, spec: ModelSpec) -> KvCacheSize | None:
-    """One sequence of the log's longest length; None where the length or the size is not known."""
+    """One sequence of the log's longest length; None where the length is not known. KvplanError as size_sequence."""
     length = log.settings.max_model_len or spec.max_position_embeddings
     dtype = serving_dtype(spec.dtype, log.settings.dtype)
     cache = CacheSettings(
@@ -33,10 +32,7 @@ def sequence_size(log: StartupLog, spec: ModelSpec) -> KvCacheSize | None:
         kv_dtype=cache_dtype(dtype, log.settings.kv_cache_dtype),
         tensor_parallel_size=log.settings.tensor_parallel_size,
     )
-    try:
-        return None if length is None else size_sequence(spec, length, cache)
-    except KvplanError:
-        return None
+    return None if length is None else size_sequence(spec, length, cache)
 
 
 def pool_tokens(log: StartupLog, size: KvCacheSize) -> int | None:
@@ -59,7 +55,7 @@ def cpu_changes(log: StartupLog, size: KvCacheSize | None) -> Iterator[Change]:
         yield from _no_room(log)
     elif memory.needed_kv_bytes is not None:
         if log.largest_max_model_len:
-            yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache:")
+            yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache")
         space = math.ceil(memory.needed_kv_bytes / GIB)
         yield Change(f"set VLLM_CPU_KVCACHE_SPACE={space} (GiB), which holds one request of the maximum length")
 

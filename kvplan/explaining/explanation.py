@@ -10,6 +10,7 @@ from kvplan.catalog.engines import is_modified_build, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import with_quantization
+from kvplan.estimate.kv_cache import KvCacheSize
 from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang, sglang_cache_dtype
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
@@ -79,9 +80,14 @@ def _unknown_model(log: StartupLog) -> str:
     return f"No prediction: {log.model} is not known here. Give its config.json, or a model like it, with --model."
 
 
+def _no_prediction(error: KvplanError) -> str:
+    return f"No prediction: {error.message}"
+
+
 def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
     """vLLM on a CPU: what of the host's memory the cache has, and how many tokens that is."""
-    memory, size = log.memory, None if spec is None else sequence_size(log, spec)
+    memory = log.memory
+    size, notes = _cpu_sequence(log, spec)
     parts = (
         Part("host in all", memory.total_bytes, None),
         Part("the engine may use", memory.budget_bytes, None),
@@ -91,8 +97,17 @@ def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
     )
     tokens = None if size is None else pool_tokens(log, size)
     concurrency = None if tokens is None or size is None else tokens / size.context_tokens
-    notes = (_unknown_model(log),) if spec is None else ()
     return Explanation(log, None, parts, Counts(tokens, None, concurrency), tuple(cpu_changes(log, size)), notes)
+
+
+def _cpu_sequence(log: StartupLog, spec: ModelSpec | None) -> tuple[KvCacheSize | None, tuple[str, ...]]:
+    """What one sequence takes, and why that is not known."""
+    if spec is None:
+        return None, (_unknown_model(log),)
+    try:
+        return sequence_size(log, spec), ()
+    except KvplanError as error:
+        return None, (_no_prediction(error),)
 
 
 _Account = tuple[tuple[Part, ...], Counts, tuple[Change, ...]]
@@ -116,7 +131,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     try:
         found = predict_sglang(spec, gpu, log.settings, free)
     except KvplanError as error:
-        notes.append(f"No prediction: {error.message}")
+        notes.append(_no_prediction(error))
         return empty, Counts(), ()
     known = {
         "GPU in all": found.device_memory_bytes,
@@ -178,7 +193,7 @@ def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]
     try:
         found = predict_vllm(spec, gpu, log.settings, _version(log))
     except KvplanError as error:
-        notes.append(f"No prediction: {error.message}")
+        notes.append(_no_prediction(error))
         return None
     notes.extend(found.settings.notes)
     if log.version is None:

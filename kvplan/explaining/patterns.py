@@ -52,6 +52,7 @@ CPU_SIGNS = (
     "[cpu_model_runner.py",
     "Available memory on node",
 )
+SGLANG_SIGNS = ("ServerArgs(", "KV Cache is allocated", "mem-fraction-static", "mem_fraction_static")
 CPU_BLOCKS = r"# (?:cpu|CPU) blocks: (\d+)"
 OUT_OF_MEMORY: tuple[tuple[str, str], ...] = (
     ("tried_bytes", r"Tried to allocate ([\d.]+ [KMG]iB)"),

@@ -78,7 +78,7 @@ class StartupLog:
 
 def parse_startup_log(text: str) -> StartupLog:
     """Everything the log says. Lines of other programs are ignored."""
-    is_sglang = "sglang" in text.lower() or "ServerArgs(" in text or "KV Cache is allocated" in text
+    is_sglang = "sglang" in text.lower() or any(sign in text for sign in patterns.SGLANG_SIGNS)
     counts = {name: _count(text, name) for name in ("num_blocks", "kv_cache_tokens", "largest_max_model_len")}
     if counts["num_blocks"] is None:
         counts["num_blocks"] = _cpu_blocks(text)

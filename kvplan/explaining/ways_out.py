@@ -30,9 +30,9 @@ def ways_out(log: StartupLog) -> Iterator[Change]:
             yield Change(f"the pool holds {concurrency:.0f} sequences but --max-num-seqs is {rows}: raise it")
         return
     if log.largest_max_model_len:
-        yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache:")
+        yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache")
     elif log.kv_cache_tokens and "max seq len" in failure:
-        yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache:")
+        yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache")
     if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
         missing = memory.needed_kv_bytes - memory.kv_pool_bytes
         yield Change(f"one request of the maximum length needs {format_bytes(missing)} more KV cache on each GPU")

@@ -13,12 +13,14 @@ import pytest
 
 from kvplan import cli
 from kvplan.bench import session
+from kvplan.bench.experiments import _ON_SHORT_MODEL
 from kvplan.bench.figures import Experiment, compare
 from kvplan.bench.latency_experiments import drop_from_page_cache, measure_arrival
 from kvplan.bench.memory_experiments import measure_sharing
-from kvplan.bench.options import EXPERIMENTS
+from kvplan.bench.options import EXPERIMENTS, ON_ONE_LAYER
 from kvplan.bench.serving import BenchRequest, serve_under_load
 from kvplan.bench.speed_experiments import padded
+from kvplan.units import GIB
 from kvplan_engine import LLM
 
 CONFIG: dict[str, Any] = {
@@ -157,6 +159,23 @@ def test_files_can_be_dropped_from_the_page_cache(tmp_path: Path) -> None:
 def test_unknown_experiment_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--only", "speed"]) == 2
     assert "hint: one of reservation, scheduling" in capsys.readouterr().err
+
+
+def test_a_model_that_the_device_cannot_hold_is_refused_before_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--only", "prefix"]):
+        assert (
+            cli.main(["bench", "--model", "llama-3.1-70b", "--device", "cpu", "--device-memory", "1GiB", *words]) == 1
+        )
+        error = capsys.readouterr().err
+        assert "has 131.42 GiB of weights, and the device 1.00 GiB of memory" in error
+        assert "hint: use a smaller model, or --only reservation or sharing" in error
+
+
+def test_experiments_on_one_layer_run_whatever_the_size() -> None:
+    assert tuple(_ON_SHORT_MODEL) == ON_ONE_LAYER
+    wanted = {"device": "cpu", "device_memory": GIB, "dtype": "auto", "num_rounds": 1, "is_quick": True, "seed": 0}
+    plan = session.make_plan("llama-3.1-70b", only=ON_ONE_LAYER, **wanted)  # type: ignore[arg-type]
+    assert plan.order.experiments == ON_ONE_LAYER
 
 
 @pytest.mark.slow

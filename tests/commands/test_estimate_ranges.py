@@ -39,7 +39,7 @@ def test_explain_lists_the_causes_with_their_bytes(capsys: pytest.CaptureFixture
     causes = [line.split()[1] for line in text.splitlines() if line.startswith("    +/- ")]
     assert len(causes) == 6
     assert causes == sorted(causes, key=float, reverse=True)
-    assert "GPU and host share the memory" in text
+    assert "memory that is the host's" in text
 
 
 def test_an_engine_without_start_ups_has_no_column(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,3 +144,31 @@ def test_a_log_on_standard_input_may_hold_any_bytes() -> None:
     )
     assert done.returncode == 0 and b"Traceback" not in done.stderr
     assert b"weights" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "is_written", "stands"),
+    [
+        ("vllm-0.11-cpu-qwen2.5-0.5b", "kv_cache_dtype=auto", "kv_cache_dtype=nvfp4"),
+        ("vllm-0.19-llama-3.1-8b-h100", "kv_cache_dtype=auto", "kv_cache_dtype=nvfp4"),
+        ("sglang-qwq-32b-tp4-l4", "kv_cache_dtype='auto'", "kv_cache_dtype='fp4_e2m1'"),
+        ("vllm-0.11-cpu-qwen2.5-0.5b", "kv_cache_dtype=auto", "kv_cache_dtype=a"),
+    ],
+)
+def test_a_cache_in_a_format_that_kvplan_does_not_know_is_named(name: str, is_written: str, stands: str) -> None:
+    text = (LOGS / f"{name}.log").read_text(encoding="utf-8")
+    log = parse_startup_log(text.replace(is_written, stands))
+    answer = explain_log(log, resolve_model("qwen2.5-0.5b"), None)
+    assert answer.predicted.kv_cache_tokens is None
+    assert any(note.startswith("No prediction: Unknown ") for note in answer.notes)
+
+
+def test_sglang_is_told_by_the_option_that_it_names() -> None:
+    log = parse_startup_log("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.")
+    assert log.engine == "sglang"
+    assert "--mem-fraction-static" in sentences(explain_log(log, None, None))
+
+
+@pytest.mark.parametrize("name", ["vllm-0.6.4-llama-3.1-8b-refused", "vllm-cpu-refused-length"])
+def test_no_change_ends_in_a_colon(name: str) -> None:
+    assert not [each for each in explained(name).changes if each.sentence.endswith(":")]

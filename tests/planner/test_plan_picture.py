@@ -22,7 +22,8 @@ def plan(num_users: int) -> Plan:
 def test_one_user_is_singular_and_named_on_its_line() -> None:
     figure = plan_figure(plan(1))
     assert "1 user: 2,048 tokens" in figure.get_suptitle()
-    assert figure.axes[1].get_legend().get_texts()[-1].get_text() == "1 user"
+    legend = figure.axes[1].get_legend()
+    assert legend is not None and legend.get_texts()[-1].get_text() == "1 user"
 
 
 def test_sequences_are_counted_in_plain_numbers_and_the_legend_covers_no_line() -> None:
@@ -31,7 +32,8 @@ def test_sequences_are_counted_in_plain_numbers_and_the_legend_covers_no_line() 
     curves = figure.axes[1]
     labels = {label.get_text() for label in curves.get_yticklabels()}
     assert "1,000" in labels and not any("10^" in label for label in labels)
-    assert not curves.get_legend().get_window_extent().overlaps(curves.get_window_extent())
+    legend = curves.get_legend()
+    assert legend is not None and not legend.get_window_extent().overlaps(curves.get_window_extent())
 
 
 def test_the_steps_of_each_deployment_are_drawn() -> None:
@@ -49,3 +51,13 @@ def test_deployments_that_hold_the_same_are_told_apart() -> None:
     lines = plan_figure(plan(32)).axes[1].lines[:-1]
     looks = {(line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(looks) == len(lines) > 2
+
+
+def test_numbers_between_powers_of_ten_are_plain_too() -> None:
+    """A narrow range has no power of ten to tell its scale by."""
+    gpus = (find_gpu("l40s"), find_gpu("rtx-4090"))
+    asked = PlanRequest(gpus=gpus, requests_per_second=10.0, input_tokens=1024, output_tokens=200)
+    figure = plan_figure(make_plan(resolve_model("llama-3.1-8b"), asked))
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[1].get_yticklabels(which="minor") if label.get_text()]
+    assert labels and all(label.replace(",", "").isdecimal() for label in labels)

@@ -170,7 +170,7 @@ class _Reading(NamedTuple):
     name: str
 
 
-_COUNT_FIRST = re.compile(r"(\d+)\s*[x*\u00d7]\s*(.+)", re.IGNORECASE)
+_COUNT_FIRST = re.compile(r"(-?\d+)\s*[x*\u00d7]\s*(.+)", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(.+?)\s*(?:[x*\u00d7:]\s*)(\d+)", re.IGNORECASE)
 
 

@@ -175,7 +175,7 @@ def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
 def notes_on(answer: Estimate) -> Iterator[str]:
     """Assumptions that change what the numbers mean.
 
-    A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve.
+    A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve, a host's memory.
     """
     longest = answer.spec.max_position_embeddings
     if longest is not None and answer.context_tokens > longest:
@@ -183,5 +183,12 @@ def notes_on(answer: Estimate) -> Iterator[str]:
             f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "
             f"{answer.spec.id}: engines refuse them unless the rotary positions are scaled."
         )
-    marks = (" has no bfloat16", "NVLink bridge", " serves ", " is more than the ", " changes nothing.")
+    marks = (
+        " has no bfloat16",
+        "NVLink bridge",
+        " serves ",
+        " is more than the ",
+        " changes nothing.",
+        " stands in for ",
+    )
     yield from (each for each in answer.assumptions if any(mark in each for mark in marks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvplan.commands.printing.render import print_table
+from kvplan.commands.printing.render import print_sentence, print_table
 from kvplan.units import plural
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ def print_calibration(found: Calibration) -> None:
     trials = found.trials
     models = ", ".join(trials.models)
     rows, settings = plural(len(trials.trials), "row"), plural(len(trials.settings), "setting")
-    print(f"{rows} ({settings}) of {models} on {trials.device.as_text()}")
+    print_sentence(f"{rows} ({settings}) of {models} on {trials.device.as_text()}", indent="", further="  ")
     for reason, count in trials.excluded.items():
-        print(f"  {count} more excluded: {reason}")
+        print_sentence(f"{count} more excluded: {reason}")
     if found.other_cpu_pct is not None:
         spread = found.repetition_spread_pct
         repeated = "" if spread is None else f"; repeated runs of one setting differ by {spread:.1f} %"
-        print(f"  other processes used {found.other_cpu_pct:.0f} % of the CPU (median over rows){repeated}")
+        print_sentence(f"other processes used {found.other_cpu_pct:.0f} % of the CPU (median over rows){repeated}")
     print()
     _print_coefficients(found)
     print()
@@ -61,7 +61,7 @@ def _print_coefficients(found: Calibration) -> None:
     print_table(None, ("coefficient", "fitted", "unit", "of peak"), rows, text_columns=(0, 2))
     if found.peaks is not None:
         peaks = found.peaks
-        print(f"  peaks: {peaks.bandwidth / 1e9:,.1f} GB/s, {peaks.flops / 1e9:,.0f} GFLOP/s ({peaks.source})")
+        print_sentence(f"peaks: {peaks.bandwidth / 1e9:,.1f} GB/s, {peaks.flops / 1e9:,.0f} GFLOP/s ({peaks.source})")
 
 
 def _share_text(share: PeakShare | None) -> str:
@@ -84,12 +84,13 @@ def print_learned(found: ResultCalibration) -> None:
     matched, learned = found.matched, found.learned
     engine = f"{matched.first.engine} {matched.engine_version}"
     models = ", ".join(matched.models)
-    print(f"{_counts(found)} of {models}, served by {engine} on {matched.device.as_text()}")
+    where = f"served by {engine} on {matched.device.as_text()}"
+    print_sentence(f"{_counts(found)} of {models}, {where}", indent="", further="  ")
     for reason, count in matched.excluded.items():
-        print(f"  {count} more excluded: {reason}")
+        print_sentence(f"{count} more excluded: {reason}")
     alike = sum(not each.result.has_lengths for each in matched.loads)
     if alike:
-        print(f"  {plural(alike, 'load')} without the lengths of requests, which are taken to be alike")
+        print_sentence(f"{plural(alike, 'load')} without the lengths of requests, which are taken to be alike")
     print()
     _print_identified(found)
     print()
@@ -120,9 +121,9 @@ def _print_identified(found: ResultCalibration) -> None:
     ]
     print_table(None, ("coefficient", "value", "unit", "determined by"), rows, text_columns=(0, 2, 3))
     values = ", ".join(f"{value:.2g}" for value in identified.singular_values)
-    print(f"  prior: {found.prior.source}")
-    print(
-        f"  the results tell {len(identified.names)} of {len(identified.singular_values)} directions (singular values "
+    print_sentence(f"prior: {found.prior.source}")
+    print_sentence(
+        f"the results tell {len(identified.names)} of {len(identified.singular_values)} directions (singular values "
         f"{values}; those of 2 and more), condition {identified.condition:.1f}"
     )
 

@@ -84,4 +84,4 @@ def print_comparison(answers: Sequence[Estimate], *, as_markdown: bool) -> None:
     text_columns = tuple(index for index, name in enumerate(head) if name in _TEXT)
     meaning = f"; {RANGE_MEANING}" if RANGE_HEAD in head else ""
     title = f"Sequences that fit at once, {engine} (weights and KV pool per GPU{meaning}):"
-    print_table(title, head, rows, text_columns=text_columns)
+    print_table(title, head, rows, text_columns=text_columns, parts=("weights GiB",))

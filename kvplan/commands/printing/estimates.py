@@ -15,7 +15,14 @@ from kvplan.commands.printing.ranges import (
     print_ranges,
     range_cell,
 )
-from kvplan.commands.printing.render import OutputFormat, print_csv, print_json, print_markdown, print_table
+from kvplan.commands.printing.render import (
+    OutputFormat,
+    print_csv,
+    print_json,
+    print_markdown,
+    print_sentence,
+    print_table,
+)
 from kvplan.commands.printing.speculation import print_speculation
 from kvplan.commands.printing.speeds import print_speeds
 from kvplan.estimate.answer import Estimate
@@ -59,6 +66,10 @@ _COLUMNS = {
 }
 """Heads of the table's columns, and the figures that stand in them."""
 _HEAD = ("GPU", *_COLUMNS, "limit")
+_PARTS = ("KV tokens",)
+"""Where the table is cut on a narrow terminal: the account of the memory, and what it holds."""
+_INDENT = " " * 12
+_FURTHER = " " * 14
 _MARKDOWN_HEAD = tuple(
     f"{head}, GiB" if _COLUMNS.get(head, "").endswith("_bytes") else head for head in _HEAD
 )  # no title tells the unit there
@@ -94,7 +105,9 @@ def _cell(figure: str, value: Any) -> str:
 
 def _print_text(answer: Estimate, *, explain: bool) -> None:
     spec = answer.spec
-    print(f"{spec.id}: {spec.architecture}, {spec.num_layers} layers, {_parameters(answer)}")
+    print_sentence(
+        f"{spec.id}: {spec.architecture}, {spec.num_layers} layers, {_parameters(answer)}", indent="", further="  "
+    )
     print()
     _print_weights(answer, explain=explain)
     _print_cache(answer, explain=explain)
@@ -110,23 +123,31 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         print()
         print("Assumptions:" if answer.assumptions else "No assumptions.")
     for sentence in answer.assumptions if explain else answer.spec.assumptions:
-        print(f"  - {sentence}" if explain else f"note: {sentence}")
+        if explain:
+            print_sentence(f"- {sentence}", further="    ")
+        else:
+            print_sentence(f"note: {sentence}", indent="", further="  ")
+
+
+def _print_detail(text: str) -> None:
+    """A line below a figure, which a narrow terminal shows in several."""
+    print_sentence(text, indent=_INDENT, further=_FURTHER)
 
 
 def _print_weights(answer: Estimate, *, explain: bool) -> None:
     weights = answer.weights
     formats = " + ".join(dict.fromkeys(each.format for each in weights.components if _is_large(answer, each.num_bytes)))
-    print(f"Weights   {format_bytes(weights.total_bytes)} ({formats})")
+    print_sentence(f"Weights   {format_bytes(weights.total_bytes)} ({formats})", indent="", further=" " * 10)
     if explain or len(formats.split(" + ")) > 1:
         for each in weights.components:
-            print(f"            {each.kind}: {format_bytes(each.num_bytes)} = {each.formula}")
+            _print_detail(f"{each.kind}: {format_bytes(each.num_bytes)} = {each.formula}")
     if explain:
         held = (held_formula(answer.spec, each) for each in answer.deployments)
         for formula in filter(None, dict.fromkeys((*storage_formulas(answer.spec), *held))):
-            print(f"            {formula}")
+            _print_detail(formula)
     for extra in answer.spec.extras:
         count = "not counted" if extra.num_parameters is None else f"{extra.num_parameters:,} parameters"
-        print(f"            in addition, {extra.name}: {count}")
+        _print_detail(f"in addition, {extra.name}: {count}")
 
 
 def _is_large(answer: Estimate, num_bytes: int) -> bool:
@@ -135,22 +156,22 @@ def _is_large(answer: Estimate, num_bytes: int) -> bool:
 
 def _print_cache(answer: Estimate, *, explain: bool) -> None:
     cache, pages = answer.cache, answer.pages
-    print(f"KV cache  {_cost_of_tokens(cache)} ({answer.kv_dtype})")
+    print_sentence(f"KV cache  {_cost_of_tokens(cache)} ({answer.kv_dtype})", indent="", further=" " * 10)
     for component in cache.components:
-        print(f"            {KIND_NAMES[component.kind]}: {_component_line(component)}")
-    context = _tokens(answer.context_tokens)
-    print(f"One sequence of {context}: {format_bytes(cache.logical_bytes)}", end="")
+        _print_detail(f"{KIND_NAMES[component.kind]}: {_component_line(component)}")
+    size = f"One sequence of {_tokens(answer.context_tokens)}: {format_bytes(cache.logical_bytes)}"
     if pages is None:
-        print()
+        print(size)
         return
-    print(f"; in blocks {format_bytes(pages.paged_bytes)}, to be admitted {_admission(answer)}")
+    blocks = f"in blocks {format_bytes(pages.paged_bytes)}, to be admitted {_admission(answer)}"
+    print_sentence(f"{size}; {blocks}", indent="", further="  ")
     if explain:
-        print(f"            logical: {_affine(answer)} = {cache.logical_bytes:,} B")
-        print(f"            paged: {pages.paged_formula} = {pages.paged_bytes:,} B{_over(answer, pages)}")
+        _print_detail(f"logical: {_affine(answer)} = {cache.logical_bytes:,} B")
+        _print_detail(f"paged: {pages.paged_formula} = {pages.paged_bytes:,} B{_over(answer, pages)}")
         for line in layout_lines(pages.layout, answer.context_tokens) if pages.layout else ():
             print(f"              {line}")
         for line in dict.fromkeys(_admission_line(answer, *each) for each in _admissions(answer)):
-            print(line)
+            _print_detail(line)
 
 
 def _over(answer: Estimate, pages: SequencePages) -> str:
@@ -161,7 +182,7 @@ def _over(answer: Estimate, pages: SequencePages) -> str:
 
 def _admission_line(answer: Estimate, pages: SequencePages, tokens: int) -> str:
     """The formula, and the tokens in flight where they add to the blocks of a sequence that decodes."""
-    line = f"            admission: {pages.admission_formula} = {pages.admission_bytes:,} B"
+    line = f"admission: {pages.admission_formula} = {pages.admission_bytes:,} B"
     if pages.admission_blocks == pages.paged_blocks:
         return line
     batches = answer.in_flight_batches
@@ -225,17 +246,19 @@ def _print_deployments(answer: Estimate) -> None:
         head,
         rows,
         text_columns=text_columns,
+        parts=_PARTS,
     )
 
 
 def _print_budgets(answer: Estimate) -> None:
     for row in answer.deployments:
-        print(
-            f"  {row.counted_gpu}: {format_gib(row.settings.device_memory_bytes)} x "
+        print_sentence(
+            f"{row.counted_gpu}: {format_gib(row.settings.device_memory_bytes)} x "
             f"{row.settings.gpu_memory_utilization:g} = {format_gib(row.budget_bytes)} GiB budget - "
             f"weights {format_gib(row.weight_bytes)} - activations {format_gib(row.activation_peak_bytes)} - "
             f"overhead {format_gib(row.overhead_bytes)} = {format_gib(row.kv_pool_bytes)} GiB = "
-            f"{row.num_blocks:,} blocks of {_block(answer, row)}"
+            f"{row.num_blocks:,} blocks of {_block(answer, row)}",
+            further="    ",
         )
 
 

@@ -24,6 +24,7 @@ from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.left_out import left_out
 from kvplan.planner.search.plan import Alternative, Plan
@@ -61,7 +62,7 @@ _MANIFESTS = {"compose": compose_file, "kubernetes": kubernetes_manifests}
 
 def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     """What came nearest, and the change after which something serves."""
-    hint = None
+    hint = f"no single change serves it: loosen several of {', '.join(_limits(found.request))}, or take a smaller model"
     if fix is not None:
         slo = fix.deployment.slo
         hint = f"{fix.sentence}: then {fix.deployment.name} serves it" + (
@@ -77,6 +78,18 @@ def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     return KvplanError(
         f"No deployment of {limit} serves this load. Nearest: {miss.name}{lacks}. {miss.sentence}", hint=hint
     )
+
+
+def _limits(request: PlanRequest) -> list[str]:
+    """Options that may stand in the way."""
+    settings = request.settings
+    asked = {
+        "--budget": request.usd_per_hour is not None,
+        "--slo": not request.slo.is_empty,
+        "--gpu-memory-utilization": settings.gpu_memory_utilization is not None,
+        "--max-num-batched-tokens": settings.max_num_batched_tokens is not None,
+    }
+    return ["--gpu", "--max-gpus", *(option for option, is_asked in asked.items() if is_asked)]
 
 
 _HEAD = (
@@ -97,18 +110,21 @@ _HEAD = (
     "limit",
 )
 _TEXT_COLUMNS = (0, 1, 2, 13, 14)
+_PARTS = ("TTFT ms", "$/h")
+"""Where the table is cut on a narrow terminal: what fits, how fast it is, and what it costs and serves."""
 
 
 def _print_plan(found: Plan) -> None:
     workload = found.workload
     who = plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
     lengths = f"{plural(workload.average_context, 'token')} on average, {workload.longest_context:,} at most"
-    print(f"{found.spec.id}: {who}, {lengths}; prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}")
+    requests = f"prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}"
+    print_sentence(f"{found.spec.id}: {who}, {lengths}; {requests}", indent="", further="  ")
     for note in workload.assumptions:
         print_sentence(note)
     if found.rule is not None:
         total = found.rule.total_bytes / 1e9
-        print(f"  rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
+        print_sentence(f"rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
     if found.deployments:
         print()
         _print_deployments(_shown(found), found.rule)
@@ -147,7 +163,7 @@ def _shown(found: Plan) -> list[Deployment]:
 
 def _print_deployments(deployments: Sequence[Deployment], rule: RuleOfThumb | None) -> None:
     rows = [_row(deployment, rule) for deployment in deployments]
-    print_table(None, _HEAD, rows, text_columns=_TEXT_COLUMNS)
+    print_table(None, _HEAD, rows, text_columns=_TEXT_COLUMNS, parts=_PARTS)
 
 
 def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb | None, has_answer: bool) -> None:
@@ -185,7 +201,7 @@ def _origin_sentence(shown: Sequence[Deployment]) -> str:
 def _print_best(best: Deployment, plan: Plan) -> None:
     model_id = plan.spec.id
     print()
-    print_sentence(f"best: {_settings_line(best)}", indent="")
+    print_sentence(f"best: {_settings_line(best)}", indent="", further="  ")
     queues = queues_of(best, plan.workload)
     if queues is not None:
         print_sentence(f"with queues, each replica: {queues_text(queues)}{intervals_text(queues)}")
@@ -219,7 +235,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
             f"    ... and {len(processes) - _MOST_PROCESSES} more (--json lists all, --format kubernetes starts them)"
         )
     balancer = balancer_command(best, model_id)
-    if balancer is not None:
+    if balancer is not None and len(processes) > _MOST_PROCESSES:
+        print("  before them: a balancer that knows all of them (--json has its command)")
+    elif balancer is not None:
         print(f"  before them: {balancer}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvplan.commands.printing.render import print_sentence
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
 from kvplan.units import format_gib
@@ -44,6 +45,9 @@ def print_ranges(answer: Estimate) -> None:
             continue
         (low, high), (few, many) = found.pool_bytes, found.tokens
         pool = f"{format_gib(low)} to {format_gib(high)} GiB of KV pool, {few:,} to {many:,} tokens"
-        print(f"  {deployment.counted_gpu}: 9 of 10 start-ups have {pool}; each cause alone (they add as squares):")
+        print_sentence(
+            f"{deployment.counted_gpu}: 9 of 10 start-ups have {pool}; each cause alone (they add as squares):",
+            further="    ",
+        )
         for each in found.causes:
-            print(f"    {RANGE_HEAD} {format_gib(each.num_bytes)} {each.sentence}")
+            print_sentence(f"{RANGE_HEAD} {format_gib(each.num_bytes)} {each.sentence}", indent="    ", further=" " * 6)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
 from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import UsageError
+from kvplan.terminal import fitted, width_of
 
 Format = TypeVar("Format", bound=Enum)
 
@@ -64,33 +63,32 @@ def print_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_table(
-    title: str | None, head: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: tuple[int, ...] = (0,)
+    title: str | None,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    text_columns: tuple[int, ...] = (0,),
+    parts: Sequence[str] = (),
 ) -> None:
     """A plain-text table, readable without colour: ``text_columns`` to the left, numbers to the right.
 
-    On a terminal it is as wide as that (kvplan.commands.printing.table_layout); elsewhere every row is one line.
+    On a terminal it is as wide as that (kvplan.commands.printing.table_layout), cut before the heads that begin its
+    ``parts`` where it has to be cut; elsewhere every row is one line.
     """
     if title:
-        print(title)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in table_lines(head, rows, text_columns=text_columns, width=width):
+        print_sentence(title, indent="")
+    starts = tuple(index for index, name in enumerate(head) if name in parts)
+    for line in table_lines(head, rows, text_columns=text_columns, width=width_of(sys.stdout), starts=starts):
         print(line)
 
 
-def print_sentence(text: str, *, indent: str = "  ") -> None:
-    """A sentence below a table: on a terminal in lines as wide as that, elsewhere one line. Not for commands."""
-    if not sys.stdout.isatty():
-        print(indent + text)
-        return
-    width = max(shutil.get_terminal_size().columns, 40)
-    wrapped = textwrap.wrap(
-        text, width - 1, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    print("\n".join(wrapped))
+def print_sentence(text: str, *, indent: str = "  ", further: str | None = None) -> None:
+    """A sentence: on a terminal in lines as wide as that (kvplan.terminal), elsewhere one line. Not for commands."""
+    print(fitted(text, sys.stdout, indent=indent, further=further))
 
 
 def print_notes(*notes: str | None) -> None:
     """Notes to the answer, one line each on stderr; None is skipped."""
     for note in notes:
         if note:
-            print(f"note: {note}", file=sys.stderr)
+            print(fitted(f"note: {note}", sys.stderr, further="  "), file=sys.stderr)

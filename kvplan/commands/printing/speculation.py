@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.commands.printing.render import print_markdown, print_table
+from kvplan.commands.printing.render import print_markdown, print_sentence, print_table
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.latency import Range
@@ -22,7 +22,7 @@ def print_speculation(answer: Estimate, *, as_markdown: bool = False) -> None:
     if found is None:
         return
     print()
-    print(_sentence(found))
+    print_sentence(_sentence(found), indent="", further=" " * 10)
     rows = [row for each in found.deployments if each is not None for row in _rows(each)]
     if not rows:
         return

@@ -19,7 +19,8 @@ def print_speeds(answer: Estimate, *, explain: bool) -> None:
             print()
         for line in _lines(name, speed, explain=explain):
             text = line.lstrip()
-            print_sentence(text, indent=" " * (len(line) - len(text)))
+            indent = " " * (len(line) - len(text))
+            print_sentence(text, indent=indent, further=indent + "  ")
         if explain:
             print_steps(name, speed.explained_steps())
 

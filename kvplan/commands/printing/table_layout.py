@@ -6,14 +6,16 @@ rows apart in front.
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Final
 
 _INDENT: Final = "  "
 _GAP: Final = "  "
+_PIECE: Final = re.compile(r"\s*(?:[^\s/]+/?|/)")
+"""Text breaks at spaces, and behind the owner in a model's id."""
 _NARROWEST: Final = 14
 """Characters that wrapped text needs to stay readable."""
 
@@ -32,9 +34,17 @@ class _Column:
 
 
 def table_lines(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: tuple[int, ...], width: int | None
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    text_columns: tuple[int, ...],
+    width: int | None,
+    starts: Sequence[int] = (),
 ) -> Iterator[str]:
-    """The lines of a table at most ``width`` characters wide where that can be (None: as wide as it is)."""
+    """The lines of a table at most ``width`` characters wide where that can be (None: as wide as it is).
+
+    starts: columns that begin a part of the table, which stays whole where it can. Without any, every column is one.
+    """
     columns = [
         _Column(name, tuple(row[index] for row in rows), index in text_columns, is_name=index == 0)
         for index, name in enumerate(head)
@@ -42,7 +52,8 @@ def table_lines(
     if width is None or _total([column.width for column in columns]) <= width:
         yield from _block(columns, [column.width for column in columns])
         return
-    for number, group in enumerate(_groups(columns, width)):
+    parts = [columns[start:end] for start, end in pairwise((0, *starts, len(columns)))] if starts else []
+    for number, group in enumerate(_groups(columns, parts or [[column] for column in columns], width)):
         if number:
             yield ""
         yield from _block(group, _fitted(group, width))
@@ -56,23 +67,31 @@ def _least(column: _Column) -> int:
     """How narrow a column can be: numbers and names stand whole, sentences and heads break at their spaces."""
     cells = column.cells
     if column.is_text and not column.is_name:
-        words = [word for cell in cells for word in cell.split()]
+        words = [piece.strip() for cell in cells for piece in _PIECE.findall(cell)]
         return max([min(column.width, _NARROWEST), *map(len, words), *map(len, column.head.split())])
     return max(map(len, (*column.head.split(), *cells)), default=0)
 
 
-def _groups(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
-    """Columns side by side as far as they fit; what follows below begins with the columns that name the rows."""
+def _groups(columns: Sequence[_Column], parts: Sequence[Sequence[_Column]], width: int) -> list[list[_Column]]:
+    """Parts side by side as far as they fit; what follows below begins with the columns that name the rows.
+
+    A part that is too wide by itself is cut between its columns.
+    """
+
+    def fits(shown: Sequence[_Column]) -> bool:
+        return _total([_least(column) for column in shown]) <= width
+
     names = _naming(columns)
     if _total([_least(column) for column in names]) > width // 2:
         numbers = tuple(str(number + 1) for number in range(len(columns[0].cells)))
         names = [_Column("#", numbers, is_text=False)]
     groups = [[] if set(names) <= set(columns) else list(names)]
-    for column in columns:
-        if groups[-1] and _total([_least(each) for each in (*groups[-1], column)]) > width:
-            groups.append(list(names))
-        if column not in groups[-1]:
-            groups[-1].append(column)
+    for part in parts:
+        is_whole = fits([*groups[-1], *part]) or fits([*names, *part])
+        for piece in [part] if is_whole else [[column] for column in part]:
+            if groups[-1] and not fits([*groups[-1], *piece]):
+                groups.append(list(names))
+            groups[-1] += [column for column in piece if column not in groups[-1]]
     return groups
 
 
@@ -94,15 +113,20 @@ def _tells_apart(columns: Sequence[_Column]) -> bool:
 
 
 def _fitted(columns: Sequence[_Column], width: int) -> list[int]:
-    """Widths that fit: the widest column that can be narrower gives way until all do."""
+    """Widths that fit: the widest column that can be narrower gives way until all do, heads over numbers first."""
     widths = [column.width for column in columns]
     least = [_least(column) for column in columns]
     while _total(widths) > width:
         spare = [size - bound for size, bound in zip(widths, least, strict=True)]
         if max(spare) <= 0:
             break
-        widths[max(range(len(widths)), key=lambda index: (spare[index] > 0) * widths[index])] -= 1
+        widths[max(range(len(widths)), key=lambda index: _readiness(columns[index], widths[index], spare[index]))] -= 1
     return widths
+
+
+def _readiness(column: _Column, size: int, spare: int) -> tuple[bool, bool, int]:
+    """The greater, the sooner a column gives way: a head in two lines disturbs less than text in two lines."""
+    return spare > 0, not column.is_text, size
 
 
 def _block(columns: Sequence[_Column], widths: Sequence[int]) -> Iterator[str]:
@@ -120,7 +144,12 @@ def _block(columns: Sequence[_Column], widths: Sequence[int]) -> Iterator[str]:
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
-    return textwrap.wrap(cell, width, break_on_hyphens=False, break_long_words=False) or [""]
+    lines = [""]
+    for piece in _PIECE.findall(cell):
+        if lines[-1] and len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece if lines[-1] else piece.lstrip()
+    return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], sides: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
+from kvplan.estimate.vllm.block_sizes import CPU_BLOCK
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm
 from kvplan.machine.device import Device
 from kvplan.runs.trials import TrialSettings
@@ -22,8 +23,6 @@ from kvplan.sweeps.design import roomy_context
 from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
 from kvplan.workload.requests import RequestSpec
 
-CPU_BLOCK_SIZE: Final = 128
-"""vllm/platforms/cpu.py, check_and_update_config, where no size is given."""
 _SEATS: Final = {"cpu": 16, "cuda": 128}
 _STEP_TOKENS: Final = {"cpu": 2048, "cuda": 2048}
 _UTILIZATION: Final = 0.9
@@ -63,7 +62,7 @@ class VllmModel:
         base = TrialSettings(
             gpu_memory_utilization=_UTILIZATION,
             max_num_seqs=_SEATS[self.device.kind],
-            block_size=CPU_BLOCK_SIZE if on_cpu else 16,
+            block_size=CPU_BLOCK if on_cpu else 16,
             max_model_len=roomy_context(requests, self.spec.max_position_embeddings),
             max_num_batched_tokens=_STEP_TOKENS[self.device.kind],
         )

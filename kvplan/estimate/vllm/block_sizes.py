@@ -12,6 +12,8 @@ least that it takes (get_supported_kernel_block_sizes, vllm/v1/attention/backend
     from 0.18 on        16, FlashAttention;          32, FlashInfer; 128 where its heads do not fit   16
                         64 in 8 bits, FlashMLA
 
+On a CPU 128 (vllm/platforms/cpu.py, update_block_size_for_backend), and 16 for latent attention without AMX.
+
 Sparse latent attention has blocks of 64 tokens, those of its index. (From 0.18 to 0.30 vLLM asks the first layer's
 kernel alone, and what that comes to on Blackwell was not settled; 64 is taken.) On AMD's GPUs both take 16 from 0.28
 on. Where an index key stands for several tokens, a block has those of 32 keys.
@@ -28,6 +30,7 @@ from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.vllm.groups import POOLED_KEYS
 from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 
+CPU_BLOCK: Final = 128
 _USUAL: Final = 16
 _SPARSE: Final = 64
 _SMALL_ON_AMD_FROM: Final = (0, 28, 0)
@@ -44,6 +47,8 @@ def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, k
     """``--block-size`` that vLLM takes for a cache in ``kv_cache_dtype``."""
     if spec.is_compressed:
         return COMPRESSED_BLOCK
+    if gpu.is_cpu and release.v1 and not spec.is_latent:
+        return CPU_BLOCK
     if not (spec.is_latent and release.v1 and release.latent_cache):
         return _USUAL
     if spec.index_pool > 1:

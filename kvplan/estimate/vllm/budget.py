@@ -96,11 +96,11 @@ def capture_sizes(max_num_seqs: int, largest: int = _LARGEST_GRAPH) -> int:
 
 
 def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
-    """Memory of the captured graphs (0 with enforce_eager): a share for each size, larger with every layer.
+    """Memory of the captured graphs (0 with enforce_eager and on CPUs): a share for each size, larger with every layer.
 
     Those of the second model runner are taken for as large: no published start-up has them.
     """
-    if settings.enforce_eager:
+    if settings.enforce_eager or gpu.is_cpu:
         return 0
     is_huge = release.huge_graph_sizes and compute_capability(gpu)[0] == _BLACKWELL
     largest = _LARGEST_GRAPH_ON_BLACKWELL if is_huge else _LARGEST_GRAPH

@@ -45,11 +45,15 @@ def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
 
 
 def _check_heads(layer: LayerSpec, tensor_parallel_size: int) -> None:
-    if isinstance(layer.mixer, SoftmaxAttention) and layer.mixer.num_heads % tensor_parallel_size:
-        raise UsageError(
-            f"{layer.mixer.num_heads} attention heads cannot be divided over {tensor_parallel_size} GPUs.",
-            hint="choose a --tensor-parallel-size that divides the heads",
-        )
+    if not isinstance(layer.mixer, SoftmaxAttention) or layer.mixer.num_heads % tensor_parallel_size == 0:
+        return
+    heads = layer.mixer.num_heads
+    fewer = max(size for size in range(1, min(heads, tensor_parallel_size) + 1) if heads % size == 0)
+    more = next((size for size in range(tensor_parallel_size, heads + 1) if heads % size == 0), None)
+    raise UsageError(
+        f"{heads} attention heads cannot be divided over {tensor_parallel_size} GPUs.",
+        hint=f"choose a --tensor-parallel-size that divides the heads: {fewer}{f' or {more}' if more else ''}",
+    )
 
 
 def _check_experts(spec: ModelSpec, index: int, part: MoeFeedForward, layout: ParallelLayout) -> None:

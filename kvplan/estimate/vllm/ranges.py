@@ -45,7 +45,7 @@ CAUSES: Final[dict[Cause, str]] = {
     "activations": "peak of the profile run: temporary tensors of kernels and compiled graphs",
     "outside torch": "memory that torch does not see: driver, CUDA context, libraries; the total the driver reports",
     "several GPUs": "buffers of the communication between GPUs (NCCL, all-reduce)",
-    "unified memory": "GPU and host share the memory: what other processes take counts as well",
+    "unified memory": "memory that is the host's: what other processes and libraries take counts as well",
     "release or GPU without start-ups": "a release or a GPU of which few or no start-ups have been collected",
     "CUDA graphs": "the release's own estimate of its CUDA graphs, which it subtracts",
 }

@@ -20,6 +20,8 @@ from kvplan.units import GIB
 
 _LARGE_GPU_BYTES = 70 * GIB
 _HUGE_GPU_BYTES = 160 * GIB
+_CPU_STEP_TOKENS, _CPU_ROWS = 2048, 128
+"""Of a server on one CPU; twice as many in Python (read in 0.32.0 and 0.33.0)."""
 _GB10 = (12, 1)
 _DELTA_KERNELS = (9, 10, 12)
 _FLASH_KDA_HEAD = 128
@@ -86,11 +88,12 @@ def resolve_settings(
         kv_cache_dtype=kv_dtype,
         encoder_tokens=encoder_tokens_of(spec, asked.encoder_tokens),
     )
-    second_runner = in_second_runner(spec, asked, release)
+    # On a CPU the budget counts what the process holds, whichever runner it is, and nothing is captured.
+    second_runner = not gpu.is_cpu and in_second_runner(spec, asked, release)
     return ResolvedSettings(
         serving=serving,
         states_per_request=_states_per_request(spec, gpu, asked, release),
-        subtract_graphs=_subtracts_graphs(asked, release, second_runner),
+        subtract_graphs=not gpu.is_cpu and _subtracts_graphs(asked, release, second_runner),
         samples_with_flashinfer=_samples_with_flashinfer(gpu, asked, release),
         second_runner=second_runner,
         notes=tuple(notes),
@@ -147,13 +150,14 @@ def _batch_limits(
 ) -> tuple[int, int]:
     default_tokens, default_rows = batch_defaults(gpu, total_bytes, asked.usage, release, max_model_len)
     rows = asked.max_num_seqs or default_rows
+    where = "on a CPU" if gpu.is_cpu else "on this GPU"
     tokens = asked.max_num_batched_tokens
     if tokens is None:
         tokens = min(default_tokens, rows * max_model_len) if release.v1 else default_tokens
-        notes.append(f"max_num_batched_tokens {tokens}: the default on this GPU.")
+        notes.append(f"max_num_batched_tokens {tokens}: the default {where}.")
     if asked.max_num_seqs is None:
         rows = min(rows, tokens)
-        notes.append(f"max_num_seqs {rows}: the default on this GPU.")
+        notes.append(f"max_num_seqs {rows}: the default {where}.")
     return tokens, rows
 
 
@@ -170,6 +174,8 @@ def batch_defaults(
         if chunks:
             return (_V0_DEFAULT_CONTEXT_TOKENS if release.version >= (0, 6, 2) else 512), 256
         return max(max_model_len, _V0_DEFAULT_CONTEXT_TOKENS), 256
+    if gpu.is_cpu:
+        return (_CPU_STEP_TOKENS, _CPU_ROWS) if usage == "server" else (2 * _CPU_STEP_TOKENS, 2 * _CPU_ROWS)
     # The driver does not report the memory of a GPU that shares its host's, so vLLM treats such a GPU as a small one.
     # Newer releases ask CUDA for it, and make an exception of the GB10 (12.1).
     is_small_gpu = compute_capability(gpu) in ((0, 0), _GB10)

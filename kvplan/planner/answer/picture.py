@@ -22,6 +22,7 @@ from kvplan.units import GIB, format_tokens, plural
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Formatter
 
 _MOST_BARS = 8
 _PARTS = (
@@ -137,8 +138,20 @@ def _draw_curves(axes: Axes, shown: tuple[Deployment, ...], plan: Plan) -> None:
     axes.set_yscale("log")
     axes.set_xticks(lengths, [format_tokens(length) for length in lengths])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_minor_formatter(_plain_minor_formatter())
     if plan.workload.num_users:
         axes.axhline(plan.workload.num_users, color="#444444", linewidth=0.8, linestyle="--", label=_load(plan))
     axes.set_xlabel("tokens per sequence")
     axes.set_ylabel("sequences at once")
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+def _plain_minor_formatter() -> Formatter:
+    """Labels where matplotlib has room for them, as plain numbers: ``300`` instead of a power of ten."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:,g}" if super().__call__(x, pos) else ""
+
+    return Plain()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.native import KVPLAN_ARCHITECTURES
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.vllm_models import NEVER_SERVED
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
@@ -34,6 +34,7 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     checkpoint = checkpoint_name(deployment, model_id)
     layout, choice = deployment.choice.layout, deployment.choice
     spec = choice.weights.spec
+    built = checkpoint_name(deployment, model_id, is_built=True)
     commands = {} if spec.architecture in NEVER_SERVED else {"vllm": vllm_command(deployment, checkpoint)}
     if spec.attends_to_encoder:
         return commands
@@ -44,7 +45,7 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     if choice.num_nodes == 1 and not head_scale_bytes(choice.kv_cache_dtype) and not has_adapters:
         commands["sglang"] = _sglang(deployment, checkpoint)
         if choice.gpu.vendor == "nvidia":
-            commands["tensorrt-llm"] = _tensorrt(deployment, checkpoint)
+            commands["tensorrt-llm"] = _tensorrt(deployment, built)
         if layout.num_gpus == layout.tensor_parallel_size:
             commands["tgi"] = _tgi(deployment, checkpoint)
             commands["llama.cpp"] = _llama_cpp(deployment, model_id)
@@ -65,10 +66,13 @@ def _runs_here(deployment: Deployment) -> bool:
     return spec.architecture in KVPLAN_ARCHITECTURES and spec.quantization is None and layout.num_gpus == 1
 
 
-def checkpoint_name(deployment: Deployment, model_id: str) -> str:
-    """What to load: the model itself, or a placeholder for a checkpoint that must be quantized beforehand."""
+def checkpoint_name(deployment: Deployment, model_id: str, *, is_built: bool = False) -> str:
+    """What to load: the model itself, or a placeholder for a checkpoint that must be quantized beforehand.
+
+    is_built: the engine makes no format while it loads.
+    """
     weights = deployment.choice.weights
-    if weights.is_published or weights.is_made_while_loading:
+    if weights.is_published or (weights.is_made_while_loading and not is_built):
         return model_id
     article = "an" if weights.name[0] in _VOWEL_SOUNDS else "a"
     return f"<{article} {weights.name} build of {model_id}>"
@@ -205,8 +209,7 @@ def _llama_cpp(deployment: Deployment, model_id: str) -> str:
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     slots = max(int(deployment.users_per_replica), 1)
     context = max(slots * deployment.capacity.planned_tokens, settings.max_model_len)
-    quantization = choice.weights.spec.quantization
-    form = "F16" if quantization is None else "Q8_0" if quantization.bits >= 8 else "Q4_K_M"
+    form = _gguf_form(choice.weights.spec.quantization)
     words: list[object] = ["llama-server", "--model", f"{model_id.rsplit('/', 1)[-1]}-{form}.gguf"]
     words += ["--ctx-size", context, "--parallel", slots, "--kv-unified", "--n-gpu-layers", 999]
     if _kv_bits(deployment):
@@ -214,3 +217,11 @@ def _llama_cpp(deployment: Deployment, model_id: str) -> str:
     if choice.layout.tensor_parallel_size > 1:
         words += ["--split-mode", "row", "--tensor-split", ",".join(["1"] * choice.layout.tensor_parallel_size)]
     return _line(words)
+
+
+def _gguf_form(quantization: QuantizationSpec | None) -> str:
+    if quantization is None:
+        return "F16"
+    if quantization.method == "mxfp4":
+        return "MXFP4"
+    return "Q8_0" if quantization.bits >= 8 else "Q4_K_M"

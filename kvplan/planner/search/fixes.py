@@ -10,6 +10,7 @@ from kvplan.catalog.devices.gpus import load_gpus
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.question.request import PlanRequest
+from kvplan.planner.question.slo import Slo
 from kvplan.planner.search.plan import Plan, first_deployment
 
 _SLACK = (1.0, 1.25, 1.6, 2.5, 5.0)
@@ -74,6 +75,8 @@ def _changes(plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
         "use other GPUs, and --max-gpus {num_gpus}",
         replace(request, gpus=tuple(gpu for gpu in load_gpus() if not gpu.is_cpu), max_gpus=MOST_GPUS),
     )
+    if not request.slo.is_empty:  # several bounds that nothing keeps
+        yield "leave --slo out", replace(request, slo=Slo())
 
 
 def _slower(request: PlanRequest, miss: Miss) -> Iterator[tuple[str, PlanRequest]]:

@@ -207,15 +207,15 @@ def _alternatives(
 
 
 def _is_better(deployment: Deployment, best: Deployment) -> bool:
-    """Cheaper (or, without prices, smaller), no less sure, and at least half as fast."""
+    """Cheaper (or, where nothing has a price, smaller), no less sure, and at least half as fast."""
     if best.slo.sure and not deployment.slo.sure:
         return False
     fast, slow = (each.replicas * each.served.speed.output_tokens_per_second.middle for each in (best, deployment))
     if deployment.offered_tokens_per_second is None and slow < fast / 2:
         return False
     cost, dearer = deployment.usd_per_hour, best.usd_per_hour
-    if cost is not None and dearer is not None:
-        return cost < dearer
+    if dearer is not None:
+        return cost is not None and cost < dearer
     return deployment.num_gpus < best.num_gpus
 
 

@@ -1,0 +1,53 @@
+"""Text for a terminal, in lines as wide as that: broken between words, but not within a figure or behind an option."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import textwrap
+from typing import Final, TextIO
+
+_NARROWEST: Final = 40
+_KEPT: Final = "\N{NO-BREAK SPACE}"
+"""Stands for a space at which no line may end."""
+_JOINTS: Final = re.compile(
+    r"(?<=T) (?=p\d\d)|(?<=p\d\d) (?=\d)"  # TTFT p50 138
+    r"|(?<=\d) (?=\()"  # 138 (37-822)
+    r"|(?<=[\d)]) (?=(?:ms|%|[KMGT]i?B|B|tokens/s)(?!\w))"  # (37-822) ms
+    r"|(?<=\d) (?=x \w)|(?<=\d x) (?=\w)"  # 8 x h200
+    r"|(?<=\+/-) (?=\d)"
+)
+_OPTION: Final = re.compile(r"(?<!\S)(--[a-z][\w-]*) (?=[\w{'])")
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Characters in a line of the terminal that ``stream`` goes to; None where it goes elsewhere."""
+    if not stream.isatty():
+        return None
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        return shutil.get_terminal_size().columns
+
+
+def fitted(text: str, stream: TextIO, *, indent: str = "", further: str | None = None) -> str:
+    """``text`` behind ``indent``, on a terminal in lines as wide as that; elsewhere one line.
+
+    further: what stands before all lines but the first; None: the indent.
+    """
+    width = width_of(stream)
+    if width is None:
+        return indent + text
+    kept = _OPTION.sub(rf"\1{_KEPT}", _JOINTS.sub(_KEPT, text))
+    lines = textwrap.wrap(
+        kept,
+        max(width, _NARROWEST) - 1,
+        initial_indent=indent,
+        subsequent_indent=indent if further is None else further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace(_KEPT, " ")

@@ -1,0 +1,67 @@
+"""What a plan offers where the load is not served as asked, and beside an answer: each way works when followed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.cli import main
+from kvplan.planner.launch.engines import launch_commands
+from kvplan.planner.question.request import PlanRequest
+from kvplan.planner.question.slo import Slo, parse_slo
+from kvplan.planner.search.fixes import cheapest_fix
+from kvplan.planner.search.plan import make_plan
+
+LLAMA = resolve_model("llama-3.1-8b")
+
+
+def request(*gpus: str, num_users: int = 10, **settings: object) -> PlanRequest:
+    asked = {"num_users": num_users, "average_context": 8192, "longest_context": 8192, **settings}
+    return PlanRequest(gpus=tuple(map(find_gpu, gpus)), **asked)  # type: ignore[arg-type]
+
+
+def test_two_bounds_that_nothing_keeps_are_left_out() -> None:
+    asked = request("l4", slo=parse_slo(["ttft:1", "tpot:1"]))
+    fix = cheapest_fix(make_plan(LLAMA, asked))
+    assert fix is not None and fix.sentence == "leave --slo out"
+    followed = make_plan(LLAMA, replace(asked, slo=Slo()))
+    assert followed.deployments[0].name == fix.deployment.name
+
+
+def test_what_has_no_price_is_not_said_to_cost_less() -> None:
+    found = make_plan(LLAMA, request("rtx-3090", "h800", num_users=40))
+    best = found.deployments[0]
+    assert best.usd_per_hour is not None and best.num_gpus > 1, "one H800 would be fewer GPUs"
+    costs = [each.deployment.usd_per_hour for each in found.alternatives]
+    assert costs and all(cost is not None and cost < best.usd_per_hour for cost in costs)
+
+
+def test_a_balancer_of_very_many_servers_is_left_to_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split("plan llama-3.1-8b --users 2000 --ctx-avg 8k --gpu l4 --max-gpus 400")) == 0
+    printed = capsys.readouterr().out
+    assert "a balancer that knows all of them (--json has its command)" in printed
+    assert max(map(len, printed.splitlines())) < 500
+
+
+def test_weights_that_only_some_engines_quantize_while_loading_are_a_checkpoint_for_the_others() -> None:
+    best = make_plan(LLAMA, request("l40s", quantizations=("fp8",))).deployments[0]
+    commands = launch_commands(best, LLAMA.id)
+    assert "<an fp8 build of meta-llama/Llama-3.1-8B>" in commands["tensorrt-llm"]
+    assert all("--quantization fp8" in commands[name] and LLAMA.id in commands[name] for name in ("vllm", "sglang"))
+
+
+def test_the_gguf_file_of_a_model_in_mxfp4_is_in_that() -> None:
+    best = make_plan(resolve_model("gpt-oss-120b"), request("h100", num_users=4)).deployments[0]
+    assert "gpt-oss-120b-MXFP4.gguf" in launch_commands(best, "openai/gpt-oss-120b")["llama.cpp"]
+
+
+def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(shlex.split("plan qwen2.5-72b-instruct --users 20 --ctx-avg 8k --gpu t4 --budget 0.5 --slo tpot:50")) == 1
+    )
+    error = capsys.readouterr().err
+    assert "hint: no single change serves it: loosen several of --gpu, --max-gpus, --budget, --slo, or" in error
