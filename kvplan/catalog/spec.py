@@ -195,7 +195,9 @@ class LayerSpec:
     @property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixer and the state beside it, as far as the layer has them."""
-        return tuple(mixer for mixer in (self.mixer, self.parallel_state) if mixer is not None)
+        if self.parallel_state is None:  # nearly always, and a plan asks every layer thousands of times
+            return () if self.mixer is None else (self.mixer,)
+        return (self.parallel_state,) if self.mixer is None else (self.mixer, self.parallel_state)
 
     @property
     def all_tensors(self) -> tuple[Tensor, ...]:
@@ -353,6 +355,11 @@ class ModelSpec:
         """Whether grouped attention is sparse by an index that has one key in the model's dtype for several tokens."""
         mixers = (layer.mixer for layer in self.layers if isinstance(layer.mixer, SoftmaxAttention))
         return any(mixer.indexer is not None and mixer.indexer.key_format == "model" for mixer in mixers)
+
+    @cached_property
+    def states(self) -> tuple[StateMixer, ...]:
+        """The mixers that keep a state per sequence, of all layers in order."""
+        return tuple(mixer for layer in self.layers for mixer in layer.mixers if isinstance(mixer, StateMixer))
 
     @cached_property
     def is_mixture(self) -> bool:

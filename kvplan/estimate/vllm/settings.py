@@ -115,7 +115,7 @@ def _checkpoint_blocks(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease) -
     Of a gated delta rule where FlashInfer computes it: on Hopper, and on Blackwell with CUDA 13, taken for given. Of
     Kimi Delta Attention where FlashKDA does: on the same GPUs, heads of 128 whose decays are bounded.
     """
-    states = [mixer for layer in spec.layers for mixer in layer.mixers if isinstance(mixer, StateMixer)]
+    states = spec.states
     kinds = {mixer.kind for mixer in states}
     if kinds & {"gated_delta_net", "kimi_delta"} and compute_capability(gpu)[0] not in _DELTA_KERNELS:
         return 0

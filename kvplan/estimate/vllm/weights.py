@@ -143,15 +143,18 @@ def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> 
     vLLM 0.33, vllm/models/qwen4_exp: nvidia/qsa.py (topk_indices_buffer, with one more column for how many there are)
     and common/ngram_embedding.py (_prefetch_buffer).
     """
-    layers = tuple(layers)
-    per_token = _NUMBER_BYTES * max((_chosen(mixer) for layer in layers for mixer in layer.mixers), default=0)
+    shared, per_token = 0, 0
     for mixer in (mixer for layer in layers for mixer in layer.mixers):
-        if isinstance(mixer, SoftmaxAttention) and mixer.indexer is not None and mixer.indexer.key_format == "model":
-            per_token += (mixer.indexer.most_chosen + 1) * _NUMBER_BYTES
-        elif isinstance(mixer, StateMixer) and mixer.kind == "ngram_conv":
-            values = next(tensor for tensor in mixer.tensors if tensor.name.endswith("value_proj"))
-            per_token += values.shape[1] * element_bytes(settings.dtype)
-    return per_token * settings.max_num_batched_tokens
+        if isinstance(mixer, SoftmaxAttention):
+            if mixer.indexer is not None and mixer.indexer.key_format == "model":
+                per_token += (mixer.indexer.most_chosen + 1) * _NUMBER_BYTES
+        elif isinstance(mixer, StateMixer):
+            if mixer.kind == "ngram_conv":
+                values = next(tensor for tensor in mixer.tensors if tensor.name.endswith("value_proj"))
+                per_token += values.shape[1] * element_bytes(settings.dtype)
+        else:
+            shared = max(shared, _chosen(mixer))
+    return (shared * _NUMBER_BYTES + per_token) * settings.max_num_batched_tokens
 
 
 def _chosen(mixer: Mixer) -> int:
