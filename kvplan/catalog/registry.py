@@ -70,6 +70,8 @@ _READERS: dict[str, str] = {
     "Qwen3_5MoeForCausalLM": "states.delta:read_qwen3_next",
     "Qwen4ExpForCausalLM": "states.qwen4:read_qwen4",
     "KimiLinearForCausalLM": "states.delta:read_kimi_linear",
+    "InklingForCausalLM": "states.inkling:read_inkling",
+    "InklingForConditionalGeneration": "states.inkling:read_inkling",
     "Lfm2ForCausalLM": "states.short_conv:read_lfm2",
     "Lfm2MoeForCausalLM": "states.short_conv:read_lfm2",
     "BailingMoeV2_5ForCausalLM": "states.delta:read_bailing_hybrid",

@@ -616,7 +616,25 @@ _ERNIE_VL = {
     "moe_num_shared_experts": 2,
     "use_bias": True,
 }
+_INKLING = {
+    **_SMALL,
+    "head_dim": 16,
+    "swa_num_key_value_heads": 4,
+    "sliding_window_size": 16,
+    "local_layer_ids": [0, 1, 2, 4, 5, 6],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "intermediate_size": 32,
+    "dense_intermediate_size": 96,
+    "dense_mlp_idx": 1,
+    "use_embed_norm": True,
+    "use_global_scale": True,
+    "use_gate_bias": True,
+}
 _FURTHER_WRAPPED: dict[str, dict[str, Any]] = {
+    "InklingForCausalLM": {**_INKLING, "model_type": "inkling_model", "moe_intermediate_size": 48},
+    "InklingForConditionalGeneration": {"text_config": {**_INKLING, "dense_mlp_idx": 0}},
     "AriaForConditionalGeneration": {"text_config": {**_SMALL, "moe_num_experts": 4, "moe_topk": 2}},
     "Ernie4_5_VLMoeForConditionalGeneration": {**_SMALL, **_ERNIE_VL, "model_type": "ernie4_5_moe_vl"},
     "GLM4VForCausalLM": {
