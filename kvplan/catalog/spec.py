@@ -17,7 +17,8 @@ from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
 
 WindowKind = Literal["full", "sliding", "chunked"]
-StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "short_conv", "ngram_conv", "linear_attention"]
+ConvKind = Literal["short_conv", "ngram_conv", "stream_conv"]
+StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "linear_attention"] | ConvKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ class StateMixer:
     ``num_groups`` groups) are divided only as far as there are groups. ``recurrent_shape`` is (heads, rows, columns),
     divided along heads; empty when there is no recurrent state. A dtype of None means the model's own dtype.
     ``step_rank``: of Mamba's time steps, 0 elsewhere. ``bounded``: decays have a lower bound (Kimi K3, GLM 5.3).
-    ``ngram_conv`` is a convolution of n-grams' embeddings, which every rank has whole (Qwen 4).
+    ``ngram_conv`` is a convolution of n-grams' embeddings, which every rank has whole (Qwen 4). ``stream_conv`` are
+    convolutions of keys, values and the outputs of both blocks, in as many groups as there are KV heads (Inkling).
     """
 
     kind: StateKind

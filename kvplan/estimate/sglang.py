@@ -165,7 +165,8 @@ def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: Rele
     keeps_windows = str(spec.raw_config.get("model_type", "")) not in _WINDOWLESS_TYPES
     tokens = windows = states = 0
     for layer in spec.layers:
-        if layer.cross_attention is not None:
+        is_convolved = layer.parallel_state is not None and layer.parallel_state.kind == "stream_conv"
+        if layer.cross_attention is not None or is_convolved:
             raise _not_modelled(spec)
         for entry in layer_entries(layer, cache):
             if entry.kind in ("cross", "compressed", "index_tail"):
@@ -184,6 +185,6 @@ def _is_window(entry: CacheEntry) -> bool:
 
 def _not_modelled(spec: ModelSpec) -> KvplanError:
     return KvplanError(
-        f"{spec.id} has caches for an encoder or compressed ones, whose pools in SGLang are not modelled.",
+        f"{spec.id} has caches for an encoder, convolved or compressed ones, whose pools in SGLang are not modelled.",
         hint="plan it for vLLM",
     )

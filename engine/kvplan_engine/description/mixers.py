@@ -212,7 +212,8 @@ class CompressedAttention:
     output_rank: int = 0
 
 
-StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv", "ngram_conv", "linear_attention"]
+ConvKind = Literal["short_conv", "ngram_conv", "stream_conv"]
+StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "linear_attention"] | ConvKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,8 @@ class State:
     None for the layer's own. norm_first: Mamba 2's norm stands before the gate. step_limits: what its steps are kept
     within. strength_scale: of a delta rule's strengths. full_gate, full_decay: a Kimi gate, or decay, is one matrix
     (Kimi K3, Ling 3). rope: of lightning attention's queries and keys (Ling 2.5). conv_taps: of a convolution that does
-    not see all the inputs that are kept, but some, evenly apart (Qwen 4's n-grams).
+    not see all the inputs that are kept, but some, evenly apart (Qwen 4's n-grams). stream_conv: of keys,
+    values and the outputs of both blocks (Inkling).
     """
 
     kind: StateKind

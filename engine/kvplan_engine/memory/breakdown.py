@@ -169,7 +169,7 @@ def _state_columns(part: State) -> int:
             return 2 * heads * (rows + columns)
         case "short_conv":
             return 3 * part.conv_channels
-        case "ngram_conv":  # a key for every residual stream, and what is convolved
+        case "ngram_conv" | "stream_conv":  # a key for every residual stream (or what comes out), what is convolved
             return 2 * part.conv_channels
 
 

@@ -46,6 +46,15 @@ def olmo3_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
     return full, RopeSpec(full.theta, head_size)
 
 
+def plamo3_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
+    """A base of each type of layers, or ``rope_local_theta`` for the windows."""
+    full = rope_of_type(view, head_size, FULL_TYPE)
+    parameters = view.section("rope_parameters")
+    if parameters is not None and parameters.has(WINDOW_TYPE):
+        return full, rope_of_type(view, head_size, WINDOW_TYPE)
+    return full, RopeSpec(view.number("rope_local_theta", default=_LOCAL_THETA), head_size)
+
+
 def granite_swa_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
     """A base of each layer's own, where ``layer_rope_theta`` lists them; 0 turns nothing."""
     shared = read_rope(view, head_size)

@@ -52,6 +52,7 @@ _STATES = {
     "mamba2": 5,
     "short_conv": 5,
     "ngram_conv": 8,
+    "stream_conv": 8,
     "linear_attention": 6,
 }
 """Products into and out of the layer, convolution, recurrence and gate, as far as a kind has them."""

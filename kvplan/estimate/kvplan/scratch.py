@@ -68,8 +68,8 @@ def _state_elements(mixer: StateMixer) -> int:
         return mixer.conv_channels + channels + mixer.recurrent_shape[0]
     if mixer.kind == "short_conv":
         return 3 * channels
-    if mixer.kind == "ngram_conv":
-        # a key for every residual stream, and what is convolved
+    if mixer.kind in ("ngram_conv", "stream_conv"):
+        # a key for every residual stream (or what comes out), and what is convolved
         return 2 * channels
     heads, value_size, key_size = mixer.recurrent_shape
     if mixer.kind == "linear_attention":

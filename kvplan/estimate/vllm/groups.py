@@ -30,7 +30,7 @@ from kvplan.estimate.kv_cache import (
     rank_kv_heads,
     refuse_scales,
 )
-from kvplan.estimate.vllm.pages import LayerPage, PageKind, compressed_pages
+from kvplan.estimate.vllm.pages import LayerPage, PageKind, compressed_pages, stream_pages, without_streams
 
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
@@ -154,7 +154,7 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
 def _layer_pages(
     layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, release: VllmRelease
 ) -> list[LayerPage]:
-    per_layer = [layer_entries(replace(layer, cross_attention=None), cache) for layer in layers]
+    per_layer = [layer_entries(without_streams(replace(layer, cross_attention=None)), cache) for layer in layers]
     states = [_state_bytes(entries) for entries in per_layer]
     state_bytes = max((size for kinds in states for size in kinds.values()), default=0)
     token_bytes = [entry.token_bytes for entries in per_layer for entry in entries if entry.token_bytes]
@@ -165,6 +165,7 @@ def _layer_pages(
         )
     pages: list[LayerPage] = []
     for layer, entries, of_layer in zip(layers, per_layer, states, strict=True):
+        pages.extend(stream_pages(layer, cache.tensor_parallel_size))
         if isinstance(layer.mixer, CompressedAttention):
             pages.extend(compressed_pages(layer.mixer, block_size))
             continue

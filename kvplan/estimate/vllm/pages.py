@@ -11,11 +11,12 @@ vllm/v1/attention/backends/mla/sparse_swa.py (DeepseekV4SWACache).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from kvplan.catalog.spec import CompressedAttention
+from kvplan.catalog.spec import CompressedAttention, LayerSpec, StateMixer
 from kvplan.errors import KvplanError
+from kvplan.estimate.dtypes import element_bytes
 
 PageKind = Literal["full", "sliding", "chunked", "state", "ngram_state", "ring", "cross"]
 
@@ -33,7 +34,8 @@ _OVERLAPPING = 4
 class LayerPage:
     """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (a state or a ring: for one request).
 
-    ``stride_bytes``: what the distance between blocks must be a multiple of.
+    ``stride_bytes``: what the distance between blocks must be a multiple of. ``num_groups``: of convolved channels;
+    layers that differ in them share no group.
     """
 
     kind: PageKind
@@ -41,6 +43,7 @@ class LayerPage:
     page_bytes: int
     window_tokens: int | None = None
     stride_bytes: int = 1
+    num_groups: int = 0
 
 
 def compressed_pages(mixer: CompressedAttention, block_size: int) -> Iterator[LayerPage]:
@@ -65,6 +68,36 @@ def compressed_pages(mixer: CompressedAttention, block_size: int) -> Iterator[La
         size = mixer.indexer.head_size
         yield _page("full", block_size, block_size // ratio * (size + size // 128 * 4))
         yield _state_page(ratio, size)
+
+
+def _convolved(layer: LayerSpec) -> StateMixer | None:
+    state = layer.parallel_state
+    return state if state is not None and state.kind == "stream_conv" else None
+
+
+def without_streams(layer: LayerSpec) -> LayerSpec:
+    """``layer`` without what ``stream_pages`` are of."""
+    return layer if _convolved(layer) is None else replace(layer, parallel_state=None)
+
+
+def stream_pages(layer: LayerSpec, tensor_parallel_size: int) -> Iterator[LayerPage]:
+    """Inputs of Inkling's convolutions, kept as a window of as many tokens as a filter has, which a block holds.
+
+    Each KV head has its part of the channels, made up to a power of two, in bfloat16 whatever the cache is in
+    (vllm/models/inkling/nvidia/sconv_swa_attn.py, InklingConvState). KvplanError where a rank would have no head.
+    """
+    mixer = _convolved(layer)
+    if mixer is None:
+        return
+    groups, kernel = mixer.num_groups, mixer.conv_kernel
+    if groups % tensor_parallel_size:
+        raise KvplanError(
+            f"vLLM does not divide convolutions of {groups} KV heads over {tensor_parallel_size} ranks.",
+            hint="use a --tensor-parallel-size that divides the KV heads",
+        )
+    channels = 1 << (mixer.conv_channels // groups - 1).bit_length()
+    row_bytes = groups // tensor_parallel_size * channels * element_bytes("bfloat16")
+    yield LayerPage("sliding", kernel, kernel * row_bytes, kernel, num_groups=groups)
 
 
 def _state_page(ratio: int, head_size: int) -> LayerPage:

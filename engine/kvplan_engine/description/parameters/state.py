@@ -22,7 +22,7 @@ def state_parameters(state: State, hidden_size: int) -> Iterator[Parameter]:
             return _kimi_delta(state, hidden_size)
         case "short_conv":
             return _short_conv(state, hidden_size)
-        case "ngram_conv":
+        case "ngram_conv" | "stream_conv":
             return _convolution(state)
         case "linear_attention":
             return _linear_attention(state, hidden_size)

@@ -58,7 +58,8 @@ class PlainFamily:
     """Single learned numbers of each layer (an activation's)."""
     norm_bias: Trait = False
     final_norm: bool = True
-    tied: bool = False
+    tied: bool | None = False
+    """Where the config is silent; None: never, whatever it says."""
     head_bias: Trait = False
     head_default: int | None = None
     intermediate_ratio: int | None = None
@@ -75,6 +76,7 @@ class PlainFamily:
 
 ATTENTION_BIAS = Flag(("attention_bias",), False)
 MLP_BIAS = Flag(("mlp_bias",), False)
+_BIASED_ATTENTION = Flag(("attention_bias",), True)
 USE_BIAS = Flag(("use_bias",), True)
 
 LLAMA = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS)
@@ -114,9 +116,7 @@ FAMILIES: dict[str, PlainFamily] = {
     ),
     "Phi3ForCausalLM": PlainFamily(windows=windows.every_layer),
     "Phi4MMForCausalLM": PlainFamily(windows=windows.every_layer),
-    "GPTNeoXForCausalLM": replace(
-        _LAYER_NORM, qkv_bias=Flag(("attention_bias",), True), output_bias=Flag(("attention_bias",), True)
-    ),
+    "GPTNeoXForCausalLM": replace(_LAYER_NORM, qkv_bias=_BIASED_ATTENTION, output_bias=_BIASED_ATTENTION),
     "StableLmForCausalLM": PlainFamily(
         qkv_bias=Flag(("use_qkv_bias",), False),
         norm_bias=True,
@@ -133,16 +133,14 @@ FAMILIES: dict[str, PlainFamily] = {
     "Olmo2ForCausalLM": _OLMO2,
     "Olmo3ForCausalLM": replace(_OLMO2, windows=windows.every_fourth_full, ropes=positions.olmo3_ropes),
     "GraniteForCausalLM": LLAMA,
-    "GlmForCausalLM": PlainFamily(qkv_bias=Flag(("attention_bias",), True), head_default=128, rotary_share=0.5),
-    "Glm4ForCausalLM": PlainFamily(
-        qkv_bias=Flag(("attention_bias",), True), norms=4, head_default=128, rotary_share=0.5
-    ),
+    "GlmForCausalLM": PlainFamily(qkv_bias=_BIASED_ATTENTION, head_default=128, rotary_share=0.5),
+    "Glm4ForCausalLM": PlainFamily(qkv_bias=_BIASED_ATTENTION, norms=4, head_default=128, rotary_share=0.5),
     "SmolLM3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, tied=True, windows=windows.when_used),
     "SolarForCausalLM": replace(LLAMA, windows=windows.solar, max_positions=2048),
     "TeleFLMForCausalLM": replace(LLAMA, max_positions=2048),
     "Rnj1ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.rnj1, max_positions=131072),
     "SeedOssForCausalLM": PlainFamily(
-        Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS, head_default=128
+        _BIASED_ATTENTION, Flag(("attention_out_bias",), False), MLP_BIAS, head_default=128
     ),
     "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
     "NemotronForCausalLM": PlainFamily(
@@ -150,6 +148,19 @@ FAMILIES: dict[str, PlainFamily] = {
     ),
     "ApertusForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, gated=False, qk_norm="head", layer_scalars=2),
     "ExaoneForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS),
+    "CwmForCausalLM": replace(LLAMA, qkv_bias=False, output_bias=False, windows=windows.cwm, max_positions=131072),
+    "Jais2ForCausalLM": replace(
+        _LAYER_NORM,
+        qkv_bias=_BIASED_ATTENTION,
+        output_bias=_BIASED_ATTENTION,
+        mlp_bias=Flag(("mlp_bias",), True),
+        max_positions=8192,
+    ),
+    "VaultGemmaForCausalLM": replace(_GEMMA, windows=windows.gemma2, max_positions=8192),
+    "MuseGlimmerForCausalLM": PlainFamily(
+        norms=4, tied=None, output_gate="separate", windows=windows.muse, max_positions=131072
+    ),
+    "Plamo3ForCausalLM": PlainFamily(qk_norm="head", norms=4, windows=windows.plamo3, ropes=positions.plamo3_ropes),
     "HyperCLOVAXForCausalLM": replace(LLAMA, four_norms_flag=Flag(("use_post_norm",), True)),
     "GraniteSWAForCausalLM": replace(
         LLAMA, tied=True, windows=windows.granite_swa, sinks=True, ropes=positions.granite_swa_ropes
@@ -233,7 +244,7 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
         LayerSpec(mixers[window], None, part, layer_norms)
         for window, part in zip(windows_of_layers, feed_forwards, strict=True)
     )
-    tied = read_tied(view, default=family.tied)
+    tied = family.tied is not None and read_tied(view, default=family.tied)
     body = Body(
         layers=layers,
         tensors=outside(

@@ -112,11 +112,35 @@ def rnj1(view: ConfigView, num_layers: int) -> list[Window]:
     return [FULL] * num_layers
 
 
-def granite_swa(view: ConfigView, num_layers: int) -> list[Window]:
-    """Every fourth layer is full, beginning with the first."""
-    tokens = view.integer("sliding_window", default=128)
+def first_of_four_full(view: ConfigView, num_layers: int, *, default_tokens: int) -> list[Window]:
+    """Every fourth layer is full, beginning with the first (Granite's windows, CWM)."""
+    tokens = view.integer("sliding_window", default=default_tokens)
     published = _published(view, num_layers, tokens)
     return published or [sliding(tokens) if index % 4 else FULL for index in range(num_layers)]
+
+
+def granite_swa(view: ConfigView, num_layers: int) -> list[Window]:
+    return first_of_four_full(view, num_layers, default_tokens=128)
+
+
+def cwm(view: ConfigView, num_layers: int) -> list[Window]:
+    return first_of_four_full(view, num_layers, default_tokens=8192)
+
+
+def muse(view: ConfigView, num_layers: int) -> list[Window]:
+    """Muse: every fourth layer is full, counted from the last."""
+    tokens = view.integer("sliding_window", default=2048)
+    published = _published(view, num_layers, tokens)
+    return published or [sliding(tokens) if (num_layers - 1 - index) % 4 else FULL for index in range(num_layers)]
+
+
+def plamo3(view: ConfigView, num_layers: int) -> list[Window]:
+    """PLaMo 3: a window of each layer's own, null where it is full, as its config class lists them."""
+    listed = view.items("interleaved_sliding_window")
+    if listed is None or len(listed) != num_layers:
+        raise view.reject("interleaved_sliding_window", f"a window or null for each of {num_layers} layers")
+    one = [ConfigView({"tokens": tokens}, path=f"{view.path}interleaved_sliding_window.") for tokens in listed]
+    return [sliding(each.integer("tokens")) if each.has("tokens") else FULL for each in one]
 
 
 def cohere2_moe(view: ConfigView, num_layers: int) -> list[Window]:

@@ -5,5 +5,6 @@ delta       gated delta nets and linear attention beside attention: Qwen3-Next, 
 hybrid      Mamba beside attention
 short_conv  short convolutions beside attention: LFM2
 glm_next    GLM 5.3 Flash
+inkling     Inkling: convolutions of keys, values and outputs beside attention
 qwen4       Qwen 4
 """

@@ -8,7 +8,6 @@ from typing import Any
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body
-from kvplan.catalog.families.softmax.plain import Flag, PlainFamily, read_plain
 from kvplan.catalog.families.wrappers.towers import read_towers
 from kvplan.errors import UnknownArchitectureError
 
@@ -83,27 +82,6 @@ def read_multimodal(view: ConfigView) -> Body:
     return replace(body, extras=(*read_towers(view, body.hidden_size), *body.extras))
 
 
-def read_molmo2(view: ConfigView) -> Body:
-    """Molmo 2: Qwen 3 or OLMo by its keys, with rows of the embedding for tokens that the head does not have."""
-    text = text_section(view) or view
-    kind = text.text("qk_norm_type", default="qwen3")
-    if kind not in ("qwen3", "olmo"):
-        raise text.reject("qk_norm_type", "qwen3 or olmo")
-    family = PlainFamily(
-        Flag(("qkv_bias", "attention_bias"), False),
-        qk_norm="head" if kind == "qwen3" else "full",
-        qk_norm_flag=Flag(("use_qk_norm",), True),
-    )
-    untied = {**text.config, "tie_word_embeddings": False}
-    body = read_plain(ConfigView(untied, path=text.path, assumptions=view.assumptions), family)
-    rows = body.vocab_size + text.integer("additional_vocab_size", default=128, minimum=0)
-    tensors = tuple(
-        replace(tensor, shape=(rows, body.hidden_size)) if tensor.role == "embedding" else tensor
-        for tensor in body.tensors
-    )
-    return replace(body, tensors=tensors, extras=read_towers(view, body.hidden_size))
-
-
 def thinking_part(view: ConfigView) -> ConfigView:
     """Qwen's Omni models speak too: the part that reads and answers in text stands in ``thinker_config``."""
     thinker = view.section("thinker_config")
@@ -156,7 +134,9 @@ _FLAT = {
     "MoonshotKimiaForCausalLM": "Qwen2ForCausalLM",
     "OpenPanguVLForConditionalGeneration": "PanguEmbeddedForCausalLM",
     "MiMoV2OmniForCausalLM": "MiMoV2FlashForCausalLM",
+    "IsaacForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3ASRForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3ASRRealtimeGeneration": "Qwen3ForCausalLM",
     "DeepseekOCRForCausalLM": "DeepseekV2ForCausalLM",
     "DeepseekOCR2ForCausalLM": "DeepseekV2ForCausalLM",
     "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",

@@ -207,6 +207,7 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
+    "interns1_pro": _qwen3_vl,
     "qwen3_5": _qwen3_vl,
     "qwen3_5_moe": _qwen3_vl,
     "qwen4_exp": _qwen3_vl,

@@ -147,10 +147,12 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     ]
     indexers = [mixer.indexer for mixer in sparse if mixer.indexer is not None]
     tp = layout.tensor_parallel_size
-    rank_experts = experts.num_elements / layout.expert_ranks
-    held = spec.num_parameters - spec.lookup_elements
+    rank_experts, rank_idle = (
+        count / layout.expert_ranks for count in (experts.num_elements, experts.num_idle_elements)
+    )
+    held = spec.num_parameters - spec.lookup_elements - experts.num_idle_elements
     rank_elements = max((held - experts.num_elements) / tp + rank_experts, 1.0)
-    read_bytes = weight_bytes * (1 - looked_up / tp / rank_elements)
+    read_bytes = weight_bytes * (1 - (looked_up / tp + rank_idle) / (rank_elements + rank_idle))
     expert_share = rank_experts / rank_elements
     return ModelWork(
         layout=layout,
@@ -218,6 +220,8 @@ def speed_format(quantization: QuantizationSpec | None, dtype: str) -> str:
 class _Experts:
     num_elements: int = 0
     num_active_elements: int = 0
+    num_idle_elements: int = 0
+    """Of experts that no token of text meets."""
     num_layers: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
@@ -231,9 +235,11 @@ def _expert_elements(spec: ModelSpec) -> _Experts:
         part = layer.feed_forward
         if isinstance(part, MoeFeedForward):
             stacked = [tensor for tensor in part.tensors if tensor.role == "expert"]
+            idle = sum(tensor.num_elements for tensor in stacked if not tensor.num_active)
             found = _Experts(
-                found.num_elements + sum(tensor.num_elements for tensor in stacked),
+                found.num_elements + sum(tensor.num_elements for tensor in stacked) - idle,
                 found.num_active_elements + sum(tensor.num_active_elements for tensor in stacked),
+                found.num_idle_elements + idle,
                 found.num_layers + 1,
                 part.num_experts,
                 part.experts_per_token,

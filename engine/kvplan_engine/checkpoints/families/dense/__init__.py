@@ -23,6 +23,7 @@ from kvplan_engine.checkpoints.families.dense.helium import HELIUM
 from kvplan_engine.checkpoints.families.dense.hunyuan import HUNYUAN
 from kvplan_engine.checkpoints.families.dense.hyperclovax import HYPERCLOVAX
 from kvplan_engine.checkpoints.families.dense.internlm import INTERNLM2, INTERNLM3
+from kvplan_engine.checkpoints.families.dense.jais2 import JAIS2
 from kvplan_engine.checkpoints.families.dense.llama import LLAMA, TELEFLM
 from kvplan_engine.checkpoints.families.dense.minicpm import MINICPM
 from kvplan_engine.checkpoints.families.dense.mistral import MINISTRAL, MINISTRAL3, MISTRAL
@@ -67,6 +68,7 @@ DENSE = (
     HYPERCLOVAX,
     INTERNLM2,
     INTERNLM3,
+    JAIS2,
     LLAMA,
     MIMO,
     MINICPM,

@@ -12,6 +12,7 @@ lfm2         LFM2
 minimax      MiniMax Text 01 and M1
 bailing      Ling and Ring 2.5, Ling 3
 glm_next     GLM 5.3 Flash
+inkling      Inkling: convolutions beside attention
 qwen4        Qwen 4
 parts        states by the keys that several of these share
 """
@@ -29,6 +30,7 @@ from kvplan_engine.checkpoints.families.states import (
 )
 from kvplan_engine.checkpoints.families.states.bailing import read_bailing_hybrid, read_bailing_v3
 from kvplan_engine.checkpoints.families.states.glm_next import read_glm_next
+from kvplan_engine.checkpoints.families.states.inkling import read_inkling
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
 from kvplan_engine.checkpoints.families.states.qwen4 import read_qwen4
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
@@ -47,6 +49,7 @@ STATES = (
     Family(("BailingMoeV2_5ForCausalLM",), (), read_bailing_hybrid),
     Family(("BailingMoeV3ForCausalLM",), (), read_bailing_v3),
     Family(("Glm5NextForCausalLM",), ("glm5_next_text",), read_glm_next),
+    Family(("InklingForCausalLM", "InklingForConditionalGeneration"), ("inkling_model",), read_inkling),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
     Family(("Qwen4ExpForCausalLM",), ("qwen4_exp_text",), read_qwen4),
 )

@@ -1,6 +1,6 @@
 """Layers of which some keep a window or a chunk of the tokens and some keep all.
 
-gemma2       Gemma 2
+gemma2       Gemma 2, VaultGemma
 gemma3       Gemma 3
 gemma_gguf   both in GGUF files
 gemma3n      Gemma 3n: also keys and values that later layers read
@@ -9,8 +9,11 @@ olmo3        OLMo 3
 cohere2      Command R7B, Command A
 exaone       EXAONE 4, K-EXAONE
 gpt_oss      gpt-oss
+cwm          CWM
 granite_swa  Granite with windows
 gpt_neo      GPT-Neo
+muse         Muse Glimmer, Muse Spark
+plamo3       PLaMo 3
 llama4       Llama 4: chunks
 """
 
@@ -21,8 +24,9 @@ from kvplan_engine.checkpoints.families.mixtures.gguf import GPT_OSS_GGUF
 from kvplan_engine.checkpoints.families.mixtures.granite import GRANITE_MOE_NAMES
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
 from kvplan_engine.checkpoints.families.windows.cohere2 import read_cohere2, read_cohere2_moe
+from kvplan_engine.checkpoints.families.windows.cwm import read_cwm
 from kvplan_engine.checkpoints.families.windows.exaone import read_exaone4, read_exaone_moe
-from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2
+from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2, read_vaultgemma
 from kvplan_engine.checkpoints.families.windows.gemma3 import read_gemma3, read_rnj1
 from kvplan_engine.checkpoints.families.windows.gemma3n import read_gemma3n
 from kvplan_engine.checkpoints.families.windows.gemma4 import GEMMA4_NAMES, read_gemma4
@@ -31,7 +35,9 @@ from kvplan_engine.checkpoints.families.windows.gpt_neo import read_gpt_neo
 from kvplan_engine.checkpoints.families.windows.gpt_oss import read_gpt_oss
 from kvplan_engine.checkpoints.families.windows.granite_swa import read_granite_moe_swa, read_granite_swa
 from kvplan_engine.checkpoints.families.windows.llama4 import read_llama4
+from kvplan_engine.checkpoints.families.windows.muse import read_muse_glimmer
 from kvplan_engine.checkpoints.families.windows.olmo3 import read_olmo3
+from kvplan_engine.checkpoints.families.windows.plamo3 import read_plamo3
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 
 _GEMMA_NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
@@ -72,6 +78,10 @@ _GRANITE_MOE_SWA_NAMES = replace(
 WINDOWS = (
     Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2, _GEMMA_NAMES, gguf=GEMMA2_GGUF),
     Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3, _GEMMA_NAMES, gguf=GEMMA3_GGUF),
+    Family(("VaultGemmaForCausalLM",), ("vaultgemma",), read_vaultgemma),
+    Family(("CwmForCausalLM",), ("cwm",), read_cwm),
+    Family(("MuseGlimmerForCausalLM",), ("muse_glimmer_text",), read_muse_glimmer),
+    Family(("Plamo3ForCausalLM",), ("plamo3",), read_plamo3),
     Family(("Rnj1ForCausalLM",), (), read_rnj1),
     Family(("Gemma3nForCausalLM",), ("gemma3n_text",), read_gemma3n),
     Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4, GEMMA4_NAMES),

@@ -2,15 +2,15 @@
 
 multimodal  vision and audio wrappers: which family reads the text, with what
 defaults    what a nested config may leave out
-molmo2      Molmo 2, whose text is of no other family
+own_text    models that see whose text is of no other family
 """
 
 from collections.abc import Mapping
 from functools import partial
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.wrappers.molmo2 import read_molmo2
 from kvplan_engine.checkpoints.families.wrappers.multimodal import Find, Inner, read_multimodal
+from kvplan_engine.checkpoints.families.wrappers.own_text import OWN_TEXT
 
 TEXT_TYPES = {
     "gemma4_unified_text": "Gemma4ForCausalLM",
@@ -69,7 +69,9 @@ _ALWAYS = {
     "Phi4ForCausalLMV": "Phi3ForCausalLM",
     "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
     "InternS2PreviewForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "IsaacForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3ASRForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3ASRRealtimeGeneration": "Qwen3ForCausalLM",
 }
 """Those that always hold the same language model, whose config has its keys at the top or names no type."""
 
@@ -120,6 +122,8 @@ _TYPED = {
     "NemotronH_Nano_Omni_Reasoning_V3": (),
     "NemotronH_Omni_Reasoning_V3": ("nemotron_h_omni",),
     "NemotronH_Super_Omni_Reasoning_V3": (),
+    "MuseGlimmerForConditionalGeneration": ("muse_glimmer",),
+    "OpenVLAForActionPrediction": ("openvla",),
     "OpenCUAForConditionalGeneration": ("opencua",),
     "Ovis": ("ovis",),
     "Ovis2_5": ("ovis2_5",),
@@ -185,7 +189,7 @@ def wrapper_families(find: Find, types: Mapping[str, str]) -> tuple[Family, ...]
         Family((name,), own, partial(read_multimodal, find=find, types=types, inner=_inner(name), tied=name in _TIED))
         for name, own in _TYPED.items()
     )
-    return (*inside, Family(("Molmo2ForConditionalGeneration",), ("molmo2",), read_molmo2))
+    return (*inside, *OWN_TEXT)
 
 
 def _inner(name: str) -> Inner:

@@ -1,0 +1,132 @@
+"""Models that see whose language model is that of no other architecture. They are described and not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import attention, norms
+from kvplan_engine.checkpoints.families.dense.chatglm import CHATGLM
+from kvplan_engine.checkpoints.families.dense.llama import llama
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.ernie import read_ernie4_5_moe
+from kvplan_engine.checkpoints.families.mixtures.parts import decoder, shared_mlp
+from kvplan_engine.checkpoints.families.mixtures.qwen import read_qwen3_moe
+from kvplan_engine.checkpoints.families.windows.muse import read_muse_spark
+from kvplan_engine.checkpoints.families.wrappers.multimodal import text_of
+from kvplan_engine.checkpoints.fields import head_size, kv_heads, mlp
+from kvplan_engine.description.feed_forward import Mixture
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
+
+_NORMS = {"qwen3": "head", "olmo": "full"}
+_MOLMO_ROWS = 128
+"""Of the embedding, for tokens that the head lacks."""
+
+
+def _text(config: dict[str, Any], **own: Any) -> dict[str, Any]:
+    return {**text_of(config), "architectures": config["architectures"], **own}
+
+
+def _with_rows(found: ModelDescription, count: int) -> ModelDescription:
+    shapes = (Shape("model.new_embedding", (count, found.hidden_size)),) if count else ()
+    return replace(found, others=found.others + shapes)
+
+
+def _molmo(config: dict[str, Any]) -> ModelDescription:
+    """As vLLM reads it (vllm/model_executor/models/molmo.py): ``intermediate_size`` is of gate and up together."""
+    own = {
+        "vocab_size": config.get("embedding_size") or config["vocab_size"],
+        "intermediate_size": int(config["intermediate_size"]) // 2,
+        "tie_word_embeddings": False,
+        "mlp_bias": False,
+    }
+    kind = "all" if config.get("attention_layer_norm", False) else "none"
+    bias = bool(config.get("qkv_bias", False))
+    return _with_rows(llama({**config, **own}, qkv_bias=bias, output_bias=False, head_norm=kind), _MOLMO_ROWS)
+
+
+def _molmo2(config: dict[str, Any]) -> ModelDescription:
+    """As vLLM reads it (vllm/model_executor/models/molmo2.py)."""
+    text = _text(config, tie_word_embeddings=False)
+    kind = _NORMS[text.get("qk_norm_type", "qwen3")] if text.get("use_qk_norm", True) else "none"
+    bias = bool(text.get("qkv_bias", text.get("attention_bias", False)))
+    found = llama({**text, "mlp_bias": False}, qkv_bias=bias, output_bias=False, head_norm=kind)
+    return _with_rows(found, int(text.get("additional_vocab_size", _MOLMO_ROWS)))
+
+
+def _aria(config: dict[str, Any]) -> ModelDescription:
+    """As vLLM reads it (vllm/model_executor/models/aria.py)."""
+    text = _text(config, tie_word_embeddings=False)
+    expert = mlp(text)
+    shared = shared_mlp(text, expert.size * int(text.get("moe_num_shared_experts", 2)))
+    mixture = Mixture(int(text["moe_num_experts"]), int(text["moe_topk"]), expert, shared=shared)
+    return decoder(text, norms(text), attention(text), mixture)
+
+
+def _ernie_vl(config: dict[str, Any]) -> ModelDescription:
+    """As vLLM reads it (vllm/model_executor/models/ernie45_vl_moe.py): experts of images beside those of text."""
+    number, size = int(config["moe_num_experts"][1]), int(config["moe_intermediate_size"][1])
+    pairs = {key: value[0] for key, value in config.items() if key.startswith("moe_") and isinstance(value, list)}
+    text = {**config, **pairs, "moe_num_shared_experts": config.get("moe_num_shared_experts", 0)}
+    found, hidden = read_ernie4_5_moe(text), int(config["hidden_size"])
+    sizes = {"router": (number, hidden), "correction": (number,), "experts": (number, 3 * size, hidden)}
+    shapes = tuple(Shape(f"images.{name}", shape) for name, shape in sizes.items())
+    return _changed(found, {"output_bias": False}, shapes)
+
+
+def _glm4v(config: dict[str, Any]) -> ModelDescription:
+    return CHATGLM.read(config)
+
+
+def _interns1_pro(config: dict[str, Any]) -> ModelDescription:
+    """As vLLM reads it (vllm/model_executor/models/interns1_pro.py): Qwen 3, turned by learned sums of waves."""
+    text = _text(config)
+    found = _changed(read_qwen3_moe(text), {"output_bias": False})
+    heads, turns = kv_heads(text, int(text["num_attention_heads"])), _num_frequencies(text)
+    return replace(found, others=(Shape("rotary_emb.coefficients", (2, heads, turns, turns)),))
+
+
+def _num_frequencies(text: Mapping[str, Any]) -> int:
+    scaling, half = text.get("rope_scaling") or text["rope_parameters"], head_size(text) // 2
+    if scaling.get("num_inv_freq") is not None:
+        return min(int(scaling["num_inv_freq"]), half)
+    theta = float(scaling.get("rope_theta") or text.get("rope_theta", 10000.0))
+    slowest = 2 * math.pi / int(text["max_position_embeddings"])
+    return sum(theta ** (-index / half) > slowest for index in range(half))
+
+
+def _muse_spark(config: dict[str, Any]) -> ModelDescription:
+    return read_muse_spark(_text(config))
+
+
+def _changed(
+    found: ModelDescription, attention_fields: dict[str, Any], shapes: tuple[Shape, ...] = ()
+) -> ModelDescription:
+    """``found`` with other fields of its attention; with ``shapes`` in layers of experts, of which none has biases."""
+    known = {layer: _changed_layer(layer, attention_fields, shapes) for layer in found.distinct_layers}
+    return replace(found, layers=tuple(known[layer] for layer in found.layers))
+
+
+def _changed_layer(layer: Layer, attention_fields: dict[str, Any], shapes: tuple[Shape, ...]) -> Layer:
+    mixers = tuple(
+        replace(mixer, **attention_fields) if isinstance(mixer, Attention) else mixer for mixer in layer.mixers
+    )
+    part = layer.feed_forward
+    if not isinstance(part, Mixture):
+        return replace(layer, mixers=mixers)
+    shared = None if part.shared is None else replace(part.shared, bias=False)
+    return replace(layer, mixers=mixers, feed_forward=replace(part, shared=shared), others=shapes)
+
+
+OWN_TEXT = (
+    Family(("AriaForConditionalGeneration",), ("aria",), _aria),
+    Family(("Ernie4_5_VLMoeForConditionalGeneration",), ("ernie4_5_moe_vl",), _ernie_vl),
+    Family(("GLM4VForCausalLM",), (), _glm4v),
+    Family(("InternS1ProForConditionalGeneration",), ("interns1_pro",), _interns1_pro),
+    Family(("MolmoForCausalLM",), ("molmo",), _molmo),
+    Family(("Molmo2ForConditionalGeneration",), ("molmo2",), _molmo2),
+    Family(("MuseSparkForConditionalGeneration",), ("muse_spark",), _muse_spark),
+)
