@@ -117,7 +117,7 @@ def make_estimate(
         most_in_flight_tokens=in_flight[1],
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
-        speeds=deployment_speeds(attended, gpus, deployments, cache, measured, request.engine),
+        speeds=deployment_speeds(attended, gpus, placements, cache, measured, request.engine),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
 

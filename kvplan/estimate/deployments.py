@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
@@ -16,7 +16,8 @@ from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.collectives import bridge_note
-from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import KvRange, kv_range
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import format_bytes
@@ -73,9 +74,13 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A deployment and the defaults that were taken for it."""
+    """A deployment and the defaults that were taken for it.
+
+    sequences_of: how many sequences of so many tokens its pools hold at once while they decode.
+    """
 
     deployment: Deployment
+    sequences_of: Callable[[int], int]
     notes: tuple[str, ...] = ()
 
 
@@ -137,7 +142,14 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
         longest_context=found.largest_max_model_len or None if found.outcome == "rejected_ctx" else None,
         kv_range=kv_range(spec, gpu, found).of_groups(groups),
     )
-    return Placement(deployment, (*found.settings.notes, *_runner_notes(found), *_parallel_notes(spec, found)))
+    shape = request_shape(found.settings, vllm_release(found.version))
+
+    def sequences_of(num_tokens: int) -> int:
+        each = blocks_per_request(rank.blocks, replace(shape, max_model_len=num_tokens, in_flight_tokens=1))
+        return groups * (found.num_blocks // max(each, 1))
+
+    notes = (*found.settings.notes, *_runner_notes(found), *_parallel_notes(spec, found))
+    return Placement(deployment, sequences_of, notes)
 
 
 def _runner_notes(found: VllmPrediction) -> tuple[str, ...]:
@@ -200,7 +212,11 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
         longest_context=found.largest_context or None if found.outcome == "rejected_ctx" else None,
         kv_range=_kvplan_range(found),
     )
-    return Placement(deployment, _kvplan_notes(found))
+
+    def sequences_of(num_tokens: int) -> int:
+        return groups * (found.num_blocks // max(found.layout.blocks_for(num_tokens), 1))
+
+    return Placement(deployment, sequences_of, _kvplan_notes(found))
 
 
 def _kvplan_range(found: EnginePrediction) -> KvRange | None:

@@ -11,7 +11,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.deployments import Placement
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
@@ -80,27 +80,26 @@ class DeploymentSpeed:
 def deployment_speeds(
     spec: ModelSpec,
     gpus: Sequence[GpuProfile],
-    deployments: Sequence[Deployment],
+    placements: Sequence[Placement],
     cache: CacheSettings,
     measured: MeasuredProfiles,
     engine: EngineChoice,
 ) -> tuple[DeploymentSpeed | None, ...]:
-    """One per deployment of ``engine``; None where it does not fit, or the model has no positions for such a load."""
+    """One per placement by ``engine``; None where it does not fit, or the model has no positions for such a load."""
     return tuple(
-        _speed(spec, gpu, deployment, cache, measured, engine)
-        for gpu, deployment in zip(gpus, deployments, strict=True)
+        _speed(spec, gpu, placement, cache, measured, engine) for gpu, placement in zip(gpus, placements, strict=True)
     )
 
 
 def _speed(
     spec: ModelSpec,
     gpu: GpuProfile,
-    deployment: Deployment,
+    placement: Placement,
     cache: CacheSettings,
     measured: MeasuredProfiles,
     engine: EngineChoice,
 ) -> DeploymentSpeed | None:
-    longest = spec.max_position_embeddings
+    deployment, longest = placement.deployment, spec.max_position_embeddings
     if not deployment.fits or (longest is not None and longest < PROMPT_TOKENS + ANSWER_TOKENS):
         return None
     settings = deployment.settings
@@ -114,12 +113,15 @@ def _speed(
     kv_dtype = settings.kv_cache_dtype if spec.has_indexer else cache.kv_dtype  # by the GPU's kernel
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size, kv_dtype=kv_dtype)
     kv_bytes = kv_read_bytes(spec, _AVERAGE_CONTEXT, on_a_rank)
-    room = deployment.kv_cache_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
+    each = PROMPT_TOKENS + ANSWER_TOKENS
+    room = placement.sequences_of(each)
+    # Windows and states take more of a pool for each token of a short sequence than for one of a long one.
+    pool_tokens = min(deployment.kv_cache_tokens, (room + 1) * each - 1)
     users = max(min(room, layout.data_parallel_size * settings.max_num_seqs), 1)
     step_tokens = settings.max_num_batched_tokens
     model = engine_speed_model(
         engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known, settings.moe_backend, step_tokens
     )
     alone, full = model.speed(1), model.speed(users)
-    rules = engine_rules(engine, settings, work, deployment.kv_cache_tokens)
+    rules = engine_rules(engine, settings, work, pool_tokens)
     return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)

@@ -11,6 +11,7 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.printing.speeds import print_speeds
@@ -54,6 +55,22 @@ def test_figures_have_intervals(gpu: str) -> None:
         assert full[name][1] > alone[name][1]
     assert full["ttft_p99_ms"][1] > full["ttft_p50_ms"][1]
     assert full["intervals"]["ttft"]["num_rows"] >= 20
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("gemma-3-27b", "h100-sxm"), ("falcon-mamba-7b", "l4"), ("gpt2", "l4")])
+@pytest.mark.parametrize("engine", ["vllm", "kvplan"])
+def test_as_many_at_once_as_fit_whatever_the_context(model: str, gpu: str, engine: str) -> None:
+    """Windows and states take as much of a pool for 640 tokens, however long the longest sequence may be."""
+    each = PROMPT_TOKENS + ANSWER_TOKENS
+    choice = EngineChoice(engine, "latest")
+    at_most = [
+        make_estimate(resolve_model(model), EstimateRequest(context, (find_gpu(gpu),), choice), load_measured())
+        for context in (each, 1024 if model == "gpt2" else 32768)
+    ]
+    short, long = (answer.deployments[0] for answer in at_most)
+    shown = speed_of(at_most[1])
+    assert shown.num_users == pytest.approx(min(short.max_concurrency, long.settings.max_num_seqs), rel=0.07)
+    assert shown.rules.pool_tokens < (shown.num_users + 1) * each or shown.num_users == long.settings.max_num_seqs
 
 
 def test_estimate_and_plan_have_the_same_steps() -> None:
