@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
 
 from kvplan_engine.errors import SettingsError
+from kvplan_engine.knob import Knob, Range
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {
@@ -38,54 +38,11 @@ CUDAGRAPH_MODES = ("full", "full_decode_only")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The values a number may have. text: what completes "must be ..."."""
-
-    text: str
-    contains: Callable[[float], bool]
-
-
 _SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
 _AT_LEAST_1 = Range("at least 1", lambda value: value >= 1)
 _AT_LEAST_2 = Range("at least 2", lambda value: value >= 2)
 _GROUP = Range(f"one of {', '.join(map(str, GROUP_SIZES))}", lambda value: value in GROUP_SIZES)
-_COUNTED = ("tokens", "sequences", "adapters")
-_MOST_COUNTED = 2**31 - 1
-"""What kernels index by; the size of a buffer for as many is still a number that torch knows."""
 _AMOUNT = Range("0 or more bytes", lambda value: value >= 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """The declaration of one setting; its name, type and default are those of the field that carries it.
-
-    unit: of a number. choices: all values of a word. range: of a number, where it is limited; None is always allowed.
-    in_vllm: vLLM has a setting of this name. reconfigurable: a loaded engine may change it.
-    """
-
-    help: str
-    unit: str | None = None
-    choices: tuple[str, ...] = ()
-    range: Range | None = None
-    in_vllm: bool = True
-    reconfigurable: bool = False
-
-    def check(self, name: str, value: Any) -> None:
-        """SettingsError when ``value`` is out of range or not one of the choices."""
-        refuse_beyond_64_bits(name, value)
-        if self.range is not None and value is not None and not self.range.contains(value):
-            raise SettingsError(f"{name} must be {self.range.text}, got {value}.")
-        if self.unit in _COUNTED and value is not None and value > _MOST_COUNTED:
-            raise SettingsError(f"{name} must be at most {_MOST_COUNTED:,}, got {value:,}.")
-        if self.choices and value is not None and value not in self.choices:
-            raise SettingsError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
-
-
-def refuse_beyond_64_bits(name: str, value: object) -> None:
-    """SettingsError for an integer that neither torch nor a message to another process could hold."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise SettingsError(f"{name} must fit 64 bits, got {value}.")
 
 
 def _knob(default: T, help: str, **declaration: Any) -> T:
@@ -190,6 +147,7 @@ class EngineConfig:
         None,
         "total memory of the device; None: all of a GPU's; on a CPU 4 GiB, or half of what is free if that is less",
         unit="bytes",
+        range=_AT_LEAST_1,
         in_vllm=False,
     )
     seed: int = _knob(0, "seed of dummy weights, and of sampling for requests without a seed of their own")

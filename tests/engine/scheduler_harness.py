@@ -118,9 +118,8 @@ class SchedulerHarness:
         preemption = PreemptionPolicy(preemption_mode, self.swap, cost)
         self.scheduler = Scheduler(self.config, max_model_len, self.pool, prefix_cache, preemption, self.tiers, log)
         self._block_size = block_size
-        self._last_slot = num_swap_slots + num_tier_slots
         self.device: list[Block] = [[0] * block_size for _ in range(num_blocks)]
-        self._host_memory: list[Block] = [[0] * block_size for _ in range(self._last_slot)]
+        self._host_memory: list[Block] = [[0] * block_size for _ in range(num_swap_slots + num_tier_slots)]
         self.requests: dict[str, Request] = {}
         self.num_steps = 0
         self._num_requests = 0
@@ -168,7 +167,7 @@ class SchedulerHarness:
         self.num_steps += 1
         if self.check:
             self.scheduler.check()
-            self.host.check(self._last_slot)
+            self.host.check()
         return plan
 
     def _sample(self, sequence: Sequence) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ _MESSAGES = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+_CPU_REQUEST = re.compile(r"DefaultCPUAllocator: .* allocate (\d+) bytes")
 # After one of these a process cannot use its GPU any more: every later call fails with the same message.
 _LOST_CONTEXT = (
     "an illegal memory access was encountered",
@@ -40,6 +42,7 @@ _WHAT_FAILED = {
 }
 
 _HINTS = {
+    "weights": "use a smaller dtype, fewer or smaller adapters, or a device with more memory",
     "kv_host": "lower swap_space or kv_host_cache_bytes",
     "graph_capture": "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager",
 }
@@ -65,15 +68,23 @@ def allocating(phase: str, requested_bytes: int | None = None) -> Iterator[None]
     except (RuntimeError, MemoryError, CudaOutOfMemory) as error:
         if isinstance(error, OutOfDeviceMemory) or not is_out_of_memory(error):
             raise
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise OutOfDeviceMemory(
-            f"{_WHAT_FAILED[phase]}: {first_line}",
+            _WHAT_FAILED[phase] + _in_words(error),
             phase=phase,
             requested_bytes=requested_bytes,
             hint=_HINTS.get(
                 phase, "lower gpu_memory_utilization, max_num_seqs or max_model_len, or give the device more memory"
             ),
         ) from error
+
+
+def _in_words(error: BaseException) -> str:
+    """What follows the sentence of a phase: how much a CPU was asked for, or else the error's first line."""
+    text = str(error).strip()
+    asked = _CPU_REQUEST.search(text)
+    if asked is not None:
+        return f": the system has no room for {int(asked[1]):,} bytes more."
+    return f": {text.splitlines()[0]}" if text else "."
 
 
 @contextmanager

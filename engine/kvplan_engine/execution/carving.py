@@ -6,6 +6,7 @@ graphs do not: they are measured with the largest step that the settings allow, 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -13,8 +14,9 @@ from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
+from kvplan_engine.errors import ContextTooLong
 from kvplan_engine.execution.loop.step_runner import StepRunner
-from kvplan_engine.execution.model_runner import ModelRunner
+from kvplan_engine.execution.model_runner import ModelRunner, workspace_buffers
 from kvplan_engine.execution.profile_step import measure_profile_step
 from kvplan_engine.memory.breakdown import MemoryBreakdown
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
@@ -75,7 +77,9 @@ class MemoryCarver:
     def _carve(self, config: EngineConfig) -> Carving:
         max_model_len = resolve_max_model_len(config, self._model.config)
         layout = kv_layout(config, self._model.config, self._model.dtype, max_model_len)
-        runner = self._make_runner(config, layout, max_model_len)
+        self._refuse_before_allocating(config, layout, max_model_len)
+        with allocating("kv_init"):
+            runner = self._make_runner(config, layout, max_model_len)
         kv_dtype = config.kv_dtype(self._model.dtype)
         memory = self._plan(runner, config, layout, max_model_len)
         if self._must_measure(runner, config):
@@ -95,19 +99,31 @@ class MemoryCarver:
         memory = replace(memory, activation_peak_bytes=measured.activation_peak_bytes)
         return Carving(runner, memory, layout, max_model_len, measured.seconds_per_token)
 
+    def _refuse_before_allocating(self, config: EngineConfig, layout: KvLayout, max_model_len: int) -> None:
+        """OutOfDeviceMemory for a workspace that leaves no room for a pool: the system may have none for it either."""
+        buffers = workspace_buffers(self._model, config, layout, max_model_len)
+        with suppress(ContextTooLong):  # what largest context there is depends on all ranks
+            self._plan_own(sum(buffer.num_bytes for buffer in buffers), 0, config, layout, max_model_len)
+
     def _make_runner(self, config: EngineConfig, layout: KvLayout, max_model_len: int) -> ModelRunner:
         return ModelRunner(self._model, config, self._device, layout, max_model_len)
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
+        graph_bytes = self._graph_bytes.get(runner.graph_sizes, 0)
+        return self._plan_own(runner.workspace.num_bytes, graph_bytes, config, layout, max_model_len)
+
+    def _plan_own(
+        self, workspace_bytes: int, graph_bytes: int, config: EngineConfig, layout: KvLayout, max_model_len: int
+    ) -> MemoryBreakdown:
         return plan_memory(
             config,
             layout,
             max_model_len,
             device_total_bytes=self._device.total_bytes,
             weight_bytes=self._model.weight_bytes,
-            workspace_bytes=runner.workspace.num_bytes,
+            workspace_bytes=workspace_bytes,
             overhead_bytes=self._overhead_bytes(config),
-            graph_bytes=self._graph_bytes.get(runner.graph_sizes, 0),
+            graph_bytes=graph_bytes,
         )
 
     # ---- what has to be measured

@@ -24,7 +24,7 @@ from kvplan_engine.execution.inputs.step_indices import StepIndices
 from kvplan_engine.execution.inputs.step_inputs import SAMPLED_ROWS, sampled_buffers
 from kvplan_engine.execution.inputs.step_tables import state_tables_name
 from kvplan_engine.layers.rope import fill_rope_table
-from kvplan_engine.memory.breakdown import rope_tables
+from kvplan_engine.memory.breakdown import BufferSpec, rope_tables
 from kvplan_engine.memory.device_buffers import LORA_ROWS
 from kvplan_engine.memory.host_pool import HostPool
 from kvplan_engine.memory.kv_cache import allocate_kv_pool
@@ -41,6 +41,17 @@ from kvplan_engine.sampling.sampler import Sampler
 from kvplan_engine.transformers_backend.model import RunnableModel, TransformersDecoder
 
 
+def workspace_buffers(
+    model: RunnableModel, config: EngineConfig, layout: KvLayout, max_model_len: int
+) -> list[BufferSpec]:
+    """What the largest step of ``config`` writes to."""
+    return step_buffers(
+        *(model.config, model.dtype, config, layout, max_model_len),
+        is_native=model.implementation == "native",
+        of_kernels=model.kernel_buffers(config),
+    )
+
+
 class ModelRunner:
     """One division of the device's memory into workspace and KV pool, and the steps that run over it."""
 
@@ -51,14 +62,7 @@ class ModelRunner:
         self._config = config
         self._layout = layout
         self.device = device
-        self.workspace = Workspace(
-            step_buffers(
-                *(model.config, model.dtype, config, layout, max_model_len),
-                is_native=model.implementation == "native",
-                of_kernels=model.kernel_buffers(config),
-            ),
-            device.torch_device,
-        )
+        self.workspace = Workspace(workspace_buffers(model, config, layout, max_model_len), device.torch_device)
         model.use_workspace(self.workspace)
         model.overlap_launches(config.enable_pdl)
         self._adapter_rows = self._place_adapter_rows(config)

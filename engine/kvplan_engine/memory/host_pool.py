@@ -8,6 +8,8 @@ import weakref
 import torch
 
 from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.process_memory import available_memory_bytes
+from kvplan_engine.errors import OutOfDeviceMemory
 from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
 
 
@@ -22,6 +24,7 @@ class HostPool:
 
     def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:
         num_bytes = num_slots * block_bytes
+        _refuse_beyond_free(num_bytes)
         self._unpin: weakref.finalize | None = None
         with allocating("kv_host", num_bytes):
             if not is_pinned:
@@ -40,6 +43,20 @@ class HostPool:
         """Unpin the memory; no copy to or from it may follow. It is free once nobody holds ``blocks``."""
         if self._unpin is not None:
             self._unpin()
+
+
+def _refuse_beyond_free(num_bytes: int) -> None:
+    """A system that promises more than it has would end the process later, as the pages are written."""
+    free_bytes = available_memory_bytes()
+    if num_bytes > free_bytes:
+        raise OutOfDeviceMemory(
+            f"swapped and cached KV would take {num_bytes / 1024**3:,.2f} GiB of host memory, of which "
+            f"{free_bytes / 1024**3:,.2f} GiB is free.",
+            phase="kv_host",
+            requested_bytes=num_bytes,
+            free_bytes=free_bytes,
+            hint="lower swap_space or kv_host_cache_bytes",
+        )
 
 
 def _map(num_bytes: int) -> mmap.mmap:

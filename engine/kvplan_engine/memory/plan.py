@@ -10,6 +10,8 @@ from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
 from kvplan_engine.memory.breakdown import DTYPE_BYTES, MemoryBreakdown
 
 _GIB = 1024**3
+_MOST_BLOCKS = 2**31 - 1
+"""Tables of blocks hold 32-bit numbers."""
 _OTHER_UNITS = {
     "latent": "latents",
     "index": "index keys",
@@ -91,6 +93,11 @@ def plan_memory(
         )
     pool_bytes = budget - weight_bytes - workspace_bytes - overhead_bytes - graph_bytes
     num_blocks = pool_bytes // layout.block_bytes
+    if num_blocks > _MOST_BLOCKS:
+        raise EngineError(
+            f"a KV pool of {num_blocks:,} blocks is more than the {_MOST_BLOCKS:,} that can be numbered.",
+            hint="lower device_memory, or raise block_size",
+        )
     if num_blocks < layout.blocks_for(1):
         raise OutOfDeviceMemory(
             f"nothing is left for the KV pool: of {budget / _GIB:.2f} GiB, weights take {weight_bytes / _GIB:.2f}, the "

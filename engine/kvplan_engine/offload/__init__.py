@@ -7,6 +7,7 @@ the step loop has the mover carry them out before the step.
     cost         whether recomputing or copying is cheaper
     preemption   swap or recompute, for a preempted sequence
     swap         swapped sequences in host slots
+    slots        the slots that are free
     tiers        evicted blocks: host memory, then disk
     host_tier    the slots of host memory, least recently used
     disk_tier    the files

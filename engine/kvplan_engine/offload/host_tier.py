@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from kvplan_engine.blocks.block_pool import BlockHash
+from kvplan_engine.offload.slots import FreeSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class HostTier:
 
     def __init__(self, first_slot: int, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._free = list(range(first_slot + num_slots - 1, first_slot - 1, -1))
+        self._free = FreeSlots(first_slot, num_slots)
         self._slots_of_hash: OrderedDict[BlockHash, tuple[int, ...]] = OrderedDict()  # least recently used first
         self._pinned: set[BlockHash] = set()
 
@@ -49,8 +50,8 @@ class HostTier:
         if evicted is None:
             return None
         for _, slots in evicted:
-            self._free.extend(reversed(slots))
-        slots = tuple(self._free.pop() for _ in range(width))
+            self._free.give_back(slots)
+        slots = self._free.take(width)
         self._slots_of_hash[block_hash] = slots
         return HostRoom(slots, evicted)
 
@@ -79,8 +80,7 @@ class HostTier:
         """Names with their slots, least recently used first."""
         return list(self._slots_of_hash.items())
 
-    def check(self, last_slot: int) -> None:
-        """Assert that every slot below ``last_slot`` is free or in one bundle, and that nothing is pinned."""
-        slots = sorted([*self._free, *chain(*self._slots_of_hash.values())])
-        assert slots == list(range(last_slot - self.num_slots, last_slot)), "host slots are lost or held twice"
+    def check(self) -> None:
+        """Assert that every slot is free or in one bundle, and that nothing is pinned."""
+        self._free.check(chain(*self._slots_of_hash.values()))
         assert not self._pinned, "content is still pinned between two steps"

@@ -14,6 +14,7 @@ A state, like a block that is partly filled, goes on changing: each sequence tak
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.group_table import FoundBundles, GroupTable
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, TransferLog
+from kvplan_engine.offload.slots import FreeSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class SwapSpace:
         self.num_slots = num_slots
         self._pool = pool
         self._log = log
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._holders = [0] * num_slots
+        self._free = FreeSlots(0, num_slots)
+        self._holders: Counter[int] = Counter()
         self._bundles: dict[int, tuple[int, ...]] = {}  # those of several slots, by their first
         self._origin_of_slot: dict[int, _Origin] = {}
         self._slot_of_origin: dict[_Origin, int] = {}
@@ -98,9 +100,9 @@ class SwapSpace:
 
     def _copy_out(self, bundle: int, *, is_full: bool) -> int:
         blocks = self._pool.blocks_of(bundle)
-        slots = [self._free.pop() for _ in blocks]
+        slots = self._free.take(len(blocks))
         if len(slots) > 1:
-            self._bundles[slots[0]] = tuple(slots)
+            self._bundles[slots[0]] = slots
         if is_full:
             self._remember(slots[0], self._origin(bundle))
         for block, slot in zip(blocks, slots, strict=True):
@@ -144,10 +146,11 @@ class SwapSpace:
         for slot in (slot for each in swapped for slot in each.slots):
             self._holders[slot] -= 1
             if self._holders[slot] == 0:
+                del self._holders[slot]
                 origin = self._origin_of_slot.pop(slot, None)
                 if origin is not None:
                     del self._slot_of_origin[origin]
-                self._free.extend(reversed(self._slots_of(slot)))
+                self._free.give_back(self._slots_of(slot))
                 self._bundles.pop(slot, None)
 
     # ---- which slot is a copy of which block
@@ -167,10 +170,7 @@ class SwapSpace:
 
     def check(self, held: Iterable[Sequence[SwappedGroup]]) -> None:
         """Assert that the slots held are exactly those of the swapped sequences."""
-        counts = [0] * self.num_slots
-        for slot in (slot for swapped in held for each in swapped for slot in each.slots):
-            counts[slot] += 1
+        counts = Counter(slot for swapped in held for each in swapped for slot in each.slots)
         assert counts == self._holders, "slot holders != swapped sequences"
-        in_use = [slot for first, count in enumerate(counts) if count for slot in self._slots_of(first)]
-        assert sorted([*self._free, *in_use]) == list(range(self.num_slots)), "free slots"
+        self._free.check(slot for first in counts for slot in self._slots_of(first))
         assert {slot: origin for origin, slot in self._slot_of_origin.items()} == self._origin_of_slot

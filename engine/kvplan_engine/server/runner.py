@@ -16,8 +16,8 @@ from functools import partial
 import uvicorn
 import uvloop
 
-from kvplan_engine.config import refuse_beyond_64_bits
 from kvplan_engine.errors import EngineError
+from kvplan_engine.knob import refuse_beyond_64_bits
 from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.generation import EngineDead

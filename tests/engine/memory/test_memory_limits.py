@@ -72,7 +72,7 @@ except OutOfDeviceMemory as error:
     print(json.dumps({"status": error.status, "message": error.message}))
 """)
     assert result["status"] == "oom_weights"
-    assert "allocate" in result["message"], "the operating system's refusal, not our arithmetic"
+    assert "the system has no room" in result["message"], "the operating system's refusal, not our arithmetic"
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_a_bundle_needs_as_many_slots_and_makes_room_as_a_whole() -> None:
     assert tiers.host.find(b"wide") is None  # the least recently used
     assert tiers.host.put(b"huge", 5) is None
     assert tiers.host.find(b"small") == (3,)
-    tiers.host.check(4)
+    tiers.host.check()
     assert tiers.host.num_used_slots == 3
 
 
