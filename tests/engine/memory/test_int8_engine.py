@@ -165,7 +165,7 @@ def test_a_block_has_a_byte_for_each_value_and_a_float32_for_each_head(checkpoin
 
 
 def test_latents_are_refused_in_one_sentence() -> None:
-    config = EngineConfig(model="deepseek-v2-lite", load_format="none", device_memory="80GiB", kv_cache_dtype=INT8)
+    config = EngineConfig(model="deepseek-v2-lite", load_format="none", device_memory=80 * 2**30, kv_cache_dtype=INT8)
     with pytest.raises(EngineError, match="is for keys and values of KV heads, and layer 0 keeps latents") as refusal:
         Engine(config)
     assert refusal.value.hint == "use kv_cache_dtype='fp8'"
