@@ -80,7 +80,7 @@ check-gemma: $(STAMP_DEV)
 
 # engines over several processes beside one, token for token, and ranks that are killed; some minutes
 check-ranks: $(STAMP_DEV)
-	PYTHONPATH=tests/engine $(BIN)/python tools/check_ranks.py --out docs/ranks-check.md
+	PYTHONPATH=tests/engine/cases $(BIN)/python tools/check_ranks.py --out docs/ranks-check.md
 
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .

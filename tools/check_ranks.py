@@ -1,9 +1,9 @@
 """Engines over every grid of ranks and stages beside one process, and ranks that are killed in a sweep.
 
-    PYTHONPATH=tests/engine python tools/check_ranks.py --out docs/ranks-check.md     # make check-ranks; some minutes
+    PYTHONPATH=tests/engine/cases python tools/check_ranks.py --out docs/ranks-check.md    # make check-ranks; minutes
 
-What the engines are asked stands with the tests (tests/engine/rank_cases.py). Exit code 1 where a token or a block
-differs, or a killed rank is no row within ten seconds; a grid that the heads do not allow is a row that says so.
+What the engines are asked stands with the tests (tests/engine/cases/rank_cases.py). Exit code 1 where a token or a
+block differs, or a killed rank is no row within ten seconds; a grid that the heads do not allow is a row that says so.
 """
 
 from __future__ import annotations

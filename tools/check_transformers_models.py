@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("agreement", "engine")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("agreement", "engine/cases")]
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("agreement", "engine")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("agreement", "engine/cases", "engine/equality")]
 
 from small_configs import small_configs  # noqa: E402
 
@@ -82,12 +82,12 @@ def _runs(config: dict[str, Any]) -> bool:
 
 
 def equal_architectures() -> set[str]:
-    """Those of which an equality test has a model: the tables of ``tests/engine/*_models.py`` and of the wrappers."""
+    """Those that an equality test has a model of: in ``tests/engine/cases/*_models.py``, or a wrapper."""
     import small_models
     from test_wrapper_equality import WRAPPERS
 
     found = {_architecture_of(name.partition("-")[0]) for name in small_models.ARCHITECTURES}
-    for file in (ROOT / "tests" / "engine").glob("*_models.py"):
+    for file in (ROOT / "tests" / "engine" / "cases").glob("*_models.py"):
         tables = [table for table in vars(import_module(file.stem)).values() if isinstance(table, dict)]
         found |= {name for table in tables for model in table.values() for name in _compared(model)}
     return found | {name for model in WRAPPERS.values() for name in _compared(model)}

@@ -93,7 +93,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         with pytest.raises(KvplanError):
             predict(resolve_model(name), ServingSettings(**common), EngineDevice(device_bytes))
         return
-    # all weights widened: tests/engine/test_quantised_equality.py compares those that are held as they are stored
+    # all weights widened: test_quantised_equality.py compares those that are held as they are stored
     asked = ServingSettings(**common, quantization="none")
     try:
         planner = predict(resolve_model(name), asked, EngineDevice(device_bytes))

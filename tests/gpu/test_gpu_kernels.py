@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda" / "kernels"))  # the emulated tests
 
 from cuda_cases import AttentionCase, attend, build_batch, largest_error, options_of, tolerance
 from precompile import precompile

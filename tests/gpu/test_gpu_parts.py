@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda" / "kernels"))  # the emulated tests
 
 from state_cases import StateCase, random_rows, rows_of_sequences, state_case
 from test_cuda_mixture import GPT_OSS, PLAIN, SHARED, UNGATED, check

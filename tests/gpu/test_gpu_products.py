@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda" / "kernels"))  # the emulated tests
 
 import test_cuda_lora
 import test_cuda_quantised

@@ -17,7 +17,7 @@ MEASURED = ("ok", "queued", "preempted")
 
 
 def _load_sample_rows() -> ModuleType:
-    path = Path(__file__).parents[1] / "sweeps" / "sample_rows.py"
+    path = Path(__file__).parents[1] / "sweeps" / "cases" / "sample_rows.py"
     spec = importlib.util.spec_from_file_location("report_sample_rows", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

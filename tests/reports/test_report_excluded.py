@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "sweeps"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "sweeps" / "cases"))
 from sample_rows import _manifest, sample_records
 
 from kvplan.reports.outcome_map import outcome_map

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "sweeps"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "sweeps" / "cases"))
 from sample_full import write_full_directory
 
 from kvplan.reports.findings import recommendations, sentences

@@ -141,7 +141,7 @@ def main(architecture: str) -> None:
     Prefill copies fp8 without LDGSTS, so that the rounds of its inner loops would not be known.
     """
     root = Path(__file__).resolve().parents[2]
-    sys.path[:0] = [str(root), str(root / "engine"), str(root / "tests" / "engine" / "cuda")]
+    sys.path[:0] = [str(root), str(root / "engine"), str(root / "tests" / "engine" / "cuda" / "cases")]
     import torch
     from kernel_matrix import LLAMA, LLAMA_GATED, LLAMA_PLAIN, properties_of
 

@@ -25,7 +25,7 @@ from kvplan_engine.kernels.build import (
 )
 from kvplan_engine.paths import source_dir
 
-SOURCE = Path(__file__).with_name("cross_check.cpp")
+SOURCE = Path(__file__).with_name("checks") / "cross_check.cpp"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1")
 SANITIZED_FLAGS = (
     *SANITIZERS,

@@ -11,7 +11,7 @@ import pytest
 from kvplan_engine.kernels.build import find_compiler
 from kvplan_engine.paths import source_dir
 
-SOURCE = Path(__file__).with_name("thread_team_check.cpp")
+SOURCE = Path(__file__).with_name("checks") / "thread_team_check.cpp"
 FLAGS = ("-std=c++17", "-O1", "-fno-exceptions", "-pthread", "-Wall", "-Wextra", "-Werror")
 SANITIZER = ("-fsanitize=thread", "-g1")
 

@@ -2,7 +2,7 @@
 
 The CPU kernels have (csrc/cpu/layers.cpp). Everywhere else the decoder's loop runs layer by layer: on another device,
 with the reference kernels, with projections that are not ours, with parts that the call lacks. Both give the same
-bits (``tests/engine/kernels/test_layer_run.py``).
+bits (``tests/engine/kernels/runs/test_layer_run.py``).
 
     layer_run.py       what the decoder asks of such a call
     cpu_layer_run.py   the CPU kernels' call over one step

@@ -48,7 +48,7 @@ RUN_AS_TEXT = (
     "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
-"""Those whose language models run, and are tested inside of them (tests/engine/test_wrapper_equality.py)."""
+"""Those whose language models run, and are tested inside of them (tests/engine/equality/test_wrapper_equality.py)."""
 
 _ALWAYS = {
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",

@@ -15,7 +15,7 @@ import pytest
 
 from kvplan.sweeps.worker.metrics import RequestTrace, goodput_figures, serving_figures
 
-RECORD: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "token_times_gpt2.json").read_text())
+RECORD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "token_times_gpt2.json").read_text())
 
 
 def recorded_traces() -> list[RequestTrace]:

@@ -285,7 +285,7 @@ def test_a_small_filesystem_runs_full(tmp_path: Path, undisturbed: Outcomes) -> 
         assert "permi" in probe.stderr.lower() or "not allowed" in probe.stderr.lower(), probe.stderr
         test_a_file_that_may_not_grow(tmp_path, undisturbed)
         return
-    paths = [str(Path(__file__).parent), *sys.path]
+    paths = [str(Path(__file__).parents[1] / "cases"), *sys.path]
     program = tmp_path / "program.py"
     program.write_text(ON_TMPFS.format(paths=paths, root=str(tmp_path), disk=str(disk)))
     done = in_own_mounts(["sh", "-c", 'm="$1"; shift; eval "$m" && exec "$@"', "sh", " ".join(mount), sys.executable,
