@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from kvplan_engine.server.http.upgrades import RequestParser
 
 # Extensions of the ASGI scope.
 EXTENSION = "kvplan.connection"
@@ -97,6 +100,11 @@ class Connection(HttpToolsProtocol):
     """Names itself in the scope of each of its requests. outlet: for what is written outside of ASGI."""
 
     outlet: Outlet
+    parser: RequestParser
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser = RequestParser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -119,6 +127,12 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
+        if self.parser.is_wish():
+            return
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.scope["extensions"][UNFRAMED] = UnframedAnswer(self, self.cycle)  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        if not self.parser.is_wish():
+            super().on_message_complete()
