@@ -62,8 +62,8 @@ class PromptBook:
 
     run: names the run; its own parts are in no other, because a server remembers what earlier runs asked. They begin
     with words that no other request has, of this run or another, so that no prefix cache finds one in another, however
-    many tokens a word has; shared prefixes and those of ``same_prompt`` are found by it. Writing is a cut out of a stream made once: a long prompt must not hold up
-    the event loop.
+    many tokens a word has; shared prefixes and those of ``same_prompt`` are found by it. Writing is a cut out of a
+    stream made once: a long prompt must not hold up the event loop.
     """
 
     seed: int
