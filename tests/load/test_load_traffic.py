@@ -111,6 +111,10 @@ def test_no_prompt_begins_like_another_unless_it_shares_a_prefix() -> None:
     assert len(starts) == len(WORDS)
     other_run = PromptBook(seed=0, run="b")
     assert book.prompt(5, 64).split()[4:] != other_run.prompt(5, 64).split()[4:]
+    begun, begun_later = (
+        {tuple(each.prompt(index, 64).split()[:4]) for index in range(500)} for each in (book, other_run)
+    )
+    assert not begun & begun_later, "a word may fill a block of its own"
     assert book.prompt(5, 64) == PromptBook(seed=0, run="a").prompt(5, 64)
     first, second = (book.prompt(index, 96, prefix_index=1, num_prefix_tokens=32).split() for index in (0, 1))
     assert first[:32] == second[:32] and first[32] != second[32]

@@ -20,7 +20,6 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.knob import refuse_beyond_64_bits
 from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
-from kvplan_engine.server.engine_client.generation import EngineDead
 from kvplan_engine.server.engine_client.replicas import Replicas
 from kvplan_engine.server.http.adapters import add_adapter
 from kvplan_engine.server.http.application import Application
@@ -28,6 +27,7 @@ from kvplan_engine.server.http.connection import Connection
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.metrics.exposition import Exposition
 from kvplan_engine.server.metrics.server import ServerMetrics
+from kvplan_engine.server.openai.errors import unavailable
 from kvplan_engine.server.options import ServerOptions
 
 logger = logging.getLogger("kvplan_engine.server")
@@ -179,7 +179,7 @@ class _Ending:
                 await asyncio.wait_for(self._at_once.wait(), 0.05)
             if self._at_once.is_set() or not state.client.is_anyone_alive:
                 break
-        state.client.abort_all(EngineDead("the server is shutting down."))
+        state.client.abort_all(unavailable("The server is shutting down."))
         await asyncio.sleep(0.05)  # for the errors to be written
 
 

@@ -61,9 +61,9 @@ class PromptBook:
     """Writes prompts: the same for the same seed and run.
 
     run: names the run; its own parts are in no other, because a server remembers what earlier runs asked. They begin
-    with words that no other request of the run has, so that no prefix cache finds one in another; shared prefixes and
-    those of ``same_prompt`` are found by it. Writing is a cut out of a stream made once: a long prompt must not hold up
-    the event loop.
+    with words that no other request has, of this run or another, so that no prefix cache finds one in another, however
+    many tokens a word has; shared prefixes and those of ``same_prompt`` are found by it. Writing is a cut out of a
+    stream made once: a long prompt must not hold up the event loop.
     """
 
     seed: int
@@ -86,11 +86,17 @@ class PromptBook:
             self.prompt(0, longest_tokens, prefix_index, num_prefix_tokens if num_prefixes else 0)
 
     def _own(self, index: int, num_words: int) -> str:
-        nonce = _nonce(index)[:num_words]
+        nonce = _nonce(_first_nonce(f"{self.seed} {self.run}") + index)[:num_words]
         num_left = num_words - len(nonce)
         stream = _stream(f"{self.seed} {self.run} own", max(_STREAM_WORDS, 2 * num_left))
         place = index * 7919 % (stream.num_words - num_left)
         return " ".join([*nonce, stream.words(place, num_left)]).rstrip()
+
+
+@lru_cache(maxsize=64)
+def _first_nonce(key: str) -> int:
+    """Where the numbers of a run begin: runs that began alike would be found in the cache of the one before."""
+    return random.Random(f"{key} nonce").randrange(len(WORDS) ** _NONCE_WORDS)
 
 
 def _nonce(index: int) -> list[str]:

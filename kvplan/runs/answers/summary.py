@@ -114,7 +114,7 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
         "device_name": manifest["device"]["name"],
         "is_counted": any(map(is_counted, rows)),
         "workload": manifest["workload"]["text"],
-        "num_trials": max(len(manifest["trials"]), len(rows)) if interrupted else len(rows),
+        "num_trials": _num_planned(manifest, rows) if interrupted else len(rows),
         "num_finished": len(rows),
         "interrupted": interrupted,
         "status_counts": dict(Counter(str(row["status"]) for row in rows)),
@@ -128,6 +128,13 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
         "layout_waste_pct": layout_waste(rows),
         "predictions": prediction_errors(rows),
     }
+
+
+def _num_planned(manifest: Manifest, rows: Sequence[Row]) -> int:
+    """The trials of the plan and those that were run again, which it does not hold; all there are where a search added
+    its own."""
+    num_reruns = sum(bool(row["rerun_of"]) for row in rows)
+    return max(len(manifest["trials"]) + num_reruns, len(rows))
 
 
 def kv_waste(rows: Sequence[Row]) -> KvWaste | None:

@@ -82,6 +82,9 @@ def test_metrics_count_what_happened(own: ServerProcess) -> None:
     assert grown("inter_token_latency_seconds_count") == 13 - 3
     assert grown("request_generation_tokens_sum") == 13
     assert grown("request_prompt_tokens_sum") == 120
+    assert (grown("request_params_n_count"), grown("request_params_n_sum")) == (2, 1 + 2)
+    assert grown("request_max_num_generation_tokens_count") == 2
+    assert grown("request_max_num_generation_tokens_sum") == 5 + 4
     assert grown("e2e_request_latency_seconds_count") == 3
     assert grown("iteration_tokens_total_sum") == 48 + 4 + 2 * 3
     e2e, queue, inference = (

@@ -192,7 +192,7 @@ def test_without_patience_requests_in_flight_end_with_an_error(long_model_path: 
         thread.join(120)
     (answer,) = results
     *_, error, done = decoded_events(answer.body)
-    assert "shutting down" in error["error"]["message"]
+    assert error["error"]["message"] == "The server is shutting down."
     assert done == "[DONE]"
 
 

@@ -73,6 +73,15 @@ def test_a_noisy_run_is_run_again_at_once_and_left_out() -> None:
     assert summary["noise"] | {"num_reruns": 1, "num_noisy": 1} == summary["noise"]
 
 
+def test_an_interrupted_sweep_counts_its_reruns_beside_its_plan() -> None:
+    trials = trials_of(12, 1)
+    rows = played(trials, lambda step: row_of(step, others_pct=60.0 if step.trial.rerun_of is None else 1.0))
+    assert [row["rerun_of"] for row in rows[:4]] == [None, 1, None, 1]
+    manifest: Any = MANIFEST | {"trials": [trial.as_json() for trial in trials]}
+    summary = summarize(manifest, rows[:4], interrupted=True)
+    assert (summary["num_finished"], summary["num_trials"]) == (4, 14), "ten of the twelve are left"
+
+
 def test_a_run_far_from_its_siblings_is_run_again_when_all_are_there() -> None:
     def answer(step: Step) -> dict[str, Any]:
         is_far = (step.trial.settings.max_num_seqs, step.trial.run_number) == (2, 2)

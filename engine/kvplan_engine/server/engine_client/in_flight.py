@@ -155,6 +155,7 @@ class RequestsInFlight:
         generation.num_unfinished -= 1
         if not generation.num_unfinished:
             del self._generations[answer.first]
+            self._metrics.count_request([each.num_tokens for each in generation.answers])
         if not self._generations:
             self.idle.set()
         self._metrics.count_answer(
@@ -170,7 +171,6 @@ class RequestsInFlight:
                 num_generated_tokens=answer.num_tokens,
                 num_preemptions=num_preemptions,
                 max_tokens=generation.params.max_tokens,
-                num_samples=generation.params.n,
             )
         )
 

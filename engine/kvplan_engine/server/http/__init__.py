@@ -2,6 +2,7 @@
 
 application   routes, API keys, errors, counting requests
 connection    uvicorn's protocol of a connection, written to from outside of a coroutine
+upgrades      requests that would rather speak another protocol
 exchange      one HTTP request and its answer: bounded body, whole answers, event streams
 state         what all handlers share
 generating    /v1/completions and /v1/chat/completions

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from kvplan_engine.server.http.connection import EXTENSION, Outlet
+from kvplan_engine.server.http.connection import EXTENSION, UNFRAMED, Outlet, UnframedAnswer
 from kvplan_engine.server.openai.errors import ApiError, Headers
 
 Scope = MutableMapping[str, Any]
@@ -36,6 +36,7 @@ class Exchange:
         "_asgi_send",
         "_headers",
         "_outlet",
+        "_unframed",
         "arrival_seconds",
         "method",
         "path",
@@ -55,6 +56,7 @@ class Exchange:
         self.request_id = ""  # sent back as x-request-id
         self._asgi_send = send
         self._outlet: Outlet = scope["extensions"][EXTENSION].outlet
+        self._unframed: UnframedAnswer | None = scope["extensions"].get(UNFRAMED)
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes:
@@ -101,6 +103,8 @@ class Exchange:
 
     async def begin_stream(self) -> None:
         """The head of an event stream."""
+        if self._unframed is not None:
+            self._outlet = self._unframed.begin()
         await self._begin(200, list(_EVENT_STREAM))
 
     @property
@@ -110,6 +114,9 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         """A piece of an event stream. Waits while the client does not read."""
+        if self._unframed is not None:
+            await self._unframed.write(data)
+            return
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan_engine.server.messages import PoolFacts, Stats, Step
@@ -32,7 +33,7 @@ class AdaptersInFlight:
 class FinishedAnswer:
     """Times in seconds of the monotonic clock. scheduled, first_token: None when it was aborted before.
 
-    max_tokens, num_samples: what the request asked for. reason: vLLM's finished_reason.
+    max_tokens: what the request asked for. reason: vLLM's finished_reason.
     """
 
     reason: str
@@ -46,7 +47,6 @@ class FinishedAnswer:
     num_generated_tokens: int
     num_preemptions: int
     max_tokens: int
-    num_samples: int
 
 
 class EngineMetrics:
@@ -113,8 +113,6 @@ class EngineMetrics:
         self.e2e_latency.observe(answer.finished - answer.arrival)
         self.prompt_tokens.observe(answer.num_prompt_tokens)
         self.generation_tokens.observe(answer.num_generated_tokens)
-        self.max_generation_tokens.observe(answer.num_generated_tokens)
-        self.params_n.observe(answer.num_samples)
         self.params_max_tokens.observe(answer.max_tokens)
         self.num_preemptions_per_request.observe(answer.num_preemptions)
         if answer.scheduled is None:
@@ -129,3 +127,8 @@ class EngineMetrics:
         if answer.num_generated_tokens > 1:
             seconds = (answer.last_token - answer.first_token) / (answer.num_generated_tokens - 1)
             self.time_per_output_token.observe(seconds)
+
+    def count_request(self, num_tokens_by_sample: Sequence[int]) -> None:
+        """The last of a request's samples has ended."""
+        self.params_n.observe(len(num_tokens_by_sample))
+        self.max_generation_tokens.observe(max(num_tokens_by_sample))

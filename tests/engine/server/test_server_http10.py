@@ -1,0 +1,70 @@
+"""HTTP/1.0, which old proxies still speak: it knows no chunks, so a stream ends with its connection."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+from server_process import ServerProcess, decoded_events
+
+pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
+
+COMPLETION = {"prompt": "the cache", "temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "stream": True}
+
+
+def _request(version: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def _received(server: ServerProcess, sent: bytes, *, reads_after: float = 0.0) -> bytes:
+    """All that the server says until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(sent)
+        time.sleep(reads_after)
+        received = b""
+        while piece := connection.recv(1 << 16):
+            received += piece
+    return received
+
+
+def _choices(events: list[Any]) -> list[Any]:
+    """What is said of the answer: names and times of two answers differ."""
+    return [event if event == "[DONE]" else event["choices"] for event in events]
+
+
+def _check_stream(server: ServerProcess, body: dict[str, Any], answer: bytes) -> None:
+    head, _, stream = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"\r\nconnection: close" in head
+    assert b"transfer-encoding" not in head
+    assert _choices(list(decoded_events(stream))) == _choices(server.events("/v1/completions", body))
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": ["never said"]}, {"echo": True}, {"logprobs": 2, "n": 3}])
+def test_a_stream_is_not_sent_in_chunks(server: ServerProcess, fields: dict[str, Any]) -> None:
+    body = {**COMPLETION, **fields}
+    _check_stream(server, body, _received(server, _request("1.0", body)))
+
+
+def test_a_stream_is_whole_when_its_client_reads_late(server: ServerProcess) -> None:
+    body = {**COMPLETION, "max_tokens": 200, "n": 64}
+    _check_stream(server, body, _received(server, _request("1.0", body), reads_after=1.0))
+
+
+def test_an_answer_in_chunks_may_come_before_on_the_same_connection(server: ServerProcess) -> None:
+    received = _received(server, _request("1.1", COMPLETION) + _request("1.0", COMPLETION))
+    chunked, end, unframed = received.partition(b"\r\n0\r\n\r\n")
+    assert b"\r\ntransfer-encoding: chunked" in chunked
+    assert end
+    _check_stream(server, COMPLETION, unframed)
+
+
+def test_whole_answers_and_errors_say_how_long_they_are(server: ServerProcess) -> None:
+    for body, status in (({**COMPLETION, "stream": False}, 200), ({**COMPLETION, "max_tokens": -1}, 400)):
+        head, _, content = _received(server, _request("1.0", body)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d" % status)
+        assert b"\r\ncontent-length: %d\r\n" % len(content) in head
