@@ -101,7 +101,7 @@ def _named(settings: pd.Series) -> Mapping[str, object]:
 
 
 def curves(run: Run, most_lines: int) -> Curves | None:
-    """At most ``most_lines`` lines of measured trials through the best one, or near it; None where nothing was varied.
+    """At most ``most_lines`` lines of comparable trials through the best one, or near it; None where nothing varied.
 
     They run along max_num_seqs, or if that was not varied, along the first of CURVE_COLUMNS that was.
     """
@@ -109,7 +109,7 @@ def curves(run: Run, most_lines: int) -> Curves | None:
     if best is None:
         return None
     for x in CURVE_COLUMNS:
-        lines = [part for part in slices(run.measured, (x,), best) if part.trials[x].nunique() > 1]
+        lines = [part for part in slices(run.comparable, (x,), best) if part.trials[x].nunique() > 1]
         if lines and (_holds(lines[0], best) or _comes_near(lines[0], best)):
             return _curves(x, lines, best, most_lines)
     return None
@@ -167,10 +167,11 @@ def best_trial(run: Run) -> Trial | None:
 
     Of trials that only count: the one that ran the most sequences at once.
     """
-    comparable, figure = (run.served, "max_running") if run.is_counted else (run.measured, "output_throughput")
+    figure = "max_running" if run.is_counted else "output_throughput"
+    served, comparable = (run.served, run.served) if run.is_counted else (run.measured, run.comparable)
     for entry in sorted(run.entries("best"), key=lambda entry: entry.get("goal") != "output_throughput"):
         trial = run.trial(str(entry.get("trial_id")))
-        if trial is not None and trial.trial_id in set(comparable["trial_id"]):
+        if trial is not None and trial.trial_id in set(served["trial_id"]):
             return trial
     undisturbed = comparable[comparable["status"] == "ok"]
     candidates = comparable if undisturbed.empty else undisturbed
@@ -184,8 +185,8 @@ def fullest_queue_trial(run: Run) -> Trial | None:
 
 
 def slowest_trial(run: Run) -> Trial | None:
-    """The measured trial with the lowest output throughput."""
-    return None if run.measured.empty else run.trials[run.measured["output_throughput"].idxmin()]
+    """The comparable trial with the lowest output throughput."""
+    return None if run.comparable.empty else run.trials[run.comparable["output_throughput"].idxmin()]
 
 
 def most_preempted_trial(run: Run) -> Trial | None:

@@ -117,6 +117,12 @@ def exclusion_phrase(run: Run) -> str:
     return f"without {plural(number, 'run')} replaced by a rerun (busy machine or outlier)" if number else ""
 
 
+def shortened_phrase(run: Run) -> str:
+    """What a comparison of speeds leaves out because it did less work, '' where that is nothing."""
+    number = len(run.measured) - len(run.comparable)
+    return f"without {plural(number, 'trial')} whose prompts were shortened to fit max_model_len" if number else ""
+
+
 def axis_title(name: str) -> str:
     """A setting with its unit: ``max_model_len (tokens)``."""
     unit = KNOBS[name].unit if name in KNOBS else ""

@@ -14,9 +14,9 @@ from kvplan.reports.html.tables import column_groups, main_table
 from kvplan.reports.plots import latency, pareto, throughput
 from kvplan.reports.plots.canvas import NARROW_INCHES, balanced, drawing, new_figure
 from kvplan.reports.plots.labels import place_labels
-from kvplan.reports.selection import curves, slices
+from kvplan.reports.selection import best_trial, curves, slices, slowest_trial
 from kvplan.reports.tables import markdown_text
-from kvplan.reports.wording import load_phrase
+from kvplan.reports.wording import load_phrase, shortened_phrase
 from kvplan.runs.storage.reader import Run, load_run
 
 
@@ -134,6 +134,26 @@ def test_swept_settings_are_in_every_table(tmp_path):
         assert {"max_num_batched_tokens", "kv_cache_dtype"} <= set(names) and "dtype" not in names
     head = next(line for line in markdown_text(run).splitlines() if line.startswith("| trial_number"))
     assert "| max_model_len | max_num_batched_tokens | kv_cache_dtype | output_throughput" in head
+
+
+def test_speeds_of_trials_with_clipped_prompts_are_not_compared(tmp_path):
+    clipped = {"max_model_len": 128, "num_clipped_prompts": 6, "output_throughput": 90.0}
+    whole = [
+        {"max_num_seqs": number, "num_clipped_prompts": 0, "output_throughput": 10.0 * number} for number in (2, 4)
+    ]
+    run = run_of(tmp_path / "mixed", *whole, *(clipped | {"max_num_seqs": number} for number in (2, 4)))
+    assert set(run.comparable["output_throughput"]) == {20.0, 40.0}
+    best, slowest = best_trial(run), slowest_trial(run)
+    assert (best.value("output_throughput"), slowest.value("output_throughput")) == (40.0, 20.0)
+    found = curves(run, 4)
+    assert found is not None and sum(len(line.trials) for line in found.lines) == 2
+    with drawing():
+        figure = new_figure()
+        assert "Highest throughput: 40 tokens/s" in throughput.draw(run, figure)
+        assert any("without 2 trials whose prompts were shortened" in text.get_text() for text in figure.texts)
+    alone = run_of(tmp_path / "all", clipped, clipped | {"max_num_seqs": 8})
+    assert len(alone.comparable) == 2, "where all are clipped alike, they compare"
+    assert shortened_phrase(alone) == ""
 
 
 def test_trials_with_clipped_prompts_are_said_not_to_compare(tmp_path):

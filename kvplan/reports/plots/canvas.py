@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.reports.wording import axis_title, exclusion_phrase, run_phrase, setting, short_number
+from kvplan.reports.wording import axis_title, exclusion_phrase, run_phrase, setting, short_number, shortened_phrase
 from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
@@ -126,9 +126,11 @@ def png_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def finish(figure: Figure, run: Run, finding: str, held: str = "", circumstances: str = "") -> str:
+def finish(
+    figure: Figure, run: Run, finding: str, held: str = "", circumstances: str = "", *, compares_speeds: bool = False
+) -> str:
     """Write the finding above the figure and the circumstances below it, those of the run if no others are given, with
-    what was held fixed; returns the finding."""
+    what was held fixed; returns the finding. compares_speeds: of ``run.comparable`` alone."""
     width, type_size = figure.get_figwidth(), 11 if is_narrow(figure) else 12
     title = balanced(printable(finding), int(width * 104 / type_size))
     figure.suptitle(title, x=0.01, ha="left", fontsize=type_size, fontweight="bold")
@@ -138,6 +140,7 @@ def finish(figure: Figure, run: Run, finding: str, held: str = "", circumstances
             *(circumstances or run_phrase(run)).splitlines(),
             *(held and f"at {held}").splitlines(),
             exclusion_phrase(run),
+            shortened_phrase(run) if compares_speeds else "",
         )
         if line
     )

@@ -34,7 +34,8 @@ def draw(run: Run, figure: Figure) -> str | None:
         axes.set_title(title, fontsize=9.5)
     drawn[0].legend(loc="best")
     # That there are other lines matters where several are drawn.
-    return finish(figure, run, _finding(trials, found.x, x_name), curves_phrase(run, replace(found, num_left_out=0)))
+    held = curves_phrase(run, replace(found, num_left_out=0))
+    return finish(figure, run, _finding(trials, found.x, x_name), held, compares_speeds=True)
 
 
 def _panel(axes: Axes, trials: pd.DataFrame, name: str, x: str, x_name: str) -> None:

@@ -36,9 +36,9 @@ _MOST_NUMBERS: Final = 9
 
 
 def draw(run: Run, figure: Figure) -> str | None:
-    """A mark per measured setting (median of its runs); the points of the front are joined and numbered, and a key
-    names their settings. None where fewer than two settings were measured."""
-    points = user_points(run.measured)
+    """A mark per comparable setting (median of its runs); the points of the front are joined and numbered, and a key
+    names their settings. None where fewer than two were measured."""
+    points = user_points(run.comparable)
     if len(points) < 2:
         return None
     front = pareto_front(points)
@@ -47,7 +47,7 @@ def draw(run: Run, figure: Figure) -> str | None:
     _draw_points(axes, points, front)
     _axes(axes, points)
     _keys(axes, numbered, points)
-    finding = finish(figure, run, _finding(front, len(points)))
+    finding = finish(figure, run, _finding(front, len(points)), compares_speeds=True)
     if len(front) > 1:
         places = zip(numbered["one_user"], numbered["all_users"], map(str, itertools.count(1)), strict=False)
         place_labels(axes, list(places), list(zip(points["one_user"], points["all_users"], strict=True)))

@@ -50,7 +50,7 @@ def draw(run: Run, figure: Figure) -> str | None:
     axes.set_ylabel("output throughput (tokens/s)")
     if found.names:
         _legend(axes)
-    return finish(figure, run, _finding(found, x_name), curves_phrase(run, found))
+    return finish(figure, run, _finding(found, x_name), curves_phrase(run, found), compares_speeds=True)
 
 
 def _legend(axes: Axes) -> None:

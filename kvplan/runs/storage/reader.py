@@ -126,6 +126,13 @@ class Run:
         served = self.served
         return served[served["output_throughput"].notna()]
 
+    @property
+    def comparable(self) -> pd.DataFrame:
+        """Those of ``measured`` that did the whole work; all of them where every trial's prompts were shortened."""
+        measured = self.measured
+        whole = measured[~(measured["num_clipped_prompts"] > 0)]
+        return measured if whole.empty else whole
+
     def trial(self, trial_id: str) -> Trial | None:
         """The trial with that id."""
         return next((trial for trial in self.trials if trial.trial_id == trial_id), None)
