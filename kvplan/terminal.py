@@ -1,4 +1,4 @@
-"""Text for a terminal, in lines as wide as that: broken between words, but not within a figure or behind an option."""
+"""Text wrapped to a terminal's width, never within a figure or between an option and its value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, TextIO
 
 _NARROWEST: Final = 40
 _KEPT: Final = "\N{NO-BREAK SPACE}"
-"""Stands for a space at which no line may end."""
+"""Stands for a space at which a line must not break."""
 _JOINTS: Final = re.compile(
     r"(?<=T) (?=p\d\d)|(?<=p\d\d) (?=\d)"  # TTFT p50 138
     r"|(?<=\d) (?=\()"  # 138 (37-822)
@@ -22,7 +22,7 @@ _OPTION: Final = re.compile(r"(?<!\S)(--[a-z][\w-]*) (?=[\w{'])")
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Characters in a line of the terminal that ``stream`` goes to; None where it goes elsewhere."""
+    """Columns of the terminal that ``stream`` writes to; None where it is not a terminal."""
     if not stream.isatty():
         return None
     if os.environ.get("COLUMNS", "").isdecimal():
@@ -34,9 +34,9 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def fitted(text: str, stream: TextIO, *, indent: str = "", further: str | None = None) -> str:
-    """``text`` behind ``indent``, on a terminal in lines as wide as that; elsewhere one line.
+    """``text`` after ``indent``, wrapped on a terminal, elsewhere on one line.
 
-    further: what stands before all lines but the first; None: the indent.
+    further: the indent of all lines but the first; None: the same.
     """
     width = width_of(stream)
     if width is None:

@@ -65,11 +65,7 @@ _GLM_NEXT = {
     "index_topk": 64,
     "index_kpool": 16,
 }
-_QWEN4 = {
-    **_DELTA,
-    **{key: value for key, value in _EXPERTS.items() if key != "num_shared_experts"},
-    "shared_expert_intermediate_size": 40,
-    "mamba_ssm_dtype": "float32",
+QWEN4_PARTS = {
     "hc_count": 3,
     "hc_lowrank": 20,
     "ple_layer_ids": [2, 5],
@@ -84,6 +80,13 @@ _QWEN4 = {
     "indexer_head_dim": 16,
     "indexer_budget": 32,
     "indexer_compress_ratio": 4,
+}
+_QWEN4 = {
+    **_DELTA,
+    **{key: value for key, value in _EXPERTS.items() if key != "num_shared_experts"},
+    "shared_expert_intermediate_size": 40,
+    "mamba_ssm_dtype": "float32",
+    **QWEN4_PARTS,
 }
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
 _GPT = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 256, "rotary_dim": 8}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from small_configs import QWEN4_PARTS
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import vllm_release
@@ -43,20 +44,7 @@ SMALL: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 24,
-    "hc_count": 3,
-    "hc_lowrank": 20,
-    "ple_layer_ids": [2, 5],
-    "ple_embed_dim": 48,
-    "ple_conv_kernel_size": 3,
-    "ngram_size": 4,
-    "heads_per_ngram": 4,
-    "ngram_vocab_size_base": 1000,
-    "make_ngram_vocab_size_divisible_by": 32,
-    "indexer_n_heads": 3,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 16,
-    "indexer_budget": 32,
-    "indexer_compress_ratio": 4,
+    **QWEN4_PARTS,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
 }
 UNEVEN = {

@@ -13,21 +13,16 @@ from typing import Final
 from kvplan.catalog.engines import VllmRelease
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
+from kvplan.estimate.speed.steps.group_steps import GroupSteps
 from kvplan.estimate.speed.steps.host import HostWork
 
 
 @dataclass(frozen=True)
-class RooflineSteps:
+class RooflineSteps(GroupSteps):
     """By the data sheet. ``kv_bytes_per_token``: on a rank that holds all layers."""
 
     roofline: Roofline
     kv_bytes_per_token: float
-
-    def seconds(
-        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
-    ) -> float:
-        """One step of one group, see ``simulation.StepClock``."""
-        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
 
     def seconds_beside(
         self,
@@ -56,17 +51,11 @@ class RooflineSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class BetweenSteps:
+class BetweenSteps(GroupSteps):
     """The geometric middle of two clocks."""
 
     best: GroupClock
     worst: GroupClock
-
-    def seconds(
-        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
-    ) -> float:
-        """One step of one group, see ``simulation.StepClock``."""
-        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
 
     def seconds_beside(self, num_met: float, *of_group: float) -> float:
         """See ``simulation.GroupClock``."""
@@ -99,7 +88,7 @@ def padded_pairs(
 
 
 @dataclass(frozen=True, slots=True)
-class HostedSteps:
+class HostedSteps(GroupSteps):
     """``clock``'s steps with what ``host`` adds, and attention of mixed steps as the engine's kernel does it.
 
     mixed_tile_rows: queries that a sequence of one token is padded to in a step with prompts (``mixed_tile_rows``).
@@ -111,12 +100,6 @@ class HostedSteps:
     num_layers: int
     num_mixtures: int
     mixed_tile_rows: int = 1
-
-    def seconds(
-        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
-    ) -> float:
-        """One step of one group, see ``simulation.StepClock``."""
-        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
 
     def seconds_beside(
         self,

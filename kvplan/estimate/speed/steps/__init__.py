@@ -3,6 +3,7 @@
 work                what one rank reads and computes in a step, for every parallel layout
 collectives         what ranks send each other, and over which link
 clocks              seconds of a step and of a prompt: by data sheet
+group_steps         what such clocks share: groups that take a step together, or one alone
 measured_clock      the same by coefficients that were measured
 step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
 rank_step           one step on one rank, in coefficients of measured kernels

@@ -8,16 +8,17 @@ from functools import cached_property
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.steps.clocks import USUAL, DeviceSpeed
 from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
+from kvplan.estimate.speed.steps.group_steps import GroupSteps
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds, whole_tiles
 from kvplan.estimate.speed.steps.step_time import padded_rows
 from kvplan.estimate.speed.steps.work import ModelWork
 
 
 @dataclass(frozen=True)
-class MeasuredClock:
+class MeasuredClock(GroupSteps):
     """The profile's coefficients on this model's work. ``context_tokens``: what a sequence holds on average.
 
-    ``kv_bytes``: of one such sequence's cache, on a rank that holds all layers. Is a ``simulation.StepClock`` too.
+    ``kv_bytes``: of one such sequence's cache, on a rank that holds all layers.
     """
 
     work: ModelWork
@@ -25,12 +26,6 @@ class MeasuredClock:
     kv_bytes: float
     device: DeviceSpeed
     context_tokens: float
-
-    def seconds(
-        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
-    ) -> float:
-        """One step of an instance of one group, see ``simulation.StepClock``."""
-        return self.seconds_beside(num_tokens, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
 
     def seconds_beside(
         self,
