@@ -24,6 +24,14 @@
 #define KVPLAN_AMX_INT8 0
 #endif
 
+namespace kvplan {
+
+// Whether tiles multiply bfloat16 here: the process may use them, they gave what plain loops give when first asked
+// (products/packed/packed_amx.cpp), and they are wanted. Then they do for any number of rows, so that rows are alike.
+bool tiles_are_used();
+
+}  // namespace kvplan
+
 #if KVPLAN_AMX
 
 #if defined(KVPLAN_TWINS)

@@ -164,6 +164,12 @@ KVPLAN_INLINE Floats load(const Int8* source) {
   return __builtin_convertvector(wide, Floats);
 }
 
+KVPLAN_INLINE Words load_words(const BFloat16* source) {
+  Words words;
+  std::memcpy(&words, source, sizeof words);
+  return words;
+}
+
 KVPLAN_INLINE void store(float* target, Floats value) {
   std::memcpy(target, &value, sizeof value);
 }

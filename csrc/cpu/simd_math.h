@@ -28,6 +28,21 @@ KVPLAN_INLINE Floats exp(Floats x) {
   return select(x < -87.33f, Floats{}, select(x == x, result, x));
 }
 
+// 2^x for x <= 0, to 3e-6 of itself; 0 below -126. For weights of a softmax that are rounded to 16 bits.
+// x = n + f with |f| <= 1/2, and 2^f = 1 + f P(f) with the least relative error there.
+KVPLAN_INLINE Floats exp2_of_negative(Floats x) {
+  constexpr float kRound = 12582912.0f + 127.0f;  // as in exp(); the low bits become the exponent of 2^n
+  const Floats shifted = x + kRound;
+  const Floats f = x - (shifted - kRound);
+  Floats tail = splat(0.00958285f);
+  tail = tail * f + 0.05590643f;
+  tail = tail * f + 0.24024099f;
+  tail = tail * f + 0.69312419f;
+  const Floats power = tail * f + 1.0f;
+  const Floats scale = reinterpret_cast<Floats>(reinterpret_cast<Words>(shifted) << 23);
+  return select(x < -126.0f, Floats{}, power * scale);
+}
+
 // tanh within 2 ulp: an odd polynomial near 0, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.
 KVPLAN_INLINE Floats tanh(Floats x) {
   const Floats size = x < 0.0f ? -x : x;

@@ -4,12 +4,13 @@
 // all the item's query rows, the softmax's running maximum and sum are brought up to date, and the tile's values are
 // added to the output. Few rows, or many on long keys, read the cache where it lies (attention_direct.h,
 // attention_wide.h); others pack it (attention_packed.h): those of a prompt, or of many sequences that share a prefix
-// (shared_prefix.h).
+// (shared_prefix.h). Where a processor has AMX, these and all but the fewest rows are computed in its tiles (tiles/).
 #include <atomic>
 #include <new>
 
 #include "attention_packed.h"
 #include "attention_wide.h"
+#include "tiles/tile_attention.h"
 #include "../parallel.h"
 
 namespace kvplan {
@@ -27,13 +28,16 @@ Scratch take_scratch(Cutter& cutter, const Call& call) {
   Scratch scratch;
   scratch.query = cutter.take<float>(static_cast<int64_t>(call.max_rows) * call.padded_head);
   scratch.scores = cutter.take<float>(static_cast<int64_t>(call.max_rows) * kTileTokens);
-  scratch.shrink = cutter.take<float>(padded_to_lanes(call.max_rows));
+  scratch.shrink = cutter.take<float>(padded_to_lanes(call.max_rows) + kLanes);  // the last columns may be more than rows
   const int64_t pair_rows = call.by_pairs ? call.max_rows : 0;
   scratch.query_pairs = cutter.take<BFloat16>(pair_rows * padded_to_pairs(call.args.head_size));
   scratch.packed_keys = cutter.take<float>(call.args.head_size * kTileTokens);
   scratch.packed_values = cutter.take<float>(static_cast<int64_t>(kTileTokens) * call.padded_value);
   scratch.key_rows = cutter.take<const float*>(call.args.head_size);
   scratch.value_rows = cutter.take<const float*>(kTileTokens);
+#if KVPLAN_AMX && KVPLAN_LANES == 16
+  if (call.by_tiles) scratch.tiles = take_tile_scratch(cutter, call.args.head_size, call.max_heads, call.max_rows);
+#endif
   scratch.partial = take_partial(cutter, call, call.max_rows);
   return scratch;
 }
@@ -197,6 +201,14 @@ void finish_shared(const Run& run, const Item& item, const Partial& partial) {
 // find_following(): the item that this thread probably takes next, or null.
 template <class T, class Find>
 void attend_over_cache(const Call& call, const Item& item, const Find& find_following, Scratch& scratch) {
+#if KVPLAN_AMX && KVPLAN_LANES == 16
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (takes_tiles(call, item)) {
+      attend_in_tiles(call, item, find_following, scratch);
+      return;
+    }
+  }
+#endif
   if constexpr (!kHasScales<T>) {  // reads_wide_keys() is never true of these
     if (item.direct && call.by_wide_keys) {
       attend_wide<T>(call, item, scratch);
@@ -215,7 +227,7 @@ void run_item(const Run& run, const Item& item, const Find& find_following, Scra
   const Call& call = run.call;
   if (item.num_parts > 1) scratch.partial = run.space.parts[item.part];
   clear(call, item_rows(call, item), scratch.partial);
-  if (call.by_pairs && item.direct) {
+  if (takes_tiles(call, item) || (call.by_pairs && item.direct)) {
     load_query_pairs(call, run.shared, item, scratch.query_pairs);
   } else if (call.args.storage == KVPLAN_BFLOAT16) {
     load_queries<BFloat16>(call, run.shared, item, scratch.query);
@@ -249,7 +261,8 @@ int run_attention(const kvplan_attention& args, int threads) {
   const Plan plan = plan_attention(args, shared, threads);
   const bool by_pairs = kHasPairs && args.storage == KVPLAN_BFLOAT16 && args.kv_storage == KVPLAN_BFLOAT16;
   const Call call{args, static_cast<int>(args.num_heads / args.num_kv_heads), padded_to_lanes(args.head_size),
-                  padded_to_lanes(args.value_size), plan.max_rows, shared.members.data(), by_pairs, reads_wide_keys(args)};
+                  padded_to_lanes(args.value_size), plan.max_rows, plan.direct_heads, shared.members.data(), by_pairs,
+                  suits_tiles(args), reads_wide_keys(args)};
   Cutter measure(nullptr);
   take_workspace(measure, call, plan, threads, false);
   if (!arena.reserve(measure.used())) return KVPLAN_NO_MEMORY;

@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "attention_wide.h"
+#include "tiles/tile_layout.h"
 
 namespace kvplan {
 namespace {
 
-// Query rows (tokens x heads of the group) that one packed pass over the cache serves.
-constexpr int64_t kPackedItemRows = 48;
+// Query rows (tokens x heads of the group) that one packed pass over the cache serves: more where what a pass packs for tiles
+// is large (measured: benchmarks/README.md).
+constexpr int64_t kPackedItemRows = 48, kTiledItemRows = 96;
 // Floats of a direct item's queries, and of its output: as much as fits the first-level cache beside the tile.
 constexpr int64_t kDirectItemFloats = 4096;
 // What loading a cache row costs, in query rows of arithmetic on it.
@@ -146,6 +148,10 @@ int64_t heads_per_item(const kvplan_attention& args, int64_t rows_per_head, int 
   return least(in_cache, divided_up(args.num_kv_heads, cuts));
 }
 
+int64_t packed_item_rows(const kvplan_attention& args) {
+  return args.head_size >= 128 && suits_tiles(args) ? kTiledItemRows : kPackedItemRows;
+}
+
 void forget(SharedPrefixes& shared) {
   shared.groups.clear();
   std::fill(shared.group_of.begin(), shared.group_of.end(), -1);
@@ -170,8 +176,9 @@ Plan plan_attention(const kvplan_attention& args, SharedPrefixes& shared, int th
   plan.direct_queries = static_cast<int32_t>(reads_wide_keys(args) ? 1 : kMostDirectRows / group);
   if (group > kMostDirectRows || args.chosen != nullptr) forget(shared);  // one sequence's rows serve themselves well
   plan.direct_heads = static_cast<int32_t>(heads_per_item(args, most(1, plan.direct_queries) * group, threads));
-  plan.packed_queries = static_cast<int32_t>(most(1, kPackedItemRows / group));
-  plan.shared_members = static_cast<int32_t>(most(2, kPackedItemRows / group));
+  const int64_t packed_rows = packed_item_rows(args);
+  plan.packed_queries = static_cast<int32_t>(most(1, packed_rows / group));
+  plan.shared_members = static_cast<int32_t>(most(2, packed_rows / group));
   plan.max_rows = static_cast<int32_t>(
       most(plan.packed_queries * group, plan.direct_heads * most(1, plan.direct_queries) * group));
   if (!shared.groups.empty())

@@ -15,8 +15,10 @@ struct Call {
   int padded_head;         // head_size rounded up to whole vectors, of a query
   int padded_value;        // value_size rounded up, of an output
   int max_rows;            // of any item
+  int max_heads;           // of any item
   const int32_t* members;  // SharedPrefixes::members
   bool by_pairs;           // items that read the cache where it lies take their scores from pairs (attention_scores.h)
+  bool by_tiles;           // items of many rows are computed in tiles (tiles/)
   bool by_wide_keys;       // a token's rows read the cache where it lies although they are many (attention_wide.h)
 };
 
@@ -29,6 +31,18 @@ struct Partial {
   float* sum;      // [rows, kLanes]: each lane has its share
 };
 
+struct TileColumns;
+
+// What only tiles need of a thread's own memory (tiles/).
+struct TileScratch {
+  uint32_t* queries;     // [tiles of rows, chunks of 32 numbers, 16 pairs, 16 columns]
+  float* scores;         // [tiles of scores, units, 16, 16]
+  uint32_t* weights;     // [tiles of rows, parts, 16 rows, 16 pairs of tokens]
+  uint32_t* values;      // [halves of chunks, 16 pairs of tokens, 16]
+  float* products;       // [2, halves of chunks, 16 rows, 16]
+  TileColumns* columns;  // [tiles of scores]
+};
+
 // A thread's own memory.
 struct Scratch {
   float* query;              // [rows, padded_head], scaled, zeros beyond head_size
@@ -39,6 +53,7 @@ struct Scratch {
   float* packed_values;      // [kTileTokens, padded_value]
   const float** key_rows;    // [head_size]: the rows of packed_keys
   const float** value_rows;  // [kTileTokens]: the rows of packed_values
+  TileScratch tiles;
   Partial partial;
 };
 

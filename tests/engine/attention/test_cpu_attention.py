@@ -80,6 +80,14 @@ def test_window_and_softcap(native: CpuBackend, window: int, softcap: float | No
     assert_matches_definition(native, make_case(shape, [*ragged(16), (70, 200)]))
 
 
+@pytest.mark.parametrize("window", [1, 16, 17, 64])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(6, 2), (16, 2)])
+def test_window_in_bfloat16(native: CpuBackend, num_heads: int, num_kv_heads: int, window: int) -> None:
+    """Tiles read the cache from the beginning of a block's unit of 16 tokens on, where a window need not begin."""
+    shape = Shape(num_heads, num_kv_heads, window=window)
+    assert_matches_definition(native, make_case(shape, [*ragged(16), (70, 200)], torch.bfloat16))
+
+
 def test_softcap_without_window(native: CpuBackend) -> None:
     assert_matches_definition(native, make_case(Shape(8, 2, softcap=30.0), ragged(16)))
 

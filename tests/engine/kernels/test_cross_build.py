@@ -46,7 +46,14 @@ AARCH64 = [
 
 TWIN_FLAGS = ("-DKVPLAN_TWINS", "-O1")
 """Units that this processor may lack, as plain loops by their definition (csrc/cpu/twins)."""
-TILE_UNITS = ("products/packed/packed_linear.cpp", "products/packed/packed_amx.cpp", "thread_team.cpp")
+TILE_UNITS = (
+    "products/packed/packed_linear.cpp",
+    "products/packed/packed_amx.cpp",
+    "thread_team.cpp",
+    "attention/attention.cpp",
+    "attention/attention_plan.cpp",
+    "attention/shared_prefix.cpp",
+)
 QUANTISED_UNITS = (
     "products/quantised/quantised_linear.cpp",
     "products/quantised/quantised_pack.cpp",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../activation.h"
+#include "../../amx.h"
 #include "packed_tile.h"
 
 namespace kvplan {
@@ -49,10 +50,6 @@ struct PackedProduct {
   int64_t x_stride;
   int unit_panels;    // panels that are computed together and finished together
 };
-
-// Whether AMX's tiles multiply bfloat16 here: the process may use them, and they gave what plain loops give when first
-// asked. Then they do for any number of rows, so that rows are alike.
-bool tiles_are_used();
 
 constexpr int64_t kPairedTileRows = 32;  // up to so many, tiles read two panels in turn
 

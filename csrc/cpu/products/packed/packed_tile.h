@@ -96,12 +96,6 @@ KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels, kVectors>& sums, const fl
   }
 }
 
-KVPLAN_INLINE Words load_words(const BFloat16* source) {
-  Words words;
-  std::memcpy(&words, source, sizeof words);
-  return words;
-}
-
 // The same for a pair of inputs, one after the other, widened.
 template <int kRows, int kPanels, int kVectors = kPanelVectors>
 KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels, kVectors>& sums, const float* x, int64_t x_stride,

@@ -239,7 +239,7 @@ class CpuKernels:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether products in bfloat16 run in AMX's tiles."""
+        """Whether products and attention in bfloat16 run in AMX's tiles."""
         return bool(self.use_tiles(-1))
 
     def _declare_products(self) -> None:

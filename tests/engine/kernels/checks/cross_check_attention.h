@@ -132,6 +132,30 @@ inline void check_attention(const Attention& a) {
     }
 }
 
+// What AMX's tiles compute where a processor has them: heads of their sizes in blocks of whole tiles, few and many rows.
+inline void check_attentions_in_tiles() {
+  constexpr int kBf16 = KVPLAN_BFLOAT16;
+  const std::vector<Sequence> mixed{{1, 1, 0}, {33, 33, 0}, {1, 77, 0}, {9, 150, 0}, {0, 0, 0}, {1, 260, 0},
+                                    {3, 70, 0}, {70, 103, 0}};
+  std::vector<Sequence> shared{{20, 41, 0}};
+  for (int64_t i = 0; i < 8; ++i) shared.push_back({1, 192 + 1 + 23 * i, 192});
+  shared.push_back({1, 140, 0});
+  const Attention cases[] = {
+      {"tiles, group of 1", 3, 3, 64, 16, 0, 0, kBf16, kBf16, mixed},
+      {"tiles, group of 5, two heads in a tile", 15, 3, 64, 16, 0, 0, kBf16, kBf16, mixed},
+      {"tiles, group of 7, window", 14, 2, 64, 32, 40, 0, kBf16, kBf16, mixed},
+      {"tiles, group of 8, softcap", 16, 2, 128, 16, 0, 2, kBf16, kBf16, mixed},
+      {"tiles, group of 20", 20, 1, 128, 48, 0, 0, kBf16, kBf16, mixed},
+      {"tiles, heads of 256, window, softcap", 6, 1, 256, 16, 100, 2, kBf16, kBf16, mixed},
+      {"tiles, slopes", 6, 1, 64, 16, 0, 0, kBf16, kBf16, mixed, {0.5f, 0.25f, 0.125f, -0.0625f, 0.0f, 0.03125f}},
+      {"tiles, slopes, softcap", 2, 2, 64, 16, 0, 2, kBf16, kBf16, mixed, {0.5f, -0.0625f}},
+      {"tiles, shared prefix", 2, 2, 64, 16, 0, 0, kBf16, kBf16, shared},
+      {"tiles, shared prefix, group of 8", 8, 1, 128, 16, 0, 0, kBf16, kBf16, shared},
+      {"tiles, shared prefix, slopes", 4, 2, 64, 16, 0, 0, kBf16, kBf16, shared, {0.5f, 0.25f, 0.125f, -0.0625f}},
+  };
+  for (const Attention& a : cases) check_attention(a);
+}
+
 inline void check_attentions() {
   constexpr int kF32 = KVPLAN_FLOAT32, kBf16 = KVPLAN_BFLOAT16, kFp8 = KVPLAN_FLOAT8_E4M3,
                 kInt8 = KVPLAN_INT8;
@@ -161,4 +185,5 @@ inline void check_attentions() {
       {"shared prefix, up to the newest block, heads of 42", 3, 3, 42, 16, 0, 0, kF32, kBf16, same_table},
   };
   for (const Attention& a : cases) check_attention(a);
+  check_attentions_in_tiles();
 }

@@ -1,4 +1,5 @@
-// Products with packed weights in AMX's tiles against plain loops: the tiles are plain loops too (KVPLAN_TWINS).
+// Products with packed weights and attention in AMX's tiles against plain loops: the tiles are plain loops too (KVPLAN_TWINS).
+#include "cross_check_attention.h"
 #include "cross_check_products.h"
 #include "cross_check_quantised.h"
 #include "products/packed/packed_amx.h"
@@ -22,6 +23,7 @@ int main() {
                              Product{576, 256, KVPLAN_SILU_AND_MUL, KVPLAN_BFLOAT16},
                              Product{1, 1, KVPLAN_NO_ACTIVATION, KVPLAN_BFLOAT16}})
       check_product(p, by_tiles ? "product in tiles" : "product in dot products of pairs");
+    check_attentions_in_tiles();
     for (int bits : {4, 6, 8})
       for (bool rounds : {false, true}) check_quantised(bits, rounds, KVPLAN_BFLOAT16);
   }
