@@ -36,7 +36,7 @@ class TileAttention {
       const int after = first + kMostUnits * kUnitTokens;
       next = after < item_.kv_end ? find_units(call_, item_, after) : first_of(find_following());
       ahead_.stop();
-      if (next.count > 0) ahead_.begin(next, in_.heads, kUnitTokens * kWidth * 2, head_step_ * 2);
+      if (next.count > 0) ahead_.begin(next, in_.heads, kUnitTokens * kRowBytes, head_step_ * int64_t{sizeof(BFloat16)});
       for (int group = 0; group < in_.groups; ++group) score(units, group);
       for (int group = 0; group < in_.groups; ++group) weigh(units.count, first, group);
       settle(tiles_.weights);
@@ -50,7 +50,7 @@ class TileAttention {
   static constexpr int kWidth = kChunks * 2 * kTilePairs;
   static constexpr int64_t kRowBytes = kWidth * int64_t{sizeof(BFloat16)};
 
-  // Heads and rows of group `group`: its columns are the item's rows from group * columns on.
+  // Columns of a tile of scores that are rows: the item's from group * columns on.
   int group_columns(int group) const {
     const int left = in_.heads * in_.rows - group * in_.columns;
     return left < in_.columns ? left : in_.columns;

@@ -12,6 +12,9 @@ constexpr bool kHasTiles = true;
 constexpr bool kHasTiles = false;
 #endif
 
+// Tokens of a tile of keys or values, as it lies in a block.
+constexpr int kUnitTokens = 16;
+
 // Query rows of a KV head from which on tiles are faster than vectors, which fewer rows leave waiting for memory
 // (measured: benchmarks/README.md).
 constexpr int kLeastTileRows = 5;
@@ -21,7 +24,7 @@ inline bool suits_tiles(const kvplan_attention& args) {
   if (!kHasTiles || args.storage != KVPLAN_BFLOAT16 || args.kv_storage != KVPLAN_BFLOAT16) return false;
   if (args.value_size != args.head_size || args.value_stride != args.head_size) return false;
   if (args.head_size != 64 && args.head_size != 128 && args.head_size != 256) return false;
-  return args.block_size % 16 == 0 && args.chosen == nullptr && tiles_are_used();
+  return args.block_size % kUnitTokens == 0 && args.chosen == nullptr && tiles_are_used();
 }
 
 inline bool takes_tiles(const Call& call, const Item& item) {
@@ -30,8 +33,8 @@ inline bool takes_tiles(const Call& call, const Item& item) {
 
 #if KVPLAN_AMX && KVPLAN_LANES == 16
 
-constexpr int kUnitTokens = kTileHeight;   // of a tile of keys or values
-constexpr int kMostUnits = 2;              // looked at together: as many tokens as a tile has numbers
+static_assert(kUnitTokens == kTileHeight);
+constexpr int kMostUnits = 2;  // looked at together: as many tokens as a tile's row has numbers
 constexpr int kWeightParts = 2;
 constexpr int kTileFloats = kTileHeight * kTileOutputs;
 
