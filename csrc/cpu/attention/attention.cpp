@@ -35,7 +35,7 @@ Scratch take_scratch(Cutter& cutter, const Call& call) {
   scratch.packed_values = cutter.take<float>(static_cast<int64_t>(kTileTokens) * call.padded_value);
   scratch.key_rows = cutter.take<const float*>(call.args.head_size);
   scratch.value_rows = cutter.take<const float*>(kTileTokens);
-#if KVPLAN_AMX && KVPLAN_LANES == 16
+#if KVPLAN_TILE_ATTENTION
   if (call.by_tiles) scratch.tiles = take_tile_scratch(cutter, call.args.head_size, call.max_heads, call.max_rows);
 #endif
   scratch.partial = take_partial(cutter, call, call.max_rows);
@@ -201,7 +201,7 @@ void finish_shared(const Run& run, const Item& item, const Partial& partial) {
 // find_following(): the item that this thread probably takes next, or null.
 template <class T, class Find>
 void attend_over_cache(const Call& call, const Item& item, const Find& find_following, Scratch& scratch) {
-#if KVPLAN_AMX && KVPLAN_LANES == 16
+#if KVPLAN_TILE_ATTENTION
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (takes_tiles(call, item)) {
       attend_in_tiles(call, item, find_following, scratch);

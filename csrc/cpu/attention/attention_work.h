@@ -72,13 +72,23 @@ struct TileRows : TileScales<T> {
   bool side_by_side = false;  // in one block, with slots behind them up to a whole vector of tokens
 };
 
+// Which blocks a sequence's keys and values lie in.
+struct BlockTables {
+  const int32_t* keys;
+  const int32_t* values;
+};
+
+inline BlockTables tables_of(const kvplan_attention& args, int64_t sequence) {
+  const int64_t at = sequence * args.block_table_stride;
+  const int32_t* keys = args.block_tables + at;
+  return {keys, args.value_tables == nullptr ? keys : args.value_tables + at};
+}
+
 // Looks up to `most_tokens` tokens from `first` on up in the block table.
 template <class T>
 void find_rows(const Call& call, const Item& item, int first, int most_tokens, TileRows<T>& rows) {
   const kvplan_attention& args = call.args;
-  const int64_t table_at = item.sequence * args.block_table_stride;
-  const int32_t* table = args.block_tables + table_at;
-  const int32_t* value_table = args.value_tables == nullptr ? table : args.value_tables + table_at;
+  const BlockTables tables = tables_of(args, item.sequence);
   const T* keys = static_cast<const T*>(args.keys) + item.first_head * args.block_size * args.head_size;
   const T* values = static_cast<const T*>(args.values) + item.first_head * args.block_size * args.value_stride;
   rows.first = first;
@@ -88,8 +98,8 @@ void find_rows(const Call& call, const Item& item, int first, int most_tokens, T
   while (t < rows.tokens) {
     const int64_t position = first + t;
     int64_t within = position % args.block_size;
-    const int64_t block = table[position / args.block_size] * args.block_stride;
-    const int64_t value_block = value_table[position / args.block_size] * args.block_stride;
+    const int64_t block = tables.keys[position / args.block_size] * args.block_stride;
+    const int64_t value_block = tables.values[position / args.block_size] * args.block_stride;
     for (; t < rows.tokens && within < args.block_size; ++t, ++within) {
       rows.keys[t] = keys + block + within * args.head_size;
       rows.values[t] = values + value_block + within * args.value_stride;

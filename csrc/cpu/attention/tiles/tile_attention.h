@@ -8,14 +8,13 @@
 //
 // A pair is a token of one unit of 16 and the same of the next, so that two vectors of weights make a row of A by a shift. To
 // pack values, two rows are unpacked into each other, which leaves the numbers of a row out of order: outputs are kept like
-// that until an item ends. A weight is bfloat16 twice, the second part of what the first leaves: with one, outputs would be
-// off by a thousandth.
+// that until an item ends. Each weight is the sum of two bfloat16 numbers: with one, outputs would be off by a thousandth.
 #pragma once
 
 #include "../../simd_transpose.h"
 #include "tile_layout.h"
 
-#if KVPLAN_AMX && KVPLAN_LANES == 16
+#if KVPLAN_TILE_ATTENTION
 
 namespace kvplan {
 

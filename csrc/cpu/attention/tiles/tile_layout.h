@@ -6,10 +6,11 @@
 
 namespace kvplan {
 
+// Whether attention in tiles is compiled.
 #if KVPLAN_AMX && KVPLAN_LANES == 16
-constexpr bool kHasTiles = true;
+#define KVPLAN_TILE_ATTENTION 1
 #else
-constexpr bool kHasTiles = false;
+#define KVPLAN_TILE_ATTENTION 0
 #endif
 
 // Tokens of a tile of keys or values, as it lies in a block.
@@ -21,7 +22,7 @@ constexpr int kLeastTileRows = 5;
 
 // Whether this call's heads, blocks and types are such that items may be computed in tiles.
 inline bool suits_tiles(const kvplan_attention& args) {
-  if (!kHasTiles || args.storage != KVPLAN_BFLOAT16 || args.kv_storage != KVPLAN_BFLOAT16) return false;
+  if (!KVPLAN_TILE_ATTENTION || args.storage != KVPLAN_BFLOAT16 || args.kv_storage != KVPLAN_BFLOAT16) return false;
   if (args.value_size != args.head_size || args.value_stride != args.head_size) return false;
   if (args.head_size != 64 && args.head_size != 128 && args.head_size != 256) return false;
   return args.block_size % kUnitTokens == 0 && args.chosen == nullptr && tiles_are_used();
@@ -31,7 +32,7 @@ inline bool takes_tiles(const Call& call, const Item& item) {
   return call.by_tiles && (!item.direct || item.num_queries * call.group >= kLeastTileRows);
 }
 
-#if KVPLAN_AMX && KVPLAN_LANES == 16
+#if KVPLAN_TILE_ATTENTION
 
 static_assert(kUnitTokens == kTileHeight);
 constexpr int kMostUnits = 2;  // looked at together: as many tokens as a tile's row has numbers
@@ -99,16 +100,14 @@ struct TileUnits {
 
 inline TileUnits find_units(const Call& call, const Item& item, int first) {
   const kvplan_attention& args = call.args;
-  const int64_t table_at = item.sequence * args.block_table_stride;
-  const int32_t* table = args.block_tables + table_at;
-  const int32_t* value_table = args.value_tables == nullptr ? table : args.value_tables + table_at;
+  const BlockTables tables = tables_of(args, item.sequence);
   const BFloat16* keys = static_cast<const BFloat16*>(args.keys) + item.first_head * args.block_size * args.head_size;
   const BFloat16* values = static_cast<const BFloat16*>(args.values) + item.first_head * args.block_size * args.head_size;
   TileUnits units;
   for (int position = first; position < item.kv_end && units.count < kMostUnits; position += kUnitTokens) {
     const int64_t block = position / args.block_size, within = position % args.block_size * args.head_size;
-    units.keys[units.count] = keys + table[block] * args.block_stride + within;
-    units.values[units.count++] = values + value_table[block] * args.block_stride + within;
+    units.keys[units.count] = keys + tables.keys[block] * args.block_stride + within;
+    units.values[units.count++] = values + tables.values[block] * args.block_stride + within;
   }
   return units;
 }
@@ -118,7 +117,7 @@ inline int first_unit(const Item& item) {
   return item.kv_begin / kUnitTokens * kUnitTokens;
 }
 
-// Lines of some units, asked for head by head: of each unit's keys and values one in turn.
+// Prefetches units head by head, a line of each unit's keys and values in turn.
 class UnitsAhead {
  public:
   void begin(const TileUnits& units, int heads, int64_t head_bytes, int64_t head_step) {

@@ -132,14 +132,20 @@ inline void check_attention(const Attention& a) {
     }
 }
 
+// A prompt, eight sequences behind 192 shared tokens, and one of its own.
+inline std::vector<Sequence> sharing_sequences() {
+  std::vector<Sequence> sequences{{20, 41, 0}};
+  for (int64_t i = 0; i < 8; ++i) sequences.push_back({1, 192 + 1 + 23 * i, 192});
+  sequences.push_back({1, 140, 0});
+  return sequences;
+}
+
 // What AMX's tiles compute where a processor has them: heads of their sizes in blocks of whole tiles, few and many rows.
 inline void check_attentions_in_tiles() {
   constexpr int kBf16 = KVPLAN_BFLOAT16;
   const std::vector<Sequence> mixed{{1, 1, 0}, {33, 33, 0}, {1, 77, 0}, {9, 150, 0}, {0, 0, 0}, {1, 260, 0},
                                     {3, 70, 0}, {70, 103, 0}};
-  std::vector<Sequence> shared{{20, 41, 0}};
-  for (int64_t i = 0; i < 8; ++i) shared.push_back({1, 192 + 1 + 23 * i, 192});
-  shared.push_back({1, 140, 0});
+  const std::vector<Sequence> shared = sharing_sequences();
   const Attention cases[] = {
       {"tiles, group of 1", 3, 3, 64, 16, 0, 0, kBf16, kBf16, mixed},
       {"tiles, group of 5, two heads in a tile", 15, 3, 64, 16, 0, 0, kBf16, kBf16, mixed},
@@ -161,9 +167,7 @@ inline void check_attentions() {
                 kInt8 = KVPLAN_INT8;
   const std::vector<Sequence> mixed{{1, 1, 0}, {33, 33, 0}, {1, 77, 0}, {9, 150, 0}, {0, 0, 0}, {1, 260, 0},
                                     {3, 70, 0}};
-  std::vector<Sequence> shared{{20, 41, 0}};
-  for (int64_t i = 0; i < 8; ++i) shared.push_back({1, 192 + 1 + 23 * i, 192});
-  shared.push_back({1, 140, 0});
+  const std::vector<Sequence> shared = sharing_sequences();
   std::vector<Sequence> same_table{{1, 240, 240}};  // of different lengths, one newest token in its block's first place
   for (int64_t i = 0; i < 7; ++i) same_table.push_back({1, 177 + 9 * i, 240});
   const Attention cases[] = {
