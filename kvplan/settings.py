@@ -2,8 +2,8 @@
 
 ``ServingSettings`` is passed whole from the command line to the engine models, which fill in what was left open
 (``FilledSettings``). None and "auto" mean that the engine decides: vLLM by the release asked for, kvplan's engine by
-its own defaults (both are in kvplan/catalog/engines.py). ``KNOBS`` describes the fields; command-line options and sweep
-axes are made from it.
+its own defaults (profiles/releases, kvplan/catalog/engines.py). ``KNOBS`` describes the fields; command-line options
+and sweep axes are made from it.
 """
 
 from __future__ import annotations

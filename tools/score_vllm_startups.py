@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from kvplan.catalog.engines import is_modified_build, vllm_release  # noqa: E402
+from kvplan.catalog.releases.vllm import is_modified_build, vllm_release  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402

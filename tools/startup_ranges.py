@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import is_modified_build
+from kvplan.catalog.releases.vllm import is_modified_build
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, predict_vllm

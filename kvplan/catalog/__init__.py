@@ -16,8 +16,8 @@ quantization     ``quantization_config``: which weights are stored how
 hub              config.json and safetensors headers from the Hugging Face hub
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 native           which architectures kvplan's own engine runs; through_transformers: which in their class there
-engines          releases of vLLM and kvplan's engine: their defaults
+engines          which engine a question is about, and the defaults of kvplan's own
+releases/        facts of vLLM, SGLang and TensorRT-LLM by release; nothing else compares releases
 vllm_models      which architectures vLLM serves no longer; vllm_refusals: settings that its command line refuses
-sglang_defaults  SGLang's, by the GPU's memory; trtllm_defaults: trtllm-serve's
 published_errors how far predicted speeds were from published measurements
 """

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvplan.catalog.engines import vllm_release
-
-LAST_RELEASES: Final = {
-    "MllamaForConditionalGeneration": (0, 10, 2),
-    "BaiChuanForCausalLM": (0, 23, 0),
-    "BaichuanForCausalLM": (0, 23, 0),
-    "BambaForCausalLM": (0, 23, 0),
-    "Dots1ForCausalLM": (0, 23, 0),
-    "MiniMaxForCausalLM": (0, 23, 0),
-    "MiniMaxText01ForCausalLM": (0, 23, 0),
-    "QWenLMHeadModel": (0, 23, 0),
-    "AquilaForCausalLM": (0, 24, 0),
-    "AyaVisionForConditionalGeneration": (0, 24, 0),
-    "MPTForCausalLM": (0, 28, 0),
-    "MptForCausalLM": (0, 28, 0),
-    "RWForCausalLM": (0, 28, 0),
-}
-"""The last release with a class of each: _PREVIOUSLY_SUPPORTED_MODELS in vllm/model_executor/models/registry.py of
-0.33.0, as far as kvplan reads them. Later ones run some through transformers (Dots1), which is not sized."""
+from kvplan.catalog.releases.vllm import vllm_release
 
 NEVER_SERVED: Final = frozenset(
     {"MT5ForConditionalGeneration", "T5ForConditionalGeneration", "UMT5ForConditionalGeneration"}
 )
-"""Encoder-decoder models that no release has a class of, nor a backend for (the same file)."""
+"""Encoder-decoder models that no release has a class of, nor a backend for (vllm/model_executor/models/registry.py)."""
 
 
 def has_class(architecture: str, version: str) -> bool:
     """Whether vLLM ``version`` serves ``architecture``; True of those that nothing is known about."""
-    last = LAST_RELEASES.get(architecture)
-    return architecture not in NEVER_SERVED and (last is None or vllm_release(version).version <= last)
+    return architecture not in NEVER_SERVED and architecture not in vllm_release(version).ended_architectures
 
 
 def service_note(architecture: str, version: str) -> str | None:
@@ -42,7 +23,7 @@ def service_note(architecture: str, version: str) -> str | None:
         return None
     if architecture in NEVER_SERVED:
         return f"vLLM serves no {architecture}: sized as if it did."
-    release, last = vllm_release(version).text, ".".join(map(str, LAST_RELEASES[architecture]))
-    return (
-        f"vLLM {release} no longer serves {architecture}; the last release that does is {last} (--engine vllm@{last})."
-    )
+    release = vllm_release(version)
+    last = release.ended_architectures[architecture]
+    ended = f"vLLM {release.text} no longer serves {architecture}"
+    return f"{ended}; the last release that does is {last} (--engine vllm@{last})."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.catalog.engines import VllmRelease, vllm_release
+from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.settings import ServingSettings
 
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -12,8 +12,9 @@ import typer
 from kvplan.catalog.devices.device_support import attends_on
 from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
-from kvplan.catalog.engines import EngineChoice, version_note
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import provenance_note
+from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.commands.options.estimate_lists import (

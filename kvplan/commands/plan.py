@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from kvplan.catalog.devices.measured import load_measured
-from kvplan.catalog.engines import EngineChoice, version_note
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import provenance_note, resolve_model
+from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.groups import takes_groups
 from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions, plan_request

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import EngineChoice, vllm_release
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_models import service_note

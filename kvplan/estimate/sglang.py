@@ -17,12 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.sglang_defaults import (
-    Release,
-    chunked_prefill_tokens,
-    largest_graph_rows,
-    stated_cache_methods,
-)
+from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
@@ -77,18 +72,18 @@ def predict_sglang(
     gpu: GpuProfile,
     settings: ServingSettings = ServingSettings(),
     free_bytes: int | None = None,
-    release: Release = None,
+    version: str = "latest",
     *,
     dp_attention: bool = False,
 ) -> SglangPrediction:
     """The pools of ``spec`` on ``gpu``. KvplanError for caches of encoders and of compressed attention.
 
     ``gpu_memory_utilization`` stands for ``mem_fraction_static``. ``free_bytes``: what the log says was free before
-    loading ("avail mem"), instead of the GPU's total less a context. ``release``: None is the newest.
+    loading ("avail mem"), instead of the GPU's total less a context. ``version``: of SGLang.
     ``dp_attention``: data-parallel groups attend beside each other and share the experts (``--enable-dp-attention``).
     """
     dtype = serving_dtype(spec.dtype, settings.dtype)
-    cells = _cells(spec, settings, dtype, release)
+    cells = _cells(spec, settings, dtype, sglang_release(version))
     weight_bytes = rank_weight_bytes(
         spec,
         range(spec.num_layers),
@@ -126,7 +121,8 @@ def default_static_fraction(memory_bytes: int, num_gpus: int, attention_groups: 
     least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
     """
     total_mib = memory_bytes / MIB
-    chunk, graphs = chunked_prefill_tokens(memory_bytes), largest_graph_rows(memory_bytes, num_gpus)
+    release = sglang_release()
+    chunk, graphs = release.chunked_prefill_tokens(memory_bytes), release.largest_graph_rows(memory_bytes, num_gpus)
     reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW + num_gpus * _GPU_MIB
     if attention_groups > 1:
         each = _GROUP_MIB_PER_ROW + (_GROUP_MIB_PER_ROW_OF_MANY if graphs > _MANY_ROWS else 0)
@@ -144,14 +140,15 @@ def _state_slots(rest_bytes: int, state_bytes: int) -> int:
     return max(int((budget - state_bytes) // state_bytes), 0)
 
 
-def sglang_cache_dtype(spec: ModelSpec, asked: str, release: Release = None) -> str:
+def sglang_cache_dtype(spec: ModelSpec, asked: str, release: SglangRelease | None = None) -> str:
     """The KV cache's as SGLang runs with ``asked``: auto is what the checkpoint states, if the release takes that."""
-    stated = spec.quantization.stated_cache_dtype(stated_cache_methods(release)) if spec.quantization else None
+    methods = (release or sglang_release()).stated_cache
+    stated = spec.quantization.stated_cache_dtype(methods) if spec.quantization else None
     found = stated if asked == "auto" and stated is not None else asked
     return "fp8" if found.startswith("fp8") else found
 
 
-def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: Release) -> _Cells:
+def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: SglangRelease) -> _Cells:
     kv_dtype = sglang_cache_dtype(spec, settings.kv_cache_dtype, release)
     if head_scale_bytes(kv_dtype):
         raise UsageError(f"SGLang has no KV cache in {kv_dtype}.", hint="use --kv-cache-dtype fp8, or --engine vllm")

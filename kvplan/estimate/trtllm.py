@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvplan.catalog import trtllm_defaults
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.trtllm import TrtllmRelease, trtllm_release
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.dtypes import cache_dtype
 from kvplan.estimate.kv_cache import CacheSettings, components_of
@@ -30,7 +30,6 @@ from kvplan.settings import ServingSettings
 
 DEFAULT_FRACTION: Final = 0.9
 DEFAULT_BLOCK: Final = 32
-_COUNTS_LATENTS_ONCE: Final = (0, 19, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +53,15 @@ def predict_trtllm(
     spec: ModelSpec,
     gpu: GpuProfile,
     settings: ServingSettings = ServingSettings(),
-    release: tuple[int, int, int] | None = None,
+    version: str = "latest",
 ) -> TrtllmPrediction:
     """The pool of ``spec`` on ``gpu``; ``gpu_memory_utilization`` stands for ``free_gpu_memory_fraction``.
 
-    Layers with a window count like full attention. ``release``: of the PyTorch backend, None: the newest. UsageError
+    Layers with a window count like full attention. ``version``: of the PyTorch backend. UsageError
     where the ranks cannot divide the model.
     """
-    found = _after_the_step(spec, gpu, settings)
+    release = trtllm_release(version)
+    found = _after_the_step(spec, gpu, settings, release)
     rank, serving = found.rank, found.settings.serving
     total = settings.device_memory_bytes or gpu.memory_bytes
     # vLLM's newest release has cuBLAS's workspace before its profile run, TensorRT-LLM in the step.
@@ -90,15 +90,17 @@ def trtllm_cache_dtype(spec: ModelSpec, asked: str) -> str:
     return stated if asked == "auto" and stated is not None else asked
 
 
-def _after_the_step(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings) -> VllmPrediction:
+def _after_the_step(
+    spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, release: TrtllmRelease
+) -> VllmPrediction:
     """vLLM with the step that sizes the pool: it samples one token of each prompt, not ``max_num_seqs``."""
-    tokens = settings.max_num_batched_tokens or trtllm_defaults.MAX_NUM_TOKENS
+    tokens = settings.max_num_batched_tokens or release.max_num_tokens
     longest = (settings.max_model_len or spec.max_position_embeddings or tokens + 1) - 1
     prompts = -(-tokens // max(min(tokens, longest), 1))
     return predict_vllm(spec, gpu, replace(settings, max_num_batched_tokens=tokens, max_num_seqs=prompts))
 
 
-def _vectors_counted(spec: ModelSpec, release: tuple[int, int, int] | None) -> int:
+def _vectors_counted(spec: ModelSpec, release: TrtllmRelease) -> int:
     """For each one that is kept."""
     is_latent = any(isinstance(mixer, LatentAttention) for layer in spec.layers for mixer in layer.mixers)
-    return 2 if is_latent and release is not None and release < _COUNTS_LATENTS_ONCE else 1
+    return 2 if is_latent and release.counts_latents_twice else 1

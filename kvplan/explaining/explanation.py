@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
-from kvplan.catalog.engines import is_modified_build, vllm_release
+from kvplan.catalog.releases.vllm import is_modified_build, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import with_quantization

@@ -6,8 +6,8 @@ import pytest
 
 from kvplan.catalog.devices.device_support import check_formats, dtype_on
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import LATEST_VLLM, version_note, vllm_release
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import latest_vllm, version_note, vllm_release
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import with_quantization
 from kvplan.settings import ServingSettings
@@ -64,9 +64,9 @@ def test_formats_without_kernels_on_an_old_gpu_are_refused(
 
 
 def test_a_version_newer_than_the_newest_known_is_sized_as_that_and_said() -> None:
-    assert vllm_release("0.99").text == vllm_release("latest").text == LATEST_VLLM
-    assert LATEST_VLLM in (version_note("0.99") or "")
-    assert [version_note(known) for known in ("latest", LATEST_VLLM, "0.19", "0.2.5", "0.1.dev18496+gabc")] == [
+    assert vllm_release("0.99").text == vllm_release("latest").text == latest_vllm()
+    assert latest_vllm() in (version_note("0.99") or "")
+    assert [version_note(known) for known in ("latest", latest_vllm(), "0.19", "0.2.5", "0.1.dev18496+gabc")] == [
         None
     ] * 5
     assert "older" in (version_note("0.1.7") or "")

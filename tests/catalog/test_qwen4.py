@@ -13,8 +13,8 @@ import pytest
 from small_configs import QWEN4_PARTS
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.kv_cache import CacheSettings, layer_entries

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings, layer_entries

@@ -7,7 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from kvplan.catalog.engines import KVPLAN_DEFAULTS, vllm_release
+from kvplan.catalog.engines import KVPLAN_DEFAULTS
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.cli import main
 from kvplan.commands.options.settings import read_settings, takes_settings
 from kvplan.errors import UsageError

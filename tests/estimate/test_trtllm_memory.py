@@ -17,9 +17,9 @@ SETTINGS = ServingSettings(tensor_parallel_size=8, max_num_batched_tokens=16384,
 @pytest.mark.parametrize(("model", "times"), [("deepseek-r1", 2), ("llama-3.1-70b", 1)])
 def test_latents_were_counted_twice_before_0_19(model: str, times: int) -> None:
     spec, gpu = resolve_model(model), find_gpu("h200")
-    newest, old = (predict_trtllm(spec, gpu, SETTINGS, release).kv_cache_tokens for release in (None, (0, 17, 0)))
+    newest, old = (predict_trtllm(spec, gpu, SETTINGS, release).kv_cache_tokens for release in ("latest", "0.17.0"))
     assert newest == pytest.approx(times * old, abs=2 * DEFAULT_BLOCK)
-    assert predict_trtllm(spec, gpu, SETTINGS, (0, 19, 0)).kv_cache_tokens == newest
+    assert predict_trtllm(spec, gpu, SETTINGS, "0.19.0").kv_cache_tokens == newest
 
 
 def test_the_pool_is_sized_after_a_step_of_as_many_tokens_as_one_may_have() -> None:

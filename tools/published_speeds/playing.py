@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from kvplan.catalog.engines import release_number, vllm_release
-from kvplan.catalog.sglang_defaults import chunked_prefill_tokens, group_prefill_tokens
+from kvplan.catalog.releases.sglang import sglang_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.sglang import predict_sglang
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END
@@ -128,13 +128,12 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
     tokens = vllm_tokens
     if stated := _STATED_POOL.search(row.notes):
         return tokens * float(stated.group(1)) * GIB / max(start.rank.available_kv_bytes, 1)
-    number = release_number(found.version)
     with contextlib.suppress(KvplanError):
         if found.engine == "SGLang":
-            sizes = predict_sglang(found.spec, gpu, found.settings, release=number, dp_attention=groups > 1)
+            sizes = predict_sglang(found.spec, gpu, found.settings, version=found.version, dp_attention=groups > 1)
             tokens = groups * sizes.kv_cache_tokens
         elif found.engine == "TensorRT-LLM":
-            tokens = groups * predict_trtllm(found.spec, gpu, found.settings, number).kv_cache_tokens
+            tokens = groups * predict_trtllm(found.spec, gpu, found.settings, found.version).kv_cache_tokens
     return tokens
 
 
@@ -143,11 +142,11 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
 
     layout, asked = found.choice.layout, found.settings
     if found.engine == "SGLang":
-        release = release_number(found.version)
-        chunk = asked.max_num_batched_tokens or chunked_prefill_tokens(found.choice.gpu.memory_bytes, release)
+        release = sglang_release(found.version)
+        chunk = asked.max_num_batched_tokens or release.chunked_prefill_tokens(found.choice.gpu.memory_bytes)
         groups = layout.data_parallel_size  # which share the chunk and the seats (server_args.py, scheduler.py)
         seats = max((asked.max_num_seqs or SGLANG_MOST_RUNNING) // groups, 1)
-        rules = sglang_rules(group_prefill_tokens(chunk, groups, release), pool_tokens, seats)
+        rules = sglang_rules(release.group_prefill_tokens(chunk, groups), pool_tokens, seats)
     elif found.engine == "TensorRT-LLM":
         chunks = "--enable_chunked_prefill" in row.notes
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens, chunks_prompts=chunks)

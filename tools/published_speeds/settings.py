@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice, release_number, vllm_release
-from kvplan.catalog.sglang_defaults import attends_on_each_gpu, stated_cache_methods
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.sglang import sglang_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
@@ -100,7 +101,7 @@ def _cache_of_checkpoint(row: PublishedRow) -> str:
     if engine == "vLLM":
         followed = vllm_release(version).stated_cache
     elif engine == "SGLang":
-        followed = stated_cache_methods(release_number(version))
+        followed = sglang_release(version).stated_cache
     return "fp8" if _MODELOPT in followed else "auto"
 
 
@@ -138,7 +139,7 @@ def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
     is_mixture, words = model_kind(spec) != "dense", f"{row.text['dp']} {row.notes}"
     attends_in_groups = re.search(r"attention.dp|dp.attention|attention data parallel", words) is not None
     if row.text["engine"] == "SGLang":
-        is_each_gpu = attends_on_each_gpu(release_number(row.text["engine_version"].lstrip("v")))
+        is_each_gpu = sglang_release(row.text["engine_version"].lstrip("v")).attends_on_each_gpu
         attends_in_groups = attends_in_groups and (data > 1 or is_each_gpu)
     if attends_in_groups and is_mixture:
         groups = max(data, 1) if data > 1 else row.num_gpus

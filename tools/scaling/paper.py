@@ -8,8 +8,9 @@ from typing import Final
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import EngineChoice, vllm_release
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.play import play

@@ -1,8 +1,7 @@
 """What vLLM refuses on older NVIDIA GPUs: dtypes and formats by compute capability, as its checks at the start.
 
 Read in vllm/platforms/cuda.py (supported_dtypes), vllm/config/model.py (_resolve_auto_dtype,
-_FLOAT16_NOT_SUPPORTED_MODELS), and get_min_capability in vllm/model_executor/layers/quantization/*.py. Pull request
-17265 made ``--dtype auto`` fall back instead of stopping; 29901 brought the Marlin kernels, and fp8, to 7.5.
+_FLOAT16_NOT_SUPPORTED_MODELS), and get_min_capability in vllm/model_executor/layers/quantization/*.py.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 
 _BFLOAT16_FROM: Final = (8, 0)
 _EIGHT_BIT_CACHE_FROM: Final = (8, 0)
 """The oldest GPUs with attention kernels that read an 8-bit cache (FlashInfer's)."""
-_AUTO_FALLS_BACK_FROM: Final = (0, 9, 0)
-_FP8_ON_TURING_FROM: Final = (0, 14, 0)
 _WITHOUT_FLOAT16: Final = frozenset(("gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"))
 """``model_type`` of models that overflow in float16: vLLM serves them in float32 where there is no bfloat16."""
 _FORMATS_FROM: Final[dict[str, tuple[int, int]]] = {
@@ -30,9 +27,6 @@ _FORMATS_FROM: Final[dict[str, tuple[int, int]]] = {
     "mxfp4": (8, 0),
 }
 """Weight formats and the oldest compute capability that any release takes them on; others run everywhere."""
-_SPARSE_LATENTS_ON: Final = {9: (0, 11, 0), 10: (0, 11, 0), 12: (0, 24, 0)}
-"""Major compute capabilities that some kernel of sparse latent attention is for, and since when
-(supports_compute_capability in vllm/v1/attention/backends/mla, 0.11.0 to 0.33.0)."""
 
 
 def capability_of(gpu: GpuProfile) -> tuple[int, int] | None:
@@ -54,7 +48,7 @@ def dtype_on(gpu: GpuProfile, spec: ModelSpec, dtype: str, *, asked: str, versio
     capability = capability_of(gpu)
     if capability is None or capability >= _BFLOAT16_FROM or dtype != "bfloat16":
         return dtype
-    if asked != "auto" or vllm_release(version).version < _AUTO_FALLS_BACK_FROM:
+    if asked != "auto" or not vllm_release(version).falls_back_to_float16:
         raise UsageError(
             f"vLLM refuses bfloat16 on {gpu.id}: it needs compute capability 8.0, and {gpu.id} has "
             f"{gpu.compute_capability}.",
@@ -82,7 +76,7 @@ def check_formats(gpu: GpuProfile, spec: ModelSpec, kv_cache_dtype: str, *, vers
         )
     method = spec.quantization.method if spec.quantization else ""
     needed = _FORMATS_FROM.get(method, (0, 0))
-    if method == "fp8" and vllm_release(version).version < _FP8_ON_TURING_FROM:
+    if method == "fp8" and not vllm_release(version).fp8_on_turing:
         needed = (8, 0)
     if capability < needed:
         raise _unsupported(gpu, f"{method} weights", needed, "use --quantization gptq, bitsandbytes or none")
@@ -95,8 +89,7 @@ def attends_on(gpu: GpuProfile, spec: ModelSpec, *, version: str) -> bool:
     capability = capability_of(gpu)
     if capability is None or not spec.has_indexer:
         return True
-    first = _SPARSE_LATENTS_ON.get(capability[0])
-    return first is not None and vllm_release(version).version >= first
+    return capability[0] in vllm_release(version).sparse_latents_on
 
 
 def _unsupported(gpu: GpuProfile, what: str, needed: tuple[int, int], hint: str) -> UsageError:

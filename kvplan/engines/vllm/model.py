@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.vllm.block_sizes import CPU_BLOCK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.engines.interface import Installation, Preload
 from kvplan.engines.vllm.command import environment
 from kvplan.engines.vllm.limits import plugin_environment
@@ -14,8 +15,6 @@ MODULES: Final = (
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
 )
-_FIRST_RELEASE: Final = (0, 32)
-"""The first whose build for CPUs computes in a process of its own, which is not forked (spares.py); read in 0.32.0."""
 _CPU_ENVIRONMENT: Final[dict[str, str | None]] = {
     # vllm/platforms/cpu.py sets it before it starts a process; torch._inductor reads it when it is imported.
     "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
@@ -26,8 +25,7 @@ _CPU_ENVIRONMENT: Final[dict[str, str | None]] = {
 
 def is_preloaded(installation: Installation) -> bool:
     """Whether servers are forked where nobody says so. On a GPU that was never tried, so there it must be asked for."""
-    release = tuple(int(part) for part in (installation.version or "0").split(".")[:2] if part.isdigit())
-    return installation.device == "cpu" and release >= _FIRST_RELEASE
+    return installation.device == "cpu" and vllm_release(installation.version or "0.0").forked_on_cpu
 
 
 def vllm_preload(python: str, prefix: str, *, on_cpu: bool, is_lowered: bool) -> Preload:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice, vllm_release
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, vllm_front_end
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import (
     DenseFeedForward,
     FeedForward,

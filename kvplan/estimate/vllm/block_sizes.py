@@ -25,7 +25,7 @@ from typing import Final
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.vllm.groups import POOLED_KEYS
 from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
@@ -33,14 +33,8 @@ from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 CPU_BLOCK: Final = 128
 _USUAL: Final = 16
 _SPARSE: Final = 64
-_SMALL_ON_AMD_FROM: Final = (0, 28, 0)
 _FLASH_MLA: Final = 64
 _CUTLASS: Final = 128
-_CUTLASS_FROM: Final = (0, 10, 1)
-_FLASHINFER_FROM: Final = (0, 15, 0)
-_BY_KERNEL_FROM: Final = (0, 18, 0)
-_FLASHINFER_HEADS: Final = {False: (128,), True: (64, 128, 192)}
-"""qk_nope_head_dim that FlashInfer's latent attention takes, before 0.18 and from then on."""
 
 
 def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, kv_cache_dtype: str) -> int:
@@ -55,19 +49,18 @@ def default_block_size(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease, k
         return spec.index_pool * POOLED_KEYS
     major = compute_capability(gpu)[0]
     if spec.has_indexer:
-        return _USUAL if major == 0 and release.version >= _SMALL_ON_AMD_FROM else _SPARSE
-    by_kernel = release.version >= _BY_KERNEL_FROM
+        return _USUAL if major == 0 and release.small_sparse_blocks_on_amd else _SPARSE
     if major == 9:
-        return _USUAL if by_kernel and not kv_cache_dtype.startswith("fp8") else _FLASH_MLA
+        return _USUAL if release.latent_blocks_by_kernel and not kv_cache_dtype.startswith("fp8") else _FLASH_MLA
     if major == 10:
-        return _on_blackwell(spec, release, by_kernel=by_kernel)
+        return _on_blackwell(spec, release)
     return _USUAL
 
 
-def _on_blackwell(spec: ModelSpec, release: VllmRelease, *, by_kernel: bool) -> int:
-    if release.version < _CUTLASS_FROM:
+def _on_blackwell(spec: ModelSpec, release: VllmRelease) -> int:
+    if release.latent_kernel_on_10 == "triton":
         return _USUAL
     heads = {layer.mixer.qk_nope_head_size for layer in spec.layers if isinstance(layer.mixer, LatentAttention)}
-    if release.version < _FLASHINFER_FROM or not heads.issubset(_FLASHINFER_HEADS[by_kernel]):
+    if release.latent_kernel_on_10 == "cutlass" or not heads.issubset(release.latent_flashinfer_heads):
         return _CUTLASS
-    return 32 if by_kernel else 64
+    return 32 if release.latent_blocks_by_kernel else 64

@@ -10,31 +10,12 @@ import math
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.settings import FilledSettings
 from kvplan.units import GIB, MIB
 
-_Table = tuple[tuple[tuple[int, int, int], float], ...]
-
-_FIRST_ENGINE_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.77), ((0, 4, 0), 0.28))
-"""Nothing was counted before 0.2.5; then all that was not free, with the CUDA context (0.77 GiB on one A100, from the
-blocks before and after pull request 2031 of vllm-project/vllm), until 0.4 counted from what was free at the start."""
-_HOPPER_GIB: _Table = (*_FIRST_ENGINE_GIB, ((0, 8, 0), 0.07), ((0, 15, 0), 0.13), ((0, 18, 0), 0.25))
-_OLDER_GIB: _Table = (*_FIRST_ENGINE_GIB, ((0, 8, 0), 0.02), ((0, 15, 0), 0.05))
-_PARALLEL_EXTRA_GIB = 0.10
-"""What logs print: 0.03 to 0.38 (up to 0.7), 0.02 on consumer cards and 0.07 on H100 (0.10), on H100 0.13 (0.15 to
-0.17) and 0.24 to 0.27 (0.18, 0.19). With several GPUs 0.1 more, except over NVLink on Hopper and later."""
-_FIRST_NEIGHBOUR_GIB = 1.1
-"""NCCL's buffers through torch.distributed, before 0.4, for each neighbour in a ring: two GPUs have one, more have two.
-
-Two: pull request 2151 measured 19.5 GiB for Llama 2 70B on 8 A100: 16.1 are weights, 0.4 activations, 0.77 the context
-and the like. One: nvidia-smi in issue 2382 shows 19.76 GiB on each of two A100: 11.49 are weights, 6.33 cache, 0.77 the
-context.
-"""
 _UNIFIED_EXTRA_GIB = 1.0
 """On a GPU that shares its host's memory, free memory also shrinks by what the engine's processes take of the host."""
-_NVLINK_PARALLEL_EXTRA_GIB = 1.85
-"""What all-reduce over NVLink on Hopper and later keeps outside torch from 0.18 on, with 2 and with 4 GPUs."""
 _HOPPER = 9
 _GRAPH_SIZES_AT_512 = 51
 _LARGEST_GRAPH, _LARGEST_GRAPH_ON_BLACKWELL = 512, 1024
@@ -58,7 +39,7 @@ def non_torch_bytes(
     """
     if not release.counts_non_torch:
         return 0
-    total = _since(_HOPPER_GIB if _is_hopper_or_later(gpu) else _OLDER_GIB, release)
+    total = release.non_torch_gib_on_hopper if _is_hopper_or_later(gpu) else release.non_torch_gib
     if settings.tensor_parallel_size > 1 or exchanges_tokens:
         total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
@@ -68,23 +49,13 @@ def non_torch_bytes(
 
 def _parallel_extra_gib(gpu: GpuProfile, tensor_parallel_size: int, release: VllmRelease) -> float:
     has_fabric = gpu.joins_by_nvlink(tensor_parallel_size) and _is_hopper_or_later(gpu)
-    if has_fabric and release.version >= (0, 18, 0):
-        return _NVLINK_PARALLEL_EXTRA_GIB
-    if release.version < (0, 4, 0):
-        return _FIRST_NEIGHBOUR_GIB * min(tensor_parallel_size - 1, 2)
-    return _PARALLEL_EXTRA_GIB if release.v1 else 0.0
+    if has_fabric and release.nvlink_parallel_gib is not None:
+        return release.nvlink_parallel_gib
+    return release.neighbour_gib * min(tensor_parallel_size - 1, 2) + release.parallel_gib
 
 
 def _is_hopper_or_later(gpu: GpuProfile) -> bool:
     return compute_capability(gpu)[0] >= _HOPPER
-
-
-def _since(table: _Table, release: VllmRelease) -> float:
-    found = 0.0
-    for version, value in table:
-        if release.version >= version:
-            found = value
-    return found
 
 
 def capture_sizes(max_num_seqs: int, largest: int = _LARGEST_GRAPH) -> int:

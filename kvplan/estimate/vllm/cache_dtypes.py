@@ -20,7 +20,7 @@ from typing import Final
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import cache_dtype
@@ -28,24 +28,7 @@ from kvplan.estimate.kv_cache import refuse_scales
 from kvplan.settings import ServingSettings
 
 _COMPRESSED: Final = "compressed-tensors"
-_SPARSE_IN_8_BITS: Final = {
-    "GlmMoeDsaForCausalLM": ("fp8_e4m3", (0, 32, 0)),
-    "Glm5NextForCausalLM": ("fp8", (0, 33, 0)),
-    "Glm5NextForConditionalGeneration": ("fp8", (0, 33, 0)),
-}
-"""Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10: as what, and from
-which release on (vllm/model_executor/models/config.py, read in 0.32.0 and 0.33.0)."""
-
 _PACKED: Final = "fp8_ds_mla"
-_ON_12_FROM: Final = (0, 24, 0)
-_PACKED_BY_DEFAULT: Final = (0, 11, 0)
-"""The release that packed DeepSeek V3.2's cache on every GPU where nothing is said; 0.11.1 keeps 16 bits."""
-_PLAIN_ON_9_FROM: Final = (0, 30, 0)
-_PLAIN_OF_FEW_HEADS_FROM: Final = (0, 18, 0)
-_PLAIN_ON_10_FROM: Final = (0, 19, 0)
-_FEW_HEADS: Final = 16
-_FLASHINFER_HEADS: Final = {False: (128,), True: (128, 192)}
-"""qk_nope_head_dim that FlashInfer's sparse latent attention takes, before 0.19 and from then on."""
 
 
 def kv_cache_dtype(
@@ -69,8 +52,8 @@ def kv_cache_dtype(
     if _is_packed(spec, gpu, asked, release):
         return _PACKED, f"kv_cache_dtype {_PACKED}: what vLLM {release.text} has for {spec.architecture} on this GPU."
     is_blackwell = compute_capability(gpu)[0] == 10
-    sparse, first = _SPARSE_IN_8_BITS.get(spec.architecture, ("", None))
-    if asked.kv_cache_dtype == "auto" and is_blackwell and first is not None and release.version >= first:
+    sparse = release.sparse_cache_on_10.get(spec.architecture)
+    if asked.kv_cache_dtype == "auto" and is_blackwell and sparse is not None:
         return sparse, f"kv_cache_dtype {sparse}: vLLM {release.text}'s default for {spec.architecture} on this GPU."
     return cache_dtype(dtype, asked.kv_cache_dtype), ""
 
@@ -83,13 +66,13 @@ def _is_packed(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release
     """
     if not spec.has_indexer or spec.rope is None:
         return False
-    major, version = compute_capability(gpu)[0], release.version
+    major = compute_capability(gpu)[0]
     if asked.kv_cache_dtype == "auto":
-        return version == _PACKED_BY_DEFAULT or (major == 12 and version >= _ON_12_FROM)
+        return release.packs_sparse_by_default or (major == 12 and release.packs_sparse_on_12)
     if asked.kv_cache_dtype not in ("fp8", "fp8_e4m3"):
         return False
     if major == 9:
-        return asked.kv_cache_dtype == "fp8" or version < _PLAIN_ON_9_FROM
+        return asked.kv_cache_dtype == "fp8" or not release.plain_sparse_on_9
     if major == 10:
         return not _is_flashinfers(spec, asked.tensor_parallel_size, release)
     return major == 12  # modified builds before 0.24, too
@@ -98,13 +81,10 @@ def _is_packed(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release
 def _is_flashinfers(spec: ModelSpec, tensor_parallel_size: int, release: VllmRelease) -> bool:
     """Whether Blackwell's data-centre GPUs run FlashInfer's sparse kernel, in 8 bits."""
     mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)]
-    sizes = _FLASHINFER_HEADS[release.version >= _PLAIN_ON_10_FROM]
-    if any(mixer.qk_nope_head_size not in sizes for mixer in mixers):
+    if any(mixer.qk_nope_head_size not in release.sparse_flashinfer_heads for mixer in mixers):
         return False
-    if release.version >= _PLAIN_ON_10_FROM:
-        return True
-    has_few = all(mixer.num_heads <= _FEW_HEADS * tensor_parallel_size for mixer in mixers)
-    return has_few and release.version >= _PLAIN_OF_FEW_HEADS_FROM
+    most = release.sparse_flashinfer_most_heads
+    return most is None or all(mixer.num_heads <= most * tensor_parallel_size for mixer in mixers)
 
 
 def cache_of_checkpoint(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> str | None:

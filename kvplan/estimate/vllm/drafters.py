@@ -14,7 +14,7 @@ from re import compile as compile_pattern
 from re import error as PatternError
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import Drafter, LayerSpec, ModelSpec, QuantizationSpec
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes

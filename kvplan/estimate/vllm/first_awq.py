@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import DenseFeedForward, LayerSpec, ModelSpec, MoeFeedForward, SoftmaxAttention
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator, Piece

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import CompressedAttention, CrossAttention, LayerSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import CompressedAttention, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import head_scale_bytes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease, vllm_release
+from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.catalog.spec import Drafter, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.errors import UsageError

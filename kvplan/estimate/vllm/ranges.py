@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease, vllm_release
+from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.prediction import VllmPrediction, printed_tokens
@@ -89,10 +89,9 @@ class RangeModel:
 
 SHIPPED: Final = RangeModel(SPREADS, FACTOR)
 
-_RELEASES_WITH_STARTUPS: Final = ((0, 8, 0), (0, 21, 0))
 _CAPABILITIES_WITH_STARTUPS: Final = ((7, 5), (10, 0))
-"""From the first to before the second; (major, minor) of CUDA likewise. 51 of the 70 start-ups lie in both. The
-other 19 are of many releases, and further off."""
+"""(major, minor) of CUDA, from the first to before the second. 51 of the 70 start-ups lie there and in releases that
+have start-ups (``has_startups``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +158,8 @@ def _communicates(spec: ModelSpec, layout: ParallelLayout) -> bool:
 
 
 def _has_startups(gpu: GpuProfile, release: VllmRelease) -> bool:
-    first, end = _RELEASES_WITH_STARTUPS
     oldest, newer = _CAPABILITIES_WITH_STARTUPS
-    return first <= release.version < end and oldest <= compute_capability(gpu) < newer
+    return release.has_startups and oldest <= compute_capability(gpu) < newer
 
 
 def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction) -> int:

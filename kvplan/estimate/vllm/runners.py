@@ -7,7 +7,7 @@ which overrides the release's choice, is not read here.
 
 from __future__ import annotations
 
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.settings import FilledSettings, ServingSettings

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec, StateMixer
 from kvplan.catalog.vllm_refusals import vllm_refusal
 from kvplan.errors import KvplanError, UsageError
@@ -170,9 +170,9 @@ def batch_defaults(
     that chunking was on by itself.
     """
     if not release.v1:
-        chunks = max_model_len > _V0_CHUNKS_ABOVE_TOKENS and release.version >= (0, 5, 0)
-        if chunks:
-            return (_V0_DEFAULT_CONTEXT_TOKENS if release.version >= (0, 6, 2) else 512), 256
+        chunk = release.first_engine_chunk_tokens
+        if chunk is not None and max_model_len > _V0_CHUNKS_ABOVE_TOKENS:
+            return chunk, 256
         return max(max_model_len, _V0_DEFAULT_CONTEXT_TOKENS), 256
     if gpu.is_cpu:
         return (_CPU_STEP_TOKENS, _CPU_ROWS) if usage == "server" else (2 * _CPU_STEP_TOKENS, 2 * _CPU_ROWS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 from kvplan.estimate.vllm.groups import blocks_per_request

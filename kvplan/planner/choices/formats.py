@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.device_support import check_formats
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype

@@ -10,7 +10,7 @@ from functools import cached_property
 from kvplan.catalog.devices.device_support import dtype_on
 from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout

@@ -9,8 +9,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.native import KVPLAN_ARCHITECTURES
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.vllm_models import NEVER_SERVED
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.kernels.blackwell_experts import blackwell_experts

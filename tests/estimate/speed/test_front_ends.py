@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.estimate.speed.queueing.front_end import (
     VLLM_FRONT_END,

@@ -10,7 +10,7 @@ from statistics import mean, median
 
 import pytest
 
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_rate, users
 from kvplan.estimate.speed.queueing.play import play

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.cli import main
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.prediction import predict_vllm

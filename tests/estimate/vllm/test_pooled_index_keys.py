@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SparseIndexer, StateMixer
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings, layer_entries, size_sequence

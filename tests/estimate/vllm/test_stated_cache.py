@@ -111,10 +111,10 @@ def test_kvplans_engine_takes_what_it_is_asked_for() -> None:
 def test_sglang_follows_modelopt_from_0_5_3_on() -> None:
     gpu, sizes = find_gpu("b200"), ServingSettings(tensor_parallel_size=4)
     each = {
-        release: predict_sglang(resolve_model("kimi-k2.5-nvfp4"), gpu, sizes, release=release).bytes_per_token
-        for release in ((0, 5, 2), (0, 5, 3), None)
+        version: predict_sglang(resolve_model("kimi-k2.5-nvfp4"), gpu, sizes, version=version).bytes_per_token
+        for version in ("0.5.2", "0.5.3", "latest")
     }
-    assert each == {(0, 5, 2): 2 * LATENTS, (0, 5, 3): LATENTS, None: LATENTS}
+    assert each == {"0.5.2": 2 * LATENTS, "0.5.3": LATENTS, "latest": LATENTS}
     compressed, plain = (
         predict_sglang(spec, find_gpu("h100")).bytes_per_token
         for spec in (spec_with(COMPRESSED), resolve_model("llama-3.1-8b"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import UsageError
 from kvplan.estimate.vllm.budget import capture_sizes
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import CompressedAttention, LayerSpec, SparseIndexer
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.kv_cache import CacheSettings

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention, SparseIndexer, StateMixer
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings

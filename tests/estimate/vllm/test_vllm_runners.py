@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_refusals import vllm_refusal

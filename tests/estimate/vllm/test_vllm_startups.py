@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kvplan.catalog.engines import is_modified_build
+from kvplan.catalog.releases.vllm import is_modified_build
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "score_vllm_startups.py"
 

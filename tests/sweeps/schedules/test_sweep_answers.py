@@ -10,7 +10,7 @@ import pytest
 from test_sweep_boundaries import row
 from test_sweep_slo_search import BASE, LEVEL, row_of, search_of
 
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.vllm_refusals import vllm_refusal
 from kvplan.cli import main
 from kvplan.runs.answers.best_settings import best_settings

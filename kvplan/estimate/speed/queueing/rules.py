@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvplan.catalog import trtllm_defaults
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.trtllm import trtllm_release
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, SGLANG_FRONT_END, FrontEnd, vllm_front_end
 from kvplan.settings import FilledSettings
 
@@ -127,9 +127,10 @@ def trtllm_rules(
 
     ``chunks_prompts``: --enable_chunked_prefill; prompts are read whole otherwise.
     """
+    release = trtllm_release()
     return SchedulingRules(
-        max_num_seqs or trtllm_defaults.MAX_BATCH_SIZE,
-        max_num_batched_tokens or trtllm_defaults.MAX_NUM_TOKENS,
+        max_num_seqs or release.max_batch_size,
+        max_num_batched_tokens or release.max_num_tokens,
         pool_tokens,
         chunks_prompts=chunks_prompts,
         reserves=1.0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
 from kvplan.estimate.speed.steps.group_steps import GroupSteps

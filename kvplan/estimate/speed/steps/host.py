@@ -18,7 +18,7 @@ results that ``tools/score_published_speeds.py`` scores:
     compiled, uncaptured  what vLLM's V1 engine does beyond its largest graph: assumed to lie between both, at their
                           geometric middle
     largest graph         512 rows in V1 (cudagraph_capture_sizes, vllm/config), 256 in the first engine
-                          (model_runner.py), SGLang's by memory and ranks (catalog/sglang_defaults.py)
+                          (model_runner.py), SGLang's by memory and ranks (catalog/releases/sglang.py)
     vLLM's V1 engine      without scheduling ahead 0.45 ms a step (the same pull request, 5.83 and 6.03 requests/s) and
                           0.017 ms a sequence: what asynchronous scheduling saves of a token. Qwen3-1.7B, 800 at once:
                           75.7 us a token without and 58.9 with it, 16.2 without the step's share (pull request 26866,
@@ -50,8 +50,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice, VllmRelease, release_number
-from kvplan.catalog.sglang_defaults import largest_graph_rows
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.sglang import sglang_release
+from kvplan.catalog.releases.trtllm import trtllm_release
+from kvplan.catalog.releases.vllm import VllmRelease
 
 _EAGER_LAYER: Final = 0.57e-3
 _PIECEWISE_LAYER: Final = 0.19e-3
@@ -65,11 +67,6 @@ _V0_EVENT_LOOP: Final = 0.045e-3
 _V0_LONGEST_CAPTURED: Final = 8192
 _V0_LARGEST_CAPTURED: Final = 256
 _V1_LARGEST_CAPTURED: Final = 512
-_FULL_GRAPHS: Final = (0, 11, 0)
-_ASYNC_OUTPUTS: Final = (0, 6, 0)
-_OWN_PROCESS: Final = (0, 6, 2)
-_TRTLLM_PYTORCH: Final = (1, 0, 0)
-"""The first release of TensorRT-LLM whose default is the PyTorch backend, with captured steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +139,8 @@ IN_PROCESS: Final = "in-process"
 def vllm_host(release: VllmRelease, *, in_process: bool = False) -> HostWork:
     """By release. ``in_process``: without a server; the V1 engine has a process of its own either way."""
     if not release.v1:
-        outputs = 0.0 if release.version >= _ASYNC_OUTPUTS else _V0_OUTPUT
-        streams = _V0_EVENT_LOOP if in_process or release.version < _OWN_PROCESS else 0.0
+        outputs = 0.0 if release.async_outputs else _V0_OUTPUT
+        streams = _V0_EVENT_LOOP if in_process or not release.own_server_process else 0.0
         return HostWork(
             CAPTURED,
             _EAGER,
@@ -154,7 +151,7 @@ def vllm_host(release: VllmRelease, *, in_process: bool = False) -> HostWork:
             _V0_SEQUENCE + outputs + streams,
         )
     return HostWork(
-        CAPTURED if release.version >= _FULL_GRAPHS else _PIECEWISE,
+        CAPTURED if release.captures_whole_steps else _PIECEWISE,
         _PIECEWISE,
         _COMPILED,
         largest_captured=_V1_LARGEST_CAPTURED,
@@ -165,8 +162,7 @@ def vllm_host(release: VllmRelease, *, in_process: bool = False) -> HostWork:
 
 def trtllm_host(engine: EngineChoice) -> HostWork:
     """By release and backend."""
-    number = release_number(engine.version)
-    is_captured = number is None or number >= _TRTLLM_PYTORCH
+    is_captured = trtllm_release(engine.version).pytorch_by_default
     is_python = engine.backend == "pytorch" or (not engine.backend and is_captured)
     if not is_python:
         return NO_HOST
@@ -176,8 +172,7 @@ def trtllm_host(engine: EngineChoice) -> HostWork:
 def host_work(engine: EngineChoice, release: VllmRelease, gpu: GpuProfile, tensor_parallel_size: int) -> HostWork:
     """Of an engine as settings call it; ``release`` counts for vLLM alone."""
     if engine.name == "sglang":
-        number = release_number(engine.version)
-        return sglang_host(largest_graph_rows(gpu.memory_bytes, tensor_parallel_size, number))
+        return sglang_host(sglang_release(engine.version).largest_graph_rows(gpu.memory_bytes, tensor_parallel_size))
     if engine.name == "trtllm":
         return trtllm_host(engine)
     if engine.name == "vllm":

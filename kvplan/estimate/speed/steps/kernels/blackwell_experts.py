@@ -22,12 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 
-_BEFORE_TRTLLM: Final = (0, 24, 0)
-"""The first release whose table has TensorRT-LLM's experts; 0.22.0's has Triton's."""
 _COMPUTE_CAPABILITY: Final = "10.0"
 
 
@@ -62,7 +60,7 @@ def blackwell_experts(
     """
     experts = speed.speed.experts
     if backend == "auto":
-        backend = "triton" if release.version < _BEFORE_TRTLLM else "flashinfer_trtllm"
+        backend = release.blackwell_experts
     if experts is None or backend not in _BACKENDS or not work.num_experts or not has_both(speed, work, gpu):
         return speed
     reached = _BACKENDS[backend][work.speed_format]

@@ -39,41 +39,17 @@ at 357 TFLOP/s), which is 22 TFLOP/s, 0.06 of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from kvplan.catalog.engines import EngineChoice, release_number
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
+from kvplan.catalog.releases.versions import release_number
+from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _BLOCKS: Final = "fp8-block"
-
-
-@dataclass(frozen=True, slots=True)
-class _Releases:
-    """From ``since`` on, up to but without ``before``."""
-
-    since: tuple[int, int, int]
-    before: tuple[int, int, int]
-
-    def has(self, number: tuple[int, int, int]) -> bool:
-        return self.since <= number < self.before
-
-
-_OTHER_PRODUCTS: Final = {
-    "vllm": (_Releases((0, 6, 6), (0, 11, 0)), 0.70),
-    "sglang": (_Releases((0, 4, 1), (0, 4, 5)), 0.51),
-}
-"""By engine: releases with other products than DeepGEMM's, and the share of its speed that theirs reach with 4,096 rows
-(vLLM 0.6.6 and SGLang 0.4.1 brought the format)."""
-_MORE_A_LAYER: Final = {
-    "vllm": ((_Releases((0, 7, 1), (0, 9, 0)), 0.182e-3),),
-    "sglang": ((_Releases((0, 4, 2), (0, 4, 5)), 0.289e-3), (_Releases((0, 4, 5), (0, 4, 6)), 0.178e-3)),
-}
-"""Seconds that a layer of latent attention and a mixture takes beyond the tables, by engine."""
-_TRITON_PROMPTS: Final = (_Releases((0, 4, 1), (0, 4, 5)), 0.06)
-"""SGLang's releases with Triton's attention, and the share of the tables' that it reaches in prompts."""
-_UNMEASURED: Final = {"vllm": _Releases((0, 9, 0), (0, 11, 0)), "sglang": _Releases((0, 4, 6), (0, 5, 3))}
 
 
 def older_blocks(speed: DeviceSpeed, work: ModelWork, engine: EngineChoice) -> DeviceSpeed:
@@ -81,35 +57,29 @@ def older_blocks(speed: DeviceSpeed, work: ModelWork, engine: EngineChoice) -> D
 
     Of a fit to the engine's own tables, which are of newer releases. Its notes say where a release was not measured.
     """
-    number = release_number(engine.version)
     is_told = speed.engine == engine.name and speed.engine_version is not None and speed.dtype == _BLOCKS
-    if number is None or not is_told or work.speed_format != _BLOCKS:
+    if release_number(engine.version) is None or not is_told or work.speed_format != _BLOCKS:
         return speed
-    found = _with_other_products(speed, engine.name, number)
-    return _with_slower_layers(found, engine, number) if work.num_latent_layers and work.num_experts else found
+    if engine.name not in ("vllm", "sglang"):
+        return speed
+    release = vllm_release(engine.version) if engine.name == "vllm" else sglang_release(engine.version)
+    found = _with_other_products(speed, release.block_products_share)
+    return _with_slower_layers(found, engine, release) if work.num_latent_layers and work.num_experts else found
 
 
-def _with_other_products(speed: DeviceSpeed, engine: str, number: tuple[int, int, int]) -> DeviceSpeed:
-    releases, reached = _OTHER_PRODUCTS.get(engine, (None, 1.0))
-    if releases is None or not releases.has(number):
-        return speed
+def _with_other_products(speed: DeviceSpeed, reached: float) -> DeviceSpeed:
     base = replace(speed.speed.base, flops=reached * speed.speed.base.flops)
     return replace(speed, speed=replace(speed.speed, base=base))
 
 
-def _with_slower_layers(speed: DeviceSpeed, engine: EngineChoice, number: tuple[int, int, int]) -> DeviceSpeed:
+def _with_slower_layers(speed: DeviceSpeed, engine: EngineChoice, release: VllmRelease | SglangRelease) -> DeviceSpeed:
     latent = speed.speed.latent
     if latent is None:
         return speed
-    unmeasured = _UNMEASURED.get(engine.name)
-    if unmeasured is not None and unmeasured.has(number):
+    if not release.latent_layers_measured:
         return speed.with_gap(
             f"nobody measured the slower kernels that latent attention had in {engine.name} {engine.version}"
         )
-    for releases, seconds in _MORE_A_LAYER.get(engine.name, ()):
-        if releases.has(number):
-            latent = replace(latent, layer_seconds=latent.layer_seconds + seconds)
-    releases, share = _TRITON_PROMPTS
-    if engine.name == "sglang" and releases.has(number):
-        latent = replace(latent, prompt_share=share)
-    return replace(speed, speed=replace(speed.speed, latent=latent))
+    share = release.latent_prompt_share if isinstance(release, SglangRelease) else latent.prompt_share
+    seconds = latent.layer_seconds + release.latent_layer_seconds
+    return replace(speed, speed=replace(speed.speed, latent=replace(latent, layer_seconds=seconds, prompt_share=share)))

@@ -31,7 +31,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice, release_number, vllm_release
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.trtllm import trtllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
@@ -40,8 +42,6 @@ from kvplan.estimate.speed.steps.work import ModelWork
 
 _BLOCKS: Final = "fp8-block"
 _TRTLLM: Final = "flashinfer_trtllm"
-_TRTLLM_BY_DEFAULT: Final = (1, 3, 0)
-"""TensorRT-LLM's release, for blocks on Blackwell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,8 @@ def _fitted(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: Engine
 
 
 def _default(fitted: str | None, engine: EngineChoice) -> str | None:
-    number = release_number(engine.version)
-    is_newest = number is None or number >= _TRTLLM_BY_DEFAULT
-    return _TRTLLM if engine.name == "trtllm" and fitted == "deep_gemm" and is_newest else fitted
+    is_blocks = engine.name == "trtllm" and fitted == "deep_gemm"
+    return _TRTLLM if is_blocks and trtllm_release(engine.version).trtllm_experts_by_default else fitted
 
 
 def _by_trtllm(speed: DeviceSpeed, work: ModelWork) -> DeviceSpeed:

@@ -19,11 +19,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from kvplan.catalog.engines import VllmRelease, vllm_release
+from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 
-_BETTER_TILES: Final = (0, 17, 0)
 _OLD_FLOPS: Final = 0.5
 _OLD_BANDWIDTH: Final = 0.9
 _OLD_TILE_ROWS: Final = 64.0
@@ -51,5 +50,5 @@ def _has_old_tiles(speed: DeviceSpeed, work: ModelWork, release: VllmRelease) ->
     """Blocks of 8-bit floats and weights in few bits have kernels of their own."""
     is_tuned = (work.num_experts, work.expert_intermediate_size) in _TUNED
     is_by_triton = work.multiplies_weights_as_stored and work.speed_format != "fp8-block"
-    is_newer = speed.engine_version is not None and vllm_release(speed.engine_version).version >= _BETTER_TILES
-    return speed.engine == "vllm" and is_newer and release.version < _BETTER_TILES and is_by_triton and not is_tuned
+    is_newer = speed.engine_version is not None and vllm_release(speed.engine_version).better_expert_tiles
+    return speed.engine == "vllm" and is_newer and not release.better_expert_tiles and is_by_triton and not is_tuned

@@ -35,14 +35,16 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.engines import EngineChoice, release_number, vllm_release
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.sglang import sglang_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _ROWS: Final = 64.0
 _EXPERT_ROWS: Final = 16.0
-_NARROW_TILES: Final = {"vllm": (0, 9, 0), "sglang": (0, 4, 7)}
-"""By engine: the first release with a newer CUDA than 12.4."""
+_KNOWN: Final = ("vllm", "sglang")
+"""Engines whose kernels are known."""
 
 
 def with_tiles(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: EngineChoice) -> DeviceSpeed:
@@ -50,12 +52,12 @@ def with_tiles(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: Eng
 
     Of the engines whose kernels are known; tables of a GPU itself have them.
     """
-    if speed.origin != "scaled" or engine.name not in _NARROW_TILES or not _has_few_multipliers(gpu):
+    if speed.origin != "scaled" or engine.name not in _KNOWN or not _has_few_multipliers(gpu):
         return speed
     found, experts = speed.speed, speed.speed.experts
     if experts is not None:
         experts = replace(experts, tile_rows=_EXPERT_ROWS)
-    is_wide = work.compute_dtype == "fp8" or _number(engine) < _NARROW_TILES[engine.name]
+    is_wide = work.compute_dtype == "fp8" or not _has_narrow_tiles(engine)
     tile_rows = _ROWS if is_wide and work.multiplies_weights_as_stored else 1.0
     return replace(speed, speed=replace(found, experts=experts, tile_rows=tile_rows))
 
@@ -65,7 +67,6 @@ def _has_few_multipliers(gpu: GpuProfile) -> bool:
     return gpu.flops("bfloat16") < _ROWS * gpu.memory_bandwidth_bytes_per_second
 
 
-def _number(engine: EngineChoice) -> tuple[int, int, int]:
-    if engine.name == "vllm":
-        return vllm_release(engine.version).version
-    return release_number(engine.version) or _NARROW_TILES[engine.name]
+def _has_narrow_tiles(engine: EngineChoice) -> bool:
+    release = vllm_release(engine.version) if engine.name == "vllm" else sglang_release(engine.version)
+    return release.narrow_tiles

@@ -1,0 +1,62 @@
+"""SGLang's releases: what each sets by the GPU's memory where nothing is said, and its kernels.
+
+Sources and values: ``profiles/releases/sglang.json``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from kvplan.catalog.releases.facts import ReleaseTable, load_releases
+from kvplan.catalog.releases.versions import Number, release_number
+from kvplan.units import GIB
+
+_MANY_GPUS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # one object for each release
+class SglangRelease:
+    """One release of SGLang: a field for each fact of the table."""
+
+    version: Number
+    memory_tiers: tuple[tuple[float | None, int, int, int], ...]
+    stated_cache: tuple[str, ...]
+    attends_on_each_gpu: bool
+    narrow_tiles: bool
+    block_products_share: float
+    latent_layer_seconds: float
+    latent_layers_measured: bool
+    latent_prompt_share: float
+
+    def chunked_prefill_tokens(self, memory_bytes: int) -> int:
+        """Return ``chunked_prefill_size``: tokens of prompts in a step at most."""
+        return self._tier(memory_bytes)[0]
+
+    def group_prefill_tokens(self, chunk_tokens: int, num_groups: int) -> int:
+        """Return what each of ``num_groups`` that attend beside each other has of ``chunked_prefill_size``.
+
+        They share it, but where every GPU is a group each of them has half of it (server_args.py).
+        """
+        if num_groups > 1 and self.attends_on_each_gpu:
+            return max(chunk_tokens // 2, 1)
+        return max(chunk_tokens // num_groups, 1)
+
+    def largest_graph_rows(self, memory_bytes: int, tensor_parallel_size: int) -> int:
+        """Return ``cuda_graph_max_bs``: sequences of the largest decode step that is captured."""
+        _, few, many = self._tier(memory_bytes)
+        return few if tensor_parallel_size < _MANY_GPUS else many
+
+    def _tier(self, memory_bytes: int) -> tuple[int, int, int]:
+        """(tokens of a prefill chunk, rows of the largest graph on up to three GPUs, on more)."""
+        return next(sizes for below, *sizes in self.memory_tiers if below is None or memory_bytes < below * GIB)  # type: ignore[return-value]
+
+
+@cache
+def _table() -> ReleaseTable[SglangRelease]:
+    return load_releases("sglang", SglangRelease)
+
+
+def sglang_release(version: str = "latest") -> SglangRelease:
+    """Return the facts of a version as printed; the newest ones of ``latest`` and of what is no version."""
+    return _table().at(release_number(version))

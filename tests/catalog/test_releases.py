@@ -1,0 +1,113 @@
+"""Facts of engine releases: rows that are typed when loaded, and the only place that compares releases."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from kvplan.catalog.releases.facts import FactError, load_releases, table_of
+from kvplan.catalog.releases.sglang import SglangRelease
+from kvplan.catalog.releases.trtllm import TrtllmRelease
+from kvplan.catalog.releases.vllm import VllmRelease, latest_vllm, vllm_release
+
+PACKAGE = Path(__file__).resolve().parents[2] / "kvplan"
+TABLES = {"vllm": VllmRelease, "sglang": SglangRelease, "trtllm": TrtllmRelease}
+
+
+@dataclass(frozen=True, slots=True)
+class _Release:
+    version: tuple[int, int, int]
+    share: float
+    kernel: Literal["old", "new"]
+    names: tuple[str, ...]
+
+
+def _row(fact: str, type_text: str, values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    common = {"what": "something", "sources": ["a/file.py: name"], "read_through": "0.3.0"}
+    return {"fact": fact, "type": type_text, "values": values, **common, **more}
+
+
+DOCUMENT = {
+    "oldest": "0.1.0",
+    "newest": "0.3.0",
+    "facts": [
+        _row("share", "float", {"0.0.0": 1, "0.2.0": 0.5}),
+        _row("kernel", '"old" | "new"', {"0.0.0": "old", "0.2.1": "new"}),
+        _row("names", "list[str]", {"0.0.0": ["a"], "0.3.0": ["b"]}, grows=True),
+    ],
+}
+
+
+def test_a_value_holds_from_its_release_on() -> None:
+    table = table_of(DOCUMENT, _Release)
+    assert table.at((0, 1, 9)) == _Release((0, 1, 9), 1.0, "old", ("a",))
+    assert table.at((0, 2, 0)) == _Release((0, 2, 0), 0.5, "old", ("a",))
+    assert table.at(None) == table.at((0, 3, 0)) == _Release((0, 3, 0), 0.5, "new", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "said"),
+    [
+        (0, {"fact": "shaer"}, "no class has a fact 'shaer'"),
+        (0, {"type": "int"}, "'share' is said to be int, and its class says float"),
+        (0, {"values": {"0.0.0": "1"}}, "'share' is '1' from 0.0.0 on, which is no float"),
+        (0, {"values": {"0.0.0": True}}, "'share' is True from 0.0.0 on, which is no float"),
+        (0, {"values": {"0.2.0": 0.5}}, "'share' has no value from 0.0.0 on"),
+        (0, {"values": {"0.0.0": 1, "0.2.0": 0.5, "0.1.0": 0.7}}, "releases of 'share' do not rise"),
+        (0, {"values": {"0.0.0": 1, "0.2.0": 1}}, "'share' does not change in 0.2.0"),
+        (1, {"values": {"0.0.0": "odd"}}, "'kernel' is 'odd' from 0.0.0 on"),
+        (2, {"fact": "share", "type": "float", "values": {"0.0.0": 1}}, "the table has no fact 'names'"),
+        (2, {"values": {"0.0.0": [1]}}, "'names' is [1] from 0.0.0 on, which is no list[str]"),
+        (2, {"sources": []}, "'names' needs a source"),
+        (2, {"read_through": "0.4.0"}, "'names' needs a source, what it says, and the release in which that was read"),
+        (2, {"since": "0.1.0"}, "'names' must have"),
+    ],
+)
+def test_a_wrong_row_fails_at_once(index: int, change: dict[str, Any], said: str) -> None:
+    document = copy.deepcopy(DOCUMENT)
+    document["facts"][index].pop("grows", None)
+    document["facts"][index].update(change)
+    with pytest.raises(FactError) as raised:
+        table_of(document, _Release)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("engine", TABLES)
+def test_every_shipped_table_fits_its_class(engine: str) -> None:
+    table = load_releases(engine, TABLES[engine])
+    assert table.oldest < table.newest
+    assert table.at(None).version == table.newest
+
+
+def test_what_is_not_known_yet_has_the_facts_of_the_newest() -> None:
+    assert vllm_release("0.99") is vllm_release("latest") is vllm_release("0.1.dev18496+gabc")
+    assert vllm_release("latest").text == latest_vllm()
+
+
+def _compares_releases(node: ast.AST) -> bool:
+    """Whether ``node`` compares a release's number, or writes one down."""
+    if isinstance(node, ast.Compare):
+        return any(
+            isinstance(side, ast.Attribute) and side.attr == "version" for side in (node.left, *node.comparators)
+        )
+    if isinstance(node, ast.Tuple) and len(node.elts) == 3:
+        numbers = [item.value for item in node.elts if isinstance(item, ast.Constant)]
+        return len(numbers) == 3 and all(type(number) is int for number in numbers)
+    return False
+
+
+def test_only_the_tables_compare_releases() -> None:
+    """A figure that changed with a release is a fact, with its source; code asks for it by name."""
+    found = [
+        f"{path.relative_to(PACKAGE.parent)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "releases" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if _compares_releases(node)
+    ]
+    assert found == []
