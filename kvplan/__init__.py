@@ -20,4 +20,4 @@ units, paths, errors  amounts as text, where data lies, the one error a user see
 Rooms only import rooms below them: the order is in pyproject.toml.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

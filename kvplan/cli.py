@@ -8,12 +8,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
 from kvplan import __version__
+from kvplan.commands.options.extras import need_extra
 from kvplan.errors import KvplanError
 from kvplan.help_sections import SectionedCommand, SectionedGroup
 from kvplan.list_words import repeat_options, with_flag_words
@@ -23,10 +25,14 @@ INTERRUPTED = 130
 
 
 class Listing(NamedTuple):
-    """How a command stands in the help of ``kvplan``: the section it is listed in, and what it does."""
+    """How a command stands in the help of ``kvplan``: the section it is listed in, what it does, and what it needs.
+
+    ``extra``: the one of pyproject.toml whose packages it cannot do without, empty where every install has them.
+    """
 
     panel: str
     summary: str
+    extra: str = ""
 
 
 COMMANDS: dict[str, Listing] = {
@@ -34,13 +40,13 @@ COMMANDS: dict[str, Listing] = {
     "plan": Listing("Plan", "Find the GPUs and settings for a given load."),
     "explain": Listing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
     "sweep": Listing("Measure", "Measure throughput, occupancy and memory limits with kvplan's own engine or another."),
-    "merge": Listing("Measure", "Join the shards of a sweep into one run directory."),
-    "profile": Listing("Measure", "Profile one setting: memory, batches, and where a step's time goes."),
-    "bench": Listing("Measure", "Benchmark paging against what it replaces."),
-    "calibrate": Listing("Measure", "Fit the predictions to measured rows."),
-    "report": Listing("Measure", "Draw tables, plots and a page from a run directory."),
-    "serve": Listing("Serve", "Serve a model behind OpenAI's API with kvplan's own engine."),
-    "load": Listing("Serve", "Load an OpenAI-compatible server, and say what bound it."),
+    "merge": Listing("Measure", "Join the shards of a sweep into one run directory.", "report"),
+    "profile": Listing("Measure", "Profile one setting: memory, batches, and where a step's time goes.", "engine"),
+    "bench": Listing("Measure", "Benchmark paging against what it replaces.", "engine"),
+    "calibrate": Listing("Measure", "Fit the predictions to measured rows.", "report"),
+    "report": Listing("Measure", "Draw tables, plots and a page from a run directory.", "report"),
+    "serve": Listing("Serve", "Serve a model behind OpenAI's API with kvplan's own engine.", "serve"),
+    "load": Listing("Serve", "Load an OpenAI-compatible server, and say what bound it.", "load"),
     "top": Listing("Serve", "Watch running servers, and how many more sequences fit in each."),
     "models": Listing("Look up", "List the models known by name."),
     "gpus": Listing("Look up", "List the GPUs known by name."),
@@ -88,11 +94,23 @@ def build_app(wanted: str | None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(_root)
-    for name, (panel, summary) in COMMANDS.items():
+    for name, (panel, summary, _) in COMMANDS.items():
         loaded = import_module(f"kvplan.commands.{name}") if name == wanted else None
-        function: Callable[..., None] = getattr(loaded, name) if loaded else _unloaded
+        function = _checked(name, getattr(loaded, name)) if loaded else _unloaded
         app.command(name, cls=SectionedCommand, help=None if loaded else summary, rich_help_panel=panel)(function)
     return app
+
+
+def _checked(name: str, command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``command``, which first asks for the packages of its extras; its help needs none."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        if extra := COMMANDS[name].extra:
+            need_extra(name, extra)
+        return command(*arguments, **options)
+
+    return run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

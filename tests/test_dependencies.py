@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from kvplan.cli import main
+from kvplan.commands.options.extras import EXTRAS, INCLUDES
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
@@ -39,17 +45,60 @@ def listed(heading: str) -> set[str]:
 
 
 def test_imports_and_declarations_agree() -> None:
-    assert imported() == listed("dependencies") | listed("serve") | listed("load") | listed("cluster")
+    declared = listed("dependencies").union(*(listed(extra) for extra in EXTRAS))
+    assert imported() == declared
 
 
-def test_a_command_names_the_packages_of_its_extra() -> None:
-    from kvplan.commands.options.extras import CLUSTER_PACKAGES
-    from kvplan.commands.options.extras import LOAD_PACKAGES as PACKAGES
-
-    assert set(PACKAGES) | {"uvloop"} == listed("load"), "uvloop is used where it is installed"
-    assert set(CLUSTER_PACKAGES) == listed("cluster")
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_error_names_the_packages_of_its_extra(extra: str) -> None:
+    assert set(EXTRAS[extra]) == listed(extra) - {"uvloop"}, "uvloop is used where it is installed"
+    block = re.search(rf"^{extra} = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    assert re.findall(r'"kvplan\[(\w+)\]"', block[1]) == ([INCLUDES[extra]] if extra in INCLUDES else [])
 
 
 def test_ci_installs_every_extra() -> None:
     """But that of a cluster: `make check-cluster` starts one, and takes minutes."""
     assert all(f'"kvplan[{extra}]"' in PROJECT for extra in ("serve", "load"))
+
+
+_PLAIN = """
+import io, sys
+from contextlib import redirect_stdout
+
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # None: as if it were not installed
+from kvplan.cli import main
+
+for line in sys.argv[2:]:
+    with redirect_stdout(io.StringIO()) as printed:
+        code = main(line.split())
+    assert code == 0 and printed.getvalue(), (line, code)
+"""
+
+
+def test_a_plain_install_sizes_plans_and_explains() -> None:
+    commands = ["estimate llama-3.1-8b --ctx 16k", "plan gpt2 --users 4 --gpu l4", "models", "gpus", "sweep --help"]
+    commands += ["plan gpt2 --users 4 --gpu l4 --format kubernetes", "estimate qwen3-30b-a3b --gpu h100 --json"]
+    commands.append("explain tests/data/startup_logs/vllm-0.19-llama-3.1-8b-h100.log")
+    hidden = ",".join(imported() - listed("dependencies"))
+    done = subprocess.run([sys.executable, "-c", _PLAIN, hidden, *commands], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "extra"),
+    [
+        ("sweep --model gpt2", "engine"),
+        ("sweep --engine vllm --model gpt2", "load"),
+        ("sweep --model gpt2 --dry-run", "report"),
+        ("serve gpt2", "serve"),
+        ("load localhost:1", "load"),
+        ("report .", "report"),
+        ("estimate gpt2 --plot x.png", "report"),
+    ],
+)
+def test_a_command_says_which_extra_it_lacks(line: str, extra: str, monkeypatch, capsys) -> None:
+    for name in imported() - listed("dependencies"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(line.split()) == 2
+    assert f"hint: pip install 'kvplan[{extra}]'" in capsys.readouterr().err

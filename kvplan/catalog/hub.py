@@ -12,12 +12,14 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from kvplan.catalog.checkpoint.comparison import stored_dtype, widest_dtype, with_checkpoint
 from kvplan.catalog.checkpoint.safetensors import read_files
+from kvplan.catalog.plain_hub import HubError, config_path, parameter_counts
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
@@ -25,6 +27,8 @@ from kvplan.paths import user_cache_dir
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _CONNECT_SECONDS = 5.0
+_HAS_CLIENT = find_spec("huggingface_hub") is not None
+"""A plain install has no huggingface_hub; ``plain_hub`` stands in for it."""
 _ELSEWHERE = "pass a directory with the model's config.json, or the file itself"
 
 
@@ -50,10 +54,10 @@ def fetch_model(repository: str, *, assumptions: Mapping[str, str] | None = None
 
     UnavailableError where its config cannot be had, UsageError where the hub has no such repository.
     """
-    config_path = _fetch_config(repository)
-    config = parse_config(config_path.read_text(encoding="utf-8-sig"), where=f"The config.json of {repository}")
+    path = _fetch_config(repository)
+    config = parse_config(path.read_text(encoding="utf-8-sig"), where=f"The config.json of {repository}")
     source = f"https://huggingface.co/{repository}"
-    files = read_files(config_path.parent)
+    files = read_files(path.parent)
     cached = files is not None and not files.missing
     counted = None if cached else _stored_count(repository)
     dtype = widest_dtype(counted.dtypes) if counted is not None else stored_dtype(files) if files is not None else None
@@ -77,36 +81,50 @@ def _compared(spec: ModelSpec, counted: StoredCount) -> ModelSpec:
 
 
 def _fetch_config(repository: str) -> Path:
-    try:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            GatedRepoError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
-    except ImportError as error:
-        raise UnavailableError(
-            f"{repository} is not a shipped profile, and huggingface_hub is not installed.", hint=_ELSEWHERE
-        ) from error
+    if not _HAS_CLIENT:
+        try:
+            return config_path(repository)
+        except HubError as error:
+            raise _refusal(repository, error.code) from error
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
     cached = try_to_load_from_cache(repository, "config.json")
     if isinstance(cached, str):
         return Path(cached)
     if not _hub_answers():
-        raise _unreachable(repository)
+        raise _refusal(repository)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         return Path(hf_hub_download(repository, "config.json"))
     except GatedRepoError as error:
-        hint = "accept its licence on its page and set HF_TOKEN, or " + _ELSEWHERE
-        raise UnavailableError(f"{repository} is gated, and this token may not read it.", hint=hint) from error
+        raise _refusal(repository, "GatedRepo") from error
     except RepositoryNotFoundError as error:
-        hint = "check the name; a private model needs HF_TOKEN; or " + _ELSEWHERE
-        raise UsageError(f"The Hugging Face hub has no model '{repository}'.", hint=hint) from error
+        raise _refusal(repository, "RepoNotFound") from error
     except OSError as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise UnavailableError(f"{repository} has no config.json.", hint=_ELSEWHERE) from error
-        raise _unreachable(repository) from error
+        is_missing = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
+        raise _refusal(repository, "EntryNotFound" if is_missing else "") from error
+
+
+def _refusal(repository: str, code: str = "") -> KvplanError:
+    """Return the error for the hub's own code (X-Error-Code); "" where it could not be asked."""
+    if code == "GatedRepo":
+        hint = "accept its licence on its page and set HF_TOKEN, or " + _ELSEWHERE
+        return UnavailableError(f"{repository} is gated, and this token may not read it.", hint=hint)
+    if code == "RepoNotFound":
+        hint = "check the name; a private model needs HF_TOKEN; or " + _ELSEWHERE
+        return UsageError(f"The Hugging Face hub has no model '{repository}'.", hint=hint)
+    if code == "EntryNotFound":
+        return UnavailableError(f"{repository} has no config.json.", hint=_ELSEWHERE)
+    return UnavailableError(
+        f"{repository} is not built in, and the Hugging Face Hub is unreachable.",
+        hint=f"{_ELSEWHERE}; kvplan models lists the built-in profiles",
+    )
 
 
 def _hub_answers() -> bool:
@@ -129,13 +147,6 @@ def _hub_answers() -> bool:
         return False
 
 
-def _unreachable(repository: str) -> UnavailableError:
-    return UnavailableError(
-        f"{repository} is no shipped profile, and the Hugging Face hub cannot be reached from here.",
-        hint=f"{_ELSEWHERE}; kvplan models lists the shipped profiles",
-    )
-
-
 def _stored_count(repository: str) -> StoredCount | None:
     """Parameters by the safetensors headers, from the cache or by range requests; None where there are none."""
     cached = user_cache_dir() / "hub" / (repository.replace("/", "--") + ".json")
@@ -155,6 +166,9 @@ def _stored_count(repository: str) -> StoredCount | None:
 
 
 def _count_headers(repository: str) -> StoredCount | None:
+    if not _HAS_CLIENT:
+        counts = parameter_counts(repository)
+        return StoredCount(sum(counts.values()), tuple(sorted(counts))) if counts else None
     from huggingface_hub import get_safetensors_metadata
     from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError
 

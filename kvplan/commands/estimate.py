@@ -25,6 +25,7 @@ from kvplan.commands.options.estimate_lists import (
     questions,
     resolve_models,
 )
+from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
@@ -181,6 +182,7 @@ def estimate(
         ]
         raise _nothing_fits(misses)
     if plot is not None:
+        need_extra("estimate --plot", "report")
         from kvplan.estimate.picture import draw_estimates
 
         draw_estimates(answers, plot)

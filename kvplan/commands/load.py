@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kvplan.commands.options.extras import LOAD_PACKAGES, need_packages
 from kvplan.commands.options.groups import given_options, takes_groups
 
 INTERRUPTED: Final = 130
@@ -201,7 +200,6 @@ def load(
     ] = False,
 ) -> int:
     """Load an OpenAI-compatible server: throughput and latency beside its own KV cache, queue and preemptions."""
-    need_packages("load", "load", LOAD_PACKAGES)
     from kvplan.commands.printing import loads as load_output
     from kvplan.load.options import LoadOptions
     from kvplan.load.self_test import measure_ceiling

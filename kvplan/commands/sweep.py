@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.sweep.axes import FLAG_OPTIONS, LIST_OPTIONS, AxisOptions
 from kvplan.commands.options.sweep.engine import EngineOptions, given_engine, swept_engine
@@ -90,6 +91,7 @@ def _new(
     if "model" not in given:
         raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
     options = SweepOptions(**given, axes=axes)
+    _need_packages(options, spread, dry_run=dry_run)
     runs_here = not dry_run and not options.is_foreign and spread.ray is None
     with EarlyWorker() if runs_here else nullcontext() as early, spread_over(spread, options) as cluster:
         from kvplan.commands.printing import sweeps as sweep_output  # half a second, beside the worker's own imports
@@ -119,6 +121,7 @@ def _resume(directory: Path, given: Mapping[str, Any], spread: SpreadOptions, *,
 
     options = SweepOptions.from_json(read_sweep_manifest(directory)["options"])
     refuse_differences(options, given)
+    _need_packages(options, spread)
     with spread_over(spread, options) as cluster:
         outcome = resume_sweep(
             directory,
@@ -129,6 +132,16 @@ def _resume(directory: Path, given: Mapping[str, Any], spread: SpreadOptions, *,
             pool_of=None if cluster is None else cluster.pool_of,
         )
     return _finish(outcome, as_json=as_json)
+
+
+def _need_packages(options: SweepOptions, spread: SpreadOptions, *, dry_run: bool = False) -> None:
+    """Ask for the packages of what is swept: kvplan's engine here or on a cluster, or another one over HTTP."""
+    if options.is_foreign:
+        need_extra("sweep --engine", "load")
+    elif spread.ray is not None:
+        need_extra("sweep --ray", "cluster")
+    else:
+        need_extra("sweep", "report" if dry_run else "engine")
 
 
 def _finish(outcome: SweepOutcome, *, as_json: bool) -> int:

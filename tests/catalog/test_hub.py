@@ -43,7 +43,9 @@ class Hub(BaseHTTPRequestHandler):
             return
         if self.path.startswith("/api/models/small/model"):
             names = [{"rfilename": name} for name in FILES]
-            body = json.dumps({"id": "small/model", "sha": COMMIT, "siblings": names}).encode()
+            counted = {"parameters": {"F32": 124_439_808}, "total": 124_439_808}
+            about = {"id": "small/model", "sha": COMMIT, "siblings": names, "safetensors": counted}
+            body = json.dumps(about).encode()
             self._send(200, body, {"Content-Type": "application/json"}, with_body=with_body)
             return
         name = self.path.rsplit("/", 1)[-1]
@@ -84,13 +86,30 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def estimate(model: str, home: Path, endpoint: str, **environment: str) -> subprocess.CompletedProcess[str]:
+_PROGRAMS = {
+    "huggingface_hub": ["-m", "kvplan"],
+    "plain": [
+        "-c",
+        "import sys; sys.modules['huggingface_hub'] = None\nfrom kvplan.cli import main; sys.exit(main(sys.argv[1:]))",
+    ],
+}
+
+
+@pytest.fixture(params=_PROGRAMS)
+def client(request: pytest.FixtureRequest) -> str:
+    """What asks the hub: huggingface_hub, or kvplan itself in an install without it."""
+    return request.param
+
+
+def estimate(
+    model: str, home: Path, endpoint: str, client: str = "huggingface_hub", **environment: str
+) -> subprocess.CompletedProcess[str]:
     clean = {
         key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith("HF_")
     }
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "KVPLAN_CACHE_DIR": str(home / "kvplan"), **environment}
     return subprocess.run(
-        [sys.executable, "-m", "kvplan", "estimate", model, "--json", "--gpu", "l4"],
+        [sys.executable, *_PROGRAMS[client], "estimate", model, "--json", "--gpu", "l4"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -99,14 +118,14 @@ def estimate(model: str, home: Path, endpoint: str, **environment: str) -> subpr
     )
 
 
-def test_a_hub_model_is_read_and_kept(hub, tmp_path):
-    done = estimate("small/model", tmp_path, hub)
+def test_a_hub_model_is_read_and_kept(hub, tmp_path, client):
+    done = estimate("small/model", tmp_path, hub, client)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["model"]["num_parameters"] == 124_439_808
     assert not any("headers hold" in sentence for sentence in answer["assumptions"])
     assert (tmp_path / "kvplan" / "hub" / "small--model.json").is_file()
-    again = estimate("small/model", tmp_path, hub, HF_HUB_OFFLINE="1")
+    again = estimate("small/model", tmp_path, hub, client, HF_HUB_OFFLINE="1")
     assert again.returncode == 0 and json.loads(again.stdout)["model"] == answer["model"]
 
 
@@ -121,15 +140,15 @@ def test_a_checkpoint_that_lies_in_the_cache_gives_its_weights(hub, tmp_path):
     assert found["dtype"] == "float16"
 
 
-def test_gated_and_missing_models_are_refused(hub, tmp_path):
-    gated = estimate("gated/model", tmp_path, hub)
+def test_gated_and_missing_models_are_refused(hub, tmp_path, client):
+    gated = estimate("gated/model", tmp_path, hub, client)
     assert gated.returncode == 1 and "is gated" in gated.stderr and "HF_TOKEN" in gated.stderr
-    missing = estimate("nobody/nothing", tmp_path, hub)
+    missing = estimate("nobody/nothing", tmp_path, hub, client)
     assert missing.returncode == 2 and "has no model 'nobody/nothing'" in missing.stderr
 
 
-def test_without_a_network_the_hint_says_what_to_pass(tmp_path):
-    done = estimate("small/model", tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+def test_without_a_network_the_hint_says_what_to_pass(tmp_path, client):
+    done = estimate("small/model", tmp_path, "http://127.0.0.1:9", client, HF_HUB_OFFLINE="0")
     assert done.returncode == 1 and done.stdout == ""
     error, hint = done.stderr.splitlines()
-    assert "cannot be reached" in error and "config.json" in hint
+    assert "is unreachable" in error and "config.json" in hint

@@ -236,7 +236,7 @@ def test_a_missing_package_is_named_with_its_extra(
     where = "kvplan.commands.options.extras.find_spec"
     monkeypatch.setattr(where, lambda name: None if name == "httptools" else object())
     code, _, talk = run(capsys, "http://127.0.0.1:9")
-    assert code == 1
+    assert code == 2
     assert "needs a package that is not installed: httptools" in talk
     assert "pip install 'kvplan[load]'" in talk
 

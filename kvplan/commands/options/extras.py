@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final
 
-from kvplan.errors import KvplanError
+from kvplan.errors import UsageError
 
-LOAD_PACKAGES: Final = ("httptools", "msgspec")
-"""By their import names, without which no load can be sent."""
+EXTRAS: Final[dict[str, tuple[str, ...]]] = {
+    "report": ("pandas", "matplotlib", "numpy", "jinja2", "markupsafe"),
+    "engine": ("torch", "transformers", "huggingface_hub", "numpy", "jinja2", "safetensors", "gguf"),
+    "serve": ("uvicorn", "httptools", "msgspec", "prometheus_client", "tokenizers"),
+    "load": ("httptools", "msgspec"),
+    "cluster": ("ray",),
+}
+"""Packages by their import names that each extra of pyproject.toml brings itself."""
 
-CLUSTER_PACKAGES: Final = ("ray",)
-"""The same, without which no cluster can be joined."""
+INCLUDES: Final = {"engine": "report", "serve": "engine", "load": "report", "cluster": "engine"}
+"""The extra that each of some others brings as well."""
+
+_NAMED = 3
 
 
-def need_packages(command: str, extra: str, packages: Sequence[str]) -> None:
-    """KvplanError with the extra to install if one of the packages (by import name) is missing."""
-    missing = [name for name in packages if find_spec(name) is None]
+def need_extra(what: str, extra: str) -> None:
+    """Raise UsageError, with the line to type, if a package of ``extra`` is missing for ``what`` (``sweep --ray``)."""
+    missing = [name for name in _packages(extra) if find_spec(name) is None]
     if missing:
         are = "a package that is not installed" if len(missing) == 1 else "packages that are not installed"
-        raise KvplanError(
-            f"`kvplan {command}` needs {are}: {', '.join(missing)}.", hint=f"pip install 'kvplan[{extra}]'"
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise UsageError(
+            f"`kvplan {what}` needs {are}: {', '.join(missing[:_NAMED])}{more}.", hint=f"pip install 'kvplan[{extra}]'"
         )
+
+
+def _packages(extra: str) -> tuple[str, ...]:
+    included = _packages(INCLUDES[extra]) if extra in INCLUDES else ()
+    return tuple(dict.fromkeys((*EXTRAS[extra], *included)))

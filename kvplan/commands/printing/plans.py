@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, tail_text
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
 from kvplan.errors import KvplanError
@@ -50,6 +51,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         if explain and found.deployments:
             print_steps(found.deployments[0].choice.name, explained_steps(found.deployments[0], found.workload))
     if plot is not None and found.deployments:
+        need_extra("plan --plot", "report")
         from kvplan.planner.answer.picture import draw_plan
 
         draw_plan(found, plot)

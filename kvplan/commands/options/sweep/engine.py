@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.options.extras import LOAD_PACKAGES, need_packages
 from kvplan.commands.options.groups import given_options
 from kvplan.commands.options.sweep.panels import MODEL_PANEL
 from kvplan.sweeps.engine_names import OTHER_ENGINES
@@ -80,7 +79,6 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     """The engine that the options name; None for kvplan's own, which needs none of the packages of a load over HTTP."""
     if not options.is_foreign:
         return None
-    need_packages("sweep --engine", "load", LOAD_PACKAGES)
     from kvplan.engines import registry
 
     return registry.swept_engine(options)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.commands.options.extras import CLUSTER_PACKAGES, need_packages
 from kvplan.commands.options.sweep.panels import SPREAD_PANEL
 from kvplan.errors import UsageError
 from kvplan.sweeps.options import SweepOptions
@@ -56,7 +55,6 @@ def spread_over(spread: SpreadOptions, options: SweepOptions) -> AbstractContext
     from kvplan.sweeps.session import refuse_searches
 
     refuse_searches(options)
-    need_packages("sweep --ray", "cluster", CLUSTER_PACKAGES)
     from kvplan.sweeps.cluster.connection import connected
 
     return connected(spread.ray, spread.accelerator_type)
