@@ -21,7 +21,6 @@ from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
-from kvplan.estimate.vllm.division import check_division
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
 from kvplan.estimate.vllm.kernels import (
@@ -30,9 +29,10 @@ from kvplan.estimate.vllm.kernels import (
     check_pooled_keys,
     mxfp4_inner_step,
 )
+from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
-from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes, step_buffer_bytes, stored_formats
+from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes
 from kvplan.settings import FilledSettings, ServingSettings
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
@@ -90,27 +90,6 @@ class VllmPrediction:
         return self.outcome == "ok"
 
 
-Memo = dict[tuple[object, ...], "RankParts | StoredFormats | ModelSpec | bool"]
-"""What does not depend on the GPU, kept between predictions for one model (a search tries many GPUs)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankParts:
-    """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels.
-
-    ``cached``: its layers, the drafter's behind the model's; ``layer_kinds``: one of each kind.
-    """
-
-    cached: tuple[LayerSpec, ...]
-    layer_kinds: tuple[LayerSpec, ...]
-    weight_bytes: int
-    blocks: BlockPlan
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.cached)
-
-
 def predict_vllm(
     spec: ModelSpec,
     gpu: GpuProfile,
@@ -121,41 +100,34 @@ def predict_vllm(
 ) -> VllmPrediction:
     """The start-up of vLLM ``version`` with ``settings`` on as many ``gpu`` as the parallel sizes say.
 
-    ``memo`` may be shared between calls with the same ``spec``. UsageError where the ranks cannot divide the model; a
-    model that does not fit is an ``outcome``, not an error.
+    ``memo`` may be shared between calls for any models. UsageError where the ranks cannot divide the model; a model
+    that does not fit is an ``outcome``, not an error.
     """
     release = vllm_release(version)
     memo = {} if memo is None else memo
-    spec = _with_own_drafter(spec, settings, memo)
+    known = _with_own_drafter(memo_of(memo, spec), settings, memo)
+    spec = known.spec
     resolved = resolve_settings(spec, gpu, settings, release)
-    _check_division(spec, ParallelLayout.of(resolved.serving), memo)
+    known.check_division(ParallelLayout.of(resolved.serving))
     check_pooled_keys(spec, gpu)
     ranks = [
-        _rank_memory(spec, part, gpu, resolved, release, memo)
+        _rank_memory(known, part, gpu, resolved, release)
         for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
     ]
     smallest = min(ranks, key=lambda rank: rank.num_blocks)
     return fill_pool(smallest, smallest.available_kv_bytes, resolved, release)
 
 
-def _with_own_drafter(spec: ModelSpec, settings: ServingSettings, memo: Memo) -> ModelSpec:
-    """``spec`` with its multi-token-prediction layers as drafter, for callers that only give a number of tokens."""
-    if spec.drafter is not None or not settings.num_speculative_tokens:
-        return spec
-    key = (id(spec), "drafter", settings.num_speculative_tokens)
-    found = memo.get(key)
-    if not isinstance(found, ModelSpec):
+def _with_own_drafter(known: ModelMemo, settings: ServingSettings, memo: Memo) -> ModelMemo:
+    """The model with its multi-token-prediction layers as drafter, for callers that only give a number of tokens."""
+    spec, count = known.spec, settings.num_speculative_tokens
+    if spec.drafter is not None or not count:
+        return known
+    if count not in known.drafted:
         model = multi_token_model(spec)
-        drafter = None if model is None else Drafter("mtp", spec.id, settings.num_speculative_tokens, model)
-        found = memo[key] = replace(spec, drafter=drafter)
-    return found
-
-
-def _check_division(spec: ModelSpec, layout: ParallelLayout, memo: Memo) -> None:
-    key = (id(spec), "divides", layout)
-    if key not in memo:
-        check_division(spec, layout)
-        memo[key] = True
+        drafter = None if model is None else Drafter("mtp", spec.id, count, model)
+        known.drafted[count] = replace(spec, drafter=drafter)
+    return memo_of(memo, known.drafted[count])
 
 
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
@@ -210,10 +182,10 @@ def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
 
 
 def _rank_memory(
-    spec: ModelSpec, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease, memo: Memo
+    known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
 ) -> RankMemory:
-    settings = resolved.serving
-    parts = _rank_parts(spec, part, gpu, settings, release, memo)
+    spec, settings = known.spec, resolved.serving
+    parts = _rank_parts(known, part, gpu, settings, release)
     samples = part.stop == spec.num_layers
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
@@ -236,34 +208,26 @@ def _rank_memory(
     )
 
 
-def _formats(spec: ModelSpec, requested: str, memo: Memo) -> StoredFormats:
-    key = (id(spec), "formats", requested)
-    found = memo.get(key)
-    if not isinstance(found, StoredFormats):
-        found = memo[key] = stored_formats(spec, requested)
-    return found
-
-
 def _rank_parts(
-    spec: ModelSpec, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease, memo: Memo
+    known: ModelMemo, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> RankParts:
+    spec = known.spec
     layout, quantization = ParallelLayout.of(settings), settings.quantization
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
     loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step)
-    key = (id(spec), part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
-    known = memo.get(key)
-    if isinstance(known, RankParts):
-        return known
+    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
+    if key in known.parts:
+        return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
     weight_bytes = rank_weight_bytes(
         spec,
         part,
         layout=layout,
         dtype=settings.dtype,
-        formats=_formats(spec, quantization, memo),
+        formats=known.stored_formats(quantization),
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
@@ -278,7 +242,7 @@ def _rank_parts(
         layers += cached_layers(spec.drafter)
     blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
-    memo[key] = found
+    known.parts[key] = found
     return found
 
 

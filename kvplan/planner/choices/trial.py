@@ -20,8 +20,8 @@ from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import (
-    Memo,
     VllmPrediction,
     as_attended,
     cache_settings,
