@@ -141,6 +141,12 @@ class VllmRelease:
     ``keeps_grouped_keys``: serves Qwen 4, whose index has a key for each group of tokens, and whose tables of n-grams
     are in the host's memory where nothing is said (vllm/models/qwen4_exp, vllm/config/engram.py, in 0.32.0; releases
     before it were not read).
+    ``needs_block_per_sequence``: refuses more sequences than blocks where a model has states and whole decode steps
+    are captured: each takes a block of its own, of all in the pool whichever group they are for ("max_num_seqs (N)
+    exceeds available Mamba cache blocks (M)"; resolve_cudagraph_mode_and_sizes in vllm/config/compilation.py, in
+    0.20.0, 0.23.0 and 0.33.0, from vllm/v1/worker/gpu_model_runner.py; 0.19.0 and 0.19.1 capture fewer sizes instead).
+    ``captures_flashinfer_drafts``: with a drafter FlashInfer's whole steps are captured outside Blackwell data-centre
+    GPUs too (get_cudagraph_support in vllm/v1/attention/backends/flashinfer.py, in 0.33.0, not in 0.23.0).
     ``qwen3_positions``: as many times the model's positions have rotary tables of Qwen3-VL and Qwen 3.5
     (mrope_positions_factor in vllm/model_executor/models/qwen3_vl.py, 1 in 0.32.0, 4 as all others in 0.31.0).
     """
@@ -195,6 +201,8 @@ class VllmRelease:
     checkpointed_states: tuple[str, ...] = ()
     keeps_grouped_keys: bool = False
     qwen3_positions: int = 4
+    needs_block_per_sequence: bool = False
+    captures_flashinfer_drafts: bool = False
 
     @property
     def text(self) -> str:
@@ -229,7 +237,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
         (0, 20, 0),
         {"gpu_memory_utilization": 0.92, "prints_concurrency_tokens": True},
     ),
-    ((0, 20, 0), {"scaled_cache": True}),
+    ((0, 20, 0), {"scaled_cache": True, "needs_block_per_sequence": True}),
     ((0, 21, 0), {"graphs_in_budget": True, "samples_with_flashinfer": True, "requires_flashinfer": True}),
     ((0, 22, 0), {"stated_cache_wins": False}),
     (
@@ -304,6 +312,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
             "reserves_latent_splits": True,
             "told_unified_memory": True,
             "keeps_float_cache": True,
+            "captures_flashinfer_drafts": True,
             "checkpointed_states": ("mamba2", "gated_delta_net", "kimi_delta", "ngram_conv"),
         },
     ),

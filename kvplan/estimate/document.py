@@ -157,6 +157,8 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
         **_ends("max_concurrency", deployment.max_concurrency_range),
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
+        "most_num_seqs": deployment.most_num_seqs,
+        **_ends("most_num_seqs", deployment.most_num_seqs_range),
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "fits": deployment.fits,
         "limit": deployment.limit,

@@ -28,6 +28,7 @@ from kvplan.estimate.vllm.kernels import (
     attention_workspace_bytes,
     check_pooled_keys,
     mxfp4_inner_step,
+    needs_block_per_sequence,
 )
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.runners import kept_state_bytes
@@ -35,7 +36,7 @@ from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
 from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes
 from kvplan.settings import FilledSettings, ServingSettings
 
-VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
+VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx", "rejected_seqs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class RankMemory:
     blocks: BlockPlan
     state_bytes: int = 0
     """What vLLM's second model runner keeps for its requests, as far as the release's budget counts it."""
+    needs_block_per_sequence: bool = False
+    """Whether vLLM refuses a ``max_num_seqs`` above the number of blocks."""
 
     @property
     def available_kv_bytes(self) -> int:
@@ -68,7 +71,7 @@ class VllmPrediction:
     """What vLLM prints at start-up, or why it stops. Bytes are those of ``rank``, the smallest.
 
     ``kv_cache_tokens`` is what this release prints as "GPU KV cache size". ``missing_bytes``: how much more one request
-    would need.
+    would need. ``most_num_seqs``: the largest ``max_num_seqs`` that it starts with, None where blocks do not limit it.
     """
 
     version: str
@@ -84,6 +87,7 @@ class VllmPrediction:
     largest_max_model_len: int
     missing_bytes: int
     outcome: VllmOutcome
+    most_num_seqs: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -205,6 +209,7 @@ def _rank_memory(
         requested_bytes=requested_bytes(settings),
         blocks=parts.blocks,
         state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
+        needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
     )
 
 
@@ -313,7 +318,8 @@ def fill_pool(
         max_concurrency=concurrency,
         largest_max_model_len=longest_that_fits(plan, shape, max(checked_bytes, 0)) * contexts,
         missing_bytes=max(needed * plan.bytes_per_block - checked_bytes, 0),
-        outcome=_outcome(rank, num_blocks, checked_bytes, needed),
+        outcome=_outcome(rank, num_blocks, checked_bytes, needed, settings.serving.max_num_seqs),
+        most_num_seqs=num_blocks if rank.needs_block_per_sequence else None,
     )
 
 
@@ -326,10 +332,12 @@ def printed_tokens(
     return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size
 
 
-def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int) -> VllmOutcome:
-    """checked_bytes: of the pool, as far as a request may fill it."""
+def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int, max_num_seqs: int) -> VllmOutcome:
+    """In the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
     if rank.weight_bytes > rank.requested_bytes:
         return "oom_weights"
     if checked_bytes <= 0 or num_blocks < 1:
         return "oom_kv_init"
-    return "ok" if checked_bytes // rank.blocks.bytes_per_block >= needed else "rejected_ctx"
+    if checked_bytes // rank.blocks.bytes_per_block < needed:
+        return "rejected_ctx"
+    return "rejected_seqs" if rank.needs_block_per_sequence and max_num_seqs > num_blocks else "ok"
