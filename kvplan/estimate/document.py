@@ -61,7 +61,8 @@ def _gains_document(found: DeploymentSpeculation) -> dict[str, Any]:
 def _model_document(answer: Estimate) -> dict[str, Any]:
     spec = answer.spec
     return {
-        "id": spec.id,
+        "id": spec.served_id,
+        "sized_as": spec.sized_as,
         "architecture": spec.architecture,
         "num_layers": spec.num_layers,
         "num_parameters": spec.num_parameters,

@@ -206,9 +206,9 @@ def test_more_sequences_than_blocks_for_their_states_are_foreseen_and_recognised
     assert VllmModel(spec, gpu, "0.32.0", is_eager=True).memory(asked).outcome == "ok"
     failure = read_failure(
         started(
-            "ValueError: max_num_seqs (512) exceeds available Mamba cache blocks (196). Each decode sequence requires one "
-            "Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most 196 or increase "
-            "gpu_memory_utilization.\n"
+            "ValueError: max_num_seqs (512) exceeds available Mamba cache blocks (196). Each decode sequence requires "
+            "one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most 196 or "
+            "increase gpu_memory_utilization.\n"
         )
     )
     assert failure.status == "rejected_seqs"

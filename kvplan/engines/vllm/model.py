@@ -114,7 +114,7 @@ class VllmModel:
         longest = self.spec.max_position_embeddings
         if longest is not None and settings.max_model_len > longest:
             raise UsageError(
-                f"{self.spec.id} has {longest:,} positions, and vLLM refuses a max_model_len of "
+                f"{self.spec.served_id} has {longest:,} positions, and vLLM refuses a max_model_len of "
                 f"{settings.max_model_len:,}.",
                 hint=f"--max-model-len {longest} at most",
             )

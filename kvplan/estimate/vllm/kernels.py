@@ -108,7 +108,7 @@ def check_pooled_keys(spec: ModelSpec, gpu: GpuProfile) -> None:
     """
     if spec.index_pool > 1 and compute_capability(gpu)[0] not in (9, 10):
         raise KvplanError(
-            f"It is not known how vLLM keeps the index keys of {spec.id} on {gpu.id}.",
+            f"It is not known how vLLM keeps the index keys of {spec.served_id} on {gpu.id}.",
             hint="it is on Hopper and on B200, B300, GB200 and GB300",
         )
 

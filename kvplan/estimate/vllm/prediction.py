@@ -129,7 +129,7 @@ def _with_own_drafter(known: ModelMemo, settings: ServingSettings, memo: Memo) -
         return known
     if count not in known.drafted:
         model = multi_token_model(spec)
-        drafter = None if model is None else Drafter("mtp", spec.id, count, model)
+        drafter = None if model is None else Drafter("mtp", spec.served_id, count, model)
         known.drafted[count] = replace(spec, drafter=drafter)
     return memo_of(memo, known.drafted[count])
 
@@ -149,7 +149,8 @@ def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
         for mixer in layer.mixers
     ):
         raise UsageError(
-            f"vLLM has no KV cache in {settings.kv_cache_dtype} for keys and values of unlike sizes, as in {spec.id}.",
+            f"vLLM has no KV cache in {settings.kv_cache_dtype} for keys and values of unlike sizes, as in "
+            f"{spec.served_id}.",
             hint="use --kv-cache-dtype fp8",
         )
     _check_grouped_keys(spec, settings)
@@ -175,7 +176,7 @@ def _check_grouped_keys(spec: ModelSpec, settings: FilledSettings) -> None:
     found = next((what for what, is_asked in refused.items() if is_asked), None)
     if found is not None:
         raise UsageError(
-            f"vLLM does not serve {spec.id} with {found}.",
+            f"vLLM does not serve {spec.served_id} with {found}.",
             hint="use bfloat16, with a KV cache in bfloat16 or fp8, and no --decode-context-parallel-size",
         )
 
