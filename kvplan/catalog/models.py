@@ -187,7 +187,8 @@ def read_profile(
         source=profile["source"],
         assumptions=assumptions,
     )
-    return spec if served == spec.id else replace(spec, served=served, sized_as=spec.id)
+    is_other = served.casefold() != spec.id.casefold()
+    return replace(spec, served=served, sized_as=spec.id if is_other else None)
 
 
 def _asked_id(asked: str, profile: Mapping[str, Any]) -> str:
@@ -200,7 +201,7 @@ def _asked_id(asked: str, profile: Mapping[str, Any]) -> str:
     if folded == profile["name"]:
         return str(profile["id"])
     if "/" in folded:
-        return next(each for each in ids if each.casefold() == folded)
+        return asked if asked in ids else next(each for each in ids if each.casefold() == folded)
     return next((each for each in ids if _short(each) == folded), profile["id"])
 
 

@@ -96,4 +96,4 @@ def _print_titles(answers: Sequence[Estimate]) -> None:
     if sized:
         print()
     for title in sized:
-        print_sentence(title)
+        print_sentence(title, indent="", further="  ")
