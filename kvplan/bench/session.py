@@ -105,7 +105,7 @@ def make_plan(
     if set(names) - set(ON_ONE_LAYER):
         _check_room(spec, dtype, detected)
     rounds = num_rounds or (1 if is_quick else 2)
-    return BenchPlan(BenchOrder(engine, spec.id, names, rounds, is_quick, seed), detected)
+    return BenchPlan(BenchOrder(engine, spec.served_id, names, rounds, is_quick, seed), detected)
 
 
 def _check_room(spec: ModelSpec, dtype: str, device: Device) -> None:
@@ -114,7 +114,7 @@ def _check_room(spec: ModelSpec, dtype: str, device: Device) -> None:
     if weights < memory:
         return
     raise KvplanError(
-        f"{spec.id} has {format_bytes(weights)} of weights, and the device {format_bytes(memory)} of memory.",
+        f"{spec.served_id} has {format_bytes(weights)} of weights, and the device {format_bytes(memory)} of memory.",
         hint=f"use a smaller model, or --only {ON_ONE_LAYER[0]} or {ON_ONE_LAYER[1]}, which run one layer of it",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
         raise UsageError("The model's name is empty.", hint="try gpt2, llama-3.1-8b, or a path to a config.json")
     profile = find_profile(name)
     if profile is not None:
-        return read_profile(profile, assumptions=assumptions)
+        return read_profile(profile, asked=name, assumptions=assumptions)
     path = Path(name).expanduser()
     if path.exists() or name.endswith((".json", ".gguf")):
         return _read_path(path, assumptions)
@@ -50,7 +51,7 @@ def _read_elsewhere(name: str, assumptions: Mapping[str, str] | None) -> ModelSp
     if variant is not None:
         source = f"{BY_NAME}: {variant.profile['source']}"
         spec = read_config(variant.config, model_id=name, source=source, assumptions=assumptions)
-        return replace(spec, assumptions=(variant.note, *spec.assumptions))
+        return replace(spec, sized_as=variant.profile["id"], assumptions=(*variant.notes, *spec.assumptions))
     if missing is None:
         raise _no_such_model(name)
     raise KvplanError(missing.message, hint=_did_you_mean(name) + (missing.hint or "")) from missing
@@ -62,7 +63,7 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
     if path.suffix.casefold() == ".gguf":
         from kvplan.catalog.gguf.models import read_gguf
 
-        return read_gguf(path, assumptions=assumptions)
+        return replace(read_gguf(path, assumptions=assumptions), served=_absolute(path))
     folder = path if path.is_dir() else None
     if folder is not None:
         path = folder / "config.json"
@@ -83,7 +84,13 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
     spec = read_config(
         config, model_id=model_id or str(path), source=str(path), assumptions=assumptions, stored_dtype=dtype
     )
-    return spec if files is None else with_checkpoint(spec, files)
+    served = _absolute(path.parent if path.name == "config.json" else path)
+    return replace(spec if files is None else with_checkpoint(spec, files), served=served)
+
+
+def _absolute(path: Path) -> str:
+    """Of a path as it was given: a link is not followed, so that what it is called stays."""
+    return os.path.abspath(path)
 
 
 def _gguf_in(folder: Path) -> Path | None:
@@ -168,12 +175,35 @@ def provenance_note(spec: ModelSpec) -> str | None:
     return f"kvplan's profile of {spec.id}: {spec.source}. Give the model's own config.json to be sure."
 
 
-def read_profile(profile: Mapping[str, Any], *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
-    """The ``ModelSpec`` of a shipped profile."""
-    return read_config(
+def read_profile(
+    profile: Mapping[str, Any], *, asked: str | None = None, assumptions: Mapping[str, str] | None = None
+) -> ModelSpec:
+    """The ``ModelSpec`` of a shipped profile, or of the checkpoint like it that was ``asked`` for by another name."""
+    served = profile["id"] if asked is None else _asked_id(asked, profile)
+    spec = read_config(
         profile["config"],
         model_id=profile["id"],
         aliases=(profile["name"], *profile["aliases"]),
         source=profile["source"],
         assumptions=assumptions,
     )
+    is_other = served.casefold() != spec.id.casefold()
+    return replace(spec, served=served, sized_as=spec.id if is_other else None)
+
+
+def _asked_id(asked: str, profile: Mapping[str, Any]) -> str:
+    """The hub id that ``asked`` names, as the hub spells it.
+
+    A short name is the one whose last part it is (``llama-3.1-8b-instruct``), else the profile's own.
+    """
+    ids = [each for each in (profile["id"], *profile["aliases"]) if "/" in each]
+    folded = asked.casefold()
+    if folded == profile["name"]:
+        return str(profile["id"])
+    if "/" in folded:
+        return asked if asked in ids else next(each for each in ids if each.casefold() == folded)
+    return next((each for each in ids if _short(each) == folded), profile["id"])
+
+
+def _short(hub_id: str) -> str:
+    return hub_id.casefold().rsplit("/", 1)[-1].removeprefix("meta-").removesuffix("-hf")

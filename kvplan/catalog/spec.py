@@ -303,7 +303,9 @@ class ModelSpec:
     ``tensors`` are those outside the layers (embedding, learned positions, final norm, untied head). ``extras`` are
     named apart and never counted in ``num_parameters``. ``assumptions`` are the defaults that the reader took because
     the config is silent, one sentence each. ``raw_config`` is the config as published, for engines that read it.
-    ``checkpoint`` is set where the weights lie beside the config, or with it in one file (GGUF): as they are stored.
+    ``id`` names whose shape this is: a profile's id, or a directory's name; ``served`` what was asked for, where that
+    is another id or a path. ``checkpoint`` is set where the weights lie beside the config, or with it in one file
+    (GGUF): as they are stored.
     """
 
     id: str
@@ -326,10 +328,31 @@ class ModelSpec:
     assumptions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     source: str | None = None
+    served: str | None = None
+    """What an engine is told to load: a hub id, or the absolute path of a directory or file. None: ``id``."""
+    sized_as: str | None = None
+    """The profile that the shape was taken from, where that is another checkpoint than the one asked for."""
+    tokenizer: str | None = None
+    """The hub id of the model that a GGUF file was made from, as its metadata names it."""
     checkpoint: StoredCheckpoint | None = None
     drafter: Drafter | None = None
     """What proposes tokens ahead of it, where it is served with one (kvplan.catalog.speculation)."""
     raw_config: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False, repr=False)
+
+    @property
+    def served_id(self) -> str:
+        """What was asked for: the id that is printed, and that commands load."""
+        return self.served or self.id
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether a GGUF file is served."""
+        return self.served_id.casefold().endswith(".gguf")
+
+    @property
+    def title(self) -> str:
+        """``meta-llama/Llama-3.1-8B-Instruct (sized as meta-llama/Llama-3.1-8B)``."""
+        return self.served_id if self.sized_as is None else f"{self.served_id} (sized as {self.sized_as})"
 
     @cached_property
     def is_latent(self) -> bool:

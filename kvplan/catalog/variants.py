@@ -102,11 +102,19 @@ _PUBLISHED_PLAIN: Final = ("qwen3.6-", "gemma-4-")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A profile to be sized under another name. ``config``: the profile's, its weights stored as the name says."""
+    """A profile to be sized under another name. ``config``: the profile's, its weights stored as the name says.
+
+    ``cache_note``: what the KV cache is taken for, where that is a guess.
+    """
 
     profile: Mapping[str, Any]
     config: Config
     note: str
+    cache_note: str | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (self.note,) if self.cache_note is None else (self.note, self.cache_note)
 
 
 def find_variant(name: str, profiles: Iterable[Mapping[str, Any]]) -> Variant | None:
@@ -115,7 +123,7 @@ def find_variant(name: str, profiles: Iterable[Mapping[str, Any]]) -> Variant | 
     shapes = _by_name(profiles)
     profile = _shape(last, shapes)
     if profile is not None:
-        return Variant(profile, profile["config"], _note(name, profile, None))
+        return _as_shipped(name, organisation, profile)
     stem, stored = _split(last, organisation)
     profile = _shape(stem, shapes)
     if profile is None:
@@ -127,7 +135,39 @@ def find_variant(name: str, profiles: Iterable[Mapping[str, Any]]) -> Variant | 
     elif stored is None:
         return None
     config = profile["config"] if stored.is_file else _stored_as(profile["config"], stored)
-    return Variant(profile, config, _note(name, profile, stored))
+    cache_note = _NVIDIA_CACHE if organisation == "nvidia" and stored.config is not None else None
+    return Variant(profile, config, _note(name, profile, _weights_words(stored)), cache_note)
+
+
+def _as_shipped(name: str, organisation: str, profile: Mapping[str, Any]) -> Variant:
+    """A checkpoint whose name ends like a profile's. Of another organisation's the KV cache says nothing about it."""
+    makers = {each.casefold().rpartition("/")[0] for each in (profile["id"], *profile["aliases"])}
+    config = profile["config"] if organisation in ("", *makers) else _without_cache(profile["config"])
+    if config == profile["config"]:
+        return Variant(profile, config, _note(name, profile, ""))
+    note = _note(name, profile, ", weights stored as there, by another organisation")
+    return Variant(profile, config, note, _OTHERS_CACHE.format(of=profile["id"]))
+
+
+_OTHERS_CACHE: Final = (
+    "The KV cache is taken to be in the model's dtype: that {of} asks for fp8 says nothing about another "
+    "organisation's checkpoint (--kv-cache-dtype fp8 sizes it so)."
+)
+_NVIDIA_CACHE: Final = (
+    "The KV cache is taken to be in the model's dtype, though most of NVIDIA's quantized checkpoints ask for fp8 "
+    "(--kv-cache-dtype fp8 sizes it so)."
+)
+_CACHE_KEYS: Final = ("kv_cache_quant_algo", "kv_cache_scheme")
+
+
+def _without_cache(config: Mapping[str, Any]) -> Config:
+    """``config`` without the KV cache that its weights were calibrated for, in whichever section it is named."""
+    kept = {key: value for key, value in config.items() if key not in _CACHE_KEYS}
+    sections = (*_QUANTIZATION_KEYS, "text_config", "quantization")
+    return {
+        key: _without_cache(value) if key in sections and isinstance(value, Mapping) else value
+        for key, value in kept.items()
+    }
 
 
 def _by_name(profiles: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -179,8 +219,11 @@ def _stored_as(config: Mapping[str, Any], stored: NamedFormat) -> Config:
     return plain if stored.config is None else plain | {"quantization_config": stored.config}
 
 
-def _note(name: str, profile: Mapping[str, Any], stored: NamedFormat | None) -> str:
-    weights = "" if stored is None else f", weights as its name says: {stored.words}"
-    if stored is not None and stored.is_file:
-        weights = ", weights as published; such a repository holds several files: give the .gguf file for its own size"
+def _weights_words(stored: NamedFormat) -> str:
+    if stored.is_file:
+        return ", weights as published; such a repository holds several files: give the .gguf file for its own size"
+    return f", weights as its name says: {stored.words}"
+
+
+def _note(name: str, profile: Mapping[str, Any], weights: str) -> str:
     return f"{name} is sized by its name: the shape of {profile['id']}{weights}. Its own config.json makes it certain."

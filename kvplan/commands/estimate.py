@@ -202,12 +202,12 @@ def _nothing_fits(misses: Sequence[Asked]) -> KvplanError:
     hint = f"use {', or '.join(ways)}" if ways else "use larger GPUs, or a smaller model"
     answer, deployment = nearest.answer, nearest.deployment
     if len(misses) > 1:
-        where = f"nearest is {answer.spec.id} on {deployment.counted_gpu}: " if ways else ""
+        where = f"nearest is {answer.spec.served_id} on {deployment.counted_gpu}: " if ways else ""
         return KvplanError("None of these deployments fits.", hint=f"{where}{hint}")
     drafter = answer.spec.drafter
     beside = "" if drafter is None or drafter.model is None else f" with {drafter.name} as its drafter"
     return KvplanError(
-        f"{answer.spec.id}{beside} does not fit on {deployment.counted_gpu}: {deployment.limit}.", hint=hint
+        f"{answer.spec.served_id}{beside} does not fit on {deployment.counted_gpu}: {deployment.limit}.", hint=hint
     )
 
 

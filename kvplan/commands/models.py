@@ -82,7 +82,7 @@ def _row(profile: dict[str, Any]) -> dict[str, Any]:
     cache = size_sequence(spec, 1, CacheSettings(model_dtype=dtype, kv_dtype=dtype, encoder_tokens=1))
     return {
         "name": profile["name"],
-        "id": spec.id,
+        "id": spec.served_id,
         "aliases": list(profile["aliases"]),
         "architecture": spec.architecture,
         "num_layers": spec.num_layers,

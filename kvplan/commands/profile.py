@@ -125,7 +125,7 @@ def progress_text(event: Event) -> str:
 def _announce(plan: ProfilePlan, directory: Path) -> None:
     for notice in plan.notices:
         print(notice, file=sys.stderr)
-    print(f"{plan.predictor.spec.id}: {plan.workload.as_text()}; writing {directory}", file=sys.stderr)
+    print(f"{plan.predictor.spec.title}: {plan.workload.as_text()}; writing {directory}", file=sys.stderr)
 
 
 def _print(outcome: ProfileOutcome) -> None:
@@ -162,7 +162,7 @@ def _print_figures(outcome: ProfileOutcome) -> None:
     sizes = ", ".join(f"{name} {format_bytes(memory[f'{key}_bytes'])}" for name, key in parts.items())
     used = max(steps["used_blocks"], default=0)
     preemptions = plural(row["num_preemptions"] or 0, "preemption")
-    print(f"{outcome.plan.predictor.spec.id} on {describe(outcome.plan)}")
+    print(f"{outcome.plan.predictor.spec.title} on {describe(outcome.plan)}")
     print(f"  {plural(recording.num_steps, 'step')} ({counts}), {row['output_throughput'] or 0:,.1f} output tokens/s")
     print(f"  memory: {sizes}")
     print(f"  {memory['num_blocks']:,} blocks, at most {used:,} used; {preemptions}")

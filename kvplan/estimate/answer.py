@@ -162,13 +162,13 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
     longest = spec.max_position_embeddings
     if request.context_tokens is None:
         if longest is None:
-            raise UsageError(f"The config of {spec.id} gives no maximum length.", hint="give one: --ctx 32k")
+            raise UsageError(f"The config of {spec.served_id} gives no maximum length.", hint="give one: --ctx 32k")
         notes.append(f"--ctx {format_tokens(longest)}: the model's longest context.")
         return longest
     if longest is not None and request.context_tokens > longest:
         if spec.rope is None and not spec.has_state:
             raise KvplanError(
-                f"{spec.id} has {longest:,} positions; a context of {request.context_tokens:,} is beyond them.",
+                f"{spec.served_id} has {longest:,} positions; a context of {request.context_tokens:,} is beyond them.",
                 hint=f"use --ctx {longest} or less",
             )
         notes.append(
@@ -185,18 +185,18 @@ def _cache_settings(
     stated = cache_of_checkpoint(spec, asked, release) if release is not None else None
     kv_dtype = stated or cache_dtype(dtype, asked.kv_cache_dtype)
     if spec.has_only_states and kv_dtype != dtype:
-        notes.append(f"{spec.id} keeps states and no keys: --kv-cache-dtype {kv_dtype} changes nothing.")
+        notes.append(f"{spec.served_id} keeps states and no keys: --kv-cache-dtype {kv_dtype} changes nothing.")
         kv_dtype = dtype
     if kv_dtype == "fp8_ds_mla" and not spec.is_latent:
         raise UsageError(
-            f"fp8_ds_mla is a layout of latent attention, which {spec.id} does not have.",
+            f"fp8_ds_mla is a layout of latent attention, which {spec.served_id} does not have.",
             hint="use --kv-cache-dtype fp8",
         )
     tokens, fixed = encoder_tokens_of(spec, asked.encoder_tokens), fixed_encoder_tokens(spec)
     if asked.encoder_tokens is None and tokens is not None:
         notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
     elif tokens is not None and fixed is not None and tokens > fixed:
-        notes.append(f"--encoder-tokens {tokens:,} is more than the {fixed:,} that {spec.id} gives a sequence.")
+        notes.append(f"--encoder-tokens {tokens:,} is more than the {fixed:,} that {spec.served_id} gives a sequence.")
     published = spec.quantization.kv_cache_dtype if spec.quantization else None
     if stated is not None and release is not None:
         notes.append(stated_cache_note(stated, release))

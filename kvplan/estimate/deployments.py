@@ -50,6 +50,8 @@ class Deployment:
     """The longest sequence that fits, where nothing but its length is in the way."""
     kv_range: KvRange | None = None
     """Where 9 of 10 start-ups lie, the prediction inside; None where no start-up has been compared."""
+    most_num_seqs: int | None = None
+    """The largest ``max_num_seqs`` that starts, where the blocks limit it."""
 
     @property
     def counted_gpu(self) -> str:
@@ -66,6 +68,17 @@ class Deployment:
     def kv_cache_tokens_range(self) -> tuple[int, int] | None:
         """(low, high) of ``kv_cache_tokens``."""
         return None if self.kv_range is None else self.kv_range.tokens
+
+    @property
+    def most_num_seqs_range(self) -> tuple[int, int] | None:
+        """(low, high) of ``most_num_seqs``."""
+        return None if self.kv_range is None else self.kv_range.num_seqs
+
+    @property
+    def sure_num_seqs(self) -> int | None:
+        """The low end of ``most_num_seqs``, or the figure itself where nothing is known of its width or it is 0."""
+        ends = self.most_num_seqs_range
+        return self.most_num_seqs if ends is None else ends[0] or self.most_num_seqs
 
     @property
     def max_concurrency_range(self) -> tuple[float, float] | None:
@@ -125,6 +138,7 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
     found = predict_vllm(spec, gpu, settings, version)
     rank = found.rank
     groups = found.settings.serving.data_parallel_size
+    within = kv_range(spec, gpu, found).of_groups(groups)
     deployment = Deployment(
         gpu=gpu.id,
         engine=f"vllm@{found.version}",
@@ -139,9 +153,10 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
         kv_cache_tokens=groups * found.kv_cache_tokens,
         max_concurrency=groups * found.max_concurrency,
         fits=found.fits,
-        limit=_vllm_limit(found),
+        limit=_vllm_limit(found, within),
         longest_context=found.largest_max_model_len or None if found.outcome == "rejected_ctx" else None,
-        kv_range=kv_range(spec, gpu, found).of_groups(groups),
+        kv_range=within,
+        most_num_seqs=found.most_num_seqs,
     )
     shape = request_shape(found.settings, vllm_release(found.version))
 
@@ -175,9 +190,15 @@ def _parallel_notes(spec: ModelSpec, found: VllmPrediction) -> tuple[str, ...]:
     return (f"{each}.",)
 
 
-def _vllm_limit(found: VllmPrediction) -> str | None:
+def _vllm_limit(found: VllmPrediction, within: KvRange) -> str | None:
     if found.fits:
         return None
+    if found.outcome == "rejected_seqs":
+        sure = within.num_seqs[0] if within.num_seqs is not None else 0
+        return (
+            f"max_num_seqs {found.settings.serving.max_num_seqs:,} exceeds {found.num_blocks:,} state blocks "
+            f"(--max-num-seqs {sure or found.num_blocks})"
+        )
     if found.outcome == "oom_weights":
         lacking = found.rank.weight_bytes - found.rank.requested_bytes
         return f"the weights do not fit: {format_bytes(lacking)} short"

@@ -61,7 +61,8 @@ def _gains_document(found: DeploymentSpeculation) -> dict[str, Any]:
 def _model_document(answer: Estimate) -> dict[str, Any]:
     spec = answer.spec
     return {
-        "id": spec.id,
+        "id": spec.served_id,
+        "sized_as": spec.sized_as,
         "architecture": spec.architecture,
         "num_layers": spec.num_layers,
         "num_parameters": spec.num_parameters,
@@ -157,6 +158,8 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
         **_ends("max_concurrency", deployment.max_concurrency_range),
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
+        "most_num_seqs": deployment.most_num_seqs,
+        **_ends("most_num_seqs", deployment.most_num_seqs_range),
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "fits": deployment.fits,
         "limit": deployment.limit,

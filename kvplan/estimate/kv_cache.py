@@ -167,7 +167,7 @@ def encoder_tokens_of(spec: ModelSpec, asked: int | None) -> int | None:
     """
     fixed = fixed_encoder_tokens(spec)
     if asked is not None and not spec.attends_to_encoder:
-        raise UsageError(f"{spec.id} has no cross attention.", hint="leave --encoder-tokens out")
+        raise UsageError(f"{spec.served_id} has no cross attention.", hint="leave --encoder-tokens out")
     return fixed if asked is None else asked
 
 

@@ -149,7 +149,7 @@ def _context(spec: ModelSpec, settings: LlamaServerSettings, slots: int, is_unif
         return _padded(slots * settings.slot_tokens)
     longest = spec.max_position_embeddings
     if longest is None:
-        raise KvplanError(f"{spec.id} does not say how long its context is.", hint="give --ctx-size")
+        raise KvplanError(f"{spec.served_id} does not say how long its context is.", hint="give --ctx-size")
     # Where only --parallel is given, each slot gets the model's whole context.
     return _padded(longest if is_unified else slots * longest)
 
@@ -246,5 +246,6 @@ def _padded(tokens: int) -> int:
 
 def _not_modelled(spec: ModelSpec) -> KvplanError:
     return KvplanError(
-        f"{spec.id} has caches whose layout in llama.cpp is not modelled.", hint="plan it for vLLM, or for kvplan"
+        f"{spec.served_id} has caches whose layout in llama.cpp is not modelled.",
+        hint="plan it for vLLM, or for kvplan",
     )

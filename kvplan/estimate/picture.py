@@ -61,20 +61,20 @@ def _in_lines(title: str) -> str:
 
 
 def _subject(answers: Sequence[Estimate]) -> str:
-    models = list(dict.fromkeys(answer.spec.id for answer in answers))
+    models = list(dict.fromkeys(answer.spec.served_id for answer in answers))
     return models[0] if len(models) == 1 else f"{len(models)} models"
 
 
 def _panels(answers: Sequence[Estimate]) -> list[tuple[str, DeploymentSpeed]]:
     """(title, speed): GPUs, and of what differs between answers the model and the KV cache's format."""
-    many_models = len({answer.spec.id for answer in answers}) > 1
+    many_models = len({answer.spec.served_id for answer in answers}) > 1
     many_formats = len({(answer.kv_dtype, _weights(answer)) for answer in answers}) > 1
     found: dict[str, DeploymentSpeed] = {}
     for answer in answers:
         for deployment, speed in zip(answer.deployments, answer.speeds, strict=True):
             if speed is None:
                 continue
-            parts = [answer.spec.id.rsplit("/", 1)[-1]] if many_models else []
+            parts = [answer.spec.served_id.rsplit("/", 1)[-1]] if many_models else []
             parts.append(deployment.counted_gpu)
             formats = f"\n{_weights(answer)} weights, {answer.kv_dtype} KV" if many_formats else ""
             found.setdefault(", ".join(parts) + formats, speed)

@@ -182,6 +182,7 @@ def _is_window(entry: CacheEntry) -> bool:
 
 def _not_modelled(spec: ModelSpec) -> KvplanError:
     return KvplanError(
-        f"{spec.id} has caches for an encoder, convolved or compressed ones, whose pools in SGLang are not modelled.",
+        f"{spec.served_id} has caches for an encoder, convolved or compressed ones, whose pools in SGLang are not "
+        "modelled.",
         hint="plan it for vLLM",
     )

@@ -22,7 +22,8 @@ def profile_document(plan: ProfilePlan, recording: Recording, row: Row, hello: H
     device, spec = plan.predictor.device, plan.predictor.spec
     return {
         "schema": SCHEMA,
-        "model": spec.id,
+        "model": spec.served_id,
+        "sized_as": spec.sized_as,
         "load_format": plan.load_format,
         "device": {
             "kind": device.kind,

@@ -45,7 +45,7 @@ class ProfilePlan:
     @property
     def directory_name(self) -> str:
         """``kvplan-profile-<model>``; a time is added by the command."""
-        return f"kvplan-profile-{file_name(self.predictor.spec.id)}"
+        return f"kvplan-profile-{file_name(self.predictor.spec.served_id)}"
 
 
 def make_profile_plan(options: SweepOptions, *, records_allocations: bool = False) -> ProfilePlan:

@@ -97,8 +97,8 @@ def run_profile(
         (*files, *([ALLOCATIONS] if allocations is not None and allocations.exists() else [])),
     )
     write_whole(directory / PROFILE, json.dumps(outcome.document(), indent=1) + "\n")
-    write_whole(directory / TRACE, json.dumps(trace_document(recording, plan.predictor.spec.id)) + "\n")
-    write_whole(directory / TIMELINE, draw_timeline(recording, plan.predictor.spec.id, describe(plan)))
+    write_whole(directory / TRACE, json.dumps(trace_document(recording, plan.predictor.spec.served_id)) + "\n")
+    write_whole(directory / TIMELINE, draw_timeline(recording, plan.predictor.spec.served_id, describe(plan)))
     return outcome
 
 

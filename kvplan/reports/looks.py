@@ -41,6 +41,7 @@ LOOKS: Final[Mapping[str, StatusLook]] = {
     "queued": StatusLook("queued", SKY_BLUE),
     "preempted": StatusLook("preempted", YELLOW),
     "rejected_ctx": StatusLook("context\nrejected", ORANGE, "//"),
+    "rejected_seqs": StatusLook("sequences\nrejected", "#F4B183", "//"),
     "oom_kv_init": StatusLook("OOM\nKV pool", PURPLE, "\\\\"),
     "oom_weights": StatusLook("OOM\nweights", VERMILION, "xx"),
     "oom_runtime": StatusLook("OOM\nserving", BLUE, "++"),

@@ -14,6 +14,7 @@ Status = Literal[
     "oom_kv_init",
     "oom_runtime",
     "rejected_ctx",
+    "rejected_seqs",
     "timeout",
     "crash",
     "rank_died",
@@ -60,6 +61,13 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
         "max_model_len exceeds pool or model",
         "one sequence of max_model_len tokens is more than the pool holds, or longer than the model has positions, so "
         "the engine refuses to start",
+    ),
+    TrialStatus(
+        "rejected_seqs",
+        "out_of_memory",
+        "max_num_seqs exceeds the blocks",
+        "the pool has fewer blocks than max_num_seqs, each of which needs one for its states, so the engine refuses to "
+        "start",
     ),
     TrialStatus(
         "oom_kv_init",

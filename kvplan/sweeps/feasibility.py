@@ -64,7 +64,7 @@ def refuse_oversized(predictor: Predictor, trials: Iterable[Trial], model: str) 
     total = predictor.device.memory_bytes
     if smallest is not None and settings is not None and smallest.weight_bytes > total:
         raise KvplanError(
-            f"The weights of {predictor.spec.id} take {format_bytes(smallest.weight_bytes)} in "
+            f"The weights of {predictor.spec.served_id} take {format_bytes(smallest.weight_bytes)} in "
             f"{predictor.dtype(settings)}, but the device has {format_bytes(total)}.",
             hint=_way_out(smallest.fixed_bytes, predictor.device.kind, model, is_counted=predictor.is_counted),
         )

@@ -36,7 +36,8 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
         "created_at": plan.created_at,
         "command": command,
         "model": {
-            "id": spec.id,
+            "id": spec.served_id,
+            "sized_as": spec.sized_as,
             "architecture": spec.architecture,
             "num_layers": spec.num_layers,
             "num_parameters": spec.num_parameters,

@@ -153,7 +153,7 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None, elsewher
     now = datetime.now(timezone.utc)
     part = "" if shard is None else f"-{shard.number}of{shard.count}"
     return SweepPlan(
-        run_id=f"{file_name(spec.id)}-{now:%Y%m%d-%H%M%S}{part}",
+        run_id=f"{file_name(spec.served_id)}-{now:%Y%m%d-%H%M%S}{part}",
         created_at=now.isoformat(timespec="seconds"),
         options=options,
         workload=workload,

@@ -193,7 +193,7 @@ def _foreign_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore) -
 def _identity(plan: SweepPlan) -> SweepIdentity:
     return SweepIdentity(
         run_id=plan.run_id,
-        model_id=plan.spec.id,
+        model_id=plan.spec.served_id,
         device=plan.device,
         workload=plan.workload,
         load_format=plan.load_format,

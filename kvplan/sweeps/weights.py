@@ -68,7 +68,8 @@ def refuse_impossible_weights(
         )
     if adapters and not engine_slot_bytes(spec, ServingSettings(max_loras=1), "bfloat16"):
         raise KvplanError(
-            f"{spec.id} has no layer that supports LoRA adapters.", hint="leave --max-loras and --max-lora-rank out"
+            f"{spec.served_id} has no layer that supports LoRA adapters.",
+            hint="leave --max-loras and --max-lora-rank out",
         )
 
 

@@ -114,7 +114,7 @@ def _blocks_per_sequence(context_tokens: int, reading: ServerReading, spec: Mode
         pages = vllm_pages(spec, settings, context_tokens=context_tokens, block_size=size, in_flight_tokens=1)
     except KvplanError:
         return None
-    return pages.paged_blocks, f"plan of {spec.id}"
+    return pages.paged_blocks, f"plan of {spec.served_id}"
 
 
 def known_model(names: Iterable[str]) -> ModelSpec | None:

@@ -151,3 +151,28 @@ def test_metas_fp8_of_the_405b_keeps_its_attention_in_16_bits() -> None:
 
     stored = size_weights(resolve_model("meta-llama/Llama-3.1-405B-Instruct-FP8"), "bfloat16")
     assert 440 < stored.total_bytes / 2**30 < 455
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "kv_dtype"),
+    [
+        ("neuralmagic/Meta-Llama-3.1-70B-Instruct-FP8", "nvidia/Llama-3.1-70B-Instruct-FP8", None),
+        ("unsloth/Qwen3.6-27B-NVFP4", "nvidia/Qwen3.6-27B-NVFP4", None),
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", None, "fp8"),
+        ("llama-3.1-70b-instruct-fp8", None, "fp8"),
+    ],
+)
+def test_another_organisation_lends_no_cache_format(name: str, shape: str | None, kv_dtype: str | None) -> None:
+    """NVIDIA's checkpoints ask for an 8-bit cache; those of others that end in the same name need not."""
+    spec = resolve_model(name)
+    assert spec.quantization is not None
+    assert spec.quantization.kv_cache_dtype == kv_dtype
+    assert spec.sized_as == shape
+    notes = [note for note in spec.assumptions if "another organisation's checkpoint" in note]
+    assert len(notes) == (1 if shape is not None else 0)
+    assert all(f"that {shape} asks for fp8 says nothing" in note for note in notes)
+
+
+def test_what_nvidia_usually_asks_for_is_said_where_it_is_not_known() -> None:
+    notes = resolve_model("nvidia/Llama-3.3-70B-Instruct-FP4").assumptions
+    assert any("most of NVIDIA's quantized checkpoints ask for fp8" in note for note in notes)

@@ -193,3 +193,25 @@ def test_a_refused_command_line_ends_the_sweep() -> None:
     failure = read_failure(started("usage: api_server.py\napi_server.py: error: unrecognized arguments: --frob 1\n"))
     assert failure.stops_sweep
     assert failure.error == "vLLM refuses its command line: unrecognized arguments: --frob 1"
+
+
+def test_more_sequences_than_blocks_for_their_states_are_foreseen_and_recognised() -> None:
+    """On a GPU, where whole decode steps are captured: not with --enforce-eager."""
+    gpu = Device("cuda", "h100-sxm", 80 << 30, 8)
+    spec = resolve_model("qwen3.5-27b")
+    asked = SETTINGS.with_changes(kv_cache_memory_bytes=None, max_num_seqs=512, block_size=16)
+    found = VllmModel(spec, gpu, "0.32.0").memory(asked)
+    assert (found.outcome, found.num_blocks < 512) == ("rejected_seqs", True)
+    assert VllmModel(spec, gpu, "0.32.0").memory(asked.with_changes(max_num_seqs=64)).outcome == "ok"
+    assert VllmModel(spec, gpu, "0.32.0", is_eager=True).memory(asked).outcome == "ok"
+    failure = read_failure(
+        started(
+            "ValueError: max_num_seqs (512) exceeds available Mamba cache blocks (196). Each decode sequence requires "
+            "one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most 196 or "
+            "increase gpu_memory_utilization.\n"
+        )
+    )
+    assert failure.status == "rejected_seqs"
+    assert failure.error == (
+        "max_num_seqs (512) exceeds available Mamba cache blocks (196). Lower --max-num-seqs to 196 or less."
+    )

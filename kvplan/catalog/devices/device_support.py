@@ -71,7 +71,7 @@ def check_formats(gpu: GpuProfile, spec: ModelSpec, kv_cache_dtype: str, *, vers
     if not attends_on(gpu, spec, version=version):
         engine = f"vLLM {vllm_release(version).text}"
         raise UsageError(
-            f"{engine} has no kernel for the sparse latent attention of {spec.id} on {gpu.id}.",
+            f"{engine} has no kernel for the sparse latent attention of {spec.served_id} on {gpu.id}.",
             hint="use Hopper, Blackwell or AMD's GPUs",
         )
     method = spec.quantization.method if spec.quantization else ""

@@ -84,7 +84,24 @@ def read_gguf(path: Path, *, assumptions: Mapping[str, str] | None = None) -> Mo
     if counted != spec.num_parameters:
         notes = (*notes, f"The file holds {counted:,} weights; the formulas give {spec.num_parameters:,}.")
     stored = _stored(weights, spec.num_layers, path, len(files))
-    return replace(spec, checkpoint=stored, quantization=_average_format(weights), assumptions=notes)
+    return replace(
+        spec,
+        checkpoint=stored,
+        quantization=_average_format(weights),
+        tokenizer=_base_repository(metadata),
+        assumptions=notes,
+    )
+
+
+_HUB_PAGE = re.compile(r"https://huggingface\.co/([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})/?")
+
+
+def _base_repository(metadata: Mapping[str, Any]) -> str | None:
+    """The hub id of the model that the file was made from, where the converter wrote down exactly one."""
+    if metadata.get("general.base_model.count", 1) != 1:
+        return None
+    match = _HUB_PAGE.fullmatch(str(metadata.get("general.base_model.0.repo_url", "")))
+    return None if match is None else match.group(1)
 
 
 def _average_format(tensors: list[GgufTensor]) -> QuantizationSpec | None:

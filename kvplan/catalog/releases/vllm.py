@@ -79,6 +79,8 @@ class VllmRelease:
     in_flight_batches: int
     caches_hybrid_prefixes: bool
     checkpointed_states: tuple[str, ...]
+    needs_block_per_sequence: bool
+    captures_flashinfer_drafts: bool
     keeps_grouped_keys: bool
     latent_cache: bool
     latent_state_alignment: int

@@ -101,7 +101,7 @@ def _multi_token(spec: ModelSpec, settings: ServingSettings) -> Drafter:
     model = multi_token_model(spec)
     if model is None:
         raise UsageError(
-            f"{spec.id} has no layers for multi-token prediction that its config names.",
+            f"{spec.served_id} has no layers for multi-token prediction that its config names.",
             hint=f"name one of its vocabulary with --speculative-model, or --speculative-config '{_LOOKED_UP_JSON}'",
         )
     count = settings.num_speculative_tokens or model.num_layers
@@ -110,7 +110,7 @@ def _multi_token(spec: ModelSpec, settings: ServingSettings) -> Drafter:
             f"vLLM takes a multiple of the {model.num_layers} multi-token-prediction layers, not {count} draft tokens.",
             hint=f"use --num-speculative-tokens {model.num_layers}",
         )
-    return Drafter("mtp", spec.id, count, model)
+    return Drafter("mtp", spec.served_id, count, model)
 
 
 def _second_model(spec: ModelSpec, name: str) -> ModelSpec:
@@ -118,7 +118,7 @@ def _second_model(spec: ModelSpec, name: str) -> ModelSpec:
     found = resolve_model(name)
     if found.vocab_size != spec.vocab_size:
         raise KvplanError(
-            f"vLLM drafts within one vocabulary: {spec.id} has {spec.vocab_size:,} tokens, {found.id} "
+            f"vLLM drafts within one vocabulary: {spec.served_id} has {spec.vocab_size:,} tokens, {found.id} "
             f"{found.vocab_size:,}.",
             hint="choose a smaller model of the same family",
         )

@@ -181,7 +181,7 @@ def notes_on(answer: Estimate) -> Iterator[str]:
     if longest is not None and answer.context_tokens > longest:
         yield (
             f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "
-            f"{answer.spec.id}: engines refuse them unless the rotary positions are scaled."
+            f"{answer.spec.served_id}: engines refuse them unless the rotary positions are scaled."
         )
     marks = (
         " has no bfloat16",

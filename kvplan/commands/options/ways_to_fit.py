@@ -78,12 +78,16 @@ def _towers(asked: Asked) -> Iterator[_Way]:
 
 
 def _steps(asked: Asked) -> Iterator[_Way]:
-    """Fewer sequences, or fewer tokens, where the weights leave room for some."""
+    """Fewer sequences, or fewer tokens, where the weights leave room for some.
+
+    Where blocks limit the sequences, first as many as there are even at the low end of the interval.
+    """
     deployment = asked.deployment
     if deployment.weight_bytes >= deployment.budget_bytes:
         return
     rows, tokens = deployment.settings.max_num_seqs, deployment.settings.max_num_batched_tokens
-    for fewer in _halves(rows, 1):
+    most = deployment.sure_num_seqs
+    for fewer in (*((most,) if most and most < rows else ()), *_halves(rows, 1)):
         yield _changed(asked, f"--max-num-seqs {fewer}", max_num_seqs=fewer)
     for fewer in _halves(tokens, _LEAST_STEP):
         text, few = f"--max-num-batched-tokens {fewer}", min(rows, fewer)

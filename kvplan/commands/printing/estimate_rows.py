@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvplan.commands.printing.ranges import RANGE_HEAD, RANGE_MEANING, limit_cell, range_cell
-from kvplan.commands.printing.render import print_markdown, print_table
+from kvplan.commands.printing.render import print_markdown, print_sentence, print_table
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.document import deployment_figures
@@ -16,7 +16,8 @@ from kvplan.units import format_bytes, format_gib, format_tokens
 def csv_rows(answer: Estimate) -> list[dict[str, object]]:
     """One row per deployment: what was asked, what a token costs in bytes, and the deployment's figures."""
     question = {
-        "model": answer.spec.id,
+        "model": answer.spec.served_id,
+        "sized_as": answer.spec.sized_as,
         "context_tokens": answer.context_tokens,
         "dtype": answer.dtype,
         "weight_format": weight_format(answer),
@@ -48,7 +49,7 @@ def gpu_label(answer: Estimate, deployment: Deployment) -> str:
 
 _Cell = Callable[[Estimate, Deployment], str]
 _COLUMNS: tuple[tuple[str, _Cell], ...] = (
-    ("model", lambda answer, _: answer.spec.id.rsplit("/", 1)[-1]),
+    ("model", lambda answer, _: answer.spec.served_id.rsplit("/", 1)[-1]),
     ("weights", lambda answer, _: weight_format(answer)),
     ("KV cache", lambda answer, _: answer.kv_dtype),
     ("context", lambda answer, _: format_tokens(answer.context_tokens)),
@@ -79,9 +80,20 @@ def print_comparison(answers: Sequence[Estimate], *, as_markdown: bool) -> None:
     rows = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
     if as_markdown:
         print_markdown(head, rows)
+        _print_titles(answers)
         return
     engine = answers[0].deployments[0].engine
     text_columns = tuple(index for index, name in enumerate(head) if name in _TEXT)
     meaning = f"; {RANGE_MEANING}" if RANGE_HEAD in head else ""
     title = f"Sequences that fit at once, {engine} (weights and KV pool per GPU{meaning}):"
     print_table(title, head, rows, text_columns=text_columns, parts=("weights GiB",))
+    _print_titles(answers)
+
+
+def _print_titles(answers: Sequence[Estimate]) -> None:
+    """Whose shape stands behind a name of the table, where it is another checkpoint's."""
+    sized = dict.fromkeys(answer.spec.title for answer in answers if answer.spec.sized_as is not None)
+    if sized:
+        print()
+    for title in sized:
+        print_sentence(title, indent="", further="  ")

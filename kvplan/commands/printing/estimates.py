@@ -106,7 +106,7 @@ def _cell(figure: str, value: Any) -> str:
 def _print_text(answer: Estimate, *, explain: bool) -> None:
     spec = answer.spec
     print_sentence(
-        f"{spec.id}: {spec.architecture}, {spec.num_layers} layers, {_parameters(answer)}", indent="", further="  "
+        f"{spec.title}: {spec.architecture}, {spec.num_layers} layers, {_parameters(answer)}", indent="", further="  "
     )
     print()
     _print_weights(answer, explain=explain)
@@ -288,7 +288,7 @@ def _component_line(component: KvComponent) -> str:
 
 
 def _print_markdown(answer: Estimate) -> None:
-    print(f"**{answer.spec.id}**: {_parameters(answer)}, weights {format_bytes(answer.weights.total_bytes)}")
+    print(f"**{answer.spec.title}**: {_parameters(answer)}, weights {format_bytes(answer.weights.total_bytes)}")
     print()
     print(f"KV cache: {_cost_of_tokens(answer.cache)} ({answer.kv_dtype})")
     for component in answer.cache.components:

@@ -43,9 +43,9 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
     if output_format == "json":
         print_json(plan_document(found, fix))
     elif output_format == "csv":
-        print_csv([plan_row(deployment, found.spec.id) for deployment in found.deployments])
+        print_csv([plan_row(deployment, found.spec.served_id) for deployment in found.deployments])
     elif output_format in _MANIFESTS and found.deployments:
-        print(_MANIFESTS[output_format](found.deployments[0], found.spec.id), end="")
+        print(_MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
         _print_plan(found)
         if explain and found.deployments:
@@ -121,7 +121,7 @@ def _print_plan(found: Plan) -> None:
     who = plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
     lengths = f"{plural(workload.average_context, 'token')} on average, {workload.longest_context:,} at most"
     requests = f"prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}"
-    print_sentence(f"{found.spec.id}: {who}, {lengths}; {requests}", indent="", further="  ")
+    print_sentence(f"{found.spec.title}: {who}, {lengths}; {requests}", indent="", further="  ")
     for note in workload.assumptions:
         print_sentence(note)
     if found.rule is not None:
@@ -201,7 +201,7 @@ def _origin_sentence(shown: Sequence[Deployment]) -> str:
 
 
 def _print_best(best: Deployment, plan: Plan) -> None:
-    model_id = plan.spec.id
+    model_id = plan.spec.served_id
     print()
     print_sentence(f"best: {_settings_line(best)}", indent="", further="  ")
     queues = queues_of(best, plan.workload)

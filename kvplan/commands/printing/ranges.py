@@ -33,6 +33,9 @@ def limit_cell(deployment: Deployment) -> str:
     """What stands in the way, for certain or at the low end of the interval; blank where nothing does."""
     if not deployment.fits:
         return deployment.limit or "does not fit"
+    seqs, asked = deployment.most_num_seqs_range, deployment.settings.max_num_seqs
+    if seqs is not None and 0 < seqs[0] < asked:
+        return f"may be refused: max_num_seqs {asked:,}, {seqs[0]:,} to {seqs[1]:,} state blocks"
     found = deployment.max_concurrency_range
     return "may not fit: the low end holds no sequence" if found is not None and found[0] < 1 else ""
 

@@ -44,7 +44,7 @@ def announce(plan: SweepPlan, directory: Path) -> None:
     for notice in plan.notices:
         print(notice, file=sys.stderr)
     trials = plural(len(plan.trials), "trial")
-    print(f"{plan.spec.id}: {trials} of {plan.workload.as_text()}; writing {directory}", file=sys.stderr)
+    print(f"{plan.spec.title}: {trials} of {plan.workload.as_text()}; writing {directory}", file=sys.stderr)
 
 
 def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
@@ -55,7 +55,10 @@ def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
     seconds = sum(prediction.seconds + SECONDS_PER_TRIAL for prediction in predictions) + loading
     if as_json:
         trials = [_trial_json(trial, prediction) for trial, prediction in zip(plan.trials, predictions, strict=True)]
-        print_json({"schema": "kvplan.sweep-plan/1", "model_id": plan.spec.id, "seconds": seconds, "trials": trials})
+        print_json(
+            {"schema": "kvplan.sweep-plan/1", "model_id": plan.spec.served_id, "sized_as": plan.spec.sized_as}
+            | {"seconds": seconds, "trials": trials}
+        )
         return
     for notice in plan.notices:
         print(notice, file=sys.stderr)
@@ -64,7 +67,7 @@ def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
         _trial_cells(trial, prediction, plan.shown) for trial, prediction in zip(plan.trials, predictions, strict=True)
     ]
     columns = (*text_columns(plan.shown, first=1), head.index("outcome"))
-    print_table(f"{plan.spec.id} on {plan.device.name}: {plan.workload.as_text()}", head, rows, text_columns=columns)
+    print_table(f"{plan.spec.title} on {plan.device.name}: {plan.workload.as_text()}", head, rows, text_columns=columns)
     counts = Counter(prediction.status for prediction in predictions)
     expected = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"{plural(len(rows), 'trial')}, about {format_seconds(seconds)}; expected: {expected}")

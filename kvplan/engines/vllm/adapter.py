@@ -108,4 +108,5 @@ class VllmAdapter:
         return read_failure(ending)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
-        return VllmModel(spec, device, self.identify().version or "latest")
+        is_eager = "enforce-eager" in argument_pairs(self.arguments)
+        return VllmModel(spec, device, self.identify().version or "latest", is_eager=is_eager)

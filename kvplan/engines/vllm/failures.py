@@ -15,6 +15,7 @@ from kvplan.explaining.startup_log import Phase, StartupLog, parse_startup_log
 from kvplan.runs.statuses import Status
 
 _CONTEXT: Final = re.compile(r"max seq len|larger than the maximum number of tokens")
+_SEQUENCES: Final = re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache\s+blocks \((\d+)\)")
 _REFUSED_MEMORY: Final = re.compile(
     r"(?:DefaultCPUAllocator: (?:can't|not enough) .*memory|std::bad_alloc|Cannot allocate memory|MemoryError)[^\n]*"
 )
@@ -41,6 +42,10 @@ def read_failure(ending: Ending) -> Failure:
     usage = _USAGE.search(ending.log)
     if usage:
         return Failure("crash", f"vLLM refuses its command line: {usage.group(1)}", stops_sweep=True)
+    refused_seats = _SEQUENCES.search(ending.log)
+    if refused_seats:
+        most = refused_seats.group(1)
+        return Failure("rejected_seqs", f"{refused_seats.group(0)}. Lower --max-num-seqs to {most} or less.")
     found = parse_startup_log(ending.log)
     if found.failure is not None and ending.stage == "starting":
         return _recognised(found)

@@ -32,11 +32,12 @@ _SPARE_SEQUENCES: Final = 1.3
 
 @dataclass(frozen=True, slots=True)
 class VllmModel:
-    """An EngineModel. version: of the installation."""
+    """An EngineModel. version: of the installation. is_eager: started with ``--enforce-eager``."""
 
     spec: ModelSpec
     device: Device
     version: str
+    is_eager: bool = False
 
     def memory(self, settings: TrialSettings) -> PlainPool:
         """UsageError for a context that vLLM refuses whatever the memory."""
@@ -95,6 +96,8 @@ class VllmModel:
         if on_cpu:
             share = settings.gpu_memory_utilization if given is None else 1.0
             settings = settings.with_changes(device_memory_bytes=self.device.memory_bytes, gpu_memory_utilization=share)
+        if self.is_eager:
+            settings = settings.with_changes(enforce_eager=True)
         found = predict_vllm(self.spec, self._profile(), settings, self.version)
         if given is None:
             return found
@@ -111,7 +114,7 @@ class VllmModel:
         longest = self.spec.max_position_embeddings
         if longest is not None and settings.max_model_len > longest:
             raise UsageError(
-                f"{self.spec.id} has {longest:,} positions, and vLLM refuses a max_model_len of "
+                f"{self.spec.served_id} has {longest:,} positions, and vLLM refuses a max_model_len of "
                 f"{settings.max_model_len:,}.",
                 hint=f"--max-model-len {longest} at most",
             )

@@ -45,7 +45,9 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
         raise UsageError("kvplan's engine does not decode speculatively.", hint="use --engine vllm")
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
-        raise KvplanError(f"The config of {spec.id} gives no maximum length.", hint="give one: --max-model-len 4096")
+        raise KvplanError(
+            f"The config of {spec.served_id} gives no maximum length.", hint="give one: --max-model-len 4096"
+        )
     dtype = engine_dtype(spec, asked.dtype, device)
     defaults = KVPLAN_DEFAULTS
     serving = FilledSettings.of(

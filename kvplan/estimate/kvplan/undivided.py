@@ -23,7 +23,7 @@ def check_division(spec: ModelSpec, asked: ServingSettings) -> None:
     """UsageError where the stages and ranks of ``asked`` cannot share ``spec``."""
     if asked.enable_expert_parallel and not spec.is_mixture:
         raise UsageError(
-            f"Whole experts on each rank are for mixtures of experts, and {spec.id} has none.",
+            f"Whole experts on each rank are for mixtures of experts, and {spec.served_id} has none.",
             hint="leave --enable-expert-parallel out",
         )
     count, num_ranks = asked.pipeline_parallel_size, asked.tensor_parallel_size

@@ -1,6 +1,7 @@
 """vLLM's start-up predicted, release by release: the memory of each rank, blocks, and what it prints or fails with.
 
 prediction       ``predict_vllm``: everything put together
+memo             what predictions of one model share, kept with the model itself
 ranges           how far the KV pool can lie from it, and why
 settings         what a release makes of the user's settings on a GPU (``ResolvedSettings``)
 block_sizes, cache_dtypes    its defaults for a block's tokens and the KV cache's dtype, by model and GPU

@@ -17,7 +17,7 @@ def check_has_experts(spec: ModelSpec, whole_experts: bool | None) -> None:
     """UsageError for whole experts of a model without any (vllm/config/model.py, _verify_with_expert_parallelism)."""
     if whole_experts and not spec.is_mixture:
         raise UsageError(
-            f"vLLM does not start {spec.id} with whole experts on each GPU: it has none.",
+            f"vLLM does not start {spec.served_id} with whole experts on each GPU: it has none.",
             hint="leave --enable-expert-parallel out",
         )
 
@@ -27,11 +27,11 @@ def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
     check_has_experts(spec, layout.enable_expert_parallel)
     if layout.pipeline_parallel_size > 1 and spec.index_pool > 1:  # vllm/models/glm5next/common/model.py
         raise UsageError(
-            f"vLLM does not divide {spec.id} over pipeline stages.", hint="leave --pipeline-parallel-size out"
+            f"vLLM does not divide {spec.served_id} over pipeline stages.", hint="leave --pipeline-parallel-size out"
         )
     if layout.pipeline_parallel_size > 1 and spec.lookup_elements:  # vllm/model_executor/models/config.py, Qwen4Exp
         raise UsageError(
-            f"vLLM does not divide {spec.id} into stages: its tables of n-grams are for the first alone.",
+            f"vLLM does not divide {spec.served_id} into stages: its tables of n-grams are for the first alone.",
             hint="use --pipeline-parallel-size 1",
         )
     _check_groups(spec, layout)

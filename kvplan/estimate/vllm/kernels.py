@@ -55,6 +55,25 @@ def attends_with_flashinfer(
     return is_large_blackwell or (is_eight_bit and not read_by_flash_attention)
 
 
+_WINDOWED_STATES = ("stream_conv",)
+"""Kinds of states that vLLM keeps as windows of tokens."""
+
+
+def needs_block_per_sequence(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether vLLM refuses more sequences than blocks: with states, where whole decode steps are captured.
+
+    With a drafter they are not where a kernel takes one token of each sequence alone: linear attention
+    (vllm/v1/attention/backends/linear_attn.py) and, in some releases, FlashInfer but for TensorRT-LLM's kernels.
+    """
+    kinds = {state.kind for state in spec.states} - set(_WINDOWED_STATES)
+    if not kinds or not release.needs_block_per_sequence or gpu.is_cpu or settings.enforce_eager:
+        return False
+    if not settings.num_speculative_tokens:
+        return True
+    is_plain = compute_capability(gpu)[0] != 10 and attends_with_flashinfer(spec.layers, gpu, settings, release)
+    return "linear_attention" not in kinds and (release.captures_flashinfer_drafts or not is_plain)
+
+
 def attention_workspace_bytes(
     layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> int:
@@ -89,7 +108,7 @@ def check_pooled_keys(spec: ModelSpec, gpu: GpuProfile) -> None:
     """
     if spec.index_pool > 1 and compute_capability(gpu)[0] not in (9, 10):
         raise KvplanError(
-            f"It is not known how vLLM keeps the index keys of {spec.id} on {gpu.id}.",
+            f"It is not known how vLLM keeps the index keys of {spec.served_id} on {gpu.id}.",
             hint="it is on Hopper and on B200, B300, GB200 and GB300",
         )
 

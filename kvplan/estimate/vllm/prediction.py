@@ -21,7 +21,6 @@ from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
-from kvplan.estimate.vllm.division import check_division
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
 from kvplan.estimate.vllm.kernels import (
@@ -29,13 +28,15 @@ from kvplan.estimate.vllm.kernels import (
     attention_workspace_bytes,
     check_pooled_keys,
     mxfp4_inner_step,
+    needs_block_per_sequence,
 )
+from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
-from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes, step_buffer_bytes, stored_formats
+from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes
 from kvplan.settings import FilledSettings, ServingSettings
 
-VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
+VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx", "rejected_seqs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class RankMemory:
     blocks: BlockPlan
     state_bytes: int = 0
     """What vLLM's second model runner keeps for its requests, as far as the release's budget counts it."""
+    needs_block_per_sequence: bool = False
+    """Whether vLLM refuses a ``max_num_seqs`` above the number of blocks."""
 
     @property
     def available_kv_bytes(self) -> int:
@@ -68,7 +71,7 @@ class VllmPrediction:
     """What vLLM prints at start-up, or why it stops. Bytes are those of ``rank``, the smallest.
 
     ``kv_cache_tokens`` is what this release prints as "GPU KV cache size". ``missing_bytes``: how much more one request
-    would need.
+    would need. ``most_num_seqs``: the largest ``max_num_seqs`` that it starts with, None where blocks do not limit it.
     """
 
     version: str
@@ -84,31 +87,11 @@ class VllmPrediction:
     largest_max_model_len: int
     missing_bytes: int
     outcome: VllmOutcome
+    most_num_seqs: int | None = None
 
     @property
     def fits(self) -> bool:
         return self.outcome == "ok"
-
-
-Memo = dict[tuple[object, ...], "RankParts | StoredFormats | ModelSpec | bool"]
-"""What does not depend on the GPU, kept between predictions for one model (a search tries many GPUs)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankParts:
-    """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels.
-
-    ``cached``: its layers, the drafter's behind the model's; ``layer_kinds``: one of each kind.
-    """
-
-    cached: tuple[LayerSpec, ...]
-    layer_kinds: tuple[LayerSpec, ...]
-    weight_bytes: int
-    blocks: BlockPlan
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.cached)
 
 
 def predict_vllm(
@@ -121,41 +104,34 @@ def predict_vllm(
 ) -> VllmPrediction:
     """The start-up of vLLM ``version`` with ``settings`` on as many ``gpu`` as the parallel sizes say.
 
-    ``memo`` may be shared between calls with the same ``spec``. UsageError where the ranks cannot divide the model; a
-    model that does not fit is an ``outcome``, not an error.
+    ``memo`` may be shared between calls for any models. UsageError where the ranks cannot divide the model; a model
+    that does not fit is an ``outcome``, not an error.
     """
     release = vllm_release(version)
     memo = {} if memo is None else memo
-    spec = _with_own_drafter(spec, settings, memo)
+    known = _with_own_drafter(memo_of(memo, spec), settings, memo)
+    spec = known.spec
     resolved = resolve_settings(spec, gpu, settings, release)
-    _check_division(spec, ParallelLayout.of(resolved.serving), memo)
+    known.check_division(ParallelLayout.of(resolved.serving))
     check_pooled_keys(spec, gpu)
     ranks = [
-        _rank_memory(spec, part, gpu, resolved, release, memo)
+        _rank_memory(known, part, gpu, resolved, release)
         for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
     ]
     smallest = min(ranks, key=lambda rank: rank.num_blocks)
     return fill_pool(smallest, smallest.available_kv_bytes, resolved, release)
 
 
-def _with_own_drafter(spec: ModelSpec, settings: ServingSettings, memo: Memo) -> ModelSpec:
-    """``spec`` with its multi-token-prediction layers as drafter, for callers that only give a number of tokens."""
-    if spec.drafter is not None or not settings.num_speculative_tokens:
-        return spec
-    key = (id(spec), "drafter", settings.num_speculative_tokens)
-    found = memo.get(key)
-    if not isinstance(found, ModelSpec):
+def _with_own_drafter(known: ModelMemo, settings: ServingSettings, memo: Memo) -> ModelMemo:
+    """The model with its multi-token-prediction layers as drafter, for callers that only give a number of tokens."""
+    spec, count = known.spec, settings.num_speculative_tokens
+    if spec.drafter is not None or not count:
+        return known
+    if count not in known.drafted:
         model = multi_token_model(spec)
-        drafter = None if model is None else Drafter("mtp", spec.id, settings.num_speculative_tokens, model)
-        found = memo[key] = replace(spec, drafter=drafter)
-    return found
-
-
-def _check_division(spec: ModelSpec, layout: ParallelLayout, memo: Memo) -> None:
-    key = (id(spec), "divides", layout)
-    if key not in memo:
-        check_division(spec, layout)
-        memo[key] = True
+        drafter = None if model is None else Drafter("mtp", spec.served_id, count, model)
+        known.drafted[count] = replace(spec, drafter=drafter)
+    return memo_of(memo, known.drafted[count])
 
 
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
@@ -173,7 +149,8 @@ def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
         for mixer in layer.mixers
     ):
         raise UsageError(
-            f"vLLM has no KV cache in {settings.kv_cache_dtype} for keys and values of unlike sizes, as in {spec.id}.",
+            f"vLLM has no KV cache in {settings.kv_cache_dtype} for keys and values of unlike sizes, as in "
+            f"{spec.served_id}.",
             hint="use --kv-cache-dtype fp8",
         )
     _check_grouped_keys(spec, settings)
@@ -199,7 +176,7 @@ def _check_grouped_keys(spec: ModelSpec, settings: FilledSettings) -> None:
     found = next((what for what, is_asked in refused.items() if is_asked), None)
     if found is not None:
         raise UsageError(
-            f"vLLM does not serve {spec.id} with {found}.",
+            f"vLLM does not serve {spec.served_id} with {found}.",
             hint="use bfloat16, with a KV cache in bfloat16 or fp8, and no --decode-context-parallel-size",
         )
 
@@ -210,10 +187,10 @@ def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
 
 
 def _rank_memory(
-    spec: ModelSpec, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease, memo: Memo
+    known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
 ) -> RankMemory:
-    settings = resolved.serving
-    parts = _rank_parts(spec, part, gpu, settings, release, memo)
+    spec, settings = known.spec, resolved.serving
+    parts = _rank_parts(known, part, gpu, settings, release)
     samples = part.stop == spec.num_layers
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
@@ -233,37 +210,30 @@ def _rank_memory(
         requested_bytes=requested_bytes(settings),
         blocks=parts.blocks,
         state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
+        needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
     )
 
 
-def _formats(spec: ModelSpec, requested: str, memo: Memo) -> StoredFormats:
-    key = (id(spec), "formats", requested)
-    found = memo.get(key)
-    if not isinstance(found, StoredFormats):
-        found = memo[key] = stored_formats(spec, requested)
-    return found
-
-
 def _rank_parts(
-    spec: ModelSpec, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease, memo: Memo
+    known: ModelMemo, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> RankParts:
+    spec = known.spec
     layout, quantization = ParallelLayout.of(settings), settings.quantization
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
     loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step)
-    key = (id(spec), part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
-    known = memo.get(key)
-    if isinstance(known, RankParts):
-        return known
+    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
+    if key in known.parts:
+        return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
     weight_bytes = rank_weight_bytes(
         spec,
         part,
         layout=layout,
         dtype=settings.dtype,
-        formats=_formats(spec, quantization, memo),
+        formats=known.stored_formats(quantization),
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
@@ -278,7 +248,7 @@ def _rank_parts(
         layers += cached_layers(spec.drafter)
     blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
-    memo[key] = found
+    known.parts[key] = found
     return found
 
 
@@ -349,7 +319,8 @@ def fill_pool(
         max_concurrency=concurrency,
         largest_max_model_len=longest_that_fits(plan, shape, max(checked_bytes, 0)) * contexts,
         missing_bytes=max(needed * plan.bytes_per_block - checked_bytes, 0),
-        outcome=_outcome(rank, num_blocks, checked_bytes, needed),
+        outcome=_outcome(rank, num_blocks, checked_bytes, needed, settings.serving.max_num_seqs),
+        most_num_seqs=num_blocks if rank.needs_block_per_sequence else None,
     )
 
 
@@ -362,10 +333,12 @@ def printed_tokens(
     return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size
 
 
-def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int) -> VllmOutcome:
-    """checked_bytes: of the pool, as far as a request may fill it."""
+def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int, max_num_seqs: int) -> VllmOutcome:
+    """In the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
     if rank.weight_bytes > rank.requested_bytes:
         return "oom_weights"
     if checked_bytes <= 0 or num_blocks < 1:
         return "oom_kv_init"
-    return "ok" if checked_bytes // rank.blocks.bytes_per_block >= needed else "rejected_ctx"
+    if checked_bytes // rank.blocks.bytes_per_block < needed:
+        return "rejected_ctx"
+    return "rejected_seqs" if rank.needs_block_per_sequence and max_num_seqs > num_blocks else "ok"

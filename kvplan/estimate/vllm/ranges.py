@@ -117,6 +117,8 @@ class KvRange:
     tokens: tuple[int, int]
     concurrency: tuple[float, float]
     causes: tuple[RangeCause, ...]
+    num_seqs: tuple[int, int] | None = None
+    """Of the largest ``max_num_seqs`` that starts; None where blocks do not limit it."""
 
     def of_groups(self, num_groups: int) -> KvRange:
         """Of ``num_groups`` alike data-parallel groups, whose tokens and concurrency add up."""
@@ -180,7 +182,15 @@ def kv_range(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction, model: Ran
         tokens=(_tokens(found, few), _tokens(found, many)),
         concurrency=(few / found.blocks_per_request, many / found.blocks_per_request),
         causes=tuple(sorted(causes, key=lambda each: -each.num_bytes)),
+        num_seqs=None if found.most_num_seqs is None else (few, many),
     )
+
+
+def sure_num_seqs(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction) -> int | None:
+    """The largest ``max_num_seqs`` that about 19 of 20 start-ups take; None where blocks do not limit it."""
+    if found.most_num_seqs is None:
+        return None
+    return kv_pool_low_bytes(spec, gpu, found) // found.bytes_per_block
 
 
 def _tokens(found: VllmPrediction, num_blocks: int) -> int:

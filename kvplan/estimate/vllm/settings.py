@@ -61,7 +61,9 @@ def resolve_settings(
     notes: list[str] = []
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
-        raise KvplanError(f"The config of {spec.id} gives no maximum length.", hint="give one: --max-model-len 4096")
+        raise KvplanError(
+            f"The config of {spec.served_id} gives no maximum length.", hint="give one: --max-model-len 4096"
+        )
     if asked.max_model_len is None:
         notes.append(f"max_model_len {max_model_len}: the model's longest.")
     total = asked.device_memory_bytes or gpu.memory_bytes

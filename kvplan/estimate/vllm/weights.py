@@ -35,7 +35,8 @@ class StoredFormats:
     def __init__(self, quantization: QuantizationSpec | None) -> None:
         self.quantization = quantization
         self._found: dict[tuple[int | None, str], QuantizationSpec | None] = {}
-        self._kinds: dict[int, tuple[int, ...]] = {}
+        # By a model's address, with the model, which keeps the address its own.
+        self._kinds: dict[int, tuple[ModelSpec, tuple[int, ...]]] = {}
 
     def of(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
         """The format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
@@ -48,15 +49,14 @@ class StoredFormats:
 
     def kinds(self, spec: ModelSpec) -> tuple[int, ...]:
         """A number for each layer, equal where the tensors and their formats are: most models have one or two kinds."""
-        found = self._kinds.get(id(spec))
-        if found is None:
+        if id(spec) not in self._kinds:
             numbers: dict[object, int] = {}
             keys = [
                 (layer.all_tensors, tuple(id(self.of(tensor, index)) for tensor in layer.all_tensors))
                 for index, layer in enumerate(spec.layers)
             ]
-            found = self._kinds[id(spec)] = tuple(numbers.setdefault(key, len(numbers)) for key in keys)
-        return found
+            self._kinds[id(spec)] = (spec, tuple(numbers.setdefault(key, len(numbers)) for key in keys))
+        return self._kinds[id(spec)][1]
 
 
 @dataclass(frozen=True, slots=True)

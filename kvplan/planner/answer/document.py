@@ -31,7 +31,8 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": {
-            "id": plan.spec.id,
+            "id": plan.spec.served_id,
+            "sized_as": plan.spec.sized_as,
             "architecture": plan.spec.architecture,
             "num_parameters": plan.spec.num_parameters,
             "num_active_parameters": plan.spec.num_active_parameters,
@@ -61,19 +62,22 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
             "total_bytes": plan.rule.total_bytes,
         },
         "deployments": [
-            deployment_document(each, plan.spec.id, plan.rule)
+            deployment_document(each, plan.spec.served_id, plan.rule)
             | {"queueing": _queueing(each, workload, slo) if rank < MOST_PLAYED else None}
             for rank, each in enumerate(plan.deployments)
         ],
         "alternatives": [
-            deployment_document(each.deployment, plan.spec.id, plan.rule) | {"caveats": list(each.caveats)}
+            deployment_document(each.deployment, plan.spec.served_id, plan.rule) | {"caveats": list(each.caveats)}
             for each in plan.alternatives
         ],
         "left_out": dict(left_out(plan)),
         "nearest_miss": None if plan.nearest_miss is None else miss_document(plan.nearest_miss),
         "fix": None
         if fix is None
-        else {"change": fix.sentence, "deployment": deployment_document(fix.deployment, plan.spec.id, plan.rule)},
+        else {
+            "change": fix.sentence,
+            "deployment": deployment_document(fix.deployment, plan.spec.served_id, plan.rule),
+        },
         "num_tried": plan.num_tried,
         "assumptions": [*plan.spec.assumptions, *workload.assumptions, *plan_assumptions(plan, fix)],
     }

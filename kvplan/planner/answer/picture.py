@@ -92,7 +92,7 @@ def plan_figure(plan: Plan) -> Figure:
     _draw_bars(left, shown)
     _draw_curves(right, shown, plan)
     _draw_steps(below, shown, plan)
-    figure.suptitle(f"{plan.spec.id}, {_load(plan)}: {plan.workload.average_context:,} tokens on average")
+    figure.suptitle(f"{plan.spec.title}, {_load(plan)}: {plan.workload.average_context:,} tokens on average")
     return figure
 
 

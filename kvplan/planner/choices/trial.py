@@ -20,15 +20,15 @@ from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import (
-    Memo,
     VllmPrediction,
     as_attended,
     cache_settings,
     predict_vllm,
     request_shape,
 )
-from kvplan.estimate.vllm.ranges import kv_pool_low_bytes
+from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
 from kvplan.estimate.vllm.settings import batch_defaults
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.deployment import Capacity, Choice, Deployment, Miss
@@ -173,10 +173,10 @@ def _fewest(most: int, serves: Callable[[int], bool], least: int = 1) -> int | N
 
 def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | Miss:
     groups = choice.layout.data_parallel_size
-    seats = groups * trial.most_sequences(choice.gpu)
     prediction = _predict(trial, choice, _first_guess(trial, replicas) / groups)
     if not prediction.fits:
         return misses.lacks_memory(trial.workload, choice, replicas, prediction)
+    seats = groups * _most_seats(trial, choice, prediction)
     model = speed_model(trial, choice, prediction)
     capacity = capacity_of(trial, choice, prediction)
     served = replica_load(trial.workload, replicas, model, min(_room(trial, capacity), seats))
@@ -214,6 +214,12 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
     )
 
 
+def _most_seats(trial: Trial, choice: Choice, prediction: VllmPrediction) -> int:
+    """Sequences per engine in one step: no more than the blocks for their states, even at the pool's low end."""
+    sure = sure_num_seqs(choice.weights.spec, choice.gpu, prediction)
+    return min(trial.most_sequences(choice.gpu), sure or prediction.most_num_seqs or MOST_SEQUENCES)
+
+
 def _first_guess(trial: Trial, replicas: int) -> float:
     """Requests in progress on one replica: as many as the users, or under a rate as many as there can be."""
     users = trial.workload.num_users
@@ -221,12 +227,17 @@ def _first_guess(trial: Trial, replicas: int) -> float:
 
 
 def _predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
-    """vLLM's start-up with seats for ``users`` requests in each data-parallel group."""
+    """vLLM's start-up with seats for ``users`` requests in each data-parallel group, or as many as it starts with.
+
+    That are those for which even the low end of the pool has blocks, where each needs one for its states.
+    """
     rows = max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP)
     rows = min(rows, trial.most_sequences(choice.gpu))
     key = (choice.key, rows)
     if key not in trial.predictions:
-        trial.predictions[key] = _predict_rows(trial, choice, rows)
+        found = _predict_rows(trial, choice, rows)
+        sure = sure_num_seqs(choice.weights.spec, choice.gpu, found)
+        trial.predictions[key] = found if not sure or rows <= sure else _predict_rows(trial, choice, sure)
     return trial.predictions[key]
 
 

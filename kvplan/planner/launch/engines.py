@@ -44,20 +44,28 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     # the others have no such cache
     if choice.num_nodes == 1 and not head_scale_bytes(choice.kv_cache_dtype) and not has_adapters:
         commands["sglang"] = _sglang(deployment, checkpoint)
-        if choice.gpu.vendor == "nvidia":
+        if choice.gpu.vendor == "nvidia" and not spec.is_gguf:
             commands["tensorrt-llm"] = _tensorrt(deployment, built)
         if layout.num_gpus == layout.tensor_parallel_size:
-            commands["tgi"] = _tgi(deployment, checkpoint)
+            if not spec.is_gguf:  # which neither of these two loads
+                commands["tgi"] = _tgi(deployment, checkpoint)
             commands["llama.cpp"] = _llama_cpp(deployment, model_id)
     return {name: commands[name] for name in ENGINES if name in commands}
 
 
 def command_note(spec: ModelSpec) -> str | None:
-    """Why a model has fewer commands than others; None where it has all."""
+    """Why a model has fewer commands than others, or what is to be added to them; None where they are complete."""
     if not spec.attends_to_encoder:
-        return None
+        is_lacking = spec.is_gguf and spec.tokenizer is None
+        return _TOKENIZER_NOTE if is_lacking else None
     only = "no command is known" if spec.architecture in NEVER_SERVED else "vLLM's command is the only one known"
-    return f"{spec.id} attends to an encoder: {only} for it."
+    return f"{spec.served_id} attends to an encoder: {only} for it."
+
+
+_TOKENIZER_NOTE = (
+    "vLLM reads the tokenizer of a GGUF file from the model that it was made from, which this file does not name: add "
+    "--tokenizer with its hub id or path."
+)
 
 
 def _runs_here(deployment: Deployment) -> bool:
@@ -67,11 +75,13 @@ def _runs_here(deployment: Deployment) -> bool:
 
 
 def checkpoint_name(deployment: Deployment, model_id: str, *, is_built: bool = False) -> str:
-    """What to load: the model itself, or a placeholder for a checkpoint that must be quantized beforehand.
+    """What to load: the model itself, or a placeholder for a checkpoint that must be had or quantized beforehand.
 
     is_built: the engine makes no format while it loads.
     """
     weights = deployment.choice.weights
+    if model_id.endswith(".json"):  # a config by itself, without the checkpoint that it is of
+        return f"<the checkpoint of {model_id}>"
     if weights.is_published or (weights.is_made_while_loading and not is_built):
         return model_id
     article = "an" if weights.name[0] in _VOWEL_SOUNDS else "a"
@@ -108,6 +118,8 @@ def _slots(settings: ServingSettings) -> list[object]:
 def vllm_command(deployment: Deployment, checkpoint: str) -> str:
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     words: list[object] = ["vllm", "serve", checkpoint, "--max-model-len", settings.max_model_len]
+    if choice.weights.spec.tokenizer is not None:
+        words += ["--tokenizer", choice.weights.spec.tokenizer]
     words += ["--max-num-seqs", settings.max_num_seqs, "--max-num-batched-tokens", settings.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", settings.gpu_memory_utilization]
     words += _vllm_sizes(choice.layout)
@@ -210,7 +222,9 @@ def _llama_cpp(deployment: Deployment, model_id: str) -> str:
     slots = max(int(deployment.users_per_replica), 1)
     context = max(slots * deployment.capacity.planned_tokens, settings.max_model_len)
     form = _gguf_form(choice.weights.spec.quantization)
-    words: list[object] = ["llama-server", "--model", f"{model_id.rsplit('/', 1)[-1]}-{form}.gguf"]
+    is_file = choice.weights.spec.is_gguf
+    file = model_id if is_file else f"{model_id.rsplit('/', 1)[-1]}-{form}.gguf"
+    words: list[object] = ["llama-server", "--model", file]
     words += ["--ctx-size", context, "--parallel", slots, "--kv-unified", "--n-gpu-layers", 999]
     if _kv_bits(deployment):
         words += ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]

@@ -1,9 +1,13 @@
-"""A deployment as Docker Compose or Kubernetes manifests, with health checks and one address before all replicas."""
+"""A deployment as Docker Compose or Kubernetes manifests, with health checks and one address before all replicas.
+
+What they start is the model that was asked for. One that lies in a directory is mounted at the same path.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from pathlib import PurePath
 from typing import Any
 
 from kvplan.errors import KvplanError
@@ -34,10 +38,10 @@ def compose_file(deployment: Deployment, model_id: str) -> str:
     for process in processes:
         service = {
             "image": _image(deployment),
-            "command": _arguments(deployment, model_id),
+            "command": [word.replace("$", "$$") for word in _arguments(deployment, model_id)],
             "ipc": "host",
             "environment": ["HF_TOKEN"],
-            "volumes": [f"${{HOME}}/.cache/huggingface:{_CACHE}"],
+            "volumes": [f"${{HOME}}/.cache/huggingface:{_CACHE}", *_bound(model_id)],
             "healthcheck": {
                 "test": ["CMD", "curl", "-f", f"http://localhost:{FIRST_PORT}/health"],
                 "interval": "10s",
@@ -58,12 +62,38 @@ def compose_file(deployment: Deployment, model_id: str) -> str:
             "depends_on": {name: {"condition": "service_healthy"} for name in list(services)},
         }
         document["configs"] = {"balancer": {"content": _nginx(list(services)[:-1])}}
-    return _yaml(document)
+    return _comments(deployment, model_id, "bind mount") + _yaml(document)
+
+
+def _local_directory(model_id: str) -> str | None:
+    """The directory to mount for a model that is a path: its own, or that of its file; None for a hub id."""
+    path = PurePath(model_id)
+    if not path.is_absolute():
+        return None
+    return str(path.parent if path.suffix.casefold() in (".gguf", ".json") else path)
+
+
+def _bound(model_id: str) -> list[dict[str, Any]]:
+    directory = _local_directory(model_id)
+    if directory is None:
+        return []
+    path = directory.replace("$", "$$")
+    return [{"type": "bind", "source": path, "target": path, "read_only": True}]
+
+
+def _comments(deployment: Deployment, model_id: str, mount: str) -> str:
+    """What a reader has to know of the model: whose shape was sized, and where its files must be."""
+    spec, lines = deployment.choice.weights.spec, []
+    if spec.sized_as is not None:
+        lines.append(f"sized as {spec.sized_as}")
+    if _local_directory(model_id) is not None:
+        lines.append(f"The model's directory is a {mount}: it must be there on every node that serves.")
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def kubernetes_manifests(deployment: Deployment, model_id: str) -> str:
     """A Deployment with a Service; a LeaderWorkerSet where one instance spans several nodes."""
-    name = _object_name(model_id)
+    name, comments = _object_name(model_id), _comments(deployment, model_id, "hostPath volume")
     labels = {"app.kubernetes.io/name": name}
     service = {
         "apiVersion": "v1",
@@ -73,7 +103,7 @@ def kubernetes_manifests(deployment: Deployment, model_id: str) -> str:
     }
     if deployment.choice.num_nodes > 1:
         service["spec"]["selector"] = {**labels, "role": "leader"}  # type: ignore[index]
-        return _yaml(_leader_worker_set(deployment, model_id, name, labels), service)
+        return comments + _yaml(_leader_worker_set(deployment, model_id, name, labels), service)
     workload = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -81,10 +111,12 @@ def kubernetes_manifests(deployment: Deployment, model_id: str) -> str:
         "spec": {
             "replicas": deployment.replicas + deployment.num_spare,
             "selector": {"matchLabels": labels},
-            "template": _pod(deployment, labels, ["vllm", "serve", *_arguments(deployment, model_id)], serves=True),
+            "template": _pod(
+                deployment, model_id, labels, ["vllm", "serve", *_arguments(deployment, model_id)], serves=True
+            ),
         },
     }
-    return _yaml(workload, service)
+    return comments + _yaml(workload, service)
 
 
 def _leader_worker_set(deployment: Deployment, model_id: str, name: str, labels: dict[str, str]) -> dict[str, Any]:
@@ -106,14 +138,18 @@ def _leader_worker_set(deployment: Deployment, model_id: str, name: str, labels:
             "leaderWorkerTemplate": {
                 "size": deployment.choice.num_nodes,
                 "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": _pod(deployment, {**labels, "role": "leader"}, shlex.split(leader), serves=True),
-                "workerTemplate": _pod(deployment, labels, shell, serves=False),
+                "leaderTemplate": _pod(
+                    deployment, model_id, {**labels, "role": "leader"}, shlex.split(leader), serves=True
+                ),
+                "workerTemplate": _pod(deployment, model_id, labels, shell, serves=False),
             },
         },
     }
 
 
-def _pod(deployment: Deployment, labels: dict[str, str], command: list[str], *, serves: bool) -> dict[str, Any]:
+def _pod(
+    deployment: Deployment, model_id: str, labels: dict[str, str], command: list[str], *, serves: bool
+) -> dict[str, Any]:
     gpus = min(deployment.choice.layout.num_gpus, deployment.choice.gpu.max_gpus_per_node)
     resource = "amd.com/gpu" if deployment.choice.gpu.vendor == "amd" else "nvidia.com/gpu"
     container: dict[str, Any] = {
@@ -131,8 +167,14 @@ def _pod(deployment: Deployment, labels: dict[str, str], command: list[str], *, 
         container["ports"] = [{"containerPort": FIRST_PORT}]
         container["startupProbe"] = {**probe, "failureThreshold": _START_SECONDS // 10}
         container["readinessProbe"] = probe
-    shared = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}}
-    return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": [shared]}}
+    volumes: list[dict[str, Any]] = [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
+    ]
+    directory = _local_directory(model_id)
+    if directory is not None:
+        container["volumeMounts"].append({"name": "model", "mountPath": directory, "readOnly": True})
+        volumes.append({"name": "model", "hostPath": {"path": directory, "type": "Directory"}})
+    return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
 
 
 def _image(deployment: Deployment) -> str:
@@ -163,9 +205,11 @@ def _nginx(services: list[str]) -> str:
 
 
 def _object_name(model_id: str) -> str:
-    """``meta-llama/Llama-3.1-8B`` -> ``llama-3-1-8b``: lower-case letters, digits and hyphens."""
-    name = re.sub(r"[^a-z0-9]+", "-", model_id.rsplit("/", 1)[-1].lower()).strip("-")
-    return name[:50].rstrip("-") or "model"
+    """``meta-llama/Llama-3.1-8B`` -> ``llama-3-1-8b``: lower-case letters, digits and hyphens, a letter first."""
+    last = model_id.rsplit("/", 1)[-1].lower()
+    name = re.sub(r"[^a-z0-9]+", "-", last.removesuffix(".gguf").removesuffix(".json")).strip("-")
+    name = name if name[:1].isalpha() else f"model-{name}"
+    return name[:50].rstrip("-")
 
 
 def _yaml(*documents: dict[str, Any]) -> str:

@@ -141,7 +141,7 @@ def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
         notes.append(f"--ctx-max {longest:,}: the longest length given, or kvplan's default.")
     if positions is not None and longest > positions:
         raise KvplanError(
-            f"{spec.id} has {positions:,} positions; --ctx-max {longest:,} is beyond them.",
+            f"{spec.served_id} has {positions:,} positions; --ctx-max {longest:,} is beyond them.",
             hint=f"use --ctx-max {positions} or less",
         )
     return longest

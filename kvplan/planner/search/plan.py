@@ -90,7 +90,7 @@ def _nothing_tried(spec: ModelSpec, request: PlanRequest) -> KvplanError:
         )
     hint = "allow other GPUs, or raise --max-gpus"
     return KvplanError(
-        f"{spec.id} cannot be divided over the GPUs of this plan.",
+        f"{spec.served_id} cannot be divided over the GPUs of this plan.",
         hint=f"leave {' and '.join(asked)} out or give other sizes, {hint}" if asked else hint,
     )
 

@@ -32,7 +32,7 @@ class Deployment:
 
 
 def model_to_deploy(manifest: Manifest) -> str:
-    """What to load: the path that the sweep was given, else the model's id. A config.json is named by its directory."""
+    """What to load: the model's id or path as it was asked for. A config.json is named by its directory."""
     asked = str(manifest.get("options", {}).get("model", ""))
     if not asked.startswith(os.sep):
         return manifest["model"]["id"]

@@ -22,7 +22,9 @@ class IdentityColumns(TypedDict, total=False):
             "parts of the design this trial belongs to, separated by ';': grid, throughput, memory, probe, audit, slo",
         ),
     ]
-    model_id: Annotated[str, About("identity", "the model as the catalog names it")]
+    model_id: Annotated[
+        str, About("identity", "the model as it was asked for: an id, or the absolute path of a directory or file")
+    ]
     device: Annotated[str, About("identity", "cpu or cuda")]
     device_name: Annotated[str, About("identity", "processor or GPU as the driver names it")]
     node: Annotated[str | None, About("identity", "host name of the machine that ran the trial")]

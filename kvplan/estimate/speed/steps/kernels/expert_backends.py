@@ -66,7 +66,7 @@ def check_backend(spec: ModelSpec, asked: str, engine: str) -> None:
     if asked == "auto":
         return
     if not spec.is_mixture:
-        raise UsageError(f"{spec.id} has no experts.", hint="leave --moe-backend out")
+        raise UsageError(f"{spec.served_id} has no experts.", hint="leave --moe-backend out")
     if engine == "kvplan":
         raise UsageError("kvplan's engine has no --moe-backend.", hint="leave it out, or use --engine vllm")
 
