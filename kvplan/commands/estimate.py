@@ -9,19 +9,15 @@ from typing import Annotated
 
 import typer
 
-from kvplan.catalog.devices.device_support import attends_on
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import provenance_note
 from kvplan.catalog.releases.vllm import version_note
-from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.commands.options.estimate_lists import (
     LIST_OPTIONS,
     Lists,
-    answer_question,
-    notes_on,
     questions,
     resolve_models,
 )
@@ -35,10 +31,11 @@ from kvplan.commands.options.shared import (
     calibration_name,
     split_list,
 )
-from kvplan.commands.options.ways_to_fit import Asked, ways_to_fit
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.question import answer_question, notes_on, with_kernels
+from kvplan.estimate.ways_to_fit import Asked, ways_to_fit
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, SPECULATION_PANEL, ServingSettings
 
@@ -155,7 +152,7 @@ def estimate(
     asked = questions(lists, with_speculative_config(settings, speculative_config))
     specs = resolve_models(models, parse_assumptions(assume or []), after_gpus=bool(gpu))
     measured = load_measured(calibration_name(calibration, no_calibration))
-    shown = [gpus if lists.gpus else _with_kernels(gpus, spec, choice) for spec in specs]
+    shown = [gpus if lists.gpus else with_kernels(gpus, spec, choice) for spec in specs]
     answers = [
         answer_question(spec, question, on, choice, measured)
         for spec, on in zip(specs, shown, strict=True)
@@ -186,13 +183,6 @@ def estimate(
         from kvplan.estimate.picture import draw_estimates
 
         draw_estimates(answers, plot)
-
-
-def _with_kernels(gpus: list[GpuCount], spec: ModelSpec, engine: EngineChoice) -> list[GpuCount]:
-    """Of the GPUs that nobody named, those that the engine serves ``spec`` on."""
-    if engine.name != "vllm":
-        return gpus
-    return [each for each in gpus if attends_on(each.gpu, spec, version=engine.version)]
 
 
 def _nothing_fits(misses: Sequence[Asked]) -> KvplanError:

@@ -3,6 +3,8 @@
 ``make_estimate`` (answer) answers ``kvplan estimate``; the planner and the sweeps' forecasts call the rooms below it.
 A question is a ModelSpec, devices, an engine and one ServingSettings; each engine fills in its own defaults once.
 
+question             one question as people ask it: a GPU's own dtype, ranks of 8xh200, which GPUs have kernels
+ways_to_fit          what lets a deployment fit that does not, each way tried
 answer, document     the whole answer, and its JSON; picture: ``estimate --plot``
 deployments          one model on one kind of GPU under vLLM or kvplan's engine
 vllm/, kvplan/       each engine's memory: settings, prediction

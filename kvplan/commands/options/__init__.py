@@ -5,7 +5,6 @@ settings         options made from the declared settings
 shared           arguments and options that several commands have
 plans            the options of `plan` in groups, and the question that they ask
 sweep/           the options of `sweep`, by what they set
-ways_to_fit      what lets a deployment fit that does not, each way tried
 estimate_lists   several models, contexts and formats in one `estimate`
 extras           a hint where a command's packages are not installed
 """

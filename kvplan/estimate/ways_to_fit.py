@@ -10,11 +10,11 @@ from kvplan.catalog.devices.gpus import GpuCount
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
-from kvplan.commands.options.estimate_lists import Question, answer_question
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.question import Question, answer_question
 from kvplan.settings import own_group_size
 
 _MOST_GPUS: Final = 64
