@@ -29,7 +29,6 @@ from kvplan.commands.options.shared import (
     Calibration,
     NoCalibration,
     calibration_name,
-    split_list,
 )
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
@@ -37,6 +36,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.question import answer_question, notes_on, with_kernels
 from kvplan.estimate.ways_to_fit import Asked, ways_to_fit
 from kvplan.estimate.weights import NAMED_FORMATS
+from kvplan.setting_values import split_list
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, SPECULATION_PANEL, ServingSettings
 
 __all__ = ["DEFAULT_ENGINE", "LIST_OPTIONS", "estimate", "parse_assumptions"]

@@ -14,7 +14,7 @@ from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.groups import takes_groups
-from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions, plan_request
+from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
@@ -26,6 +26,7 @@ from kvplan.commands.options.shared import (
 )
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
+from kvplan.planner.question.asking import plan_request
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings
@@ -96,7 +97,9 @@ def plan(
 ) -> None:
     """Find the GPUs and settings that serve a given load."""
     shown = chosen_format(output_format, as_json=as_json)
-    request = plan_request(load, gpus, formats, settings, EngineChoice.parse(engine, known=("vllm",)))
+    request = plan_request(
+        EngineChoice.parse(engine, known=("vllm",)), settings, **vars(load), **vars(gpus), **vars(formats)
+    )
     spec = resolve_model(model)
     measured = load_measured(calibration_name(calibration, no_calibration))
     found = make_plan(spec, request, measured)

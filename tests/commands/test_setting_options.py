@@ -10,8 +10,9 @@ import pytest
 from kvplan.catalog.engines import KVPLAN_DEFAULTS
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.cli import main
-from kvplan.commands.options.settings import read_settings, takes_settings
+from kvplan.commands.options.settings import takes_settings
 from kvplan.errors import UsageError
+from kvplan.setting_values import read_settings
 from kvplan.settings import KNOBS, FilledSettings, ServingSettings
 from kvplan_engine import EngineConfig
 

@@ -1,32 +1,22 @@
-"""The options of ``kvplan plan``, in groups, and the question that they ask."""
+"""The options of ``kvplan plan``, in groups."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from typing import Annotated
 
 import typer
 
-from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
-from kvplan.catalog.engines import EngineChoice
-from kvplan.commands.options.settings import parse_share
-from kvplan.commands.options.shared import (
-    WORKLOAD_PANEL,
-    split_list,
-)
-from kvplan.errors import UsageError
+from kvplan.catalog.devices.gpus import parse_gpu_count
+from kvplan.commands.options.shared import WORKLOAD_PANEL
 from kvplan.planner.choices.formats import FORMAT_NAMES
-from kvplan.planner.question.prices import parse_prices, with_prices
-from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.question.asking import DEFAULTS
+from kvplan.planner.question.prices import parse_prices
 from kvplan.planner.question.slo import parse_slo
-from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, ServingSettings
-from kvplan.units import parse_tokens
+from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL
 
-DEFAULTS = PlanRequest()
 COST_PANEL = "Cost"
-_COUNT: Final = re.compile(r"\d{1,9}")
 
 
 def is_format(text: str) -> bool:
@@ -179,96 +169,3 @@ class FormatOptions:
             rich_help_panel=MEMORY_PANEL,
         ),
     ] = None
-
-
-def plan_request(
-    load: LoadOptions, gpus: GpuOptions, formats: FormatOptions, settings: ServingSettings, engine: EngineChoice
-) -> PlanRequest:
-    """The question that the options ask. UsageError for a value that cannot be read."""
-    if load.users is not None and load.request_rate is not None:
-        raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
-    named = [parse_gpu_count(name) for name in split_list(gpus.gpu)]
-    kv_cache_dtypes = map(KNOBS["kv_cache_dtype"].canonical_name, split_list(formats.kv_cache_dtype))
-    return PlanRequest(
-        num_users=_positive(load.users, "--users"),
-        requests_per_second=_positive(load.request_rate, "--request-rate"),
-        average_context=_tokens(load.ctx_avg),
-        longest_context=_tokens(load.ctx_max),
-        input_tokens=_tokens(load.input_len),
-        output_tokens=_tokens(load.output_len),
-        slo=parse_slo([word for text in load.slo or [] for word in text.replace(",", " ").split()]),
-        gpus=with_prices(_gpus(named), parse_prices(split_list(gpus.price))),
-        max_gpus=_positive(gpus.max_gpus, "--max-gpus") or _largest_count(named),
-        sizes=_parallel_sizes(gpus),
-        quantizations=tuple(name.casefold() for name in split_list(formats.quantization)) or None,
-        kv_cache_dtypes=tuple(kv_cache_dtypes) or None,
-        worst_case=load.worst_case,
-        headroom=_headroom(load.headroom),
-        num_spare_replicas=_not_negative(gpus.spare_replicas, "--spare-replicas"),
-        usd_per_hour=_positive(gpus.budget, "--budget"),
-        engine=engine,
-        settings=settings,
-    )
-
-
-def _parallel_sizes(gpus: GpuOptions) -> ParallelSizes:
-    return ParallelSizes(
-        tensor=_sizes(gpus.tensor_parallel_size, "--tensor-parallel-size"),
-        pipeline=_sizes(gpus.pipeline_parallel_size, "--pipeline-parallel-size"),
-        data=_sizes(gpus.data_parallel_size, "--data-parallel-size"),
-        enable_expert_parallel=gpus.enable_expert_parallel,
-        num_nodes=_positive(gpus.nodes, "--nodes"),
-    )
-
-
-def _gpus(named: Sequence[GpuCount]) -> tuple[GpuProfile, ...]:
-    if named:
-        return tuple(dict.fromkeys(each.gpu for each in named))
-    return tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
-
-
-def _largest_count(named: Sequence[GpuCount]) -> int:
-    """``8xh200`` allows as many; names alone as many as the default."""
-    largest = max((each.num_gpus for each in named), default=1)
-    return largest if largest > 1 else DEFAULTS.max_gpus
-
-
-def _tokens(text: str | None) -> int | None:
-    return None if text is None else parse_tokens(text)
-
-
-def _sizes(texts: list[str] | None, option: str) -> tuple[int, ...] | None:
-    """``["1,2", "4"]`` -> (1, 2, 4)."""
-    words = split_list(texts)
-    if not words:
-        return None
-    if not all(_COUNT.fullmatch(word) and int(word) > 0 for word in words):
-        raise UsageError(f"{option} takes numbers of GPUs, got '{', '.join(words)}'.", hint=f"for example {option} 2,4")
-    return tuple(map(int, words))
-
-
-def _headroom(text: str | None) -> float:
-    """``20%`` or ``0.2`` -> 0.2; nothing -> 0. UsageError below 0 or above 1000 %."""
-    if text is None:
-        return 0.0
-    share = parse_share(text, "--headroom", example="20%")
-    if not 0 <= share <= 10:
-        hint = f"for 20 % say --headroom 20%, or 0.2; {text.strip()} is {100 * share:g} %"
-        raise UsageError("--headroom must be from 0 to 1000 %.", hint=hint)
-    return share
-
-
-Number = TypeVar("Number", int, float)
-
-
-def _positive(number: Number | None, option: str) -> Number | None:
-    if number is not None and not 0 < number < float("inf"):
-        wanted = "finite" if number == float("inf") else "above 0"
-        raise UsageError(f"{option} must be {wanted}, got {number}.", hint=f"for example {option} 8")
-    return number
-
-
-def _not_negative(number: int, option: str) -> int:
-    if number < 0:
-        raise UsageError(f"{option} must be 0 or more, got {number}.", hint=f"for example {option} 1")
-    return number

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from kvplan.errors import UsageError
-from kvplan.settings import KNOBS, Knob, ServingSettings
-from kvplan.units import parse_bytes, parse_tokens
+from kvplan.setting_values import read_settings
+from kvplan.settings import KNOBS, Knob
 
 Result = TypeVar("Result")
 _WRITTEN = {"share": str, "count": int, "tokens": str, "bytes": str, "name": str, "text": str, "flag": bool}
 """What typer reads of each kind."""
-_SHORT_NUMBER: Final = re.compile(r"-?\d{1,18}")
 _METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME", "text": "NAME"}
 
 
@@ -53,35 +50,6 @@ def takes_settings(
         return with_settings
 
     return decorate
-
-
-def read_settings(given: Mapping[str, Any]) -> ServingSettings:
-    """Settings from options as written (tokens and bytes are text). UsageError names the option that is wrong."""
-    settings = ServingSettings(**{name: _read(KNOBS[name], value) for name, value in given.items()})
-    settings.check(as_options=True)
-    return settings
-
-
-def _read(knob: Knob, value: Any) -> Any:
-    if value is None:
-        return None
-    if knob.kind == "bytes":
-        return parse_bytes(value)
-    if knob.kind == "share" and isinstance(value, str):
-        return parse_share(value, knob.option, example=knob.example)
-    if knob.kind == "tokens":
-        text = str(value).strip()  # a whole number is left to the check, which names the option
-        return int(text) if _SHORT_NUMBER.fullmatch(text) else parse_tokens(text)
-    return knob.canonical_name(value) if knob.kind == "name" else value
-
-
-def parse_share(text: str, option: str, *, example: str) -> float:
-    """``90%`` or ``0.9`` -> 0.9. UsageError for what is no number."""
-    number = text.strip()
-    try:
-        return float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError as error:
-        raise UsageError(f"{option} '{text}' is not a share.", hint=f"for example {option} {example}") from error
 
 
 def _parameter(knob: Knob, help: str | None) -> inspect.Parameter:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
-
-from kvplan.errors import UsageError
 
 WORKLOAD_PANEL: Final = "Workload"
 ENGINE_PANEL: Final = "Engine"
@@ -32,15 +29,3 @@ NoCalibration = Annotated[
 def calibration_name(calibration: str | None, no_calibration: bool) -> str | None:
     """What both options together ask for: a profile's name, "none", or None for the devices' own."""
     return "none" if no_calibration else calibration
-
-
-def split_list(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """``["a,b", "c"]`` -> a, b, c: a list option takes commas and repetition alike, each value once.
-
-    UsageError where the option was given without a value.
-    """
-    parts = (part.strip() for text in texts or () for part in text.split(","))
-    found = tuple(dict.fromkeys(part for part in parts if part))
-    if texts and not found:
-        raise UsageError(f"'{','.join(texts)}' is an empty list.", hint="write values like a,b or leave the option out")
-    return found

@@ -1,0 +1,133 @@
+"""The question of a plan from values as people write them, on the command line and in Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
+from kvplan.catalog.engines import EngineChoice
+from kvplan.errors import UsageError
+from kvplan.planner.question.prices import parse_prices, with_prices
+from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.question.slo import parse_slo
+from kvplan.setting_values import parse_share, split_list
+from kvplan.settings import KNOBS, ServingSettings
+from kvplan.units import parse_tokens
+
+DEFAULTS: Final = PlanRequest()
+_COUNT: Final = re.compile(r"\d{1,9}")
+
+
+def plan_request(
+    engine: EngineChoice,
+    settings: ServingSettings,
+    *,
+    users: int | None = None,
+    request_rate: float | None = None,
+    ctx_avg: str | None = None,
+    ctx_max: str | None = None,
+    input_len: str | None = None,
+    output_len: str | None = None,
+    slo: Sequence[str] | None = None,
+    worst_case: bool = False,
+    headroom: str | None = None,
+    gpu: Sequence[str] | None = None,
+    max_gpus: int | None = None,
+    spare_replicas: int = 0,
+    tensor_parallel_size: Sequence[str] | None = None,
+    pipeline_parallel_size: Sequence[str] | None = None,
+    data_parallel_size: Sequence[str] | None = None,
+    enable_expert_parallel: bool | None = None,
+    nodes: int | None = None,
+    budget: float | None = None,
+    price: Sequence[str] | None = None,
+    quantization: Sequence[str] | None = None,
+    kv_cache_dtype: Sequence[str] | None = None,
+) -> PlanRequest:
+    """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read."""
+    if users is not None and request_rate is not None:
+        raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
+    named = [parse_gpu_count(name) for name in split_list(gpu)]
+    kv_cache_dtypes = map(KNOBS["kv_cache_dtype"].canonical_name, split_list(kv_cache_dtype))
+    sizes = ParallelSizes(
+        tensor=_sizes(tensor_parallel_size, "--tensor-parallel-size"),
+        pipeline=_sizes(pipeline_parallel_size, "--pipeline-parallel-size"),
+        data=_sizes(data_parallel_size, "--data-parallel-size"),
+        enable_expert_parallel=enable_expert_parallel,
+        num_nodes=_positive(nodes, "--nodes"),
+    )
+    return PlanRequest(
+        num_users=_positive(users, "--users"),
+        requests_per_second=_positive(request_rate, "--request-rate"),
+        average_context=_tokens(ctx_avg),
+        longest_context=_tokens(ctx_max),
+        input_tokens=_tokens(input_len),
+        output_tokens=_tokens(output_len),
+        slo=parse_slo([word for text in slo or [] for word in text.replace(",", " ").split()]),
+        gpus=with_prices(_gpus(named), parse_prices(split_list(price))),
+        max_gpus=_positive(max_gpus, "--max-gpus") or _largest_count(named),
+        sizes=sizes,
+        quantizations=tuple(name.casefold() for name in split_list(quantization)) or None,
+        kv_cache_dtypes=tuple(kv_cache_dtypes) or None,
+        worst_case=worst_case,
+        headroom=_headroom(headroom),
+        num_spare_replicas=_not_negative(spare_replicas, "--spare-replicas"),
+        usd_per_hour=_positive(budget, "--budget"),
+        engine=engine,
+        settings=settings,
+    )
+
+
+def _gpus(named: Sequence[GpuCount]) -> tuple[GpuProfile, ...]:
+    if named:
+        return tuple(dict.fromkeys(each.gpu for each in named))
+    return tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
+
+
+def _largest_count(named: Sequence[GpuCount]) -> int:
+    """``8xh200`` allows as many; names alone as many as the default."""
+    largest = max((each.num_gpus for each in named), default=1)
+    return largest if largest > 1 else DEFAULTS.max_gpus
+
+
+def _tokens(text: str | None) -> int | None:
+    return None if text is None else parse_tokens(text)
+
+
+def _sizes(texts: Sequence[str] | None, option: str) -> tuple[int, ...] | None:
+    """``["1,2", "4"]`` -> (1, 2, 4)."""
+    words = split_list(texts)
+    if not words:
+        return None
+    if not all(_COUNT.fullmatch(word) and int(word) > 0 for word in words):
+        raise UsageError(f"{option} takes numbers of GPUs, got '{', '.join(words)}'.", hint=f"for example {option} 2,4")
+    return tuple(map(int, words))
+
+
+def _headroom(text: str | None) -> float:
+    """``20%`` or ``0.2`` -> 0.2; nothing -> 0. UsageError below 0 or above 1000 %."""
+    if text is None:
+        return 0.0
+    share = parse_share(text, "--headroom", example="20%")
+    if not 0 <= share <= 10:
+        hint = f"for 20 % say --headroom 20%, or 0.2; {text.strip()} is {100 * share:g} %"
+        raise UsageError("--headroom must be from 0 to 1000 %.", hint=hint)
+    return share
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _positive(number: Number | None, option: str) -> Number | None:
+    if number is not None and not 0 < number < float("inf"):
+        wanted = "finite" if number == float("inf") else "above 0"
+        raise UsageError(f"{option} must be {wanted}, got {number}.", hint=f"for example {option} 8")
+    return number
+
+
+def _not_negative(number: int, option: str) -> int:
+    if number < 0:
+        raise UsageError(f"{option} must be 0 or more, got {number}.", hint=f"for example {option} 1")
+    return number
