@@ -42,7 +42,7 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class BenchOutcome:
-    """The results of a bench, and how quiet the machine was meanwhile."""
+    """The results of a bench, what computed them (see the column ``kernels``), and how quiet the machine was."""
 
     plan: BenchPlan
     experiments: tuple[Experiment, ...]
@@ -50,6 +50,7 @@ class BenchOutcome:
     other_cpu_pct: float | None
     torch_version: str
     num_threads: int
+    kernels: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         order, device = self.plan.order, self.plan.device
@@ -67,6 +68,7 @@ class BenchOutcome:
             "machine": {
                 "num_cores": device.num_cores,
                 "num_threads": self.num_threads,
+                "kernels": self.kernels,
                 "other_cpu_pct": self.other_cpu_pct,
                 "platform": platform.platform(),
             },
@@ -120,9 +122,12 @@ def _check_room(spec: ModelSpec, dtype: str, device: Device) -> None:
 
 
 def run_bench(
-    plan: BenchPlan, on_start: Callable[[str], None], on_result: Callable[[Experiment], None]
+    plan: BenchPlan,
+    on_start: Callable[[str], None],
+    on_result: Callable[[Experiment], None],
+    on_notice: Callable[[str], None] = lambda text: None,
 ) -> BenchOutcome:
-    """Run the worker to its end. KvplanError if it fails; on an interruption it is killed first."""
+    """Run the worker to its end. on_notice: takes a line for the user. KvplanError if it fails; on an interruption it is killed first."""
     started = time.perf_counter()
     experiments: list[Experiment] = []
     with tempfile.TemporaryDirectory(prefix="kvplan-bench-") as folder:
@@ -132,7 +137,9 @@ def run_bench(
             while (message := cast(Message, process.receive()))["type"] != "done":
                 if message["type"] == "error":
                     raise KvplanError(_sentence(message["message"]), hint=message["hint"])
-                if message["type"] == "start":
+                if message["type"] == "notice":
+                    on_notice(message["text"])
+                elif message["type"] == "start":
                     on_start(message["experiment"])
                 elif message["type"] == "result":
                     experiments.append(Experiment.from_json(message["experiment"]))
@@ -149,6 +156,7 @@ def run_bench(
         other_cpu_pct=message["other_cpu_pct"],
         torch_version=message["torch_version"],
         num_threads=message["num_threads"],
+        kernels=message["kernels"],
     )
 
 

@@ -19,9 +19,13 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Maximum time for each stage of a trial, in seconds. silence: longest time without progress while serving."""
+    """Maximum time for each stage of a trial, in seconds. silence: longest time without progress while serving.
+
+    compiling: of the CPU's kernels, once for each machine: half a minute of two cores that are free, minutes otherwise.
+    """
 
     starting: float = 180.0
+    compiling: float = 900.0
     loading: float = 300.0
     setup: float = 120.0
     warmup: float = 120.0

@@ -2,6 +2,7 @@
 
     parent -> worker   TrialOrder           run one trial
     worker -> parent   Hello                once, when the engine is imported
+                       NoticeMessage        something that the user should know
                        StageMessage         a stage of the trial begins
                        ProgressMessage      a few times per second while requests are served
                        ResultMessage        the trial has ended
@@ -19,7 +20,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
 from kvplan.workload.requests import RequestSpec
 
-Stage = Literal["loading", "setup", "warmup", "serving"]
+Stage = Literal["compiling", "loading", "setup", "warmup", "serving"]
 
 
 class Hello(TypedDict):
@@ -31,6 +32,13 @@ class Hello(TypedDict):
     torch_version: str
     architectures: list[str]
     known_architectures: list[str]
+
+
+class NoticeMessage(TypedDict):
+    """A line for the user, said once by each process, at the latest before the first trial is served."""
+
+    type: Literal["notice"]
+    text: str
 
 
 class StageMessage(TypedDict):
@@ -63,8 +71,8 @@ class ResultMessage(TypedDict):
     worker_usable: bool
 
 
-Event = StageMessage | ProgressMessage
-Message = Hello | StageMessage | ProgressMessage | ResultMessage
+Event = NoticeMessage | StageMessage | ProgressMessage
+Message = Hello | NoticeMessage | StageMessage | ProgressMessage | ResultMessage
 
 
 @dataclass(frozen=True, slots=True)
