@@ -22,6 +22,8 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import size_weights
 from kvplan.machine.device import Device, detect_device
+from kvplan.machine.opened_device import AskDevice
+from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.units import format_bytes
 from kvplan.workers.process import WorkerDied, WorkerProcess
 
@@ -88,13 +90,14 @@ def make_plan(
     num_rounds: int | None,
     is_quick: bool,
     seed: int,
+    ask: AskDevice = ask_own_worker,
 ) -> BenchPlan:
-    """Decide everything, start nothing. UsageError for an unknown experiment, KvplanError for an unknown model."""
+    """Decide everything, start nothing; ``ask`` a worker where this machine may have a GPU. UsageError for an unknown experiment, KvplanError for an unknown model."""
     unknown = [name for name in only if name not in EXPERIMENTS]
     if unknown:
         raise UsageError(f"Unknown experiment '{unknown[0]}'.", hint="one of " + ", ".join(EXPERIMENTS))
     spec = resolve_model(model)
-    detected = detect_device(device, device_memory, weight_bytes=4 * spec.num_parameters)
+    detected = detect_device(device, device_memory, weight_bytes=4 * spec.num_parameters, ask=ask)
     engine = {
         "model": dict(spec.raw_config),
         "device": detected.kind,

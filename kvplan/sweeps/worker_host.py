@@ -94,7 +94,7 @@ class WorkerHost:
         self._memory_share = 0.0
         self._told: set[str] = set()
         is_on_gpu = identity.device.kind == "cuda" and not identity.is_counted
-        self._clock = GpuClockMeter.open() if is_on_gpu else GpuClockMeter()
+        self._clock = GpuClockMeter.open(identity.device.uuid) if is_on_gpu else GpuClockMeter()
 
     @property
     def is_loaded(self) -> bool:

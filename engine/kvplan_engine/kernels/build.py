@@ -93,9 +93,7 @@ def build_library(variant: BuildVariant = NATIVE, cache_dir: Path | None = None)
     return next(built_libraries(variant, None if cache_dir is None else [cache_dir])).path
 
 
-def built_libraries(
-    variant: BuildVariant = NATIVE, folders: Iterable[Path] | None = None
-) -> Iterator[BuiltLibrary]:
+def built_libraries(variant: BuildVariant = NATIVE, folders: Iterable[Path] | None = None) -> Iterator[BuiltLibrary]:
     """The compiled library of ``variant`` in each folder that can hold it, built as it is asked for.
 
     Whoever cannot load the first takes the next. KernelBuildError for sources that do not compile, and where no folder

@@ -1,7 +1,8 @@
-"""The worker of a sweep. ``client``, ``early`` and ``protocol`` are the parent's; the rest runs in the worker process.
+"""The worker of a sweep. ``client``, ``early``, ``asking`` and ``protocol`` are the parent's; the rest runs in the worker process.
 
 client           the parent's end: run a trial, with a limit for each stage
 early            a worker that starts before its sweep is planned
+asking           a worker that is started for one question
 protocol         the messages
 process          the worker's main loop
 engine_host      the engine, kept from trial to trial

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from kvplan.sweeps.worker.protocol import Event, Hello, Message, TrialOrder, TrialResult
+from kvplan.machine.opened_device import NoGpu, OpenedGpu
+from kvplan.sweeps.worker.protocol import DEVICE, Event, Hello, Message, TrialOrder, TrialResult
 from kvplan.workers.process import WorkerProcess
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.sweeps.worker.process")
@@ -100,6 +101,17 @@ class Worker:
                 when_ready()
         return self._hello
 
+    def ask_device(self, limits: TimeLimits) -> OpenedGpu | NoGpu:
+        """The GPU that the process opens. WorkerDied or WorkerTimeout if it dies of that, or takes too long."""
+        self.wait_until_ready(limits)
+        self._process.send({"type": DEVICE})
+        deadline = time.monotonic() + limits.starting
+        while True:
+            message = self._receive(deadline, f"The GPU was not opened within {limits.starting:.0f} s.")
+            if message["type"] == DEVICE:
+                gpu, none = message["gpu"], message["none"]
+                return NoGpu(**(none or {})) if gpu is None else OpenedGpu(**gpu)
+
     def run_trial(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """The result of one trial. Stages move the deadline; all events are passed on.
 
@@ -111,7 +123,7 @@ class Worker:
             message = self._receive(deadline.at, deadline.sentence)
             if message["type"] == "result":
                 return TrialResult.from_message(message)
-            if message["type"] != "hello":
+            if message["type"] not in ("hello", DEVICE):
                 deadline.on_event(message)
                 on_event(message)
 

@@ -1,7 +1,9 @@
 """The messages between a sweep and its worker: one JSON object per line, over the worker's stdin and stdout.
 
-    parent -> worker   TrialOrder           run one trial
+    parent -> worker   DEVICE               which GPU do you open? asked before the sweep is planned
+                       TrialOrder           run one trial
     worker -> parent   Hello                once, when the engine is imported
+                       DeviceMessage        the answer to DEVICE
                        NoticeMessage        something that the user should know
                        StageMessage         a stage of the trial begins
                        ProgressMessage      a few times per second while requests are served
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
@@ -32,6 +34,18 @@ class Hello(TypedDict):
     torch_version: str
     architectures: list[str]
     known_architectures: list[str]
+
+
+DEVICE: Final = "device"
+"""The type of the question which GPU a process opens, and of its answer."""
+
+
+class DeviceMessage(TypedDict):
+    """gpu: as OpenedGpu has it; none: as NoGpu. One of them is None."""
+
+    type: Literal["device"]
+    gpu: dict[str, Any] | None
+    none: dict[str, Any] | None
 
 
 class NoticeMessage(TypedDict):
@@ -72,7 +86,7 @@ class ResultMessage(TypedDict):
 
 
 Event = NoticeMessage | StageMessage | ProgressMessage
-Message = Hello | NoticeMessage | StageMessage | ProgressMessage | ResultMessage
+Message = Hello | DeviceMessage | NoticeMessage | StageMessage | ProgressMessage | ResultMessage
 
 
 @dataclass(frozen=True, slots=True)

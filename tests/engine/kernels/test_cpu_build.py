@@ -222,9 +222,7 @@ def test_a_folder_that_somebody_else_could_fill_is_not_used(
     assert build_library().parent == private
 
 
-def test_a_folder_of_another_user_is_not_used(
-    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_user_is_not_used(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_cache(tmp_path, monkeypatch)
     (temporary / "kvplan-kernels-12345").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -278,7 +276,9 @@ def test_a_full_disk_is_not_called_a_compiler_s_fault(
     assert built.refusals == (f"{tmp_path / 'cache' / 'kernels'} cannot be used: No space left on device",)
 
 
-def test_a_build_that_was_killed_is_made_again(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_was_killed_is_made_again(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / "cache"
     working = Path(os.environ["CXX"]).read_text()
     slow = write_compiler(tmp_path, f'case "$*" in *--version*) echo 1; exit;; esac; touch {tmp_path}/began; sleep 60')
