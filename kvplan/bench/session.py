@@ -92,7 +92,10 @@ def make_plan(
     seed: int,
     ask: AskDevice = ask_own_worker,
 ) -> BenchPlan:
-    """Decide everything, start nothing; ``ask`` a worker where this machine may have a GPU. UsageError for an unknown experiment, KvplanError for an unknown model."""
+    """Decide everything, start nothing; ``ask`` a worker where this machine may have a GPU.
+
+    UsageError for an unknown experiment, KvplanError for an unknown model.
+    """
     unknown = [name for name in only if name not in EXPERIMENTS]
     if unknown:
         raise UsageError(f"Unknown experiment '{unknown[0]}'.", hint="one of " + ", ".join(EXPERIMENTS))
@@ -130,7 +133,10 @@ def run_bench(
     on_result: Callable[[Experiment], None],
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> BenchOutcome:
-    """Run the worker to its end. on_notice: takes a line for the user. KvplanError if it fails; on an interruption it is killed first."""
+    """Run the worker to its end. on_notice: takes a line for the user.
+
+    KvplanError if it fails; on an interruption it is killed first.
+    """
     started = time.perf_counter()
     experiments: list[Experiment] = []
     with tempfile.TemporaryDirectory(prefix="kvplan-bench-") as folder:

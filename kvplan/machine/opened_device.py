@@ -25,7 +25,7 @@ class OpenedGpu:
 
 @dataclass(frozen=True, slots=True)
 class NoGpu:
-    """Why no GPU can be used: a sentence without a full stop. hint: what would change that; is_present: one is there."""
+    """Why no GPU can be used, a sentence without a full stop. hint: what would help. is_present: one is there."""
 
     sentence: str
     hint: str | None = None

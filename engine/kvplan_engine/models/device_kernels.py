@@ -172,7 +172,10 @@ _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
 
 
 def compiled_cpu_kernels(kernels: CpuKernels, dtype: torch.dtype = torch.float32) -> DeviceKernels:
-    """csrc/cpu for a model in ``dtype``, with oneDNN's products for bfloat16 where the CPU has AMX and our kernels do not use it."""
+    """csrc/cpu for a model in ``dtype``.
+
+    With oneDNN's products for bfloat16 where the CPU has AMX and our kernels do not use it.
+    """
     attention = CpuBackend(kernels)
 
     def make_layer_run(

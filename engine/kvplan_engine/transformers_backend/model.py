@@ -59,7 +59,8 @@ class TransformersDecoder:
 class TransformersModel:
     """Config and weights on a device, run by a class of transformers; stays while pools come and go.
 
-    is_dummy, weight_fingerprint, kernels_name: see EngineModel. ``decoder`` runs the first of ``ways`` until one is chosen.
+    is_dummy, weight_fingerprint, kernels_name: see EngineModel. ``decoder`` runs the first of ``ways`` until one is
+    chosen.
     """
 
     implementation = "transformers"

@@ -15,6 +15,9 @@ from kvplan.explaining.startup_log import Phase, StartupLog, parse_startup_log
 from kvplan.runs.statuses import Status
 
 _CONTEXT: Final = re.compile(r"max seq len|larger than the maximum number of tokens")
+_TOO_LONG: Final = re.compile(
+    r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len \(\w+=([\d.]+)"
+)
 _REFUSED_MEMORY: Final = re.compile(
     r"(?:DefaultCPUAllocator: (?:can't|not enough) .*memory|std::bad_alloc|Cannot allocate memory|MemoryError)[^\n]*"
 )
@@ -24,8 +27,8 @@ _BY_PHASE: Final[dict[Phase | None, tuple[Status, str]]] = {
     "profiling": ("oom_kv_init", "kv_init"),
     "vision": ("oom_kv_init", "kv_init"),
     "carving": ("oom_kv_init", "kv_init"),
-    "capturing": ("oom_runtime", "graph_capture"),
-    "warming up": ("oom_runtime", "graph_capture"),
+    "capturing": ("oom_kv_init", "graph_capture"),
+    "warming up": ("oom_kv_init", "graph_capture"),
     "serving": ("oom_runtime", "runtime"),
     None: ("oom_kv_init", "kv_init"),
 }
@@ -41,6 +44,11 @@ def read_failure(ending: Ending) -> Failure:
     usage = _USAGE.search(ending.log)
     if usage:
         return Failure("crash", f"vLLM refuses its command line: {usage.group(1)}", stops_sweep=True)
+    too_long = _TOO_LONG.search(ending.log)
+    if too_long and ending.stage == "starting":
+        asked, longest = int(too_long[1]), int(float(too_long[2].rstrip(".")))
+        sentence = f"max_model_len {asked:,} is longer than the model's {longest:,} positions."
+        return Failure("rejected_ctx", sentence, largest_max_model_len=longest, context_limited_by="model")
     found = parse_startup_log(ending.log)
     if found.failure is not None and ending.stage == "starting":
         return _recognised(found)

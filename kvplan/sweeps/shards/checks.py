@@ -117,7 +117,7 @@ def _refuse_unlike_kernels(parts: Sequence[Part]) -> None:
     fast = [directory for directory, names in kernels.items() if names - {REFERENCE_KERNELS}]
     if slow and fast:
         raise KvplanError(
-            f"{slow[0]} was measured without the engine's kernels, and {fast[0]} with them: their speeds do not compare.",
+            f"{slow[0]} was measured without the engine's kernels, and {fast[0]} with them: these do not compare.",
             hint=f"install a C++ compiler, such as g++, on the machine of {slow[0]}, and run that shard anew",
         )
 

@@ -1,4 +1,4 @@
-"""The worker of a sweep. ``client``, ``early``, ``asking`` and ``protocol`` are the parent's; the rest runs in the worker process.
+"""The worker of a sweep. ``client``, ``early``, ``asking`` and ``protocol`` are the parent's; the rest runs in it.
 
 client           the parent's end: run a trial, with a limit for each stage
 early            a worker that starts before its sweep is planned

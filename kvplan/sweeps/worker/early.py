@@ -31,7 +31,7 @@ class EarlyWorker:
             raise KvplanError(f"No device could be opened. {end}", hint="--device cpu leaves the GPU alone") from None
 
     def expect(self, num_bytes: int) -> None:
-        """It will write so much memory first, which is made quick to write until it is ready, as one is that answered."""
+        """It will write so much memory first, which is made quick to write until it is ready (one that answered is)."""
         if self._memory is None and self._asked is None:
             self._memory = WarmMemory(num_bytes)
 
