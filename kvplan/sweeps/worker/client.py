@@ -123,7 +123,7 @@ class Worker:
             message = self._receive(deadline.at, deadline.sentence)
             if message["type"] == "result":
                 return TrialResult.from_message(message)
-            if message["type"] not in ("hello", DEVICE):
+            if message["type"] != "hello" and message["type"] != "device":
                 deadline.on_event(message)
                 on_event(message)
 

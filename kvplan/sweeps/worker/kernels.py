@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from kvplan.sweeps.worker.protocol import WITHOUT_KERNELS
 from kvplan_engine.kernels.cpu.library import kernel_state
 from kvplan_engine.models.device_kernels import REFERENCE
-
-_SLOW = "kvplan's engine runs on plain torch, 5 to 26 times slower: capacity is measured as always, speeds say nothing"
 
 
 def cpu_kernels_notice() -> str | None:
@@ -13,7 +12,7 @@ def cpu_kernels_notice() -> str | None:
     state = kernel_state()
     if state.absence is not None:
         hint = f". hint: {state.absence.hint}" if state.absence.hint else ""
-        return f"warning: no CPU kernels, because {state.absence.message}. {_SLOW}{hint}"
+        return f"warning: no CPU kernels, because {state.absence.message}. {WITHOUT_KERNELS}{hint}"
     return None if state.notice is None else f"note: {state.notice}"
 
 
@@ -21,4 +20,4 @@ def unused_kernels_notice(kernels_name: str | None, dtype: str) -> str | None:
     """What to say where the CPU's kernels are there, and do not compute in the model's ``dtype``."""
     if kernels_name != REFERENCE or kernel_state().absence is not None:
         return None
-    return f"warning: the CPU kernels do not compute in {dtype}. {_SLOW}. hint: --dtype float32 or bfloat16"
+    return f"warning: the CPU kernels do not compute in {dtype}. {WITHOUT_KERNELS}. hint: --dtype float32 or bfloat16"

@@ -36,6 +36,11 @@ class Hello(TypedDict):
     known_architectures: list[str]
 
 
+WITHOUT_KERNELS: Final = (
+    "kvplan's engine runs on plain torch, 5 to 26 times slower: capacity is measured as always, speeds say nothing"
+)
+"""What a user is told where there are no compiled kernels."""
+
 DEVICE: Final = "device"
 """The type of the question which GPU a process opens, and of its answer."""
 
