@@ -32,10 +32,11 @@ def kernel_folders() -> Iterator[Path]:
         yield private_folder_in(base)
 
 
-def make_usable(folder: Path) -> None:
-    """Make ``folder`` where it is missing. UnusableFolder if libraries in it cannot be loaded, or it is not private.
+def make_usable(folder: Path, *, is_for_libraries: bool = True) -> None:
+    """Make ``folder`` where it is missing. UnusableFolder if it is not private where it has to be.
 
-    Whether it can be written shows when something is: one that is read-only may hold the kernels already.
+    is_for_libraries: also if no library in it could be loaded. Whether it can be written shows when something is: one
+    that is read-only may hold the kernels already.
     """
     try:
         if folder.parent in _temporary_bases():
@@ -45,7 +46,7 @@ def make_usable(folder: Path) -> None:
         flags = os.statvfs(folder).f_flag
     except OSError as error:
         raise unusable(folder, error) from error
-    if flags & getattr(os, "ST_NOEXEC", 0):
+    if is_for_libraries and flags & getattr(os, "ST_NOEXEC", 0):
         raise UnusableFolder(f"{folder} is mounted noexec, so that no library in it can be loaded")
 
 

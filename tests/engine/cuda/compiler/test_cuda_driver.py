@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import OutOfDeviceMemory
+from kvplan_engine.kernels import cache_folders
 from kvplan_engine.kernels.cuda.launching import driver as cuda_driver
 from kvplan_engine.kernels.cuda.launching import nvrtc as cuda_nvrtc
 from kvplan_engine.kernels.cuda.launching.cache import cached_image, image_key
@@ -142,7 +144,16 @@ def test_a_cache_that_cannot_be_written_does_no_harm(monkeypatch: pytest.MonkeyP
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("KVPLAN_CACHE_DIR", str(blocker))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr(cache_folders, "_SHARED_MEMORY", tmp_path / "none")
     assert cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90").startswith(b"copy_blocks")
+    (tmp_path / "tmp").mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    image = cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90")
+    (kept,) = (tmp_path / "tmp").rglob("*.bin")
+    assert kept.read_bytes() == image
+    kept.write_bytes(b"what was kept")
+    assert cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90") == b"what was kept"
 
 
 def test_a_warning_of_a_users_compiler_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
