@@ -25,7 +25,7 @@ def user_cache_dir() -> Path:
     if explicit:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvplan"
+    return (Path(base) if base else _home() / ".cache") / "kvplan"
 
 
 def user_profiles_dir() -> Path:
@@ -34,4 +34,12 @@ def user_profiles_dir() -> Path:
     if explicit:
         return Path(explicit)
     base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "kvplan" / "profiles"
+    return (Path(base) if base else _home() / ".config") / "kvplan" / "profiles"
+
+
+def _home() -> Path:
+    """The user's home; a folder that is nowhere for a user whom the system does not know, as containers have them."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")

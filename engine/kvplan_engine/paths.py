@@ -45,4 +45,7 @@ def _cache_dir() -> Path:
     if explicit:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvplan"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "kvplan"
+    except RuntimeError:  # a user whom the system does not know, as containers have them
+        raise EngineError("this user has no home directory.", hint="set KVPLAN_CACHE_DIR") from None

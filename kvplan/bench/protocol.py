@@ -1,7 +1,8 @@
 """The messages between a bench and its worker.
 
 parent -> worker   BenchOrder       once
-worker -> parent   StartMessage     an experiment begins
+worker -> parent   NoticeMessage    before the first experiment, where the user should know something of the kernels
+                   StartMessage     an experiment begins
                    ResultMessage    it has ended
                    DoneMessage      all have; the worker ends
                    ErrorMessage     the engine refused; the worker ends
@@ -10,6 +11,10 @@ worker -> parent   StartMessage     an experiment begins
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
+
+from kvplan.sweeps.worker.protocol import NoticeMessage
+
+__all__ = ["DoneMessage", "ErrorMessage", "Message", "NoticeMessage", "ResultMessage", "StartMessage"]
 
 
 class StartMessage(TypedDict):
@@ -25,11 +30,15 @@ class ResultMessage(TypedDict):
 
 
 class DoneMessage(TypedDict):
-    """other_cpu_pct: CPU time that other processes used meanwhile, in percent of all cores' time."""
+    """other_cpu_pct: CPU time that other processes used meanwhile, in percent of all cores' time.
+
+    kernels: as in the column of a sweep's rows.
+    """
 
     type: Literal["done"]
     torch_version: str
     num_threads: int
+    kernels: str | None
     other_cpu_pct: float | None
 
 
@@ -39,4 +48,4 @@ class ErrorMessage(TypedDict):
     hint: str | None
 
 
-Message = StartMessage | ResultMessage | DoneMessage | ErrorMessage
+Message = NoticeMessage | StartMessage | ResultMessage | DoneMessage | ErrorMessage

@@ -30,6 +30,10 @@ class BenchRequest:
         )
 
 
+KERNELS_USED: dict[str, str] = {}
+"""What computed the engines of this process, each with its model's dtype: a worker runs one order, and ends."""
+
+
 @dataclass(slots=True)
 class Served:
     """A served workload. first_token_seconds: per request, since the start."""
@@ -46,6 +50,8 @@ class Served:
 def make_engine(settings: dict[str, Any], **changes: Any) -> Engine:
     """An engine with the user's settings and an experiment's changes."""
     engine = Engine(EngineConfig(**{**settings, **changes}))
+    if engine.model.kernels_name is not None:
+        KERNELS_USED[engine.model.kernels_name] = engine.model.dtype
     engine.touch_pool()
     return engine
 

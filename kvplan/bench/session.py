@@ -22,6 +22,8 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import size_weights
 from kvplan.machine.device import Device, detect_device
+from kvplan.machine.opened_device import AskDevice
+from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.units import format_bytes
 from kvplan.workers.process import WorkerDied, WorkerProcess
 
@@ -42,7 +44,7 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class BenchOutcome:
-    """The results of a bench, and how quiet the machine was meanwhile."""
+    """The results of a bench, what computed them (see the column ``kernels``), and how quiet the machine was."""
 
     plan: BenchPlan
     experiments: tuple[Experiment, ...]
@@ -50,6 +52,7 @@ class BenchOutcome:
     other_cpu_pct: float | None
     torch_version: str
     num_threads: int
+    kernels: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         order, device = self.plan.order, self.plan.device
@@ -67,6 +70,7 @@ class BenchOutcome:
             "machine": {
                 "num_cores": device.num_cores,
                 "num_threads": self.num_threads,
+                "kernels": self.kernels,
                 "other_cpu_pct": self.other_cpu_pct,
                 "platform": platform.platform(),
             },
@@ -86,13 +90,17 @@ def make_plan(
     num_rounds: int | None,
     is_quick: bool,
     seed: int,
+    ask: AskDevice = ask_own_worker,
 ) -> BenchPlan:
-    """Decide everything, start nothing. UsageError for an unknown experiment, KvplanError for an unknown model."""
+    """Decide everything, start nothing; ``ask`` a worker where this machine may have a GPU.
+
+    UsageError for an unknown experiment, KvplanError for an unknown model.
+    """
     unknown = [name for name in only if name not in EXPERIMENTS]
     if unknown:
         raise UsageError(f"Unknown experiment '{unknown[0]}'.", hint="one of " + ", ".join(EXPERIMENTS))
     spec = resolve_model(model)
-    detected = detect_device(device, device_memory, weight_bytes=4 * spec.num_parameters)
+    detected = detect_device(device, device_memory, weight_bytes=4 * spec.num_parameters, ask=ask)
     engine = {
         "model": dict(spec.raw_config),
         "device": detected.kind,
@@ -120,9 +128,15 @@ def _check_room(spec: ModelSpec, dtype: str, device: Device) -> None:
 
 
 def run_bench(
-    plan: BenchPlan, on_start: Callable[[str], None], on_result: Callable[[Experiment], None]
+    plan: BenchPlan,
+    on_start: Callable[[str], None],
+    on_result: Callable[[Experiment], None],
+    on_notice: Callable[[str], None] = lambda text: None,
 ) -> BenchOutcome:
-    """Run the worker to its end. KvplanError if it fails; on an interruption it is killed first."""
+    """Run the worker to its end. on_notice: takes a line for the user.
+
+    KvplanError if it fails; on an interruption it is killed first.
+    """
     started = time.perf_counter()
     experiments: list[Experiment] = []
     with tempfile.TemporaryDirectory(prefix="kvplan-bench-") as folder:
@@ -132,7 +146,9 @@ def run_bench(
             while (message := cast(Message, process.receive()))["type"] != "done":
                 if message["type"] == "error":
                     raise KvplanError(_sentence(message["message"]), hint=message["hint"])
-                if message["type"] == "start":
+                if message["type"] == "notice":
+                    on_notice(message["text"])
+                elif message["type"] == "start":
                     on_start(message["experiment"])
                 elif message["type"] == "result":
                     experiments.append(Experiment.from_json(message["experiment"]))
@@ -149,6 +165,7 @@ def run_bench(
         other_cpu_pct=message["other_cpu_pct"],
         torch_version=message["torch_version"],
         num_threads=message["num_threads"],
+        kernels=message["kernels"],
     )
 
 

@@ -6,7 +6,7 @@ Started as ``python -m kvplan.bench.worker``; see :mod:`kvplan.bench.protocol`.
 from __future__ import annotations
 
 from kvplan.bench.options import BenchOrder
-from kvplan.bench.protocol import DoneMessage, ErrorMessage, ResultMessage, StartMessage
+from kvplan.bench.protocol import DoneMessage, ErrorMessage, NoticeMessage, ResultMessage, StartMessage
 from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.workers.channel import WorkerChannel
 from kvplan.workers.imports import quick_imports
@@ -31,7 +31,10 @@ def _run(order: BenchOrder, channel: WorkerChannel) -> None:
         import torch
 
         from kvplan.bench.experiments import ExperimentRunner
+        from kvplan.bench.serving import KERNELS_USED
+        from kvplan.sweeps.worker.kernels import cpu_kernels_notice, unused_kernels_notice
 
+    _tell(cpu_kernels_notice() if order.engine["device"] == "cpu" else None, channel)
     meter = CpuMeter()
     runner = ExperimentRunner(order)
     for name in order.experiments:
@@ -39,13 +42,23 @@ def _run(order: BenchOrder, channel: WorkerChannel) -> None:
         channel.send(start)
         result: ResultMessage = {"type": "result", "experiment": runner.run(name).as_json()}
         channel.send(result)
+    if order.engine["device"] == "cpu":
+        for kernels, dtype in KERNELS_USED.items():
+            _tell(unused_kernels_notice(kernels, dtype), channel)
     done: DoneMessage = {
         "type": "done",
         "torch_version": str(torch.__version__),
         "num_threads": torch.get_num_threads(),
+        "kernels": ", ".join(KERNELS_USED) or None,
         "other_cpu_pct": meter.other_cpu_pct(),
     }
     channel.send(done)
+
+
+def _tell(text: str | None, channel: WorkerChannel) -> None:
+    if text is not None:
+        notice: NoticeMessage = {"type": "notice", "text": text}
+        channel.send(notice)
 
 
 if __name__ == "__main__":

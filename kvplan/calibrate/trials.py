@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
@@ -22,12 +23,14 @@ from kvplan.machine.host import usable_cores
 from kvplan.runs.answers.outliers import NOISY_CPU_PCT
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_sweep_manifest, read_trials
-from kvplan.runs.rows import cell, is_counted
+from kvplan.runs.rows import cell, is_counted, ran_without_kernels
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.units import plural
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, generate_requests
+
+WITHOUT_KERNELS: Final = "computed by plain torch, without the engine's kernels (column kernels: reference)"
 
 Setting = tuple[object, ...]
 
@@ -118,9 +121,9 @@ def _read_directory(directory: Path) -> TrialSet:
     served, excluded = _served(stored.records, spec.num_parameters)
     if not served:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in excluded.items()) or "it has no rows"
-        raise KvplanError(
-            f"No row of {directory} can be used: {reasons}.", hint="calibrate a sweep that measured something"
-        )
+        is_without_kernels = WITHOUT_KERNELS in excluded
+        hint = "install a C++ compiler, such as g++, and sweep again" if is_without_kernels else _MEASURE_SOMETHING
+        raise KvplanError(f"No row of {directory} can be used: {reasons}.", hint=hint)
     device = _device_of([record["row"] for record in served], manifest)
     requests = RequestsByLoad(WorkloadSpec.from_json(manifest["workload"]["spec"]))
     trials = [_trial(record, spec, requests) for record in served]
@@ -133,6 +136,9 @@ def _read_directory(directory: Path) -> TrialSet:
         excluded=excluded,
         sources=[_provenance(directory, manifest)],
     )
+
+
+_MEASURE_SOMETHING: Final = "calibrate a sweep that measured something"
 
 
 def _served(records: Sequence[TrialRecord], num_parameters: int) -> tuple[list[TrialRecord], Counter[str]]:
@@ -163,6 +169,8 @@ def why_unmeasured(row: Row) -> str | None:
         return f"not served ({row.get('status')})"
     if row.get("failed"):
         return "some requests were refused"
+    if ran_without_kernels(row):
+        return WITHOUT_KERNELS
     if row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > NOISY_CPU_PCT:
         return f"other processes used more than {NOISY_CPU_PCT:g} % of the CPU"
     return None

@@ -59,7 +59,7 @@ def bench(
     )
     _announce(plan)
     progress = _Progress(plan.order.experiments, chosen)
-    outcome = run_bench(plan, progress.on_start, progress.on_result)
+    outcome = run_bench(plan, progress.on_start, progress.on_result, progress.on_notice)
     if chosen is OutputFormat.json:
         print_json(outcome.as_json())
     elif chosen is OutputFormat.csv:
@@ -86,6 +86,9 @@ class _Progress:
 
         number = self._names.index(name) + 1
         print(f"[{number}/{len(self._names)}] {name}: {EXPERIMENTS[name]}", file=sys.stderr, flush=True)
+
+    def on_notice(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def on_result(self, experiment: Experiment) -> None:
         print(f"    {experiment.seconds:.0f} s", file=sys.stderr, flush=True)
@@ -132,7 +135,8 @@ def _print_conditions(outcome: BenchOutcome) -> None:
 
     order, device = outcome.plan.order, outcome.plan.device
     rounds = f"medians of up to {order.num_rounds} alternating rounds" if order.num_rounds > 1 else "one round"
-    print(f"{order.model_name} on {device.name}, {outcome.num_threads} threads, {rounds}, {outcome.seconds:.0f} s")
+    computing = f"{outcome.num_threads} threads" + (f", kernels {outcome.kernels}" if outcome.kernels else "")
+    print(f"{order.model_name} on {device.name}, {computing}, {rounds}, {outcome.seconds:.0f} s")
     others = outcome.other_cpu_pct
     if others is not None:
         warning = ": too much for reliable times" if others > NOISY_PCT else ""

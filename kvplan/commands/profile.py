@@ -102,18 +102,32 @@ def _directory(plan: ProfilePlan, out: Path | None) -> Path:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Event], None]]:
-    """What the worker does, in one line that is gone in the end; nothing where stderr is no terminal."""
+    """What the worker does, in one line that is gone in the end; notices alone where stderr is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda event: None
+        yield _print_notice
         return
     from rich.console import Console
 
     with Console(stderr=True).status("starting the worker") as status:
-        yield lambda event: status.update(progress_text(event))
+
+        def show(event: Event) -> None:
+            if event["type"] == "notice":
+                _print_notice(event)
+            else:
+                status.update(progress_text(event))
+
+        yield show
+
+
+def _print_notice(event: Event) -> None:
+    if event["type"] == "notice":
+        print(event["text"], file=sys.stderr, flush=True)
 
 
 def progress_text(event: Event) -> str:
     """``serving, 45 % of the tokens, 8 running, 3 waiting, KV 60 % used``"""
+    if event["type"] == "notice":
+        return event["text"]
     if event["type"] == "stage":
         return event["stage"]
     return (

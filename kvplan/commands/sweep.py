@@ -22,6 +22,7 @@ from kvplan.commands.options.sweep.spread import SpreadOptions, spread_over
 from kvplan.commands.options.sweep.workload import WorkloadOptions
 from kvplan.errors import UsageError
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
+from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.sweeps.worker.early import EarlyWorker
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _new(
         from kvplan.sweeps.session import run_new_sweep
 
         elsewhere = None if cluster is None else cluster.device_for(options)
-        plan = make_plan(options, swept_engine(options), elsewhere)
+        ask = ask_own_worker if early is None else early.ask_device
+        plan = make_plan(options, swept_engine(options), elsewhere, ask)
         if dry_run:
             sweep_output.print_dry_run(plan, as_json=as_json)
             return 0

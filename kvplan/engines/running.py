@@ -233,6 +233,7 @@ class RunningHost:
         row: dict[str, Any] = self._facts.settings() | {
             "url": self._address.url,
             "engine_version": self._facts.limits.version,
+            "kernels": self._facts.limits.kernels,
             "kv_cache_tokens": self._facts.cache.kv_cache_size_tokens,
             "num_blocks_total": self._facts.cache.num_blocks,
             "kv_cache_dtype": self._facts.cache.cache_dtype,

@@ -1,7 +1,8 @@
 """The machine that measurements run on, known without torch. Used by sweeps, bench, calibration and the manifest.
 
 device          the CPU or GPU that ``--device`` stands for, and its memory
-visible_gpu     the GPU that a process computes on
+visible_gpu     the GPU that a process computes on, as the driver lists it
+opened_device   the same as a worker says that opened it
 host            processor name, bfloat16 units, cores, free memory
 control_groups  what limits of containers leave of memory
 warm_memory     memory written before another process needs it

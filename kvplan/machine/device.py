@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Final
 
 from kvplan.errors import KvplanError
-from kvplan.machine.host import available_memory_bytes, cpu_name, usable_cores
-from kvplan.machine.visible_gpu import first_visible_gpu, hides_every_gpu
+from kvplan.machine.host import available_memory_bytes, cpu_name, total_memory_bytes, usable_cores
+from kvplan.machine.opened_device import AskDevice, NoGpu, OpenedGpu
+from kvplan.machine.visible_gpu import first_visible_gpu, has_driver, hides_every_gpu
 from kvplan.units import GIB, format_bytes, plural
 
 _DEFAULT_CPU_BYTES: Final = 4 * GIB
@@ -19,7 +20,8 @@ _DEFAULT_CPU_BYTES: Final = 4 * GIB
 class Device:
     """A CPU or GPU with the memory it may use. ``notice`` is one line for the user, or None.
 
-    engine_memory_bytes: the total to tell the engine; None lets it ask the GPU itself.
+    engine_memory_bytes: the total to tell the engine; None lets it ask the GPU itself. overhead_bytes: of a GPU that a
+    worker opened, see OpenedGpu; None: not known. uuid: as there.
     """
 
     kind: str
@@ -28,6 +30,8 @@ class Device:
     num_cores: int
     engine_memory_bytes: int | None = None
     notice: str | None = None
+    overhead_bytes: int | None = None
+    uuid: str = ""
 
 
 def detect_device(
@@ -38,31 +42,57 @@ def detect_device(
     reason: str | None = None,
     must_be_free: bool = True,
     by_our_torch: bool = True,
+    ask: AskDevice | None = None,
 ) -> Device:
     """``auto`` takes a GPU that both the driver and the installed torch can use, else the CPU.
 
     memory_bytes: the device's total as the user gave it; None for the GPU's own, or a part of this machine's memory.
     reason: why it is that much, where the user did not say so. must_be_free: a CPU's memory must be there.
     by_our_torch: the torch of this environment has to drive the GPU; another engine brings its own.
+    ask: asks a worker which GPU it opens, where the driver may have one; None believes the driver.
     KvplanError if ``cuda`` was requested and there is none, or if the CPU has less memory free than requested.
     """
+    what, hint = "CPU device", None
     if requested != "cpu":
-        gpu = _first_gpu()
-        if gpu is not None and not (by_our_torch and _torch_is_cpu_build()):
-            name, total = gpu
+        found = _find_gpu(requested, ask if by_our_torch else None, by_our_torch=by_our_torch)
+        if isinstance(found, OpenedGpu):
+            total = found.memory_bytes
             given = None if memory_bytes is None else min(memory_bytes, total)
-            return Device("cuda", name, given or total, usable_cores(), given)
-        absence = _why_none() if gpu is None else f"the installed torch has no CUDA support for the {gpu[0]}"
+            overhead = found.overhead_bytes or None
+            cores = usable_cores()
+            return Device("cuda", found.name, given or total, cores, given, overhead_bytes=overhead, uuid=found.uuid)
         if requested == "cuda":
-            hint = "use --device cpu" if by_our_torch else "this engine needs one: run it where a GPU is"
-            raise KvplanError(f"No CUDA device found ({absence}).", hint=hint)
-        found = "No GPU found" if gpu is None else f"A GPU is present, but {absence}"
-        what = f"{found}: running on the CPU"
-    else:
-        what = "CPU device"
+            way_out = "use --device cpu" if by_our_torch else "this engine needs one: run it where a GPU is"
+            raise KvplanError(
+                f"No CUDA device found ({found.sentence}).",
+                hint=f"{found.hint}, or {way_out}" if found.hint else way_out,
+            )
+        what = "No GPU found: running on the CPU"
+        if found.is_present:
+            what, hint = f"A GPU is present, but {found.sentence}: running on the CPU", found.hint
     if must_be_free and memory_bytes is not None:
         _refuse_more_than_free(memory_bytes)
-    return _cpu_device(memory_bytes, weight_bytes, what, reason)
+    device = _cpu_device(memory_bytes, weight_bytes, what, reason)
+    return device if hint is None else replace(device, notice=f"{device.notice}. hint: {hint}")
+
+
+def _find_gpu(requested: str, ask: AskDevice | None, *, by_our_torch: bool) -> OpenedGpu | NoGpu:
+    """The GPU, as a worker says that opened it, or as the driver lists it.
+
+    No worker is asked where it could find none: where GPUs are hidden, torch says that it is built without CUDA, or for
+    ``auto`` without a driver.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    is_hidden = visible is not None and hides_every_gpu(visible)
+    is_cpu_build = by_our_torch and _torch_is_cpu_build()
+    if ask is not None and not is_hidden and not is_cpu_build and (requested == "cuda" or has_driver()):
+        return ask()
+    gpu = _first_gpu()
+    if gpu is None:
+        return NoGpu(_why_none())
+    if is_cpu_build:
+        return NoGpu(f"the installed torch has no CUDA support for the {gpu[0]}", is_present=True)
+    return OpenedGpu(*gpu, overhead_bytes=0)
 
 
 def _refuse_more_than_free(total: int) -> None:
@@ -104,12 +134,15 @@ def _first_gpu() -> tuple[str, int] | None:
         handle = first_visible_gpu(pynvml)
         if handle is None:
             return None
-        name = pynvml.nvmlDeviceGetName(handle)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        name = str(pynvml.nvmlDeviceGetName(handle))
     except pynvml.NVMLError:
         return None
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError:  # a GPU that shares the machine's memory has none of its own to tell
+        return name, total_memory_bytes()
     # What CUDA calls the total is what the driver has not reserved for itself.
-    return str(name), int(memory.total - memory.reserved)
+    return name, int(memory.total - memory.reserved)
 
 
 def _why_none() -> str:

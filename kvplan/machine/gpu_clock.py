@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from kvplan.machine.visible_gpu import first_visible_gpu
+from kvplan.machine.visible_gpu import first_visible_gpu, gpu_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class GpuClockMeter:
     _readings_mhz: list[int] = field(default_factory=list)
 
     @staticmethod
-    def open() -> GpuClockMeter:
-        """A meter of the first GPU, or one that reads nothing."""
+    def open(uuid: str = "") -> GpuClockMeter:
+        """A meter of the GPU that a worker opened, else of the first one, or one that reads nothing."""
         try:
             import pynvml
         except ImportError:
             return GpuClockMeter()
         try:
             pynvml.nvmlInit()
-            handle = first_visible_gpu(pynvml)
+            handle = gpu_of(pynvml, uuid) if uuid else first_visible_gpu(pynvml)
             if handle is None:
                 return GpuClockMeter()
             max_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)

@@ -52,6 +52,12 @@ def available_memory_bytes() -> int:
     return min([in_machine, *(room.unused + room.cached for room in rooms())])
 
 
+def total_memory_bytes() -> int:
+    """This machine's memory, whoever uses it."""
+    total = _memory_field("MemTotal")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if total is None else total
+
+
 def free_memory_bytes() -> int:
     """Memory that nobody uses, not even as a cache of files, within a container's limits. Elsewhere than on Linux 0."""
     return min([_memory_field("MemFree") or 0, *(room.unused for room in rooms())])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,12 +10,16 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """None: not told. max_num_seqs: sequences per step; max_num_batched_tokens: tokens per step."""
+    """None: not told. max_num_seqs: sequences per step; max_num_batched_tokens: tokens per step.
+
+    kernels: of kvplan's engine, as in the column of this name.
+    """
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     version: str | None = None
+    kernels: str | None = None
 
     def filled_from(self, other: ServerLimits) -> ServerLimits:
         """These limits, with what they lack taken from ``other``."""
@@ -23,6 +28,7 @@ class ServerLimits:
             self.max_num_batched_tokens or other.max_num_batched_tokens,
             self.max_model_len or other.max_model_len,
             self.version or other.version,
+            self.kernels or other.kernels,
         )
 
 
@@ -40,6 +46,7 @@ LIMIT_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
 # The names under which engines tell them: vLLM's, SGLang's, llama.cpp's.
 _SEATS: Final = ("max_num_seqs", "max_running_requests", "total_slots")
 _STEP_TOKENS: Final = ("max_num_batched_tokens", "chunked_prefill_size")
+_KERNELS: Final = re.compile(r"[a-z0-9-]{1,32}")  # another server may mean anything by the word
 _CONTEXT: Final = ("max_model_len", "context_length", "n_ctx")
 
 
@@ -49,11 +56,13 @@ def limits_in(document: object) -> ServerLimits:
     for name, value in _entries(document):
         found.setdefault(name, value)
     version = found.get("version") or found.get("vllm_version") or found.get("build_info")
+    kernels = found.get("kernels")
     return ServerLimits(
         _first_count(found, _SEATS),
         _first_count(found, _STEP_TOKENS),
         _first_count(found, _CONTEXT),
         version if isinstance(version, str) else None,
+        kernels if isinstance(kernels, str) and _KERNELS.fullmatch(kernels) else None,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
 from kvplan.machine.device import detect_device
+from kvplan.machine.opened_device import AskDevice
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.axes import AXES, AxisValue
 from kvplan.sweeps.design import base_settings, telling_memory
@@ -17,6 +19,7 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import file_name, implementation_of, make_predictor, notices_of
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
+from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.workload.requests import WorkloadSpec
 
 
@@ -48,8 +51,14 @@ class ProfilePlan:
         return f"kvplan-profile-{file_name(self.predictor.spec.served_id)}"
 
 
-def make_profile_plan(options: SweepOptions, *, records_allocations: bool = False) -> ProfilePlan:
-    """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done."""
+def make_profile_plan(
+    options: SweepOptions, *, records_allocations: bool = False, ask: AskDevice = ask_own_worker
+) -> ProfilePlan:
+    """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done.
+
+    ask: a worker, where this machine may have a GPU.
+    """
+    ask = cache(ask)
     changes = _one_value_each(options)
     memory_bytes = options.device_memory_bytes()
     if options.is_counted:
@@ -60,14 +69,14 @@ def make_profile_plan(options: SweepOptions, *, records_allocations: bool = Fals
     refuse_architecture(spec.architecture, model_impl=options.model_impl)
     load_format = resolve_load_format(options)
     refuse_impossible_weights(options.parsed_axes(), spec, load_format, implementation_of(options, spec))
-    device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)
+    device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters, ask=ask)
     workload = options.workload_spec(device.kind)
     predictor, calibration_notices = make_predictor(options, spec, device, workload)
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
     settings = base_settings(predictor).with_changes(**changes)
     if device.kind == "cpu" and memory_bytes is None and "gpu_memory_utilization" not in changes:
         telling = telling_memory(predictor, settings, device.memory_bytes)
-        device = detect_device(options.device, telling.num_bytes, reason=telling.reason)
+        device = detect_device(options.device, telling.num_bytes, reason=telling.reason, ask=ask)
         predictor = replace(predictor, device=device)
     trial = Trial(1, settings, 1, ())
     refuse_oversized(predictor, (trial,), options.model)

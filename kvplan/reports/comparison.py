@@ -37,6 +37,8 @@ CIRCUMSTANCES: Final = (
     "model_id",
     "device_name",
     "device_memory_bytes",
+    "kernels",
+    "num_threads",
     "load_format",
     "model_impl",
     "activation_quantization",

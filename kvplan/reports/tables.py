@@ -12,6 +12,7 @@ from kvplan.reports.comparison import Comparison, verdicts
 from kvplan.reports.findings import (
     clipped_sentence,
     counted_sentence,
+    kernels_sentence,
     kv_waste,
     noise_sentence,
     not_listed_sentence,
@@ -81,6 +82,7 @@ def markdown_text(run: Run) -> str:
     """Recommendation, boundaries, predictions and the main columns, for an issue or a merge request."""
     notes = [
         *run.notes,
+        kernels_sentence(run),
         counted_sentence(run),
         shared_sentence(run),
         transformers_sentence(run),

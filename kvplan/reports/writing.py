@@ -10,6 +10,7 @@ from typing import Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.reports.comparison import Comparison, compare_runs, comparison_document
+from kvplan.reports.findings import kernels_sentence
 from kvplan.reports.fleet import by_device, is_fleet
 from kvplan.reports.html.comparison_page import comparison_page
 from kvplan.reports.html.page import report_page
@@ -81,7 +82,7 @@ def report_text(directory: Path, others: Sequence[Path], kind: str, prices: Pric
     """A report in one of the text formats: html, md, csv, json. prices: of an hour of a device, by its name."""
     subject = _subject(directory, others, prices)
     if isinstance(subject, Run):
-        return ReportText(_run_text(subject, kind), PAGE_FILE, subject.notes)
+        return ReportText(_run_text(subject, kind), PAGE_FILE, _notes([subject]))
     if isinstance(subject, SideBySide):
         runs = [side.run for side in subject.sides]
         name = FLEET_FILE if subject.devices else SIDE_BY_SIDE_FILE
@@ -107,7 +108,12 @@ def _subject(directory: Path, others: Sequence[Path], prices: Prices) -> Run | C
 
 
 def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(note for run in runs for note in run.notes))
+    """What could not be read, and whose speeds are not the engine's: the page says it first too."""
+    lines = [note for run in runs for note in run.notes]
+    for run in runs:
+        if sentence := kernels_sentence(run):
+            lines.append(sentence if len(runs) == 1 else f"{run.directory.name}: {sentence}")
+    return tuple(dict.fromkeys(lines))
 
 
 def _run_text(run: Run, kind: str) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Final, cast
 
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
+
+REFERENCE_KERNELS: Final = "reference"
+"""In the column ``kernels``: plain torch computed, for want of compiled kernels."""
 
 Cell = str | float | None  # to a type checker int and bool are floats
 
@@ -42,6 +45,11 @@ def is_measured(row: Row) -> bool:
 def is_counted(row: Row) -> bool:
     """True if the engine only counted blocks and bytes (load format none): such a row has no speeds."""
     return row.get("load_format") == "none"
+
+
+def ran_without_kernels(row: Row) -> bool:
+    """True if plain torch computed the steps, many times slower than the engine is. Older rows do not say."""
+    return row.get("kernels") == REFERENCE_KERNELS
 
 
 def has_speed(row: Row) -> bool:

@@ -72,8 +72,9 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
     TrialStatus(
         "oom_kv_init",
         "out_of_memory",
-        "no room for a KV pool",
-        "the weights fit, but the engine ran out of memory before it had a KV pool of at least one block",
+        "no room for a KV pool or graphs",
+        "the weights fit, but the engine ran out of memory before it served: it had no KV pool of at least one block, "
+        "or no room to capture its steps as graphs",
     ),
     TrialStatus(
         "oom_weights",

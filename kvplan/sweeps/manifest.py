@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvplan import __version__
@@ -24,6 +24,7 @@ from kvplan.sweeps.design import Plane
 from kvplan.sweeps.hosts import SweptEngine
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_predictor, make_schedule, notices_of
+from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.workload.requests import RequestSpec, WorkloadSpec
 
 
@@ -103,6 +104,8 @@ def plan_from_manifest(
         device = device_of(options, _memory_to_ask_for(options, stored))
     else:
         device = _stored_device(options, stored)
+    if options.shard is not None:  # as for a new plan
+        device = replace(device, overhead_bytes=None)
     _refuse_another_kind(device, stored)
     workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
     predictor, calibration_notices = make_predictor(options, spec, device, workload, engine)
@@ -153,6 +156,7 @@ def _stored_device(options: SweepOptions, stored: Mapping[str, Any]) -> Device:
         _memory_to_ask_for(options, stored),
         must_be_free=not (options.shares_layers or options.is_foreign),
         by_our_torch=not options.is_foreign,
+        ask=ask_own_worker,
     )
 
 

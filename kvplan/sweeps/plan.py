@@ -7,6 +7,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device, cpu_with_memory, detect_device
+from kvplan.machine.opened_device import AskDevice
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import ShardEntry
 from kvplan.runs.setting_text import shown_settings, varied_settings
@@ -40,6 +42,7 @@ from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, simu
 from kvplan.sweeps.schedules.slo_search import SloSearch
 from kvplan.sweeps.shards.shard import Shard
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
+from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
 SHARED_NOTICE: Final = (
@@ -113,11 +116,18 @@ class SweepPlan:
         return Path(f"kvplan-sweep-{self.run_id}")
 
 
-def make_plan(options: SweepOptions, engine: SweptEngine | None = None, elsewhere: Device | None = None) -> SweepPlan:
+def make_plan(
+    options: SweepOptions,
+    engine: SweptEngine | None = None,
+    elsewhere: Device | None = None,
+    ask: AskDevice = ask_own_worker,
+) -> SweepPlan:
     """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done.
 
-    elsewhere: the device of the machines that the trials will run on; None for this one's.
+    elsewhere: the device of the machines that the trials will run on; None for this one's. ask: a worker, where this
+    machine may have a GPU.
     """
+    ask = cache(ask)
     axes = options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
@@ -139,10 +149,13 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None, elsewher
             memory_bytes,
             weight_bytes=4 * spec.num_parameters,
             must_be_free=not options.shares_layers,
+            ask=ask,
         )
+    if options.shard is not None:  # each part makes the whole plan, and other processes' memory differs
+        device = replace(device, overhead_bytes=None)
     workload = options.workload_spec("cuda" if options.is_counted else device.kind)
     predictor, calibration_notices = make_predictor(options, spec, device, workload, engine)
-    predictor = _with_telling_memory(options, predictor, is_elsewhere=elsewhere is not None)
+    predictor = _with_telling_memory(options, predictor, ask, is_elsewhere=elsewhere is not None)
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
     trials, planes = _trials_and_planes(options, predictor, workload)
     refuse_oversized(predictor, trials, options.model)
@@ -180,7 +193,9 @@ def implementation_of(options: SweepOptions, spec: ModelSpec) -> str | None:
     return expected_implementation(spec.architecture, model_impl=options.model_impl)
 
 
-def _with_telling_memory(options: SweepOptions, predictor: Predictor, *, is_elsewhere: bool) -> Predictor:
+def _with_telling_memory(
+    options: SweepOptions, predictor: Predictor, ask: AskDevice, *, is_elsewhere: bool
+) -> Predictor:
     """The predictor for a default design on a CPU, whose memory nobody chose: as much as makes its outcomes visible.
 
     Of a device that is only counted, also for other designs: there is no other amount to take.
@@ -196,7 +211,7 @@ def _with_telling_memory(options: SweepOptions, predictor: Predictor, *, is_else
     telling = telling_memory(predictor, most_bytes=predictor.device.memory_bytes)
     if is_elsewhere:
         return replace(predictor, device=cpu_with_memory(predictor.device, telling.num_bytes, telling.reason))
-    return replace(predictor, device=detect_device(options.device, telling.num_bytes, reason=telling.reason))
+    return replace(predictor, device=detect_device(options.device, telling.num_bytes, reason=telling.reason, ask=ask))
 
 
 def _trials_and_planes(

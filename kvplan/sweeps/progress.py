@@ -92,6 +92,10 @@ class PlainProgress(SilentProgress):
         left = f", {format_seconds(seconds_left)} left" if num_left else ""
         self._say(f"[{self._num_done}/{self._num_done + num_left}] {line_of(row, self._shown)}{left}")
 
+    def event(self, message: Event) -> None:
+        if message["type"] == "notice":
+            self.note(message["text"])
+
     def note(self, line: str) -> None:
         self._say(line)
 
@@ -134,7 +138,10 @@ class RichProgress(SilentProgress):
         return as_phrase(values_of(trial), self._shown) + _run_text(trial.run_number, trial.rerun_of)
 
     def event(self, message: Event) -> None:
-        self._show(_now_text(message, self._trial))
+        if message["type"] == "notice":
+            self.note(message["text"])
+        else:
+            self._show(_now_text(message, self._trial))
 
     def running(self, trials: Sequence[RunningTrial]) -> None:
         lines = [f"{entry.worker}: {_now_text(entry.event, self._name_of(entry.trial))}" for entry in trials]
@@ -172,7 +179,7 @@ class RichProgress(SilentProgress):
 
 def _now_text(event: Event | None, trial: str) -> str:
     """What a worker is doing; trial: its settings in words."""
-    if event is None:
+    if event is None or event["type"] == "notice":
         return trial
     if event["type"] == "stage":
         return f"{trial}: {event['stage']}"

@@ -30,7 +30,7 @@ from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.weights import weights_path
 from kvplan.sweeps.worker.client import TimeLimits, Worker
-from kvplan.sweeps.worker.protocol import Event, Hello, TrialOrder, TrialResult
+from kvplan.sweeps.worker.protocol import Event, Hello, NoticeMessage, TrialOrder, TrialResult
 from kvplan.workers.process import WorkerDied, WorkerTimeout
 
 WorkerFactory = Callable[[], Worker]
@@ -92,8 +92,9 @@ class WorkerHost:
         self._worker: Worker | None = None
         self._load_key: LoadKey | None = None
         self._memory_share = 0.0
+        self._told: set[str] = set()
         is_on_gpu = identity.device.kind == "cuda" and not identity.is_counted
-        self._clock = GpuClockMeter.open() if is_on_gpu else GpuClockMeter()
+        self._clock = GpuClockMeter.open(identity.device.uuid) if is_on_gpu else GpuClockMeter()
 
     @property
     def is_loaded(self) -> bool:
@@ -141,6 +142,9 @@ class WorkerHost:
         self._clock.start()
 
         def watch(message: Event) -> None:
+            if message["type"] == "notice":
+                self._pass_on(message, on_event)
+                return
             self._memory_share = message.get("memory_share") or self._memory_share
             if message["type"] == "progress":
                 self._clock.read()
@@ -152,6 +156,12 @@ class WorkerHost:
         if not result.worker_usable:
             self._drop_worker()
         return result
+
+    def _pass_on(self, notice: NoticeMessage, on_event: OnEvent) -> None:
+        """Each text once, however many processes say it."""
+        if notice["text"] not in self._told:
+            self._told.add(notice["text"])
+            on_event(notice)
 
     def _worker_for(self, trial: Trial) -> tuple[Worker, Hello]:
         """The current worker if it has the weights for this trial, or needs none, else a new one."""

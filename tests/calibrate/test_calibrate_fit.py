@@ -144,6 +144,24 @@ def test_rows_of_another_engine_are_refused(tmp_path: Path) -> None:
         read_trial_sets([path])
 
 
+def test_rows_that_plain_torch_computed_are_left_out(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path / "a", num_runs=2)
+    records = [json.loads(line) for line in (path / "trials.jsonl").read_text(encoding="utf-8").splitlines()]
+    for number, record in enumerate(records):
+        record["row"]["kernels"] = "reference" if number < 3 else "cpu-avx512"
+    (path / "trials.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    found = read_trial_sets([path])
+    reason = "computed by plain torch, without the engine's kernels (column kernels: reference)"
+    assert dict(found.excluded) == {reason: 3}
+    assert len(found.trials) == len(records) - 3
+    for record in records:
+        record["row"]["kernels"] = "reference"
+    (path / "trials.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    with pytest.raises(KvplanError, match=r"No row of .* can be used: 30 x computed by plain torch") as refused:
+        read_trial_sets([path])
+    assert refused.value.hint == "install a C++ compiler, such as g++, and sweep again"
+
+
 def test_the_other_model_is_predicted(tmp_path: Path) -> None:
     """What was fitted to gpt2 is carried over to a model of another depth, width and number of KV heads."""
     gpt2 = write_sweep(tmp_path / "a", speed=tied(TRUTH))

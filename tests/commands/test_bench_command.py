@@ -122,9 +122,9 @@ def test_formats(config_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     outcomes: list[session.BenchOutcome] = []
     run = session.run_bench
 
-    def run_once(plan: session.BenchPlan, on_start: Any, on_result: Any) -> session.BenchOutcome:
+    def run_once(plan: session.BenchPlan, on_start: Any, on_result: Any, on_notice: Any) -> session.BenchOutcome:
         if not outcomes:
-            outcomes.append(run(plan, on_start, on_result))
+            outcomes.append(run(plan, on_start, on_result, on_notice))
         else:
             for experiment in outcomes[0].experiments:
                 on_result(experiment)

@@ -69,3 +69,19 @@ def test_architectures_are_searched_and_have_formats(capsys: pytest.CaptureFixtu
         "Qwen3MoeForCausalLM"
     ]
     assert run("models --architectures zzz", capsys)[1:] == ("", "note: no architecture's name contains 'zzz'.\n")
+
+
+def test_a_user_without_a_home_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container that runs under a number of its own."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "KVPLAN_PROFILES_DIR", "KVPLAN_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    code, printed, _ = run("estimate gpt2 --gpu l4", capsys)
+    assert code == 0
+    assert "124,439,808 parameters" in printed

@@ -156,6 +156,13 @@ def test_trtllm_is_predicted_from_what_is_free() -> None:
     assert whole.kv_cache_tokens % 32 == 0
 
 
+def test_a_context_beyond_the_models_positions_is_refused_not_a_crash() -> None:
+    words = "ValueError: User-specified context_length (200000) is greater than the derived context_length (40960)."
+    failure = Sglang().failure(Ending("starting", 1, f"Traceback\n{words}\n"))
+    assert (failure.status, failure.context_limited_by) == ("rejected_ctx", "model")
+    assert failure.error.endswith("Lower max_model_len.")
+
+
 @pytest.mark.parametrize("adapter", [Sglang(), TrtLlm()], ids=lambda adapter: adapter.name)
 def test_other_ends_are_crashes(adapter: EngineAdapter) -> None:
     killed = adapter.failure(Ending("serving", -signal.SIGKILL, ""))

@@ -121,5 +121,6 @@ def test_a_sweep_searches_the_load_of_a_server_that_runs(served: str, tmp_path: 
     for row in rows:
         assert (row["status"], row["completed"], row["total_output_tokens"]) == ("ok", 6, 36)
         assert (row["engine"], row["url"], row["max_num_seqs"]) == ("kvplan", served, 4), "as its metrics say"
+        assert str(row["kernels"]).startswith("cpu-")
         assert row["kv_cache_tokens"] and row["kv_cache_tokens_predicted"] is None
         assert row["predicted_status"] is None and row["reused_server"] is True

@@ -66,6 +66,16 @@ def test_the_settings_that_a_server_tells() -> None:
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (256, 8192, 4096)
 
 
+@pytest.mark.parametrize(
+    ("told", "kernels"),
+    [("cpu-avx512", "cpu-avx512"), ("reference", "reference"), ({"attention": "flash"}, None), ("a b; c", None)],
+)
+def test_the_kernels_of_a_server_are_known_if_it_tells_a_name(told: object, kernels: str | None) -> None:
+    pages = {"/server_info?config_format=json": (200, json.dumps({"model": {"kernels": told}}))}
+    with serving(pages) as (url, _), MetricsSource(url) as source:
+        assert source.limits("kvplan").kernels == kernels
+
+
 def test_tensorrt_llms_json_is_emptied_only_where_there_is_no_other_page() -> None:
     pages = {"/metrics": (200, json.dumps(TRTLLM_ITERATIONS)), "/prometheus/metrics": (200, TRTLLM_PAGE)}
     with serving(pages) as (url, asked), MetricsSource(url) as source:

@@ -119,6 +119,26 @@ def test_two_runs_are_matched_by_their_settings(tmp_path):
     assert verdicts(compared)[0].startswith("Output throughput of two is 1.25 times that of one (median of ")
 
 
+def test_runs_with_and_without_kernels_differ_in_that(tmp_path, capsys):
+    """A run of plain torch, several times slower, was said to be the same model, device, workload and engine."""
+    for name, kernels in (("one", "cpu-avx512"), ("two", "reference")):
+        kept = records()
+        for record in kept:
+            record["row"]["kernels"] = kernels
+        write_trials(tmp_path / name, kept)
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "two"), "--format", "md"]) == 0
+    printed = capsys.readouterr()
+    assert "| kernels | cpu-avx512 | reference |" in printed.out
+    assert (
+        "note: two: Measured without compiled kernels: in every timed trial the engine ran on plain torch"
+        in printed.err
+    )
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "two: Measured without compiled kernels" in page
+    assert "are the same in both runs" not in page
+
+
 def test_a_setting_that_only_separates_the_runs_is_the_change_not_a_mismatch(tmp_path):
     kept = records()
     for record in kept:

@@ -8,7 +8,15 @@ import pandas as pd
 import pytest
 from report_helpers import failed_records, frame, records, sample_directory, sample_run, trial, write_trials
 
-from kvplan.reports.findings import kv_waste, noise_sentence, prediction_sentences, recommendations, status_counts
+from kvplan.reports.findings import (
+    kernels_sentence,
+    kv_waste,
+    noise_sentence,
+    prediction_sentences,
+    recommendations,
+    status_counts,
+)
+from kvplan.reports.html.page import notes
 from kvplan.reports.looks import LOOKS
 from kvplan.reports.outcome_map import outcome_map
 from kvplan.reports.plots import occupancy
@@ -242,6 +250,26 @@ def test_a_busy_machine_is_told(tmp_path, share, is_told):
     sentence = noise_sentence(load_run(write_trials(tmp_path, kept)))
     assert ("other processes used 40 %" in sentence) is is_told
     assert bool(sentence) is is_told
+
+
+@pytest.mark.parametrize(
+    ("kernels", "words"),
+    [
+        ((None,), ""),  # as older runs
+        (("cpu-amx", "cpu-avx512"), ""),
+        (("reference",), "in every timed trial the engine ran on plain torch, 5 to 26 times slower"),
+        (("reference", "cpu-avx2"), "timed trials the engine ran on plain torch"),
+    ],
+)
+def test_speeds_of_plain_torch_are_told(tmp_path, kernels, words):
+    kept = records()
+    for number, record in enumerate(kept):
+        record["row"]["kernels"] = kernels[number % len(kernels)]
+    run = load_run(write_trials(tmp_path, kept))
+    sentence = kernels_sentence(run)
+    assert words in sentence
+    assert bool(sentence) is bool(words)
+    assert (sentence in notes(run)) is bool(words)
 
 
 def test_a_missing_figure_of_a_frame_is_written_as_one():

@@ -52,7 +52,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` means out of memory, on the CPU or on a GPU."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, CudaOutOfMemory)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+    if not isinstance(error, RuntimeError):
+        return False
+    return any(text in str(error) for text in _MESSAGES) or _is_nccl_without_memory(str(error))
+
+
+def _is_nccl_without_memory(text: str) -> bool:
+    """NCCL names the call that failed, and what CUDA said in a line of its own or the same one."""
+    return "NCCL" in text and "out of memory" in text.lower()
 
 
 def is_context_lost(error: BaseException) -> bool:

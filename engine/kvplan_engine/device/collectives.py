@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 
 from kvplan_engine.description.division import Rank
+from kvplan_engine.device.allocation import is_out_of_memory
 
 _LOOPBACK = "127.0.0.1"
 _TAG = 0
@@ -99,6 +100,8 @@ def open_store(path: str, num_ranks: int) -> torch.distributed.FileStore:
 
 
 def is_lost(error: RuntimeError) -> bool:
-    """Whether a collective failed with ``error`` because another rank has ended."""
+    """Whether a collective failed with ``error`` because another rank has ended, not for want of memory."""
+    if is_out_of_memory(error):
+        return False
     text = str(error).lower()
     return any(words in text for words in ("connection", "gloo", "nccl", "timed out"))

@@ -8,7 +8,7 @@ rounded_inputs   what weights in few bits are multiplied with where it is rounde
 lora, lora_groups   what adapters add to a product: its definition; how rows are grouped for it
 attention_parts  the memory for parts of prefill tiles on a GPU
 arguments   what all kernels ask of their arguments; input_rows: a step's inputs on their way to the device
-build       compiles csrc/cpu on first use
+build       compiles csrc/cpu on first use; cache_folders: where the result may lie
 states/     layers with a state: where it lies in the pool, and what is computed
 cpu/        the compiled CPU kernels: operations, packed weights
 cuda/       the CUDA kernels: compiled by NVRTC on first use, launched through the driver

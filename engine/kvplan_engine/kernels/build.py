@@ -1,4 +1,4 @@
-"""Compile the CPU kernels on first use, into the user's cache.
+"""Compile the CPU kernels on first use, into the user's cache, or where that cannot be into a temporary folder.
 
 The library's name carries a hash of everything that decides its contents (sources, flags, compiler, CPU), so a cached
 file is valid whenever it exists, and never changes. Two processes that build at the same time take turns behind a file
@@ -7,6 +7,7 @@ lock; the second finds the file.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -15,14 +16,15 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvplan_engine.errors import EngineError
-from kvplan_engine.paths import kernel_cache_dir, source_dir
+from kvplan_engine.kernels.cache_folders import UnusableFolder, kernel_folders, make_usable, unusable
+from kvplan_engine.paths import source_dir
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -75,26 +77,57 @@ GENERIC = BuildVariant("generic", (*_STRICT, "-O1"), lanes=4)
 """No instruction beyond the compiler's default for the machine; little optimised, for tests are all that run it."""
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltLibrary:
+    """A compiled library. refusals: why it does not lie in a folder that comes before its own, a sentence for each."""
+
+    path: Path
+    refusals: tuple[str, ...] = ()
+
+
 def build_library(variant: BuildVariant = NATIVE, cache_dir: Path | None = None) -> Path:
-    """The compiled library of ``variant``: from the cache, or compiled now. Raises KernelBuildError."""
+    """The compiled library of ``variant``: from the cache, or compiled now. Raises KernelBuildError.
+
+    cache_dir: the one folder to use; None for the first of ``kernel_folders`` that can be.
+    """
+    return next(built_libraries(variant, None if cache_dir is None else [cache_dir])).path
+
+
+def built_libraries(variant: BuildVariant = NATIVE, folders: Iterable[Path] | None = None) -> Iterator[BuiltLibrary]:
+    """The compiled library of ``variant`` in each folder that can hold it, built as it is asked for.
+
+    Whoever cannot load the first takes the next. KernelBuildError for sources that do not compile, and where no folder
+    is left.
+    """
     compiler = find_compiler()
-    sources = source_dir()
-    flags = variant.flags()
-    key = _build_key(sources, flags, compiler)
-    folder = cache_dir if cache_dir is not None else kernel_cache_dir()
-    library = folder / f"kvplan_cpu-{variant.name}-{key}.so"
-    if library.is_file():
-        return library
+    sources, flags = source_dir(), variant.flags()
+    name = f"kvplan_cpu-{variant.name}-{_build_key(sources, flags, compiler)}.so"
+    refusals: list[str] = []
+    for folder in kernel_folders() if folders is None else folders:
+        try:
+            library = _library_in(folder, name, sources, flags, compiler)
+        except UnusableFolder as refusal:
+            refusals.append(refusal.message)
+            continue
+        yield BuiltLibrary(library, tuple(refusals))
+        refusals.append(f"{library} cannot be loaded")
+    raise KernelBuildError(
+        f"the CPU kernels cannot be cached: {'; '.join(refusals)}",
+        hint="point KVPLAN_CACHE_DIR at a folder that can be written",
+    )
+
+
+def _library_in(folder: Path, name: str, sources: Path, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
+    """The library in ``folder``, compiled if it is missing. UnusableFolder where that has no room for it."""
+    make_usable(folder)
+    library = folder / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(library.with_suffix(".lock")):
-            if not library.is_file():
-                _compile_into(library, sources, flags, compiler)
+        if not library.is_file():
+            with _locked(library.with_suffix(".lock")):
+                if not library.is_file():
+                    _compile_into(library, sources, flags, compiler)
     except OSError as error:
-        raise KernelBuildError(
-            f"the CPU kernels cannot be cached in {folder}: {error.strerror or error}",
-            hint="point KVPLAN_CACHE_DIR at a folder that can be written",
-        ) from error
+        raise unusable(folder, error) from error
     return library
 
 
@@ -165,12 +198,19 @@ def _precompile_prefix(folder: Path, sources: Path, flags: tuple[str, ...], comp
 
 
 def _run_compiler(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise KernelBuildError(
-            f"the CPU kernels do not compile with {command[0]}: {_first_error(result.stderr)}",
-            hint="set CXX to a C++17 compiler (g++ 9 or clang++ 11, or later)",
-        )
+    """Run a command whose last word is the file that it writes. OSError where that file's folder has no room for it."""
+    # the usual folder of temporary files may be read-only, or full
+    environment = {**os.environ, "TMPDIR": str(Path(command[-1]).parent), "LC_ALL": "C"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode == 0:
+        return
+    for full in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(full) in result.stderr:
+            raise OSError(full, os.strerror(full))
+    raise KernelBuildError(
+        f"the CPU kernels do not compile with {command[0]}: {_first_error(result.stderr)}",
+        hint="set CXX to a C++17 compiler (g++ 9 or clang++ 11, or later)",
+    )
 
 
 def _first_error(output: str) -> str:

@@ -22,11 +22,13 @@ class EngineModel(Protocol):
 
     dtype: of weights and activations. weight_bytes: slots of adapters included, which take adapter_bytes.
     weight_fingerprint: differs where weights differ. adapters: None where none are served, or only counted.
+    kernels_name: DeviceKernels.name of what computes it, None where nothing does.
     """
 
     config: ModelDescription
     dtype: str
     implementation: str
+    kernels_name: str | None
     weight_bytes: int
     adapter_bytes: int
     weight_fingerprint: bytes
@@ -43,6 +45,7 @@ class CountedModel:
 
     is_dummy = True
     implementation = "native"
+    kernels_name: str | None = None
     weight_fingerprint = b"counted"
     adapters: AdapterLibrary | None = None
 

@@ -52,6 +52,8 @@ from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
 from kvplan_engine.models.one_call.layer_run import LayerRun
 from kvplan_engine.models.part_kernels import PartKernels
 
+REFERENCE = "reference"
+
 MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm, "StepRows | None"], "LayerRun | None"]
 
 
@@ -72,6 +74,7 @@ class DeviceKernels(PartKernels):
     takes_plain_weights: of those in few bits they take only such (``HeldWeights.plain``). overlap_launches: switches
     ``EngineConfig.enable_pdl`` on or off. draws: chooses the tokens of a step; None where the sampler does. few_rows:
     stands before the last of ``projections`` where ``EngineConfig.linear_backend`` asks for it.
+    name: of these kernels in what is recorded, such as cpu-avx512, cuda, or reference for plain torch.
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
@@ -82,6 +85,7 @@ class DeviceKernels(PartKernels):
     overlap_launches: Callable[[bool], None] = _one_after_the_other
     draws: CudaDraws | None = None
     few_rows: ProjectionKind | None = None
+    name: str = REFERENCE
 
     def check_rounding(self) -> None:
         """SettingsError where products with weights in few bits cannot round what they multiply."""
@@ -140,7 +144,7 @@ def _fastest(device_type: str, dtype: torch.dtype) -> DeviceKernels:
     if device_type == "cuda":
         return _cuda(device_type, dtype)
     kernels = cpu_kernels() if device_type == "cpu" and dtype in STORAGE_CODES else None
-    return reference_kernels() if kernels is None else compiled_cpu_kernels(kernels)
+    return reference_kernels() if kernels is None else compiled_cpu_kernels(kernels, dtype)
 
 
 def _cpu(device_type: str, dtype: torch.dtype) -> DeviceKernels:
@@ -149,7 +153,7 @@ def _cpu(device_type: str, dtype: torch.dtype) -> DeviceKernels:
             f"the cpu attention backend does not run {dtype} on {device_type}.",
             hint="use float32 or bfloat16 on the cpu device, or attention_backend='auto'",
         )
-    return compiled_cpu_kernels(load_kernels())
+    return compiled_cpu_kernels(load_kernels(), dtype)
 
 
 def _cuda(device_type: str, dtype: torch.dtype, *, wgmma: bool = False, shares: bool = False) -> DeviceKernels:
@@ -167,8 +171,11 @@ _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
 }
 
 
-def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
-    """csrc/cpu, with oneDNN's products for bfloat16 where the CPU has AMX and our kernels do not use it."""
+def compiled_cpu_kernels(kernels: CpuKernels, dtype: torch.dtype = torch.float32) -> DeviceKernels:
+    """csrc/cpu for a model in ``dtype``.
+
+    With oneDNN's products for bfloat16 where the CPU has AMX and our kernels do not use it.
+    """
     attention = CpuBackend(kernels)
 
     def make_layer_run(
@@ -181,7 +188,15 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     mixtures = (PanelMixtures(kernels), TorchMixture)
     states, heads = CpuStates(kernels), (PanelHeads(kernels), TorchHeads)
     return DeviceKernels(
-        attention, cpu_ops, projections, mixtures, states, heads, partial(lora.correct, kernels), make_layer_run
+        attention,
+        cpu_ops,
+        projections,
+        mixtures,
+        states,
+        heads,
+        partial(lora.correct, kernels),
+        make_layer_run,
+        name=f"cpu-{kernels.instruction_set(dtype)}",
     )
 
 
@@ -202,6 +217,7 @@ def cuda_kernels(
         overlap_launches=partial(setattr, runtime, "overlaps_launches"),
         draws=CudaDraws(runtime),
         few_rows=SkinnyWeights(runtime),
+        name="cuda",
     )
 
 

@@ -85,6 +85,7 @@ class LoadedModel:
         self._shards = kernels.shards
         self.ops, self.overlap_launches = kernels.ops, kernels.overlap_launches
         self.draws = kernels.draws
+        self.kernels_name: str | None = kernels.name
         self.attention = kernels.attention
         parts = (self.config, self.weights, kernels, owners)
         if collectives is None or rank.num_stages == 1:

@@ -84,6 +84,7 @@ class ModelFacts(_Message):
     weight_bytes: int
     device: str
     engine_pid: int
+    kernels: str | None = None
     tokenizer_json: str | None = None
     no_tokenizer: str = ""
     chat_template: str | None = None

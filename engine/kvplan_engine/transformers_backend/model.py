@@ -59,7 +59,8 @@ class TransformersDecoder:
 class TransformersModel:
     """Config and weights on a device, run by a class of transformers; stays while pools come and go.
 
-    is_dummy, weight_fingerprint: see EngineModel. ``decoder`` runs the first of ``ways`` until one is chosen.
+    is_dummy, weight_fingerprint, kernels_name: see EngineModel. ``decoder`` runs the first of ``ways`` until one is
+    chosen.
     """
 
     implementation = "transformers"
@@ -78,6 +79,7 @@ class TransformersModel:
         self.ops: Ops = kernels.ops
         self.overlap_launches = kernels.overlap_launches
         self.draws: CudaDraws | None = kernels.draws
+        self.kernels_name: str | None = kernels.name
         self.attention: AttentionBackend = kernels.attention
         self.split = SplitModel(model)
         self._own_attention = model.config._attn_implementation

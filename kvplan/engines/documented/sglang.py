@@ -27,7 +27,7 @@ UNPROVEN: Final = "SGLang is started by its documentation; this adapter has not 
 _AFTER_LOADING: Final = "Load weight end"
 _READY: Final = "fired up and ready to roll"
 _NO_POOL: Final = re.compile(r"Not enough memory\. Please try(?: to)? increas\w+ --mem-fraction-static")
-_TOO_LONG: Final = re.compile(r"--context-length|derived context length")
+_TOO_LONG: Final = re.compile(r"--context-length|derived context[ _]length")
 _LAST_ERROR: Final = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
@@ -116,8 +116,10 @@ class Sglang:
             return Failure("crash", "SGLang was killed by signal 9 (SIGKILL).")
         errors = _LAST_ERROR.findall(log)
         last = errors[-1] if errors else f"exit code {ending.exit_code}"
-        hint = " Lower max_model_len." if _TOO_LONG.search(last) else ""
-        return Failure("crash", f"SGLang ended: {last.rstrip('.')}.{hint}")
+        if _TOO_LONG.search(last):
+            error = f"SGLang ended: {last.rstrip('.')}. Lower max_model_len."
+            return Failure("rejected_ctx", error, context_limited_by="model" if "derived" in last else None)
+        return Failure("crash", f"SGLang ended: {last.rstrip('.')}.")
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return GpuModel(spec, device, sglang_pool, block_size=1)

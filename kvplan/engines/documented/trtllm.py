@@ -35,6 +35,7 @@ _LENGTH: Final = re.compile(r"max_seq_len=(\d+), max_num_requests=(\d+)")
 _COMPONENT: Final = re.compile(r"The following component could not be created: (.+)")
 _FREE: Final = re.compile(r"Free GPU memory before component creation attempt \(GiB\): ([\d.]+)")
 _TRIED: Final = re.compile(r"Tried to allocate ([\d.]+) ([KMG])iB")
+_GRAPHS: Final = re.compile(r"cuda graph", re.IGNORECASE)
 _LAST_ERROR: Final = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 _UNIT_BYTES: Final = {"K": 2**10, "M": 2**20, "G": 2**30}
 _CONFIG_FILE: Final = "trtllm.json"
@@ -114,6 +115,12 @@ class TrtLlm:
             return Failure(status, sentence, phase, oom_requested_bytes=requested, oom_free_bytes=left)
         if "out of memory" in log:
             at_start = ending.stage == "starting"
+            if at_start and _POOL.search(log):
+                captures = _GRAPHS.search(log) is not None
+                when = "while CUDA graphs were captured" if captures else "beside the KV cache"
+                sentence = f"Memory ran out {when}. Lower gpu_memory_utilization."
+                phase = "graph_capture" if captures else "kv_init"
+                return Failure("oom_kv_init", sentence, phase, oom_requested_bytes=requested)
             status, phase = ("oom_weights", "weights") if at_start else ("oom_runtime", "runtime")
             when = "before the KV cache was created" if at_start else "while serving"
             return Failure(status, f"Memory ran out {when}.", phase, oom_requested_bytes=requested)

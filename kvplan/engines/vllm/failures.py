@@ -16,6 +16,9 @@ from kvplan.runs.statuses import Status
 
 _CONTEXT: Final = re.compile(r"max seq len|larger than the maximum number of tokens")
 _SEQUENCES: Final = re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache\s+blocks \((\d+)\)")
+_TOO_LONG: Final = re.compile(
+    r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len \(\w+=([\d.]+)"
+)
 _REFUSED_MEMORY: Final = re.compile(
     r"(?:DefaultCPUAllocator: (?:can't|not enough) .*memory|std::bad_alloc|Cannot allocate memory|MemoryError)[^\n]*"
 )
@@ -25,8 +28,8 @@ _BY_PHASE: Final[dict[Phase | None, tuple[Status, str]]] = {
     "profiling": ("oom_kv_init", "kv_init"),
     "vision": ("oom_kv_init", "kv_init"),
     "carving": ("oom_kv_init", "kv_init"),
-    "capturing": ("oom_runtime", "graph_capture"),
-    "warming up": ("oom_runtime", "graph_capture"),
+    "capturing": ("oom_kv_init", "graph_capture"),
+    "warming up": ("oom_kv_init", "graph_capture"),
     "serving": ("oom_runtime", "runtime"),
     None: ("oom_kv_init", "kv_init"),
 }
@@ -46,6 +49,11 @@ def read_failure(ending: Ending) -> Failure:
     if refused_seats:
         most = refused_seats.group(1)
         return Failure("rejected_seqs", f"{refused_seats.group(0)}. Lower --max-num-seqs to {most} or less.")
+    too_long = _TOO_LONG.search(ending.log)
+    if too_long and ending.stage == "starting":
+        asked, longest = int(too_long[1]), int(float(too_long[2].rstrip(".")))
+        sentence = f"max_model_len {asked:,} is longer than the model's {longest:,} positions."
+        return Failure("rejected_ctx", sentence, largest_max_model_len=longest, context_limited_by="model")
     found = parse_startup_log(ending.log)
     if found.failure is not None and ending.stage == "starting":
         return _recognised(found)

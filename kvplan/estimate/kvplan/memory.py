@@ -163,7 +163,8 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
     positions = spec.max_position_embeddings or settings.max_model_len
-    overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
+    usual_overhead = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
+    overhead_bytes = usual_overhead if device.overhead_bytes is None else device.overhead_bytes
     budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
     stages = [_on_rank(each, resolved, budget_bytes - overhead_bytes) for each in stage_specs(spec, asked)]
     first, num_blocks = stages[0], min(each.num_blocks for each in stages)

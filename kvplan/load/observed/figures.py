@@ -151,6 +151,7 @@ def server_figures(server: ServerView) -> Row:
     row: Row = {
         "engine": readings[-1].engine,
         "engine_version": server.limits.version,
+        "kernels": server.limits.kernels,
         "data_parallel_size": readings[-1].num_engines,
         "kv_cache_tokens": readings[-1].cache.kv_cache_size_tokens,
         "kv_usage_mean": float(np.mean(usages)) if usages else None,

@@ -8,6 +8,7 @@ from typing import Final
 from kvplan.reports.findings import (
     clipped_sentence,
     counted_sentence,
+    kernels_sentence,
     kv_waste,
     noise_sentence,
     not_listed_sentence,
@@ -102,6 +103,7 @@ def notes(run: Run) -> list[str]:
     if isinstance(planned, int) and planned > len(run.trials):
         lines.append(f"{len(run.trials)} of {planned} trials have finished; --resume runs the others.")
     said = (
+        kernels_sentence(run),
         counted_sentence(run),
         shared_sentence(run),
         transformers_sentence(run),

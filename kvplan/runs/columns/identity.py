@@ -33,6 +33,18 @@ class IdentityColumns(TypedDict, total=False):
     ]
     engine_version: Annotated[str | None, About("identity", "version of the engine")]
     url: Annotated[str | None, About("identity", "address of the server that was loaded; empty: no server")]
+    kernels: Annotated[
+        str | None,
+        About(
+            "identity",
+            "what computed the steps of kvplan's engine: cpu-amx, cpu-avx512, cpu-avx2, cpu-sse2, cpu-neon or cuda; "
+            "reference: plain torch, many times slower, for want of compiled kernels; empty: nothing was computed, "
+            "another engine, or not known",
+        ),
+    ]
+    num_threads: Annotated[
+        int | None, About("identity", "threads that computed on a CPU, of one rank; empty: not known", unit="threads")
+    ]
     dtype: Annotated[str, About("identity", "storage type of weights and activations")]
     kv_cache_dtype: Annotated[str, About("identity", "storage type of the KV cache")]
     load_format: Annotated[

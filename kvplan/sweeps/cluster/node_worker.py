@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplan import __version__
@@ -19,6 +19,7 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.weights import weights_path
+from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.sweeps.worker.client import TimeLimits, Worker
 from kvplan.sweeps.worker.protocol import Event, TrialResult
 from kvplan.sweeps.worker_host import WorkerHost, engine_source
@@ -75,7 +76,8 @@ class NodeWorker:
             device = counted_device(options) if options.is_counted else _device(options, weight_bytes, memory_bytes)
         except KvplanError as error:
             return Found(node, __version__, problem=error.message)
-        return Found(node, __version__, device)
+        # Which of its GPUs a worker gets is the cluster's affair: each looks for the first one that it may use.
+        return Found(node, __version__, replace(device, uuid=""))
 
     def prepare(self, task: Task) -> None:
         """Make ready for the trials of a sweep; the worker itself starts with the first."""
@@ -118,4 +120,5 @@ def _device(options: SweepOptions, weight_bytes: int, memory_bytes: int | None) 
         memory_bytes or options.device_memory_bytes(),
         weight_bytes=weight_bytes,
         must_be_free=not options.shares_layers,
+        ask=ask_own_worker,
     )

@@ -195,6 +195,7 @@ class Predictor:
             has_bfloat16_units=self.is_counted or has_bfloat16_units(),
             is_counted=self.is_counted,
             compute_capability=None if gpu is None else compute_capability(gpu),
+            overhead_bytes=None if self.is_counted else self.device.overhead_bytes,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kvplan.errors import KvplanError
 from kvplan.runs.columns import Row
+from kvplan.runs.rows import ran_without_kernels
 from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.storage.store import SweepStore
 from kvplan.runs.trials import LoadKey, Trial
@@ -25,7 +26,7 @@ from kvplan.sweeps.progress import Progress, RunningTrial
 from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
 from kvplan.sweeps.schedules.reruns import reruns_after
 from kvplan.sweeps.worker.client import TimeLimits
-from kvplan.sweeps.worker.protocol import Event, TrialResult
+from kvplan.sweeps.worker.protocol import WITHOUT_KERNELS, Event, TrialResult
 from kvplan.units import plural
 
 MOST_LOST: Final = 5
@@ -101,6 +102,7 @@ class PoolRunner:
         self._idle: list[_Seat] = []
         self._waiting: list[_Job] = []
         self._unfit: list[str] = []
+        self._without_kernels: set[str] = set()
         self._last_seen = time.monotonic()
 
     def run(self) -> None:
@@ -221,6 +223,9 @@ class PoolRunner:
         self._store.append(record)
         self._store.add_versions(dict(seat.host.versions))
         self._times.learn(record["row"], seat.prepared)
+        if ran_without_kernels(record["row"]) and seat.host.name not in self._without_kernels:
+            self._without_kernels.add(seat.host.name)
+            self._progress.note(f"warning: {seat.host.name} has no compiled kernels: {WITHOUT_KERNELS}")
         num_left = len(self._waiting) + len(self._serving)
         self._progress.trial_ended(record["row"], num_left, self._seconds_left)
         self._store.refresh_results()

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 from kvplan.errors import KvplanError
 from kvplan.runs.directory import TRIALS, Manifest, ShardEntry, TrialRecord, read_sweep_manifest, read_trials
+from kvplan.runs.rows import REFERENCE_KERNELS
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.shards.shard import plan_hash
 from kvplan.units import plural
@@ -104,8 +105,21 @@ def refuse_unfit(parts: Sequence[Part]) -> None:
             f"{'Shard' if len(missing) == 1 else 'Shards'} {listed} {'is' if len(missing) == 1 else 'are'} missing.",
             hint="give the directories of all shards",
         )
+    _refuse_unlike_kernels(parts)
     if plan_hash(whole_plan(parts)) != first.entry["plan_sha256"]:
         raise KvplanError("The shards' trials do not make up the plan that they name.", hint="run them anew with --out")
+
+
+def _refuse_unlike_kernels(parts: Sequence[Part]) -> None:
+    """KvplanError if plain torch computed some parts, and the engine's kernels others. Older rows do not say."""
+    kernels = {part.directory: {record["row"].get("kernels") for record in part.records} - {None} for part in parts}
+    slow = [directory for directory, names in kernels.items() if REFERENCE_KERNELS in names]
+    fast = [directory for directory, names in kernels.items() if names - {REFERENCE_KERNELS}]
+    if slow and fast:
+        raise KvplanError(
+            f"{slow[0]} was measured without the engine's kernels, and {fast[0]} with them: these do not compare.",
+            hint=f"install a C++ compiler, such as g++, on the machine of {slow[0]}, and run that shard anew",
+        )
 
 
 def whole_plan(parts: Sequence[Part]) -> tuple[Trial, ...]:

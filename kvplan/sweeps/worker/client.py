@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from kvplan.sweeps.worker.protocol import Event, Hello, Message, TrialOrder, TrialResult
+from kvplan.machine.opened_device import NoGpu, OpenedGpu
+from kvplan.sweeps.worker.protocol import DEVICE, Event, Hello, Message, TrialOrder, TrialResult
 from kvplan.workers.process import WorkerProcess
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.sweeps.worker.process")
@@ -19,9 +20,13 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Maximum time for each stage of a trial, in seconds. silence: longest time without progress while serving."""
+    """Maximum time for each stage of a trial, in seconds. silence: longest time without progress while serving.
+
+    compiling: of the CPU's kernels, once for each machine: half a minute of two cores that are free, minutes otherwise.
+    """
 
     starting: float = 180.0
+    compiling: float = 900.0
     loading: float = 300.0
     setup: float = 120.0
     warmup: float = 120.0
@@ -96,6 +101,17 @@ class Worker:
                 when_ready()
         return self._hello
 
+    def ask_device(self, limits: TimeLimits) -> OpenedGpu | NoGpu:
+        """The GPU that the process opens. WorkerDied or WorkerTimeout if it dies of that, or takes too long."""
+        self.wait_until_ready(limits)
+        self._process.send({"type": DEVICE})
+        deadline = time.monotonic() + limits.starting
+        while True:
+            message = self._receive(deadline, f"The GPU was not opened within {limits.starting:.0f} s.")
+            if message["type"] == DEVICE:
+                gpu, none = message["gpu"], message["none"]
+                return NoGpu(**(none or {})) if gpu is None else OpenedGpu(**gpu)
+
     def run_trial(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """The result of one trial. Stages move the deadline; all events are passed on.
 
@@ -107,7 +123,7 @@ class Worker:
             message = self._receive(deadline.at, deadline.sentence)
             if message["type"] == "result":
                 return TrialResult.from_message(message)
-            if message["type"] != "hello":
+            if message["type"] != "hello" and message["type"] != "device":
                 deadline.on_event(message)
                 on_event(message)
 

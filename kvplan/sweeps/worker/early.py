@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from kvplan.errors import KvplanError
+from kvplan.machine.opened_device import NoGpu, OpenedGpu
 from kvplan.machine.warm_memory import WarmMemory
-from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
-from kvplan.workers.process import WorkerDied, WorkerProcess
+from kvplan.sweeps.worker.client import WORKER_COMMAND, TimeLimits, Worker
+from kvplan.workers.process import WorkerDied, WorkerProcess, WorkerTimeout
 
 
 class EarlyWorker:
@@ -16,11 +18,21 @@ class EarlyWorker:
 
     def __init__(self, command: Sequence[str] = WORKER_COMMAND) -> None:
         self._process: WorkerProcess | None = WorkerProcess(command)
+        self._asked: Worker | None = None
         self._memory: WarmMemory | None = None
 
+    def ask_device(self) -> OpenedGpu | NoGpu:
+        """The GPU that it opens, which is then the one that its trials run on. KvplanError if it dies of that."""
+        assert self._process is not None, "it was taken"
+        self._asked = Worker(self._process)
+        try:
+            return self._asked.ask_device(TimeLimits())
+        except (WorkerDied, WorkerTimeout) as end:
+            raise KvplanError(f"No device could be opened. {end}", hint="--device cpu leaves the GPU alone") from None
+
     def expect(self, num_bytes: int) -> None:
-        """It will write so much memory first, which is made quick to write until it is ready."""
-        if self._memory is None:
+        """It will write so much memory first, which is made quick to write until it is ready (one that answered is)."""
+        if self._memory is None and self._asked is None:
             self._memory = WarmMemory(num_bytes)
 
     def take(self, log_path: Path) -> Worker | None:
@@ -33,7 +45,7 @@ class EarlyWorker:
         except WorkerDied:
             self._release()  # which only its own start gives back
             return None
-        return Worker(process, when_ready=self._release)
+        return self._asked or Worker(process, when_ready=self._release)
 
     def __enter__(self) -> EarlyWorker:
         return self

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import kvplan_engine
+from kvplan.sweeps.worker.kernels import cpu_kernels_notice, unused_kernels_notice
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan.sweeps.worker.protocol import Hello, Message, Stage, StageMessage, TrialOrder
 from kvplan.workload.requests import RequestSpec, adapter_of, prompt_token_ids
@@ -19,7 +20,6 @@ from kvplan_engine import Engine, EngineConfig, LoRARequest, SamplingParams
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from kvplan_engine.config import knobs
 from kvplan_engine.device import process_memory
-from kvplan_engine.kernels.cpu.library import cpu_kernels
 from kvplan_engine.transformers_backend.choice import chosen_implementation
 
 Send = Callable[[Message], None]
@@ -84,24 +84,25 @@ class EngineHost:
             send(stage_message("setup"))
             self.engine.reconfigure(**changes)
             return self.engine
+        is_on_cpu = order.engine["device"] == "cpu" and not order.is_counted
+        if is_on_cpu:  # before memory is limited: the compiler is not part of the device, and would inherit the limit
+            send(stage_message("compiling"))
+            _tell(cpu_kernels_notice(), send)
         send(stage_message("loading"))
         self._limit_memory(order)
         with process_memory.PeakMemory() as peak:
             self.engine = Engine(EngineConfig(**order.engine, **settings))
-        is_on_cpu = order.engine["device"] == "cpu" and not order.is_counted
+        if is_on_cpu:
+            _tell(unused_kernels_notice(self.engine.model.kernels_name, self.engine.model.dtype), send)
         self.peak_loading_bytes = peak.bytes_above_start if is_on_cpu else None
         self.loaded_for = loaded_for
         self.adapters = [self.engine.add_dummy_adapter(f"adapter-{n}", n) for n in range(order.num_adapters)]
         return self.engine
 
     def _limit_memory(self, order: TrialOrder) -> None:
-        """On the CPU the device's total becomes a limit of the operating system, before any weights are loaded.
-
-        The kernels are built first: the compiler is not part of the device, and would inherit the limit.
-        """
+        """On the CPU the device's total becomes a limit of the operating system, before any weights are loaded."""
         if order.engine["device"] != "cpu" or order.is_counted or self.is_limited:
             return
-        cpu_kernels()
         config = EngineConfig(**order.engine, **order.settings)
         chosen_implementation(config, order.engine["model"])  # imports what it needs
         self.resident_at_start = process_memory.resident_memory_bytes()
@@ -133,6 +134,11 @@ class EngineHost:
             send(stage_message("warmup"))
             LoadGenerator(engine, [timed_request(_WARMUP, order, self.adapters)], max_concurrency=1).run()
             self.is_warm = True
+
+
+def _tell(notice: str | None, send: Send) -> None:
+    if notice is not None:
+        send({"type": "notice", "text": notice})
 
 
 def _blocks_to_write(engine: Engine, order: TrialOrder) -> int:

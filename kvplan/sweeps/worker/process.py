@@ -7,7 +7,7 @@ as a crash with the last line of this process's log.
 
 from __future__ import annotations
 
-from kvplan.sweeps.worker.protocol import TrialOrder
+from kvplan.sweeps.worker.protocol import DEVICE, TrialOrder
 from kvplan.workers.channel import WorkerChannel
 from kvplan.workers.imports import quick_imports
 
@@ -17,12 +17,17 @@ def main() -> None:
     # The engine and torch are imported here, after stdout is safe and while a thread watches for the parent's death.
     with quick_imports():
         from kvplan.sweeps.worker.engine_host import EngineHost, greeting
+        from kvplan.sweeps.worker.opened import opened_gpu
         from kvplan.sweeps.worker.trial import run_trial
 
     channel.send(greeting())
     host = EngineHost()
     while True:
-        order = TrialOrder.from_json(channel.receive())
+        message = channel.receive()
+        if message["type"] == DEVICE:
+            channel.send(opened_gpu())
+            continue
+        order = TrialOrder.from_json(message)
         result = run_trial(host, order, channel.send)
         channel.send(result.as_message(order.trial_id))
 

@@ -1,7 +1,10 @@
 """The messages between a sweep and its worker: one JSON object per line, over the worker's stdin and stdout.
 
-    parent -> worker   TrialOrder           run one trial
+    parent -> worker   DEVICE               which GPU do you open? asked before the sweep is planned
+                       TrialOrder           run one trial
     worker -> parent   Hello                once, when the engine is imported
+                       DeviceMessage        the answer to DEVICE
+                       NoticeMessage        something that the user should know
                        StageMessage         a stage of the trial begins
                        ProgressMessage      a few times per second while requests are served
                        ResultMessage        the trial has ended
@@ -13,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
 from kvplan.workload.requests import RequestSpec
 
-Stage = Literal["loading", "setup", "warmup", "serving"]
+Stage = Literal["compiling", "loading", "setup", "warmup", "serving"]
 
 
 class Hello(TypedDict):
@@ -31,6 +34,30 @@ class Hello(TypedDict):
     torch_version: str
     architectures: list[str]
     known_architectures: list[str]
+
+
+WITHOUT_KERNELS: Final = (
+    "kvplan's engine runs on plain torch, 5 to 26 times slower: capacity is measured as always, speeds say nothing"
+)
+"""What a user is told where there are no compiled kernels."""
+
+DEVICE: Final = "device"
+"""The type of the question which GPU a process opens, and of its answer."""
+
+
+class DeviceMessage(TypedDict):
+    """gpu: as OpenedGpu has it; none: as NoGpu. One of them is None."""
+
+    type: Literal["device"]
+    gpu: dict[str, Any] | None
+    none: dict[str, Any] | None
+
+
+class NoticeMessage(TypedDict):
+    """A line for the user, said once by each process, at the latest before the first trial is served."""
+
+    type: Literal["notice"]
+    text: str
 
 
 class StageMessage(TypedDict):
@@ -63,8 +90,8 @@ class ResultMessage(TypedDict):
     worker_usable: bool
 
 
-Event = StageMessage | ProgressMessage
-Message = Hello | StageMessage | ProgressMessage | ResultMessage
+Event = NoticeMessage | StageMessage | ProgressMessage
+Message = Hello | DeviceMessage | NoticeMessage | StageMessage | ProgressMessage | ResultMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from kvplan.machine.cpu_meter import CpuMeter, cpu_seconds_of
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
@@ -109,12 +111,20 @@ def serving_row(recording: Recording, engine: Engine, before: dict[str, Any], ma
     return row
 
 
+def num_threads(engine: Engine) -> int | None:
+    """Threads of a step on a CPU."""
+    is_on_cpu = engine.device.torch_device.type == "cpu" and not engine.config.is_counted
+    return torch.get_num_threads() if is_on_cpu else None
+
+
 def memory_figures(engine: Engine) -> Row:
-    """Where the engine's memory went, as allocated."""
+    """What computes, and where the engine's memory went, as allocated."""
     memory = engine.memory
     return {
         "dtype": engine.model.dtype,
         "model_impl": None if engine.config.is_counted else engine.model.implementation,
+        "kernels": engine.model.kernels_name,
+        "num_threads": num_threads(engine),
         "kv_cache_dtype": engine.model.dtype
         if engine.config.kv_cache_dtype == "auto"
         else engine.config.kv_cache_dtype,

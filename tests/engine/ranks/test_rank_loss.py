@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvplan_engine.device.allocation import is_out_of_memory
+from kvplan_engine.device.collectives import is_lost
 from kvplan_engine.execution.ranks import loss
 from kvplan_engine.execution.ranks.loss import Loss, LossWatch, end_others
 
@@ -91,3 +93,21 @@ def test_a_process_that_gets_on_says_it_itself(processes: Processes, monkeypatch
     end_others(Loss(processes), processes, noticed.set, noticed)
     assert [process.wait(60) for process in processes] == [-signal.SIGKILL] * 3
     assert codes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_memory", "is_loss"),
+    [
+        (
+            "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled cuda error\nLast error: Cuda failure 2 'out of memory'",
+            True,
+            False,
+        ),
+        ("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details), out of memory", True, False),
+        ("NCCL communicator was aborted", False, True),
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1", False, True),
+    ],
+)
+def test_memory_that_runs_out_in_a_collective_is_no_lost_rank(text: str, is_memory: bool, is_loss: bool) -> None:
+    error = RuntimeError(text)
+    assert (is_out_of_memory(error), is_lost(error)) == (is_memory, is_loss)

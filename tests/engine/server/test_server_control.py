@@ -203,6 +203,7 @@ def test_new_settings_do_not_wait_for_ever(own: ServerProcess) -> None:
 def test_server_info_says_what_runs(own: ServerProcess) -> None:
     info = own.get("/server_info").json
     assert info["model"]["dtype"] == "float32"
+    assert info["model"]["kernels"].startswith("cpu-")
     assert info["config"]["device_memory"] == 256 * 1024**2
     assert info["memory"]["num_blocks"] == info["stats"]["num_blocks"]
     assert own.get("/version").json == {"version": info["version"]}

@@ -9,10 +9,13 @@ from sweep_helpers import tiny_plan
 
 from kvplan.errors import UsageError
 from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
+from kvplan.machine import device
+from kvplan.machine.opened_device import OpenedGpu
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
+from kvplan.units import GIB, MIB
 from kvplan.workload.requests import RequestSpec
 
 COST = StepTimes(StepShape(0, 0, 0, 0, 0, 0, 0, 0), Speed(1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0))  # a second a step
@@ -60,6 +63,36 @@ def test_a_utilization_lies_on_both_sides_of_every_context_boundary(default_plan
             outcomes.setdefault(trial.settings.max_model_len, set()).add(prediction.is_measured)
     assert len(outcomes) == 3
     assert all(both == {True, False} for both in outcomes.values())
+
+
+def plan_on(gpu: OpenedGpu, monkeypatch: pytest.MonkeyPatch, shard: str | None = None) -> SweepPlan:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device, "_torch_is_cpu_build", lambda: False)
+    return make_plan(SweepOptions(model="gpt2", device="cuda", shard=shard), ask=lambda: gpu)
+
+
+def test_a_gpu_s_boundaries_are_planned_with_what_its_worker_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Context and other processes take more than the 640 MiB that are usual: an engine would have no pool at all."""
+    plan = plan_on(OpenedGpu("NVIDIA H100 80GB HBM3", 79 * GIB, 1044 * MIB, "ab-cd"), monkeypatch)
+    assert (plan.device.kind, plan.device.uuid, plan.device.memory_bytes) == ("cuda", "ab-cd", 79 * GIB)
+    pools = [plan.predictor.own_memory(trial.settings) for trial in plan.trials]
+    assert {memory.overhead_bytes for memory in pools} == {1044 * MIB}
+    usual = plan_on(OpenedGpu("NVIDIA H100 80GB HBM3", 79 * GIB, 0), monkeypatch)
+    usual_pools = [usual.predictor.own_memory(trial.settings) for trial in usual.trials]
+    assert {memory.overhead_bytes for memory in usual_pools} == {640 * MIB}
+    assert [memory.outcome for memory in pools] == [memory.outcome for memory in usual_pools]
+    planned_as_usual = [plan.predictor.own_memory(trial.settings) for trial in usual.trials]
+    lost = sum(ours.outcome != theirs.outcome for ours, theirs in zip(planned_as_usual, usual_pools, strict=True))
+    assert lost > 0, "which were outcomes that the sweep would have missed"
+
+
+def test_shards_make_the_same_plan_whatever_other_processes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [
+        plan_on(OpenedGpu("NVIDIA H100 80GB HBM3", 79 * GIB, overhead * MIB), monkeypatch, shard="1/2").shard
+        for overhead in (640, 900, 1044)
+    ]
+    assert plans[0] is not None
+    assert plans[0] == plans[1] == plans[2]
 
 
 def test_the_largest_batch_runs_first_because_it_is_profiled_once(tmp_path: Path) -> None:

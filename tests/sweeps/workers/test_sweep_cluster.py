@@ -218,7 +218,7 @@ def test_without_the_extra_the_way_to_it_is_said(
 
 
 @pytest.mark.parametrize(
-    ("visible", "handle"), [(None, 0), ("3,1", 3), ("GPU-ab", "GPU-ab"), ("", None), ("-1", None), ("MIG-1", 0)]
+    ("visible", "handle"), [(None, 0), ("3,1", 3), ("GPU-ab", "GPU-ab"), ("", None), ("-1", None), ("MIG-1", "MIG-1")]
 )
 def test_a_worker_looks_at_the_gpu_that_it_was_given(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, handle: object

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
+from kvplan.errors import KvplanError
+from kvplan.machine.opened_device import NoGpu
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
 from kvplan.sweeps.worker import early as early_module
@@ -130,6 +132,39 @@ def test_the_memory_of_one_that_ends_is_free_for_the_next(tmp_path: Path, calls:
         with pytest.raises(WorkerDied):
             worker.wait_until_ready(TimeLimits())
         assert calls == [1234, "released"]
+
+
+ANSWERS = """
+from kvplan.workers.channel import WorkerChannel
+channel = WorkerChannel.open()
+channel.send({"type": "hello", "engine_version": "1", "torch_version": "2", "architectures": []})
+assert channel.receive() == {"type": "device"}
+channel.send({"type": "device", "gpu": None, "none": {"sentence": "it is too old", "hint": None, "is_present": True}})
+channel.wait_for_the_end()
+"""
+
+
+def test_the_worker_that_is_asked_for_its_device_runs_the_trials(tmp_path: Path, calls: list[object]) -> None:
+    with EarlyWorker(own_worker(ANSWERS)) as early:
+        process = early._process
+        assert early.ask_device() == NoGpu("it is too old", None, is_present=True)
+        early.expect(1234)
+        worker = early.take(tmp_path / "worker.log")
+        assert worker is not None
+        assert worker._process is process
+        assert worker.wait_until_ready(TimeLimits())["engine_version"] == "1"
+        worker.kill()
+    assert calls == [], "memory that nobody would give back in time"
+
+
+def test_a_worker_that_dies_of_its_device_is_one_error() -> None:
+    dying = ANSWERS.replace(
+        "assert channel.receive()", "raise RuntimeError('libcuda: no luck')\nassert channel.receive()"
+    )
+    with EarlyWorker(own_worker(dying)) as early, pytest.raises(KvplanError, match="No device could be opened") as died:
+        early.ask_device()
+    assert "libcuda: no luck" in died.value.message
+    assert died.value.hint == "--device cpu leaves the GPU alone"
 
 
 @pytest.fixture

@@ -72,6 +72,33 @@ def utilization_for_blocks(tmp_path: Path, num_blocks: int) -> float:
     return round(needed / predictor.device.memory_bytes, 6)
 
 
+def notices(watcher: Watcher) -> list[str]:
+    return [str(event["text"]) for event in watcher.events if event["type"] == "notice"]
+
+
+def test_a_sweep_without_kernels_says_so_before_its_first_trial_and_in_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kinds of weights are two processes, and one warning."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    axes = {"max_num_seqs": "2", "quantization": "none,int8"}
+    outcome, watcher = run(tmp_path, axes)
+    assert notices(watcher) == [
+        "warning: no CPU kernels, because $CXX is 'no-such-compiler', which is not installed. kvplan's engine runs on "
+        "plain torch, 5 to 26 times slower: capacity is measured as always, speeds say nothing. hint: unset CXX"
+    ]
+    kinds = [event.get("stage") or event["type"] for event in watcher.events]
+    assert kinds.index("notice") < kinds.index("serving")
+    assert [(row["status"], row["kernels"], row["num_threads"]) for row in outcome.rows] == [("ok", "reference", 1)] * 2
+
+
+def test_a_dtype_that_the_kernels_do_not_compute_in_is_said_too(tmp_path: Path) -> None:
+    outcome, watcher = run(tmp_path, {"max_num_seqs": "2", "dtype": "float16"})
+    assert [row["kernels"] for row in outcome.rows] == ["reference"]
+    (notice,) = notices(watcher)
+    assert notice.startswith("warning: the CPU kernels do not compute in float16.")
+
+
 def test_possible_and_impossible_settings_side_by_side(tmp_path: Path) -> None:
     """Utilization 0.01, a context beyond the pool, a tight pool and one with room: one classified row each."""
     tight = utilization_for_blocks(tmp_path, 30)
@@ -85,6 +112,9 @@ def test_possible_and_impossible_settings_side_by_side(tmp_path: Path) -> None:
     by_setting = {(row["gpu_memory_utilization"], row["max_model_len"]): row for row in outcome.rows}
     assert len(by_setting) == 8
     assert all(row.keys() == set(COLUMN_NAMES) for row in outcome.rows)
+    kernels = {row["kernels"] for row in outcome.rows if row["num_blocks_total"] is not None}
+    assert all(str(name).startswith("cpu-") for name in kernels), kernels
+    assert notices(watcher) == []
     for row in outcome.rows:
         assert row["status"] == row["predicted_status"], row
         assert row["block_bytes_predicted"] == 2 * 2 * 32 * 4 * 4

@@ -119,6 +119,24 @@ def test_reruns_stand_where_one_machine_has_them(tmp_path: Path, shards: list[Pa
     assert [record["row"]["trial_number"] for record in records(tmp_path / "merged")] == list(range(1, 11))
 
 
+def with_kernels(tmp_path: Path, shard: Path, kernels: str) -> Path:
+    """A copy of a shard whose rows were computed so."""
+    copy = tmp_path / f"{shard.name}-{kernels}"
+    shutil.copytree(shard, copy)
+    changed = [record | {"row": record["row"] | {"kernels": kernels}} for record in records(copy)]
+    (copy / TRIALS).write_text("".join(json.dumps(record) + "\n" for record in changed))
+    return copy
+
+
+def test_speeds_with_and_without_kernels_are_not_merged(tmp_path: Path, shards: list[Path]) -> None:
+    fast, other = (with_kernels(tmp_path, shard, "cpu-avx512") for shard in shards[:2])
+    slow = with_kernels(tmp_path, shards[2], "reference")
+    with pytest.raises(KvplanError, match=r"was measured without the engine's kernels, and .* with them") as refused:
+        merge_shards([fast, other, slow], tmp_path / "merged", command="test")
+    assert slow.name in refused.value.message
+    merge_shards([fast, other, shards[2]], tmp_path / "merged", command="test")  # which does not say
+
+
 def changed(tmp_path: Path, shard: Path, change: dict[str, Any]) -> Path:
     """A copy of a shard whose manifest says something else."""
     copy = tmp_path / f"{shard.name}-changed"

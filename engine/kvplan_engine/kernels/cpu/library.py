@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import platform
 from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
+from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, built_libraries
 from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
 from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
@@ -237,6 +239,13 @@ class CpuKernels:
         self._declare_products()
         self._declare_mixtures_and_states()
 
+    def instruction_set(self, dtype: torch.dtype) -> str:
+        """The widest instructions that products and attention in ``dtype`` run in: amx, avx512, avx2, sse2 or neon."""
+        if dtype is torch.bfloat16 and self.has_tiles:
+            return "amx"
+        narrow = "sse2" if platform.machine() in ("x86_64", "AMD64") else "neon"
+        return {16: "avx512", 8: "avx2"}.get(self.lanes, narrow)
+
     @property
     def has_tiles(self) -> bool:
         """Whether products and attention in bfloat16 run in AMX's tiles."""
@@ -291,22 +300,65 @@ class CpuKernels:
         return function
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedKernels:
+    """A loaded library. notice: where it lies, and why, if that is not the user's cache."""
+
+    kernels: CpuKernels
+    notice: str | None
+
+
 @cache
+def loaded_kernels(variant: BuildVariant) -> LoadedKernels:
+    """The library of ``variant``, built where needed, from the first folder that has one. Raises KernelBuildError."""
+    failures: dict[Path, Exception] = {}
+    try:
+        for built in built_libraries(variant):
+            try:
+                kernels = CpuKernels(built.path)
+            except (OSError, AttributeError) as error:
+                failures[built.path] = error
+                continue
+            notice = f"the CPU kernels lie in {built.path.parent}, because {'; '.join(built.refusals)}"
+            return LoadedKernels(kernels, notice if built.refusals else None)
+    except KernelBuildError as error:
+        for path, failure in failures.items():
+            raise KernelBuildError(
+                f"the compiled kernels cannot be loaded: {failure}", hint=f"delete {path}"
+            ) from error
+        raise
+    raise AssertionError("built_libraries ends in an error")
+
+
 def load_kernels(variant: BuildVariant = NATIVE) -> CpuKernels:
     """Build where needed and load. Raises KernelBuildError."""
-    path = build_library(variant)
+    return loaded_kernels(variant).kernels
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """What the CPU kernels are here. absence: why there are none. notice: as in LoadedKernels."""
+
+    kernels: CpuKernels | None
+    absence: KernelBuildError | None = None
+    notice: str | None = None
+
+
+@cache
+def kernel_state() -> KernelState:
+    """The kernels for this machine, or why there are none. Whatever is not as usual is logged once, as a warning."""
     try:
-        return CpuKernels(path)
-    except (OSError, AttributeError) as error:
-        raise KernelBuildError(f"the compiled kernels cannot be loaded: {error}", hint=f"delete {path}") from error
+        loaded = loaded_kernels(NATIVE)
+    except KernelBuildError as error:
+        hint = f" (hint: {error.hint})" if error.hint else ""
+        log.warning("CPU kernels not available, running on plain torch, which is slower: %s%s", error.message, hint)
+        return KernelState(None, absence=error)
+    if loaded.notice is not None:
+        log.warning("%s", loaded.notice)
+    return KernelState(loaded.kernels, notice=loaded.notice)
 
 
 @cache
 def cpu_kernels() -> CpuKernels | None:
     """The kernels for this machine; None, with one warning, where they cannot be built."""
-    try:
-        return load_kernels()
-    except KernelBuildError as error:
-        hint = f" (hint: {error.hint})" if error.hint else ""
-        log.warning("CPU kernels not available, running on plain torch, which is slower: %s%s", error.message, hint)
-        return None
+    return kernel_state().kernels

@@ -42,6 +42,7 @@ def model_facts(llm: LLM, name: str) -> ModelFacts:
         vocab_size=model.config.vocab_size,
         dtype=model.dtype,
         is_dummy=model.is_dummy,
+        kernels=model.kernels_name,
         weight_bytes=model.weight_bytes,
         device=str(device.torch_device),
         engine_pid=os.getpid(),

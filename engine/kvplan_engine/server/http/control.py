@@ -41,6 +41,7 @@ async def server_info(state: ServerState, exchange: Exchange) -> None:
             "id": model.model_id,
             "dtype": model.dtype,
             "device": model.device,
+            "kernels": model.kernels,
             "vocab_size": model.vocab_size,
             "weight_bytes": model.weight_bytes,
             "is_dummy": model.is_dummy,

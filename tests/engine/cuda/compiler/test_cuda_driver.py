@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import OutOfDeviceMemory
+from kvplan_engine.kernels import cache_folders
 from kvplan_engine.kernels.cuda.launching import driver as cuda_driver
 from kvplan_engine.kernels.cuda.launching import nvrtc as cuda_nvrtc
 from kvplan_engine.kernels.cuda.launching.cache import cached_image, image_key
@@ -142,7 +144,16 @@ def test_a_cache_that_cannot_be_written_does_no_harm(monkeypatch: pytest.MonkeyP
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("KVPLAN_CACHE_DIR", str(blocker))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr(cache_folders, "_SHARED_MEMORY", tmp_path / "none")
     assert cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90").startswith(b"copy_blocks")
+    (tmp_path / "tmp").mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    image = cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90")
+    (kept,) = (tmp_path / "tmp").rglob("*.bin")
+    assert kept.read_bytes() == image
+    kept.write_bytes(b"what was kept")
+    assert cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90") == b"what was kept"
 
 
 def test_a_warning_of_a_users_compiler_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,6 +175,23 @@ def test_products_that_run_one_by_one_are_a_warning() -> None:
 )
 def test_the_architecture_is_the_nearest_that_runs_there(capability, architecture: str) -> None:
     assert FakeNvrtc(((7, 0), (8, 0), (8, 6), (9, 0))).architecture_for(capability) == architecture
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [
+        ((10, 3), "sm_100"),  # B300 with NVRTC 12.8, which knows 10.0 and 10.1
+        ((10, 1), "sm_101"),
+        ((11, 0), "compute_100"),
+        ((8, 9), "sm_86"),
+        ((8, 7), "sm_87"),
+        ((7, 5), "sm_70"),
+        ((7, 2), "sm_72"),
+    ],
+)
+def test_binaries_of_systems_on_a_chip_are_for_them_alone(capability, architecture: str) -> None:
+    known = ((5, 3), (6, 2), (7, 0), (7, 2), (8, 6), (8, 7), (10, 0), (10, 1))
+    assert FakeNvrtc(known).architecture_for(capability) == architecture
 
 
 def test_a_gpu_that_nvrtc_or_the_kernels_do_not_know_is_refused_in_one_line() -> None:
@@ -346,6 +374,14 @@ def test_without_a_gpu_the_reason_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         cuda_driver.current_runtime()
 
 
+def test_nvrtc_of_a_conda_environment_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnvrtc.so.12").write_text("no library")
+    monkeypatch.setattr(cuda_nvrtc.sys, "path", [])
+    monkeypatch.setattr(cuda_nvrtc.sys, "prefix", str(tmp_path))
+    assert cuda_nvrtc.nvrtc_candidates(12)[0] == str(tmp_path / "lib" / "libnvrtc.so.12")
+
+
 def test_nvrtc_of_torchs_cuda_is_tried_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for folder, name in (("cu13/lib", "libnvrtc.so.13"), ("cuda_nvrtc/lib", "libnvrtc.so.12")):
         (tmp_path / "nvidia" / folder).mkdir(parents=True)
@@ -354,7 +390,10 @@ def test_nvrtc_of_torchs_cuda_is_tried_first(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(cuda_nvrtc.ctypes.util, "find_library", lambda name: None)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
-    assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(13)] == ["libnvrtc.so.13", "libnvrtc.so.12"]
-    assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(12)] == ["libnvrtc.so.12", "libnvrtc.so.13"]
+    monkeypatch.setattr(cuda_nvrtc.sys, "prefix", str(tmp_path))
+    newer, older = "libnvrtc.so.13", "libnvrtc.so.12"
+    assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(13)] == [newer, older, newer, older]
+    assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(12)] == [older, newer, older, newer]
+    assert cuda_nvrtc.nvrtc_candidates(12)[2:] == [older, newer], "last by name, for the system's loader to find"
     with pytest.raises(CudaKernelError, match="no libnvrtc found"):
         cuda_nvrtc.load_nvrtc(12)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from kvplan.errors import KvplanError
 from kvplan.machine import device as machine_module
+from kvplan.machine.opened_device import NoGpu, OpenedGpu
+from kvplan.machine.visible_gpu import first_visible_gpu, gpu_of
+from kvplan.sweeps.worker import opened
+from kvplan.sweeps.worker.opened import opened_gpu
 from kvplan_engine import EngineError
 from kvplan_engine.device import cuda_absence
 from kvplan_engine.device import device as device_module
@@ -149,6 +154,122 @@ def test_a_sweep_says_that_it_leaves_a_gpu_aside(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(KvplanError, match="the installed torch has no CUDA support for the NVIDIA L4"):
         machine_module.detect_device("cuda", None)
+
+
+GPU = OpenedGpu("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10 * 1024**3, 1100 * 1024**2, "3b1d9a2e-0000")
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that lists a GPU, and a torch whose name does not say whether it can use one."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine_module, "has_driver", lambda: True)
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: ("NVIDIA H100 80GB HBM3", 79 * 1024**3))
+    monkeypatch.setattr(machine_module, "_torch_is_cpu_build", lambda: False)
+
+
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_what_a_worker_opened_is_the_device(requested: str) -> None:
+    """Not what the driver lists first: a slice, another card of the box, one that shares the machine's memory."""
+    found = machine_module.detect_device(requested, None, ask=lambda: GPU)
+    assert (found.kind, found.name, found.memory_bytes) == ("cuda", GPU.name, 10 * 1024**3)
+    assert (found.overhead_bytes, found.uuid, found.engine_memory_bytes) == (1100 * 1024**2, "3b1d9a2e-0000", None)
+    assert machine_module.detect_device(requested, 1024**3, ask=lambda: GPU).engine_memory_bytes == 1024**3
+
+
+@pytest.mark.usefixtures("listed")
+def test_a_gpu_that_the_worker_cannot_use_is_one_warning_or_one_error() -> None:
+    absence = NoGpu("the NVIDIA driver supports CUDA 12.4, too old for this torch", "update the driver", True)
+    notice = machine_module.detect_device("auto", 64 * 1024**2, ask=lambda: absence).notice
+    assert notice is not None
+    assert notice.startswith(
+        "A GPU is present, but the NVIDIA driver supports CUDA 12.4, too old for this torch: running"
+    )
+    assert notice.endswith(". hint: update the driver")
+    with pytest.raises(KvplanError, match=r"No CUDA device found \(the NVIDIA driver supports CUDA 12\.4") as refused:
+        machine_module.detect_device("cuda", None, ask=lambda: absence)
+    assert refused.value.hint == "update the driver, or use --device cpu"
+
+
+@pytest.mark.usefixtures("listed")
+def test_no_worker_is_asked_where_it_could_find_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> NoGpu:
+        pytest.fail("a worker was asked")
+
+    assert machine_module.detect_device("cpu", 64 * 1024**2, ask=ask).kind == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: None)
+    assert machine_module.detect_device("auto", 64 * 1024**2, ask=ask).kind == "cpu"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(machine_module, "has_driver", lambda: False)
+    assert machine_module.detect_device("auto", 64 * 1024**2, ask=ask).kind == "cpu"
+
+
+def test_a_worker_answers_with_the_engine_s_own_reason(machine: Machine) -> None:
+    machine.says(available=False, built_for=None, driver=None, gpu="NVIDIA L4")
+    none = opened_gpu()["none"]
+    assert none is not None
+    assert none["sentence"].startswith("the installed torch")
+    assert none["is_present"]
+    machine.says(available=False, built_for="12.8", driver=None, gpu=None)
+    assert opened_gpu()["none"] == {
+        "sentence": "no NVIDIA driver found (no libcuda.so.1)",
+        "hint": "install the NVIDIA driver",
+        "is_present": False,
+    }
+
+
+def test_a_worker_answers_with_the_gpu_as_its_engine_opens_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.has((9, 0), ["sm_90"])
+    taken = SimpleNamespace(name="NVIDIA H100", total_bytes=80, overhead_bytes=3, torch_device=torch.device("cuda", 0))
+    monkeypatch.setattr(opened, "CudaDevice", lambda _: taken)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="ab-cd"))
+    expected = {"name": "NVIDIA H100", "memory_bytes": 80, "overhead_bytes": 3, "uuid": "ab-cd"}
+    assert opened_gpu() == {"type": "device", "gpu": expected, "none": None}
+
+    def full(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nmore of it")
+
+    monkeypatch.setattr(opened, "CudaDevice", full)
+    none = opened_gpu()["none"]
+    assert none is not None
+    assert none["sentence"] == "it cannot be opened: CUDA out of memory. Tried to allocate 2 MiB"
+
+
+class Nvml:
+    """A driver of two cards that share the machine's memory, which knows whole UUIDs alone."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    uuids = ("GPU-1111aaaa-22", "GPU-8932f937-33")
+
+    def nvmlDeviceGetCount(self) -> int:  # the driver's names
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        return number
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return self.uuids[handle]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
+        if uuid in self.uuids:
+            return self.uuids.index(uuid)
+        if uuid == "MIG-44":
+            return uuid
+        raise self.NVMLError("Not Found")
+
+
+def test_the_beginning_of_a_uuid_names_a_gpu_as_in_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937")
+    driver: Any = Nvml()
+    assert first_visible_gpu(driver) == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-77")
+    with pytest.raises(Nvml.NVMLError):
+        first_visible_gpu(driver)
+    assert (gpu_of(driver, "8932f937-33"), gpu_of(driver, "44")) == (1, "MIG-44")
 
 
 @pytest.mark.parametrize("visible", ["-1", ""])

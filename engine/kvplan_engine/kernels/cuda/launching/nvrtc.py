@@ -19,6 +19,9 @@ from kvplan_engine.paths import source_dir
 _SUCCESS = 0
 # Lines that NVRTC and ptxas always write, and the deprecation notice for Volta: everything else in a log is a warning.
 _HARMLESS = ("ptxas info", "ptxas         .", "Architectures prior to")
+_SYSTEMS_ON_A_CHIP = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1)})
+"""Capabilities whose binaries run on no newer device of their family (NVIDIA's guide to compatibility)."""
+_PLAIN_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _SLOW = "Potential Performance Loss"  # an "info" too: products of warp groups one by one, registers that stay
 
 
@@ -63,7 +66,9 @@ class Nvrtc:
 
         CudaKernelError when the device is older than all that this NVRTC knows.
         """
-        supported = self.supported_capabilities()
+        supported = [
+            known for known in self.supported_capabilities() if known == capability or known not in _SYSTEMS_ON_A_CHIP
+        ]
         family = [known for known in supported if known[0] == capability[0] and known <= capability]
         if family:
             return "sm_{}{}".format(*family[-1])
@@ -128,21 +133,23 @@ def load_nvrtc(cuda_major: int | None = None) -> Nvrtc:
 
 
 def nvrtc_candidates(cuda_major: int | None) -> list[str]:
-    """Paths of libnvrtc, best first: packages beside torch, then $CUDA_HOME, then what the system's loader knows."""
+    """Paths of libnvrtc, best first: packages beside torch, an environment of conda, $CUDA_HOME, and then names, for
+    the system's loader to find."""
     folders = [Path(entry) / "nvidia" for entry in dict.fromkeys(sys.path) if entry]
     found: list[Path] = []
     for folder in folders:
         found += sorted(folder.glob("cu1[0-9]/lib/libnvrtc.so.1[0-9]"), reverse=True)
         found += sorted(folder.glob("cuda_nvrtc/lib/libnvrtc.so.1[0-9]"), reverse=True)
+    found += sorted((Path(sys.prefix) / "lib").glob("libnvrtc.so.1[0-9]"), reverse=True)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         root = os.environ.get(variable)
         if root:
             found += sorted(Path(root).glob("lib64/libnvrtc.so.1[0-9]"), reverse=True)
     if cuda_major is not None:
         found.sort(key=lambda path: not path.name.endswith(f".{cuda_major}"))
-    names = [str(path) for path in found]
+    plain = sorted(_PLAIN_NAMES, key=lambda name: cuda_major is not None and not name.endswith(f".{cuda_major}"))
     system = ctypes.util.find_library("nvrtc")
-    return names + ([system] if system else [])
+    return [*dict.fromkeys([*map(str, found), *([system] if system else []), *plain])]
 
 
 def _load_with_builtins(path: str) -> ctypes.CDLL:

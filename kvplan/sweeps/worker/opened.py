@@ -1,0 +1,39 @@
+"""Which GPU this process opens, and what it is: the answer that a sweep is planned with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+
+from kvplan.machine.opened_device import NoGpu, OpenedGpu
+from kvplan.sweeps.worker.protocol import DEVICE, DeviceMessage
+from kvplan_engine import EngineError
+from kvplan_engine.device.cuda import CudaDevice
+from kvplan_engine.device.cuda_absence import why_no_usable_gpu
+
+
+def opened_gpu() -> DeviceMessage:
+    """The GPU that an engine of this process would take, or why there is none."""
+    absence = why_no_usable_gpu()
+    if absence is not None:
+        sentence = absence.sentence.removeprefix(f"there is a GPU ({absence.gpu}), but ")
+        return _none(NoGpu(_fragment(sentence), absence.hint, absence.gpu is not None))
+    try:
+        device = CudaDevice(None)
+    except EngineError as error:
+        return _none(NoGpu(_fragment(error.message), error.hint, is_present=True))
+    except RuntimeError as error:  # torch's: the GPU is full, or another process has it for itself
+        return _none(NoGpu(f"it cannot be opened: {_fragment(str(error))}", "see nvidia-smi", is_present=True))
+    uuid = getattr(torch.cuda.get_device_properties(device.torch_device), "uuid", "")
+    gpu = OpenedGpu(device.name, device.total_bytes, device.overhead_bytes, str(uuid))
+    return {"type": DEVICE, "gpu": asdict(gpu), "none": None}
+
+
+def _none(absence: NoGpu) -> DeviceMessage:
+    return {"type": DEVICE, "gpu": None, "none": asdict(absence)}
+
+
+def _fragment(sentence: str) -> str:
+    """The first line, to stand within another sentence."""
+    return (sentence.strip().splitlines() or ["no reason was given"])[0].rstrip(".")
