@@ -96,8 +96,13 @@ def _percentile(bound: Bound, served: Served, queues: Queues | None) -> Predicte
     if found is None:
         return None
     middle = found.median if bound.statistic == "p50" else found.p99
+    if bound.name in ("ttft", "tpot"):
+        ends = queues.between(bound.name, middle)
+        if ends is not None:
+            return Predicted(bound, middle, ends)
     low, high = _factors(bound, served, queues)
-    return Predicted(bound, middle, Range(middle * low, middle * high))
+    least = min(queues.bounds.e2el_seconds, middle) if bound.name == "e2el" else 0.0
+    return Predicted(bound, middle, Range(max(middle * low, least), middle * high))
 
 
 def _factors(bound: Bound, served: Served, queues: Queues) -> tuple[float, float]:
