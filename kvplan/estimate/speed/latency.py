@@ -141,9 +141,11 @@ class SpeedModel:
             return middle_state(self._of_engine(num_users, "best"), self._of_engine(num_users, "worst"))
         return self._state(self._hosted(self._roofline_steps[end]), num_users)
 
-    def bounds(self, num_users: float) -> SpeedBounds:
-        """What the data sheet allows ``num_users`` users at most."""
-        lengths, decoding = (self.input_tokens, self.output_tokens), self._decoding(num_users)
+    def bounds(self, num_users: float, num_decoding: float | None = None) -> SpeedBounds:
+        """What the data sheet allows ``num_users`` users at most, of whom ``num_decoding`` decode; None: as many as in
+        a steady state."""
+        decoding = self._decoding(num_users) if num_decoding is None else num_decoding
+        lengths = (self.input_tokens, self.output_tokens)
         return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding)
 
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:

@@ -65,10 +65,17 @@ def play_queues(
     figures = play(load, rules, model.steps)
     if load.max_concurrency is not None:
         requests_per_second = load.max_concurrency / figures.e2el.mean
-    in_progress = max(requests_per_second * figures.e2el.mean, 1.0)
     intervals = {name: model.error_interval(name) for name in FIGURES}
-    found = Queues(figures, requests_per_second * model.output_tokens, intervals, model.bounds(in_progress))
+    bounds = bounds_of(model, figures, requests_per_second)
+    found = Queues(figures, requests_per_second * model.output_tokens, intervals, bounds)
     return _of_one(found, model.output_tokens) if load.max_concurrency == 1 else found
+
+
+def bounds_of(model: SpeedModel, figures: PlayedFigures, requests_per_second: float) -> SpeedBounds:
+    """What the data sheet allows in the state that was played: those who wait for their first token do not decode."""
+    in_progress = max(requests_per_second * figures.e2el.mean, 1.0)
+    decoding = requests_per_second * (figures.e2el.mean - figures.ttft.mean)
+    return model.bounds(in_progress, min(max(decoding, 1.0), in_progress))
 
 
 def _of_one(found: Queues, output_tokens: int) -> Queues:
