@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, NotRequired, TypedDict, cast
 
 from kvplan.errors import KvplanError
 from kvplan.runs.columns import Row
@@ -65,9 +65,13 @@ class TrialRecord(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """The model in a manifest. config_sha256: of its config.json, so that a resume notices a change."""
+    """The model in a manifest. config_sha256: of its config.json, so that a resume notices a change.
+
+    id: what was asked for; sized_as: the profile that its shape was taken from, where that is another one.
+    """
 
     id: str
+    sized_as: NotRequired[str | None]
     architecture: str
     num_layers: int
     num_parameters: int

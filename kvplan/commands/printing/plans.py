@@ -286,5 +286,5 @@ def _serves_word(deployment: Deployment) -> str:
 
 def _milliseconds(found: Range) -> str:
     if not found.is_bounded:
-        return f"{found.low * 1000:,.0f} and up"
-    return span(found.low * 1000, found.high * 1000, ",.0f")
+        return f"{span(found.low * 1000, found.low * 1000, ',.0f', least=found.least * 1000)} and up"
+    return span(found.low * 1000, found.high * 1000, ",.0f", least=found.least * 1000)

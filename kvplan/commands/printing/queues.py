@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from kvplan.catalog.published_errors import ErrorInterval
+from kvplan.catalog.published_errors import FigureName
 from kvplan.commands.printing.render import print_sentence, print_table
+from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
@@ -19,11 +21,12 @@ if TYPE_CHECKING:
 
 def queues_text(queues: Queues) -> str:
     """``TTFT p50 45 (30-80) ms, p99 ...``: each figure with its 90 % interval."""
-    figures, intervals = queues.figures, queues.intervals
-    parts = [f"TTFT {_percentiles(figures.ttft, intervals['ttft'])}"]
+    figures = queues.figures
+    parts = [f"TTFT {_percentiles(queues, 'ttft', figures.ttft)}"]
     if figures.tpot is not None:
-        parts.append(f"TPOT {_percentiles(figures.tpot, intervals['tpot'])}")
-    parts.append(f"{_within(queues.output_throughput, intervals['throughput'])} tokens/s")
+        parts.append(f"TPOT {_percentiles(queues, 'tpot', figures.tpot)}")
+    tokens = queues.output_throughput
+    parts.append(f"{_within(tokens, queues.between('throughput', tokens))} tokens/s")
     return ", ".join(parts)
 
 
@@ -69,20 +72,33 @@ def print_steps(name: str, steps: Sequence[ExplainedStep]) -> None:
     )
 
 
-def span(low: float, high: float, form: str) -> str:
-    """``30-80``; one number where both read alike."""
-    first, last = format(low, form), format(high, form)
+def span(low: float, high: float, form: str, *, least: float = 0.0, most: float = math.inf) -> str:
+    """``30-80``; one number where both read alike. Neither is rounded below ``least`` or above ``most``."""
+    first, last = _rounded(low, form, math.ceil, least, most), _rounded(high, form, math.floor, least, most)
     return first if first == last else f"{first}-{last}"
 
 
-def _percentiles(found: Distribution, interval: ErrorInterval | None) -> str:
-    return f"p50 {_within(1000 * found.median, interval)} ms, p99 {_within(1000 * found.p99, interval)} ms"
+def _rounded(value: float, form: str, inwards: Callable[[float], int], least: float, most: float) -> str:
+    text = format(value, form)
+    if least <= float(text.replace(",", "")) <= most:
+        return text
+    unit = 10.0 ** int(form[form.index(".") + 1 : -1])
+    return format(inwards(value * unit) / unit, form)
 
 
-def _within(value: float, interval: ErrorInterval | None) -> str:
+def _percentiles(queues: Queues, name: FigureName, found: Distribution) -> str:
+    p50, p99 = (_within(value, queues.between(name, value), 1000) for value in (found.median, found.p99))
+    return f"p50 {p50} ms, p99 {p99} ms"
+
+
+def _within(value: float, ends: Range | None, unit: float = 1.0) -> str:
     """``45 (30-80)``; the value alone where nothing was ever compared, or nothing else is likely."""
-    if interval is None:
+    value *= unit
+    if ends is None:
         return format(value, ",.3g") if value < 10 else format(value, ",.0f")
     form = ",.1f" if value < 10 else ",.0f"
-    text, between = f"{value:{form}}", span(value * interval.low, value * interval.high, form)
+    text, between = (
+        f"{value:{form}}",
+        span(unit * ends.low, unit * ends.high, form, least=unit * ends.least, most=unit * ends.most),
+    )
     return text if text == between else f"{text} ({between})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text
+from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span
 from kvplan.commands.printing.render import print_sentence
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
@@ -60,4 +60,5 @@ def _ranges(speed: ServingSpeed) -> str:
 
 
 def _milliseconds(found: Range) -> str:
-    return f"{1000 * found.low:,.0f} to {1000 * found.high:,.0f}"
+    low, high = (span(1000 * end, 1000 * end, ",.0f", least=1000 * found.least) for end in (found.low, found.high))
+    return f"{low} to {high}"

@@ -4,6 +4,7 @@ steps           how long a step takes on one rank: work, links, coefficients, th
 simulation      continuous batching simulated request by request; for sweeps' forecasts and for calibrate
 queueing        loads with queues: what users, a rate or a burst see, percentiles included
 steady          users who follow one another, in closed form: from a step and a prompt to TTFT and TPOT
+bounds          what the data sheet allows at most: where every interval ends
 latency         these figures for a model on a GPU, as ranges; called by estimate and plan
 engine_speed    one instance under an engine and its release: steps, and how it composes them
 device_speed    the same for an estimate's deployments

@@ -18,6 +18,7 @@ from typing import Final, Literal
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
+from kvplan.estimate.speed.bounds import SpeedBounds, speed_bounds
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import GroupClock
@@ -53,10 +54,15 @@ _ENDS: Final[tuple[End, End]] = ("best", "worst")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Low and high end of a figure. ``high`` is infinite where nothing bounds it: a queue that grows for ever."""
+    """Low and high end of a figure. ``high`` is infinite where nothing bounds it: a queue that grows for ever.
+
+    ``least``, ``most``: what the data sheet allows; no end lies beyond, nor is one rounded to lie there.
+    """
 
     low: float
     high: float
+    least: float = 0.0
+    most: float = math.inf
 
     @property
     def middle(self) -> float:
@@ -135,6 +141,13 @@ class SpeedModel:
             return middle_state(self._of_engine(num_users, "best"), self._of_engine(num_users, "worst"))
         return self._state(self._hosted(self._roofline_steps[end]), num_users)
 
+    def bounds(self, num_users: float, num_decoding: float | None = None) -> SpeedBounds:
+        """What the data sheet allows ``num_users`` users at most, of whom ``num_decoding`` decode; None: as many as in
+        a steady state."""
+        decoding = self._decoding(num_users) if num_decoding is None else num_decoding
+        lengths = (self.input_tokens, self.output_tokens)
+        return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding)
+
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:
         """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
 
@@ -163,18 +176,22 @@ class SpeedModel:
         return self.between(self.steady(num_users, "best"), self.steady(num_users, "worst"), num_users)
 
     def between(self, best: SteadyState, worst: SteadyState | None, num_users: float) -> ServingSpeed:
-        """The ranges from ``best`` to ``worst``; without a worst one nothing bounds the times."""
+        """The ranges from ``best`` to ``worst``, as far as the data sheet allows them; without a worst one nothing
+        bounds the times."""
+        bounds = self.bounds(num_users)
         slowest = (math.inf, math.inf, math.inf)
         if worst is not None:  # behind a busy server a faster engine's requests wait longer for their first token
             slowest = (max(best.ttft_seconds, worst.ttft_seconds), worst.tpot_seconds, worst.e2el_seconds)
         first = best.ttft_seconds if worst is None else min(best.ttft_seconds, worst.ttft_seconds)
-        requests = sorted([best.requests_per_second, 0.0 if worst is None else worst.requests_per_second])
+        tokens, most = self.output_tokens, bounds.output_tokens_per_second
+        ends = (best.requests_per_second, 0.0 if worst is None else worst.requests_per_second)
+        requests = sorted(min(end, most / tokens) for end in ends)
         return ServingSpeed(
             num_users=num_users,
-            ttft_seconds=Range(first, slowest[0]),
-            tpot_seconds=Range(best.tpot_seconds, slowest[1]),
-            e2el_seconds=Range(best.e2el_seconds, slowest[2]),
-            output_tokens_per_second=Range(requests[0] * self.output_tokens, requests[1] * self.output_tokens),
+            ttft_seconds=_above(bounds.ttft_seconds, first, slowest[0]),
+            tpot_seconds=_above(bounds.tpot_seconds, best.tpot_seconds, slowest[1]),
+            e2el_seconds=_above(bounds.e2el_seconds, best.e2el_seconds, slowest[2]),
+            output_tokens_per_second=Range(requests[0] * tokens, requests[1] * tokens, most=most),
             requests_per_second=Range(requests[0], requests[1]),
             bandwidth_bound=self._data_sheet.is_bandwidth_bound(num_users),
             origin=self.origin,
@@ -303,6 +320,10 @@ class SpeedModel:
         layout = self.work.layout
         beside = decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
         return self.input_tokens / max(self.step_tokens - beside, 1.0)
+
+
+def _above(least: float, low: float, high: float) -> Range:
+    return Range(max(low, least), max(high, least), least=least)
 
 
 def _seconds(steps: HostedSteps, load: StepLoad) -> float:

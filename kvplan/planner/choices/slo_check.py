@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from kvplan.catalog.published_errors import FigureName
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
 from kvplan.estimate.speed.queues import Queues
@@ -88,6 +89,10 @@ def _average(bound: Bound, served: Served) -> tuple[float, Range]:
     return math.inf if served.middle is None else getattr(served.middle, field), getattr(served.speed, field)
 
 
+_COMPARED: Final[dict[str, FigureName]] = {"ttft": "ttft", "tpot": "tpot"}
+"""Bounds whose figure was compared with published measurements."""
+
+
 def _percentile(bound: Bound, served: Served, queues: Queues | None) -> Predicted | None:
     """None for a time per output token of answers that have one token."""
     if queues is None:
@@ -96,8 +101,13 @@ def _percentile(bound: Bound, served: Served, queues: Queues | None) -> Predicte
     if found is None:
         return None
     middle = found.median if bound.statistic == "p50" else found.p99
+    figure = _COMPARED.get(bound.name)
+    ends = None if figure is None else queues.between(figure, middle)
+    if ends is not None:
+        return Predicted(bound, middle, ends)
     low, high = _factors(bound, served, queues)
-    return Predicted(bound, middle, Range(middle * low, middle * high))
+    least = min(queues.bounds.e2el_seconds, middle) if bound.name == "e2el" else 0.0
+    return Predicted(bound, middle, Range(max(middle * low, least), middle * high))
 
 
 def _factors(bound: Bound, served: Served, queues: Queues) -> tuple[float, float]:

@@ -22,6 +22,8 @@ from kvplan.settings import ServingSettings
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
 _VOWEL_SOUNDS = "afimn"
 """First letters of formats' names that are spoken with a vowel first: awq, fp8, int8, mxfp4, nvfp4."""
+_MOST_STATIC = 0.99
+"""SGLang takes shares below 1."""
 _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 
 
@@ -156,7 +158,12 @@ def _sglang(deployment: Deployment, checkpoint: str) -> str:
     static = (rank.weight_bytes + max(rank.available_kv_bytes, 0)) / settings.device_memory_bytes
     words: list[object] = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint]
     words += ["--context-length", settings.max_model_len, "--max-running-requests", settings.max_num_seqs]
-    words += ["--chunked-prefill-size", settings.max_num_batched_tokens, "--mem-fraction-static", f"{static:.2f}"]
+    words += [
+        "--chunked-prefill-size",
+        settings.max_num_batched_tokens,
+        "--mem-fraction-static",
+        f"{min(static, _MOST_STATIC):.2f}",
+    ]
     words += _sglang_sizes(choice.layout)
     if choice.weights.is_made_while_loading:
         words += ["--quantization", "fp8"]
