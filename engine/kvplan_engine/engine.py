@@ -271,7 +271,8 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> bool:
         """Stop a request, or only its sample ``index``, and return the blocks. Whether nothing of it is left.
 
-        One that is unknown or finished is not an error. Samples other than 0 exist from the first token on.
+        One that is unknown or finished is not an error. Samples other than 0 exist from the first token on, so that a
+        request whose sample 0 is stopped before it has ended.
         """
         request = self._requests.get(request_id)
         if request is None:

@@ -190,13 +190,16 @@ class Scheduler:
                 plan.add(sequence, num_new_tokens)
 
     def _update_decoding(self) -> None:
-        """Every sequence with one token to compute decodes, as far as the token budget goes."""
+        """Every sequence whose prompt is computed and that has one token to compute decodes, as far as the budget goes.
+
+        The last token of a prompt is a chunk even where it is the only one that a budget has left: samples fork behind it.
+        """
         running, decoding = self.running, self.running.decoding
         for sequence in decoding.at_end:
             running.stop_decoding(sequence)
         for sequence in tuple(running.others):
             self._register_full_blocks(sequence)
-            if _num_missing(sequence) == 1 and not sequence.has_shared_tail and sequence.request.beams is None:
+            if _can_decode(sequence):
                 running.start_decoding(sequence)
         num_excess = len(decoding) - self.config.max_num_batched_tokens
         if num_excess > 0:
@@ -360,3 +363,10 @@ def _num_missing(sequence: Sequence) -> int:
     """Tokens that ``sequence`` must compute before it can get another; 0 once it has reached its longest length."""
     num_tokens = sequence.num_tokens
     return num_tokens - sequence.num_computed_tokens if num_tokens < sequence.max_num_tokens else 0
+
+
+def _can_decode(sequence: Sequence) -> bool:
+    """Whether ``sequence`` computes one token in this step and in every one that follows, in blocks of its own."""
+    is_prompt_computed = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+    is_sampled = is_prompt_computed and sequence.request.beams is None
+    return is_sampled and _num_missing(sequence) == 1 and not sequence.has_shared_tail
