@@ -192,7 +192,7 @@ class Scheduler:
     def _update_decoding(self) -> None:
         """Every sequence whose prompt is computed and that has one token to compute decodes, as far as the budget goes.
 
-        The last token of a prompt is a chunk even where it is the only one that a budget has left: samples fork behind it.
+        A prompt's last token is a chunk, even where a budget has left no other of it: samples fork behind chunks.
         """
         running, decoding = self.running, self.running.decoding
         for sequence in decoding.at_end:
