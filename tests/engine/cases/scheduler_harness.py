@@ -171,6 +171,20 @@ class SchedulerHarness:
             self.host.check()
         return plan
 
+    def fail_step(self, *, is_moved: bool, is_committed: bool) -> None:
+        """A step that fails: before its transfers, before it is computed, or when its tokens should come."""
+        plan = self.scheduler.schedule()
+        if is_moved:
+            self._move(plan.transfers)
+        if is_moved and is_committed:
+            self._forward(plan)
+            self.scheduler.commit(plan)
+        self.scheduler.begin_anew(keeps_cache=is_moved)
+        self.scheduler.check()
+        self.host.check()
+        assert self.pool.num_free_blocks == self.pool.num_blocks
+        assert self.swap.num_free_slots == self.swap.num_slots
+
     def _sample(self, sequence: Sequence) -> None:
         request = sequence.request
         if request.beams is None:

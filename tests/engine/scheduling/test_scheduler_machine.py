@@ -104,6 +104,14 @@ class StormMachine(RuleBasedStateMachine):
             self.harness.step()
         type(self).num_steps += count
 
+    @precondition(lambda self: self.harness.scheduler.has_unfinished)
+    @rule(is_moved=st.booleans(), is_committed=st.booleans(), number=st.integers(1, 6))
+    def fail(self, is_moved: bool, is_committed: bool, number: int) -> None:
+        if number < 6:  # it empties the pool: more often, and hardly anything would be preempted
+            return
+        self.harness.fail_step(is_moved=is_moved, is_committed=is_committed)
+        type(self).num_steps += 1
+
     @precondition(lambda self: self.harness.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
