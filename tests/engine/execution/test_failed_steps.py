@@ -9,7 +9,7 @@ import pytest
 from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool
 from small_models import Checkpoint
 
-from kvplan_engine import LLM, EngineError, SamplingParams
+from kvplan_engine import LLM, SamplingParams
 
 PLACES = ("move", "prepare", "forward", "sample", "process")
 
