@@ -42,28 +42,27 @@ def poison(case: Case, sequence: int, kind: str, tokens: range) -> torch.Tensor:
     return expected
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sequence", range(len(LENGTHS)))
 @pytest.mark.parametrize("kind", ["query", "key", "value"])
 def test_a_nan_is_seen_by_who_attends_to_it(
-    every_build: CpuKernels, kind: str, sequence: int, dtype: torch.dtype, num_threads: int
+    every_build: CpuKernels, kind: str, sequence: int, dtype: torch.dtype
 ) -> None:
     """All tokens that a query sees, so that whole parts of a sequence have no largest score."""
     case = make_case(Shape(6, 2, 64), LENGTHS, dtype)
     query_len, length = LENGTHS[sequence]
     expected = poison(case, sequence, kind, range(length - query_len))
     expected = poison(case, sequence, kind, range(1)) if query_len == length else expected
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(3)
     result = attend(CpuBackend(every_build), case)[:-PADDING_ROWS]
     assert torch.equal(result.isnan(), expected[:-PADDING_ROWS]), "a NaN was lost, or made"
 
 
-@pytest.mark.parametrize("first", [0, 320, 896])
+@pytest.mark.parametrize("first", [0, 300, 450])
 def test_a_part_of_nothing_but_nan(every_build: CpuKernels, first: int) -> None:
     """A part of a sequence whose scores are all NaN has no largest one, and is merged all the same."""
     case = make_case(Shape(4, 1, 64), [(1, 900)])
-    expected = poison(case, 0, "key", range(first, min(first + 320, 900)))
+    expected = poison(case, 0, "key", range(first, 900 if first else 600))
     torch.set_num_threads(3)
     result = attend(CpuBackend(every_build), case)[:-PADDING_ROWS]
     assert torch.equal(result.isnan(), expected[:-PADDING_ROWS])

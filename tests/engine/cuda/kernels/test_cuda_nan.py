@@ -26,8 +26,8 @@ NAN = float("nan")
 OLD_GPU = replace(EMULATED_PROPERTIES, capability=(7, 5), shared_bytes_per_block=64 * 1024)
 SMALL_GPU = replace(EMULATED_PROPERTIES, num_multiprocessors=8)
 HOPPER = replace(EMULATED_PROPERTIES, capability=(9, 0))
-DECODE, PREFILL = ((700, 40, 1), (1, 1, 1)), ((300, 40, 5), (70, 40, 5))
-WHOLE, ALIKE = ((300, 40), (300, 40)), ((150, 151, 170), (1, 1, 1))
+DECODE, PREFILL = ((300, 40, 1), (1, 1, 1)), ((130, 40, 5), (20, 17, 5))
+WHOLE, ALIKE = ((130, 40), (130, 40)), ((150, 151, 170), (1, 1, 1))
 
 
 def case_of(lengths: tuple[tuple[int, ...], tuple[int, ...]], scalar: torch.dtype, **options) -> AttentionCase:
@@ -117,11 +117,11 @@ def test_queries_beyond_halves_over_an_8_bit_cache(value: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["query", "row"])
-@pytest.mark.parametrize("new", [(1, 1), (70, 5)], ids=["decode", "prefill"])
+@pytest.mark.parametrize("new", [(1, 1), (20, 5)], ids=["decode", "prefill"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 def test_latent_attention(dtype: torch.dtype, new: tuple[int, int], kind: str) -> None:
     """A row is key and value at once, and the only one of its token."""
-    lengths, generator = (330, 40), torch.Generator().manual_seed(1)
+    lengths, generator = (150, 20), torch.Generator().manual_seed(1)
     num_blocks = [-(-length // 16) for length in lengths]
     tables = torch.full((2, max(num_blocks)), 2**30, dtype=torch.int32)
     tables[0, : num_blocks[0]] = torch.arange(num_blocks[0])
@@ -140,7 +140,6 @@ def test_latent_attention(dtype: torch.dtype, new: tuple[int, int], kind: str) -
     out = torch.zeros(sum(new), 20, 32, dtype=dtype)
     wanted = torch.zeros(out.shape, dtype=torch.float64)
     ReferenceBackend(torch.float64).attend(AttentionInputs(query, cache, metadata, wanted, options))
-    for runtime in (EmulatedRuntime(), EmulatedRuntime(SMALL_GPU)):
-        with_parts(runtime).attend(AttentionInputs(query, cache, metadata, out, options))
-        assert torch.equal(wanted.isnan(), expected)
-        assert torch.equal(out.isnan(), expected)
+    with_parts(EmulatedRuntime(SMALL_GPU)).attend(AttentionInputs(query, cache, metadata, out, options))
+    assert torch.equal(wanted.isnan(), expected), "the definition"
+    assert torch.equal(out.isnan(), expected), "a NaN was lost, or made"
