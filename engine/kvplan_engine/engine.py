@@ -31,6 +31,7 @@ from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.requests.stats import StepStats
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
 from kvplan_engine.requests.stop import StopChecker
+from kvplan_engine.requests.value_types import checked_token_ids
 from kvplan_engine.scheduling.beam_search import make_beam_request
 from kvplan_engine.scheduling.scheduler import Scheduler
 from kvplan_engine.scheduling.statistics import count_step, scheduler_stats
@@ -201,7 +202,7 @@ class Engine:
 
         EngineError when its id is taken, a token is out of range, it can never fit, or the adapter cannot be loaded.
         """
-        self._check_prompt(request_id, prompt_token_ids)
+        prompt_token_ids = self._checked_prompt(request_id, prompt_token_ids)
         if self.config.is_counted:
             refuse_what_needs_logits(params)
         self._stops.check_params(params)
@@ -217,7 +218,7 @@ class Engine:
         self, request_id: str, prompt_token_ids: list[int], params: BeamSearchParams, *, prompt: str | None = None
     ) -> Request:
         """Queue a prompt for beam search; in the end its answers are in ``request.beams.finished``."""
-        self._check_prompt(request_id, prompt_token_ids)
+        prompt_token_ids = self._checked_prompt(request_id, prompt_token_ids)
         if self.config.is_counted:
             refuse_beams()
         max_length = min(len(prompt_token_ids) + params.max_tokens, self.max_model_len)
@@ -228,12 +229,14 @@ class Engine:
         self._requests[request_id] = request
         return request
 
-    def _check_prompt(self, request_id: str, prompt_token_ids: list[int]) -> None:
+    def _checked_prompt(self, request_id: str, prompt_token_ids: list[int]) -> list[int]:
+        prompt_token_ids = checked_token_ids("a prompt", prompt_token_ids)
         if request_id in self._requests:
             raise EngineError(f"request id '{request_id}' is in use.")
         vocab_size = self.model.config.vocab_size
         if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
             raise EngineError(f"a token of request '{request_id}' lies outside the vocabulary of {vocab_size:,}.")
+        return prompt_token_ids
 
     def load_adapter(self, lora_request: LoRARequest) -> AdapterKey:
         """Hold an adapter in host memory. EngineError where it cannot be read, or there is no room for it."""
@@ -271,7 +274,8 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> bool:
         """Stop a request, or only its sample ``index``, and return the blocks. Whether nothing of it is left.
 
-        One that is unknown or finished is not an error. Samples other than 0 exist from the first token on.
+        One that is unknown or finished is not an error. Samples other than 0 exist from the first token on, so that a
+        request whose sample 0 is stopped before it has ended.
         """
         request = self._requests.get(request_id)
         if request is None:

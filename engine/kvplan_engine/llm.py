@@ -24,11 +24,13 @@ from kvplan_engine.requests.request import Request
 from kvplan_engine.requests.request import Sequence as TokenSequence
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.requests.status import FinishReason
+from kvplan_engine.requests.value_types import checked_token_ids
 
 logger = logging.getLogger("kvplan_engine")
 
 Prompt = str | Mapping[str, Any]
 
+_PROMPTS_HINT = "give a text, a list of texts, or a list of {'prompt_token_ids': [...]}"
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|)\s*", re.IGNORECASE)
 
 
@@ -90,9 +92,9 @@ class LLM:
         prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params, lora_request:
         one for all, or one for each. EngineError when one of them can never run; then none is started.
         """
-        if isinstance(prompts, (str, Mapping)):
-            prompts = [prompts]
-        params = _per_prompt(sampling_params or SamplingParams(), SamplingParams, len(prompts), "sampling parameters")
+        prompts = _listed(prompts)
+        given = SamplingParams() if sampling_params is None else sampling_params
+        params = _per_prompt(given, SamplingParams, len(prompts), "sampling parameters")
         adapters = _per_prompt(lora_request, (LoRARequest, NoneType), len(prompts), "adapters")
         work = [
             (partial(self.engine.add_request, lora_request=adapter), prompt, own)
@@ -109,9 +111,10 @@ class LLM:
 
         prompts: as for :meth:`generate`; all are searched at the same time.
         """
-        if isinstance(prompts, (str, Mapping)):
-            prompts = [prompts]
-        params = params or BeamSearchParams()
+        prompts = _listed(prompts)
+        params = BeamSearchParams() if params is None else params
+        if not isinstance(params, BeamSearchParams):
+            raise EngineError(f"a beam search needs BeamSearchParams, got {type(params).__name__}.")
         with self._serving:
             requests = self._run_all([(self.engine.add_beam_search, prompt, params) for prompt in prompts])
             tokenizer = self.tokenizer if self._has_tokenizer else None
@@ -121,9 +124,9 @@ class LLM:
         """Queue every prompt with its method of the engine, and step until all are answered. Runs all or none."""
         requests: list[Request] = []
         try:
-            for add, prompt, params in work:
-                token_ids, text = self._encode(prompt)
-                requests.append(add(str(next(self._request_numbers)), token_ids, params, prompt=text))
+            encoded = [self._encode(prompt) for _, prompt, _ in work]
+            for (add, _, params), (tokens, text) in zip(work, encoded, strict=True):
+                requests.append(add(str(next(self._request_numbers)), tokens, params, prompt=text))
             while self.engine.has_unfinished_requests():
                 self.engine.step()
         except BaseException:
@@ -133,13 +136,28 @@ class LLM:
         return requests
 
     def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
+        """The tokens of a prompt, and its text where it has one. EngineError for what is no prompt."""
         if isinstance(prompt, Mapping):
-            return list(prompt["prompt_token_ids"]), prompt.get("prompt")
+            text = prompt.get("prompt")
+            if text is not None and not isinstance(text, str):
+                raise EngineError(f"the text of a prompt must be a text, got {type(text).__name__}.")
+            if prompt.get("prompt_token_ids") is not None:
+                return list(checked_token_ids("prompt_token_ids", prompt["prompt_token_ids"])), text
+            prompt = text
+        if not isinstance(prompt, str):
+            raise EngineError(
+                f"a prompt must be a text or {{'prompt_token_ids': [...]}}, got {type(prompt).__name__}.",
+                hint=_PROMPTS_HINT,
+            )
         if self.engine.model.is_dummy:
             raise EngineError(
                 "this model has dummy weights, so its answer to a text would be noise.",
                 hint="use a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
             )
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as problem:
+            raise EngineError(f"a prompt has half of a surrogate pair at character {problem.start:,}.") from None
         return self.tokenizer.encode(prompt), prompt
 
     def _output(self, request: Request) -> RequestOutput:
@@ -194,12 +212,26 @@ class _LazyTokenizer:
         return text
 
 
+def _listed(prompts: Any) -> Sequence[Prompt]:
+    """One prompt or several as a list. EngineError for anything else."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise EngineError(f"prompts must be a text or a list, got {type(prompts).__name__}.", hint=_PROMPTS_HINT)
+    return prompts
+
+
 def _per_prompt(given: Any, kind: type | tuple[type, ...], num_prompts: int, what: str) -> list[Any]:
     """One of ``kind`` for each prompt, from one for all or one for each."""
     if isinstance(given, kind):
         return [given] * num_prompts
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise EngineError(f"{what} cannot be of type {type(given).__name__}.", hint="give one for all, or one for each")
     if len(given) != num_prompts:
         raise EngineError(f"{num_prompts} prompts need as many {what}, got {len(given)}.")
+    for each in given:
+        if not isinstance(each, kind):
+            raise EngineError(f"{what} cannot be of type {type(each).__name__}.")
     return list(given)
 
 

@@ -125,10 +125,9 @@ inline void update_softmax(const Call& call, const Item& item, int first, int to
   }
 }
 
-// into += part, both brought to the larger of their maxima.
+// into += part, both brought to the larger of their maxima. One whose scores are all NaN has none, and a sum that is NaN.
 inline void merge(const Call& call, int rows, Partial& part, Partial& into) {
   for (int r = 0; r < rows; ++r) {
-    if (part.maximum[r] == -INFINITY) continue;
     if (part.maximum[r] > into.maximum[r]) raise_maximum(call, r, part.maximum[r], into);
     if (into.maximum[r] > part.maximum[r]) raise_maximum(call, r, into.maximum[r], part);
     float* target = into.output + static_cast<int64_t>(r) * call.padded_value;

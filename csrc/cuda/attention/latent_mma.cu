@@ -197,7 +197,7 @@ KVPLAN_INLINE void write_rows(const State& state, const PrefillTile& tile, const
     for (int half = 0; half < 2; ++half) {
         const int row = place.row + place.lane / 4 + half * 8;
         if (row >= tile.num_rows) continue;
-        const float share = state.total[half] > 0.0f ? params.value_scale / state.total[half] : 0.0f;
+        const float share = state.total[half] == 0.0f ? 0.0f : params.value_scale / state.total[half];
         Scalar* out = static_cast<Scalar*>(params.out) + row_start<VALUE_SIZE>(tile, row, params.out_stride) +
                       place.side * OWN_VALUES + place.lane % 4 * 2;
         KVPLAN_UNROLL

@@ -76,6 +76,13 @@ class HostTier:
     def unpin_all(self) -> None:
         self._pinned.clear()
 
+    def clear(self) -> None:
+        """Drop all content."""
+        self.unpin_all()
+        for slots in self._slots_of_hash.values():
+            self._free.give_back(slots)
+        self._slots_of_hash.clear()
+
     def items(self) -> list[tuple[BlockHash, tuple[int, ...]]]:
         """Names with their slots, least recently used first."""
         return list(self._slots_of_hash.items())

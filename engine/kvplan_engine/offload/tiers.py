@@ -140,6 +140,10 @@ class KvTiers:
         self.num_host_hit_tokens += len(from_host) * self._pool.block_size
         self.num_disk_hit_tokens += len(from_disk) * self._pool.block_size
 
+    def forget_host(self) -> None:
+        """Drop what is in host memory: transfers to it were lost."""
+        self.host.clear()
+
     # ---- the end
 
     def store_all(self) -> None:

@@ -6,6 +6,7 @@
     adapter           which adapter a request wants
     prompt_logprobs   log-probabilities of a prompt's own tokens, gathered chunk by chunk
     sampling_params   how a request's tokens are chosen
+    value_types       types of what a user gives, checked before anything is queued
     status            states of a sequence, finish reasons
     step_plan         what one step computes: passed from the scheduler to the model runner and the output processor
     stop              when a sequence ends

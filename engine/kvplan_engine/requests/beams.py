@@ -21,6 +21,7 @@ import numpy as np
 
 from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.status import FinishReason
+from kvplan_engine.requests.value_types import real_number, truth, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,11 @@ class BeamSearchParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        real_number("beam search: length_penalty", self.length_penalty)
+        for name, flag in (("early_stopping", self.early_stopping), ("ignore_eos", self.ignore_eos)):
+            truth(f"beam search: {name}", flag)
         for name, value in (("beam_width", self.beam_width), ("max_tokens", self.max_tokens)):
-            if value < 1:
+            if whole_number(f"beam search: {name}", value) < 1:
                 raise EngineError(f"beam search: {name} must be at least 1, got {value}.")
 
 

@@ -78,7 +78,8 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return self.num_pending_forks == 0 and all(s.status is SequenceStatus.FINISHED for s in self.sequences)
+        """Whether no more tokens will come: nothing forks from a finished sequence either."""
+        return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

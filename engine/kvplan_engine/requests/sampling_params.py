@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.value_types import checked_token_ids, entries, real_number, texts, truth, whole_number
+
+_WHOLE = frozenset({"n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs"})
+_OPTIONAL = frozenset({"stop", "seed", "logprobs", "prompt_logprobs"})
+"""Settings that None turns off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +23,7 @@ class SamplingParams:
     batch. logprobs: how many alternatives to report per token; prompt_logprobs: the same for the tokens of the prompt,
     which is then computed as a whole, cached or not. Penalties are OpenAI's (presence and frequency, over
     generated tokens) and Hugging Face's (repetition, over prompt and generated tokens).
-    EngineError when a value is out of range.
+    EngineError when a value is out of range, or of another type.
     """
 
     n: int = 1
@@ -39,9 +45,22 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_types()
+        self._check_ranges()
+
+    def _check_types(self) -> None:
+        """Convert what other libraries call a number or a list; EngineError for what is of another type."""
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            object.__setattr__(self, setting.name, _checked(setting.name, value))
+
+    def _check_ranges(self) -> None:
         for good, text in (
             (self.n >= 1, f"n must be at least 1, got {self.n}"),
-            (0 <= self.temperature < float("inf"), f"temperature must not be negative, got {self.temperature}"),
+            (
+                0 <= self.temperature < float("inf"),
+                f"temperature must not be negative, nor infinite, got {self.temperature}",
+            ),
             (0 < self.top_p <= 1, f"top_p must lie in (0, 1], got {self.top_p}"),
             (self.top_k >= -1, f"top_k must be -1, 0 or positive, got {self.top_k}"),
             (0 <= self.min_p <= 1, f"min_p must lie in [0, 1], got {self.min_p}"),
@@ -57,7 +76,10 @@ class SamplingParams:
             ),
             (-2 <= self.presence_penalty <= 2, f"presence_penalty must lie in [-2, 2], got {self.presence_penalty}"),
             (-2 <= self.frequency_penalty <= 2, f"frequency_penalty must lie in [-2, 2], got {self.frequency_penalty}"),
-            (self.repetition_penalty > 0, f"repetition_penalty must be positive, got {self.repetition_penalty}"),
+            (
+                0 < self.repetition_penalty < float("inf"),
+                f"repetition_penalty must be positive, got {self.repetition_penalty}",
+            ),
             (
                 all(-100 <= bias <= 100 for bias in self.logit_bias.values()),
                 f"logit_bias must lie in [-100, 100], got {dict(self.logit_bias)}",
@@ -69,9 +91,7 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return () if self.stop is None else texts("stop", self.stop)
 
     @property
     def is_greedy(self) -> bool:
@@ -99,3 +119,21 @@ class SamplingParams:
                 raise EngineError(
                     f"sampling parameters: {name} {number} is more than the {vocab_size:,} tokens there are."
                 )
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value of a setting, in the type that it has here."""
+    what = f"sampling parameters: {name}"
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _WHOLE:
+        return whole_number(what, value)
+    if name == "ignore_eos":
+        return truth(what, value)
+    if name == "stop":
+        return texts(what, value)
+    if name == "stop_token_ids":
+        return () if value is None else tuple(checked_token_ids(what, value))
+    if name == "logit_bias":
+        return {} if value is None else entries(what, value)
+    return real_number(what, value)

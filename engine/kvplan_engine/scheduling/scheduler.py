@@ -17,6 +17,7 @@ tokens are still being computed:
                          one more token, and samples fork. Inputs are read from the plan before this, tokens drawn after
     ...                  the next schedule() and commit() may come here, unless ``needs_values``
     OutputProcessor.take()   the values have arrived, in the order of the plans; sequences that end are finished
+    begin_anew()         instead of all that: a step has failed, and its tokens never come
 
 So a sequence may be finished, here or by the user, when another step with it has already been started. What that step
 writes for it lies behind its known tokens, in blocks that are free by then; whoever gets these blocks writes to them in
@@ -71,6 +72,7 @@ class Scheduler:
         self.num_orphan_tokens = 0
         self._preemption = preemption
         self._log = log
+        self._tiers = tiers
         self._recomputing: set[Sequence] = set()
         self._token_blocks = pool.layout.token_blocks
         self._reservation = Reservation(config, max_model_len, pool, self.running, log)
@@ -121,9 +123,7 @@ class Scheduler:
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is SequenceStatus.SWAPPED:
-            self.swapped.remove(sequence)
-            self._preemption.swap.release(sequence.swapped)
-            sequence.swapped = []
+            self._leave_swap_space(sequence)
         self._recomputing.discard(sequence)
         self.num_orphan_tokens += sequence.num_pending_tokens
         sequence.status = SequenceStatus.FINISHED
@@ -190,13 +190,16 @@ class Scheduler:
                 plan.add(sequence, num_new_tokens)
 
     def _update_decoding(self) -> None:
-        """Every sequence with one token to compute decodes, as far as the token budget goes."""
+        """Every sequence whose prompt is computed and that has one token to compute decodes, as far as the budget goes.
+
+        A prompt's last token is a chunk, even where a budget has left no other of it: samples fork behind chunks.
+        """
         running, decoding = self.running, self.running.decoding
         for sequence in decoding.at_end:
             running.stop_decoding(sequence)
         for sequence in tuple(running.others):
             self._register_full_blocks(sequence)
-            if _num_missing(sequence) == 1 and not sequence.has_shared_tail and sequence.request.beams is None:
+            if _can_decode(sequence):
                 running.start_decoding(sequence)
         num_excess = len(decoding) - self.config.max_num_batched_tokens
         if num_excess > 0:
@@ -280,6 +283,35 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
 
+    # ---- after a step that failed
+
+    def begin_anew(self, *, keeps_cache: bool) -> None:
+        """Forget the steps that were under way: what ran is queued, and computed again behind its known tokens.
+
+        keeps_cache: every transfer was carried out. Otherwise nobody knows what cached blocks hold, and none is kept.
+        """
+        self._log.take()
+        for sequence in reversed((*self.running, *self.swapped)):
+            if sequence.status is SequenceStatus.RUNNING:
+                self.running.leave(sequence)
+            else:
+                self._leave_swap_space(sequence)
+            sequence.last_token_seconds = None
+            self._forget_computed(sequence)
+            sequence.status = SequenceStatus.WAITING
+            self.waiting.appendleft(sequence)
+        for sequence in self.waiting:
+            sequence.num_tokens = len(sequence.token_ids)  # the others never come
+        self.num_orphan_tokens = 0
+        if not keeps_cache:
+            self.pool.forget_cached()
+            self._tiers.forget_host()
+
+    def _leave_swap_space(self, sequence: Sequence) -> None:
+        self.swapped.remove(sequence)
+        self._preemption.swap.release(sequence.swapped)
+        sequence.swapped = []
+
     # ---- after the step
 
     def commit(self, plan: StepPlan) -> None:
@@ -360,3 +392,10 @@ def _num_missing(sequence: Sequence) -> int:
     """Tokens that ``sequence`` must compute before it can get another; 0 once it has reached its longest length."""
     num_tokens = sequence.num_tokens
     return num_tokens - sequence.num_computed_tokens if num_tokens < sequence.max_num_tokens else 0
+
+
+def _can_decode(sequence: Sequence) -> bool:
+    """Whether ``sequence`` computes one token in this step and in every one that follows, in blocks of its own."""
+    is_prompt_computed = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+    is_sampled = is_prompt_computed and sequence.request.beams is None
+    return is_sampled and _num_missing(sequence) == 1 and not sequence.has_shared_tail

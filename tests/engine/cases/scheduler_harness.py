@@ -121,6 +121,7 @@ class SchedulerHarness:
         self.device: list[Block] = [[0] * block_size for _ in range(num_blocks)]
         self._host_memory: list[Block] = [[0] * block_size for _ in range(num_swap_slots + num_tier_slots)]
         self.requests: dict[str, Request] = {}
+        self.answered: list[Request] = []
         self.num_steps = 0
         self._num_requests = 0
         self._history: dict[Sequence, list[int]] = {}
@@ -170,6 +171,20 @@ class SchedulerHarness:
             self.host.check()
         return plan
 
+    def fail_step(self, *, is_moved: bool, is_committed: bool) -> None:
+        """A step that fails: before its transfers, before it is computed, or when its tokens should come."""
+        plan = self.scheduler.schedule()
+        if is_moved:
+            self._move(plan.transfers)
+        if is_moved and is_committed:
+            self._forward(plan)
+            self.scheduler.commit(plan)
+        self.scheduler.begin_anew(keeps_cache=is_moved)
+        self.scheduler.check()
+        self.host.check()
+        assert self.pool.num_free_blocks == self.pool.num_blocks
+        assert self.swap.num_free_slots == self.swap.num_slots
+
     def _sample(self, sequence: Sequence) -> None:
         request = sequence.request
         if request.beams is None:
@@ -181,7 +196,7 @@ class SchedulerHarness:
         if request.beams.is_round_complete:
             grow_beams(request, request.beams, self.scheduler)
             if request.is_finished:
-                del self.requests[request.request_id]
+                self._end(request)
 
     def _append(self, sequence: Sequence) -> None:
         sequence.token_ids.append(self.rng.randrange(2))
@@ -189,7 +204,18 @@ class SchedulerHarness:
             self.scheduler.finish(sequence, FinishReason.LENGTH)
             self._history.pop(sequence, None)
             if sequence.request.is_finished:
-                del self.requests[sequence.request.request_id]
+                self._end(sequence.request)
+
+    def _end(self, request: Request) -> None:
+        """A request is over once all of its samples, or beams, are."""
+        if request.beams is not None:
+            assert request.beams.finished, "a search found nothing"
+        else:
+            assert len(request.sequences) == request.params.n, "samples were lost"
+            assert all(each.finish_reason is FinishReason.LENGTH for each in request.sequences)
+            assert len({len(each.token_ids) for each in request.sequences}) == 1, "samples of different lengths"
+        del self.requests[request.request_id]
+        self.answered.append(request)
 
     # ---- memory
 

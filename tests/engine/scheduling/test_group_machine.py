@@ -41,6 +41,9 @@ def groups(draw: st.DrawFn) -> tuple[KvGroup, ...]:
 
 class GroupStorm(StormMachine):
     num_steps: ClassVar[int] = 0
+    num_requests: ClassVar[int] = 0
+    num_aborted: ClassVar[int] = 0
+    num_answered: ClassVar[int] = 0
     seen: ClassVar[dict[str, int]] = {}
 
     @initialize(harness=harnesses(groups()))
@@ -61,7 +64,8 @@ def run_storm(num_examples: int) -> None:
             database=None,
         ),
     )
-    print(GroupStorm.num_steps, GroupStorm.seen)
+    print(GroupStorm.num_steps, GroupStorm.num_requests, GroupStorm.seen)
+    assert GroupStorm.num_requests == GroupStorm.num_answered + GroupStorm.num_aborted
 
 
 def test_a_storm_over_groups_breaks_no_invariant() -> None:

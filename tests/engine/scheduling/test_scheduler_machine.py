@@ -7,7 +7,7 @@ and every slot of KV that the step reads (see ``scheduler_harness``).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,7 +27,7 @@ def harnesses(draw: st.DrawFn, groups: st.SearchStrategy[tuple[KvGroup, ...]]) -
     """Settings of all kinds over blocks for ``groups``, with room for one sequence and little more."""
     layout = KvLayout(1, draw(st.sampled_from([1, 2, 3, 4])), draw(groups))
     max_model_len = draw(st.sampled_from([8, 14, 20]))
-    max_num_batched_tokens = draw(st.sampled_from([2, 5, 9, 16]))
+    max_num_batched_tokens = draw(st.one_of(st.integers(1, 9), st.integers(1, 21)))
     longest = layout.blocks_for(max_model_len, max_num_batched_tokens)
     is_contiguous = draw(st.integers(0, 9)) == 0
     width = sum(layout.widths)
@@ -51,8 +51,33 @@ def harnesses(draw: st.DrawFn, groups: st.SearchStrategy[tuple[KvGroup, ...]]) -
     )
 
 
+class Prompt(NamedTuple):
+    """Tokens as they are drawn, or repeated until they fill ``num_budgets`` steps and ``more``."""
+
+    tokens: list[int]
+    num_budgets: int
+    more: int
+
+    def cut(self, harness: SchedulerHarness) -> list[int]:
+        longest = harness.scheduler.max_model_len - 1
+        if not self.num_budgets:
+            return self.tokens[:longest]
+        number = self.num_budgets * harness.config.max_num_batched_tokens + self.more
+        return (self.tokens * longest)[: min(max(number, 1), longest)]
+
+
+def prompts() -> st.SearchStrategy[Prompt]:
+    tokens = st.lists(st.integers(0, 1), min_size=1, max_size=19)
+    return st.builds(Prompt, tokens, st.sampled_from([0, 0, 1, 2, 3]), st.integers(-1, 1))
+
+
 class StormMachine(RuleBasedStateMachine):
+    """num_requests: those that came; those that ended are num_aborted and num_answered."""
+
     num_steps: ClassVar[int] = 0
+    num_requests: ClassVar[int] = 0
+    num_aborted: ClassVar[int] = 0
+    num_answered: ClassVar[int] = 0
     seen: ClassVar[dict[str, int]] = {}
 
     @initialize(harness=harnesses(st.just(uniform_layout(1).groups)))
@@ -60,17 +85,18 @@ class StormMachine(RuleBasedStateMachine):
         self.harness = harness
         self.is_contiguous = harness.config.reserves_all
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=19), n=st.integers(1, 4), more=st.integers(1, 14))
-    def add(self, tokens: list[int], n: int, more: int) -> None:
+    @rule(prompt=prompts(), n=st.integers(1, 4), more=st.integers(1, 14))
+    def add(self, prompt: Prompt, n: int, more: int) -> None:
         scheduler = self.harness.scheduler
         n = 1 if self.is_contiguous else min(n, scheduler.config.max_num_seqs)
-        self.harness.add(tokens[: scheduler.max_model_len - 1], n=n, max_tokens=more)
+        self.harness.add(prompt.cut(self.harness), n=n, max_tokens=more)
+        type(self).num_requests += 1
 
     @precondition(lambda self: not self.is_contiguous)
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=19), width=st.integers(1, 3), more=st.integers(1, 9))
-    def search(self, tokens: list[int], width: int, more: int) -> None:
-        prompt = tokens[: self.harness.scheduler.max_model_len - 1]
-        self.harness.add_beams(prompt, beam_width=width, max_tokens=more)
+    @rule(prompt=prompts(), width=st.integers(1, 3), more=st.integers(1, 9))
+    def search(self, prompt: Prompt, width: int, more: int) -> None:
+        self.harness.add_beams(prompt.cut(self.harness), beam_width=width, max_tokens=more)
+        type(self).num_requests += 1
 
     @rule(count=st.integers(1, 20))
     def run(self, count: int) -> None:
@@ -78,10 +104,19 @@ class StormMachine(RuleBasedStateMachine):
             self.harness.step()
         type(self).num_steps += count
 
+    @precondition(lambda self: self.harness.scheduler.has_unfinished)
+    @rule(is_moved=st.booleans(), is_committed=st.booleans(), number=st.integers(1, 6))
+    def fail(self, is_moved: bool, is_committed: bool, number: int) -> None:
+        if number < 6:  # it empties the pool: more often, and hardly anything would be preempted
+            return
+        self.harness.fail_step(is_moved=is_moved, is_committed=is_committed)
+        type(self).num_steps += 1
+
     @precondition(lambda self: self.harness.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.requests))))
+        type(self).num_aborted += 1
         type(self).num_steps += 1
 
     @precondition(lambda self: len(self.harness.requests) > 2)
@@ -89,6 +124,7 @@ class StormMachine(RuleBasedStateMachine):
     def abort_all(self) -> None:
         for request_id in sorted(self.harness.requests):
             self.harness.abort(request_id)
+            type(self).num_aborted += 1
         self.harness.scheduler.check()
         assert self.harness.pool.num_free_blocks == self.harness.pool.num_blocks
         assert self.harness.swap.num_free_slots == self.harness.swap.num_slots
@@ -102,6 +138,8 @@ class StormMachine(RuleBasedStateMachine):
             harness.step()
             type(self).num_steps += 1
         assert harness.pool.num_free_blocks == harness.pool.num_blocks
+        assert not harness.requests, "a request is held though nothing is unfinished"
+        type(self).num_answered += len(harness.answered)
         for name, count in (
             ("preempted", scheduler.num_preemptions),
             ("swapped", scheduler.num_swaps),
@@ -128,6 +166,7 @@ def test_a_storm_of_100_000_steps_breaks_no_invariant() -> None:
             database=None,
         ),
     )
-    print(StormMachine.num_steps, StormMachine.seen)
+    print(StormMachine.num_steps, StormMachine.num_requests, StormMachine.seen)
+    assert StormMachine.num_requests == StormMachine.num_answered + StormMachine.num_aborted
     assert StormMachine.num_steps >= NUM_STEPS
     assert all(count > 100 for count in StormMachine.seen.values()), StormMachine.seen

@@ -22,7 +22,8 @@ KVPLAN_INLINE void write_output(const AttentionParams& params, int token, int he
     if constexpr (HAS_SINKS) {
         total += fast_exp2(params.sinks[head] * LOG2_E - finite_or_zero(largest));
     }
-    const float value = total > 0.0f ? sum / total * params.value_scale : 0.0f;
+    // 0 where no token was seen; a NaN stays one, so that a model that overflows is seen to
+    const float value = total == 0.0f ? 0.0f : sum / total * params.value_scale;
     static_cast<Scalar*>(params.out)[token * params.out_stride + head * VALUE_SIZE + element] =
         from_float<Scalar>(value);
 }

@@ -53,11 +53,14 @@ KVPLAN_INLINE u32 pair_from_float8(u32 four, int first) {
 #endif
 }
 
+// The largest float16 for what lies beyond it. A NaN stays one, which fminf and fmaxf would not let through.
+KVPLAN_INLINE float within_halves(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
+
 // Two elements of a query as a pair of Product; those beyond its range become the largest there is.
 KVPLAN_INLINE u32 pair_from_query(u32 two) {
     if constexpr (!TAKES_HALVES) return two;
     const float low = to_float(Scalar{u16(two)}), high = to_float(Scalar{u16(two >> 16)});
-    return Pair<Product>::pack(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f));
+    return Pair<Product>::pack(within_halves(low), within_halves(high));
 }
 
 // What one warp knows of its place.

@@ -141,7 +141,7 @@ KVPLAN_INLINE void write_rows(RowState& state, const PrefillTile& tile, int firs
         if (row >= tile.num_rows) continue;
         if constexpr (HAS_SINKS)
             total += fast_exp2(params.sinks[row_head(tile, row)] * LOG2_E - finite_or_zero(state.largest[r]));
-        const float share = total > 0.0f ? params.value_scale / total : 0.0f;
+        const float share = total == 0.0f ? 0.0f : params.value_scale / total;
         Scalar* target = static_cast<Scalar*>(params.out) + row_start<VALUE_SIZE>(tile, row, params.out_stride);
         KVPLAN_UNROLL
         for (int i = 0; i < OWN; ++i) {

@@ -275,7 +275,7 @@ KVPLAN_INLINE void stage_output(const RowState& state, u8* rows, const PrefillTi
             const float sink = params.sinks[row_head(tile, row)] * LOG2_E;
             total += fast_exp2(sink - finite_or_zero(state.largest[half]) * score_factor(params));
         }
-        const float share = total > 0.0f ? params.value_scale * fast_reciprocal(total) : 0.0f;
+        const float share = total == 0.0f ? 0.0f : params.value_scale * fast_reciprocal(total);
         KVPLAN_UNROLL
         for (int n = 0; n < HEAD_SIZE / 8; ++n) {
             const u32 pair = Pair<Scalar>::pack(state.sums[n * 4 + half * 2] * share,

@@ -91,9 +91,22 @@ class StepLoop:
         self._started: _Started | None = None
         self._latest: np.ndarray | None = None  # the last step's tokens, by row, where they have been read
         self._took = 0.0  # when the last tokens were there
+        self._is_moving = False
 
     def step(self) -> Rows[StepOutput]:
-        """Start the next step, and process the tokens that are there: of the last step, of this one, or none yet."""
+        """Start the next step, and process the tokens that are there: of the last step, of this one, or none yet.
+
+        Where it raises, no step is under way any more: the next call computes what is lost again.
+        """
+        try:
+            return self._step()
+        except BaseException:
+            self._started = self._latest = None
+            self._scheduler.begin_anew(keeps_cache=not self._is_moving)
+            self._is_moving = False
+            raise
+
+    def _step(self) -> Rows[StepOutput]:
         began = time.perf_counter()
         self.observer.began()
         if self._started is not None and (self._needs_values or not self._started.tokens.is_pending):
@@ -103,7 +116,9 @@ class StepLoop:
         self.observer.ended("schedule")
         with allocating("runtime"):
             if plan.transfers:
+                self._is_moving = True
                 self._mover.run(plan.transfers)
+                self._is_moving = False
                 self.observer.ended("transfer")
             if not plan.num_tokens:
                 return self._take()
