@@ -55,7 +55,7 @@ def open_file(path: Path, *, hint: str | None = None, may_be_piped: bool = False
         finally:
             os.close(descriptor)
     except FileNotFoundError as error:
-        raise KvplanError(f"{path} does not exist.", hint=hint) from error
+        raise KvplanError(f"{path} cannot be read: it does not exist.", hint=hint) from error
     except OSError as error:
         raise KvplanError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
 

@@ -39,7 +39,7 @@ ODD = {
     "zeros": "is a device, not a regular file",
     "large": "is larger than 1 MiB",
     "socket": "cannot be read: No such device or address",
-    "missing": "does not exist",
+    "missing": "cannot be read: it does not exist",
 }
 
 
