@@ -143,8 +143,9 @@ class LLM:
                 raise EngineError(f"the text of a prompt must be a text, got {type(text).__name__}.")
             if prompt.get("prompt_token_ids") is not None:
                 return list(checked_token_ids("prompt_token_ids", prompt["prompt_token_ids"])), text
-            prompt = text
-        if not isinstance(prompt, str):
+        else:
+            text = prompt
+        if not isinstance(text, str):
             raise EngineError(
                 f"a prompt must be a text or {{'prompt_token_ids': [...]}}, got {type(prompt).__name__}.",
                 hint=_PROMPTS_HINT,
@@ -155,10 +156,10 @@ class LLM:
                 hint="use a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
             )
         try:
-            prompt.encode()
+            text.encode()
         except UnicodeEncodeError as problem:
             raise EngineError(f"a prompt has half of a surrogate pair at character {problem.start:,}.") from None
-        return self.tokenizer.encode(prompt), prompt
+        return self.tokenizer.encode(text), text
 
     def _output(self, request: Request) -> RequestOutput:
         completions = [self._completion(sequence) for sequence in sorted(request.sequences, key=lambda s: s.index)]

@@ -8,7 +8,8 @@ from typing import Any
 from kvplan.errors import KvplanError
 
 _LARGEST = 2**40
-_LARGEST_LAYERS = 4096
+_LARGEST_LAYERS = 1024
+_LONGEST_LIST = 4096
 _ABSENT = object()
 
 
@@ -113,8 +114,8 @@ class ConfigView:
             return None
         if not isinstance(value, list):
             raise self._wrong(key, value, "a list")
-        if len(value) > _LARGEST_LAYERS:
-            raise self._wrong(key, f"a list of {len(value):,}", f"a list of at most {_LARGEST_LAYERS:,}")
+        if len(value) > _LONGEST_LIST:
+            raise self._wrong(key, f"a list of {len(value):,}", f"a list of at most {_LONGEST_LIST:,}")
         return value
 
     def integers(self, key: str, *, minimum: int = 0) -> list[int] | None:

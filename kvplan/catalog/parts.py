@@ -17,6 +17,7 @@ from kvplan.catalog.spec import (
     WindowKind,
 )
 from kvplan.catalog.tensors import Role, Split, Tensor
+from kvplan.errors import KvplanError
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,15 @@ def mixture(
     shared_intermediate: int = 0,
     traits: MoeTraits = MoeTraits(),
 ) -> MoeFeedForward:
-    """Router, experts and shared experts. ``shared_intermediate`` is the sum over the shared experts."""
+    """Router, experts and shared experts. ``shared_intermediate`` is the sum over the shared experts.
+
+    KvplanError where a token would use more experts than there are.
+    """
+    if experts_per_token > num_experts:
+        raise KvplanError(
+            f"The config has {num_experts:,} experts, of which each token uses {experts_per_token:,}.",
+            hint="correct the config.json, or pass the published one",
+        )
     inner = traits.latent_size or hidden
     router = linear(f"{traits.name}.gate", num_experts, hidden, bias=traits.router_bias, role="router")
     tensors = (replace(router[0], in_float32=traits.float32_router), *router[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +16,13 @@ from kvplan.errors import KvplanError
 from kvplan.explaining.document import explanation_document
 from kvplan.explaining.explanation import Explanation, difference_gib, explain_log
 from kvplan.explaining.startup_log import parse_startup_log
-from kvplan.units import format_gib
+from kvplan.files import read_bytes, read_standard_input
+from kvplan.units import MIB, format_gib
 
-_LARGEST_LOG_BYTES = 200 * 1024**2
+_LARGEST_LOG_BYTES = 200 * MIB
+_ENDS_BYTES = MIB
+"""Of a longer log: the start, and how it ended. Between them stand requests that were served."""
+_HINT = "pass a log file, or the part of one that holds the start"
 
 
 def explain(
@@ -45,15 +48,16 @@ def explain(
         _print(answer)
 
 
-def _read(path: Path) -> str:
-    if str(path) == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    try:
-        if path.stat().st_size > _LARGEST_LOG_BYTES:
-            raise KvplanError(f"{path} is larger than 200 MiB.", hint="pass the part that holds the start")
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise KvplanError(f"{path} cannot be read: {error.strerror or error}.", hint="pass a log file") from error
+def _read(log: Path) -> str:
+    """The log's text, whatever its bytes are. A pipe that the shell passes on is read to its end."""
+    if str(log) == "-":
+        content = read_standard_input(_LARGEST_LOG_BYTES, hint=_HINT)
+    else:
+        content = read_bytes(log, _LARGEST_LOG_BYTES, hint=_HINT, may_be_piped=True)
+    if len(content) > 2 * _ENDS_BYTES:
+        print_notes(f"Of {log} the first and the last {_ENDS_BYTES // MIB} MiB were read.")
+        content = content[:_ENDS_BYTES] + b"\n" + content[-_ENDS_BYTES:]
+    return content.decode("utf-8", errors="replace")
 
 
 def _model(given: str | None, logged: str | None) -> ModelSpec | None:
@@ -88,8 +92,8 @@ def _print(answer: Explanation) -> None:
     where = "a CPU" if log.device == "cpu" else answer.gpu.id if answer.gpu else "an unknown GPU"
     started = f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}"
     print_sentence(started, indent="", further="  ")
-    if log.failure:
-        print_sentence(f"stopped: {log.failure}", further="    ")
+    if log.stopped:
+        print_sentence(f"stopped: {log.stopped}", further="    ")
     rows = [
         (part.name, _gib(part.logged_bytes), _gib(part.predicted_bytes), _signed(difference_gib(part)))
         for part in answer.parts

@@ -14,7 +14,7 @@ from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.weights import size_weights
 from kvplan.explaining.startup_log import StartupLog
-from kvplan.explaining.ways_out import Change
+from kvplan.explaining.ways_out import Change, or_lower_to
 from kvplan.units import GIB, format_bytes
 
 
@@ -46,6 +46,8 @@ def pool_tokens(log: StartupLog, size: KvCacheSize) -> int | None:
 def cpu_changes(log: StartupLog, size: KvCacheSize | None) -> Iterator[Change]:
     """What makes room on a CPU, in vLLM's own knobs."""
     memory = log.memory
+    if log.crash is not None:
+        return
     if log.failure is None:
         yield _more_room(log, size)
         return
@@ -78,10 +80,10 @@ def _busy_host(log: StartupLog) -> Iterator[Change]:
     memory = log.memory
     if not memory.free_bytes or not memory.total_bytes:
         return
-    share = int(memory.free_bytes / memory.total_bytes * 100) / 100
+    lower = or_lower_to(memory.free_bytes / memory.total_bytes)
     yield Change(
         f"only {format_bytes(memory.free_bytes)} of the host's {format_bytes(memory.total_bytes)} is free: stop other "
-        f"programs, lower --gpu-memory-utilization to {share} or less, or set VLLM_CPU_KVCACHE_SPACE (GiB) instead"
+        f"programs{lower}, or set VLLM_CPU_KVCACHE_SPACE (GiB) instead"
     )
 
 
@@ -92,9 +94,9 @@ def _no_room(log: StartupLog) -> Iterator[Change]:
     if pool is not None and pool <= 0 and budget is not None and total:
         used = budget - pool
         share = math.ceil(used / total * 100) / 100
+        raised = f"raise --gpu-memory-utilization above {share}, or " if share < 1 else ""
         yield Change(
-            f"the process holds {format_bytes(used)} before any KV cache: raise --gpu-memory-utilization above "
-            f"{share}, or set VLLM_CPU_KVCACHE_SPACE (GiB)"
+            f"the process holds {format_bytes(used)} before any KV cache: {raised}set VLLM_CPU_KVCACHE_SPACE (GiB)"
         )
     elif pool is not None and free is not None:
         space = f"VLLM_CPU_KVCACHE_SPACE below {free / GIB:.3g}"

@@ -18,7 +18,7 @@ def explanation_document(answer: Explanation) -> dict[str, Any]:
         "version": log.version,
         "model": log.model,
         "gpu": None if answer.gpu is None else answer.gpu.id,
-        "failure": log.failure,
+        "failure": log.stopped,
         "memory": [
             {"part": part.name, "logged_bytes": part.logged_bytes, "predicted_bytes": part.predicted_bytes}
             for part in answer.parts

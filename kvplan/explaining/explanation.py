@@ -119,6 +119,9 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
     found = _predict(log, spec, gpu, notes)
     if found is None:
         return _parts(log, None), Counts(), ()
+    if log.has_given_pool:
+        notes.append("--kv-cache-memory-bytes says how large the KV cache is, so kvplan does not predict it.")
+        return _parts_beside_the_pool(log, found), Counts(), ()
     counts = Counts(found.kv_cache_tokens, found.num_blocks, found.max_concurrency)
     return _parts(log, found), counts, tuple(_changes(log, spec, gpu, found))
 
@@ -139,15 +142,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
         "KV cache": found.kv_pool_bytes,
     }
     parts = tuple(replace(part, predicted_bytes=known.get(part.name)) for part in empty)
-    changes = []
-    if log.memory.left_bytes is not None and log.memory.left_bytes < _LEFT_FOR_PREFILL_BYTES:
-        left = format_bytes(log.memory.left_bytes)
-        changes.append(
-            Change(
-                f"only {left} is left for long prompts: if they run out of memory, lower --gpu-memory-utilization or "
-                "--max-num-batched-tokens"
-            )
-        )
+    changes = list(_left_memory(log, found))
     for sentence, changed in _sglang_variants(log, spec, found):
         try:
             gained = predict_sglang(spec, gpu, changed, free).kv_cache_tokens - found.kv_cache_tokens
@@ -158,14 +153,37 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     return parts, Counts(found.kv_cache_tokens), useful
 
 
+def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
+    """What to do where too little is left when everything is in place, or more than a share can be raised by.
+
+    The latter is so where the log does not say the share, and it was far below the default.
+    """
+    left = log.memory.left_bytes
+    if left is None:
+        return
+    if left < _LEFT_FOR_PREFILL_BYTES:
+        yield Change(
+            f"only {format_bytes(left)} is left for long prompts: if they run out of memory, lower "
+            "--gpu-memory-utilization or --max-num-batched-tokens"
+        )
+    elif _raised_static(log, found) >= 1:
+        yield Change(f"{format_bytes(left)} is left beside the caches: raise --gpu-memory-utilization from what it was")
+
+
+def _raised_static(log: StartupLog, found: SglangPrediction) -> float:
+    """The static share that would leave no more than prompts need, by what the log says is left."""
+    assert log.memory.left_bytes is not None
+    spare = (log.memory.left_bytes - _LEFT_FOR_PREFILL_BYTES) / (log.memory.free_bytes or found.device_memory_bytes)
+    return int((found.mem_fraction_static + spare) * 100) / 100
+
+
 def _sglang_variants(
     log: StartupLog, spec: ModelSpec, found: SglangPrediction
 ) -> Iterator[tuple[str, ServingSettings]]:
     settings, memory, static = log.settings, log.memory, found.mem_fraction_static
     if memory.left_bytes is not None:
-        spare = (memory.left_bytes - _LEFT_FOR_PREFILL_BYTES) / (memory.free_bytes or found.device_memory_bytes)
-        raised = int((static + spare) * 100) / 100
-        if raised > static:
+        raised = _raised_static(log, found)
+        if static < raised < 1:
             yield f"raise --gpu-memory-utilization to {raised}", replace(settings, gpu_memory_utilization=raised)
     if sglang_cache_dtype(spec, settings.kv_cache_dtype) == "auto":
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
@@ -224,6 +242,17 @@ def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ..
         return parts
     # No log has it apart: vLLM prints it as consumed, with the weights and what is outside torch.
     return (*parts[:-1], Part("state of requests", None, prediction.rank.state_bytes), parts[-1])
+
+
+_BESIDE_THE_POOL = ("GPU in all", "weights")
+
+
+def _parts_beside_the_pool(log: StartupLog, prediction: VllmPrediction) -> tuple[Part, ...]:
+    """The account without a prediction of what follows from a share of the GPU."""
+    return tuple(
+        part if part.name in _BESIDE_THE_POOL else replace(part, predicted_bytes=None)
+        for part in _parts(log, prediction)
+    )
 
 
 def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from kvplan.errors import UsageError
 from kvplan.explaining import patterns
-from kvplan.settings import ServingSettings
+from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import GIB, KIB, MIB
 
 Engine = Literal["vllm", "sglang"]
@@ -50,8 +51,11 @@ class LogMemory:
 
 @dataclass(frozen=True, slots=True)
 class StartupLog:
-    """One start of an engine. ``failure`` is the sentence it stopped with, None when it came up.
+    """One start of an engine. ``failure`` is the sentence about memory it stopped with, None when it came up.
 
+    ``crash``: another error that ended it. ``num_state_blocks``: sequences that a refused hybrid has states for.
+    ``least_static_fraction``: what SGLang says ``mem_fraction_static`` must be above. ``has_given_pool``: the cache has
+    what --kv-cache-memory-bytes says, instead of what a share of the GPU leaves.
     ``settings``: those that were printed, the others open; SGLang's under vLLM's names. ``wording``: a release of vLLM
     that words its lines like this log, for logs without a version.
     """
@@ -65,7 +69,11 @@ class StartupLog:
     kv_cache_tokens: int | None = None
     max_concurrency: float | None = None
     largest_max_model_len: int | None = None
+    num_state_blocks: int | None = None
+    least_static_fraction: float | None = None
+    has_given_pool: bool = False
     failure: str | None = None
+    crash: str | None = None
     wording: str | None = None
     device: Device = "gpu"
     phase: Phase | None = None
@@ -73,33 +81,58 @@ class StartupLog:
     @property
     def has_figures(self) -> bool:
         figures = (self.memory.weight_bytes, self.memory.kv_pool_bytes, self.num_blocks, self.kv_cache_tokens)
-        return self.failure is not None or any(figure is not None for figure in figures)
+        return self.stopped is not None or any(figure is not None for figure in figures)
+
+    @property
+    def stopped(self) -> str | None:
+        """What ended the engine, None when it came up."""
+        return self.failure or self.crash
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether an allocator refused what was asked of it."""
+        return any(words in (self.failure or "") for words in patterns.OUT_OF_MEMORY_WORDS)
 
 
 def parse_startup_log(text: str) -> StartupLog:
     """Everything the log says. Lines of other programs are ignored."""
     is_sglang = "sglang" in text.lower() or any(sign in text for sign in patterns.SGLANG_SIGNS)
-    counts = {name: _count(text, name) for name in ("num_blocks", "kv_cache_tokens", "largest_max_model_len")}
+    names = ("num_blocks", "kv_cache_tokens", "largest_max_model_len", "num_state_blocks")
+    counts: dict[str, Any] = {name: _count(text, name) for name in names}
     if counts["num_blocks"] is None:
         counts["num_blocks"] = _cpu_blocks(text)
     is_cpu = not is_sglang and any(sign in text for sign in patterns.CPU_SIGNS)
-    names, memory = _names(text), _cpu_memory(text) if is_cpu else _memory(text)
+    said, memory = _names(text), _cpu_memory(text) if is_cpu else _memory(text)
     failure = _first(text, patterns.FAILURES)
-    model, version = names.pop("model", None), names.pop("version", None)
-    concurrency = re.findall(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", text)
-    return StartupLog(
+    model, version = said.pop("model", None), said.pop("version", None)
+    concurrency = re.findall(patterns.CONCURRENCY, text)
+    least = re.search(patterns.LEAST_STATIC_FRACTION, text)
+    log = StartupLog(
         engine="sglang" if is_sglang else "vllm",
         model=model,
         version=version,
-        settings=ServingSettings(**names, **_settings(text), device_memory_bytes=memory.total_bytes),
+        settings=ServingSettings(**said, **_settings(text, memory)),
         memory=memory,
         max_concurrency=min(map(float, concurrency), default=None),
+        least_static_fraction=float(least.group(1)) if least else None,
+        has_given_pool=patterns.GIVEN_POOL in text,
         failure=failure,
+        crash=None if failure is not None else _crash(text),
         device="cpu" if is_cpu else "gpu",
-        phase=_phase(text) if failure is not None and "out of memory" in failure else None,
         wording=None if is_sglang else next((release for words, release in patterns.WORDINGS if words in text), None),
         **counts,
     )
+    return replace(log, phase=_phase(text)) if log.is_out_of_memory else log
+
+
+def _crash(text: str) -> str | None:
+    """The error that ended an engine that says it is gone: the first that is not only a report of another one."""
+    gone = patterns.STOPPED.search(text)
+    if gone is None:
+        return None
+    raised: list[str] = patterns.RAISED.findall(text)
+    told = (error for error in raised if not any(words in error for words in patterns.SECONDHAND))
+    return next(told, gone.group(0)).strip()
 
 
 def _first(text: str, patterns: Iterable[str]) -> str | None:
@@ -129,6 +162,10 @@ def _phase(text: str) -> Phase | None:
     """What ran when the memory was refused, None where neither a traceback nor the lines before tell."""
     phase = next((name for name, pattern in patterns.PHASES if re.search(pattern, text)), None)
     if phase in (None, "vision", "loading"):
+        if patterns.CAPTURED in text and patterns.STOPPED.search(text):
+            return "warming up"
+        if patterns.CAPTURING in text and patterns.CAPTURED not in text:
+            return "capturing"
         if re.search(patterns.RUNNING, text):
             return "serving"
         if phase == "loading" and re.search(patterns.LOADED, text):
@@ -158,7 +195,7 @@ def _cpu_memory(text: str) -> LogMemory:
         if match:
             found[name] = round(float(match.group(1)) * GIB)
     weights = re.search(rf"Model loading took {patterns.AMOUNT}", text)
-    needed = re.search(rf"\(?{patterns.AMOUNT} KV cache is needed", text)
+    needed = re.search(rf"{patterns.AMOUNT} KV cache is needed", text)
     return LogMemory(
         **found,
         weight_bytes=round(float(weights.group(1)) * GIB) if weights else None,
@@ -168,6 +205,10 @@ def _cpu_memory(text: str) -> LogMemory:
 
 def _memory(text: str) -> LogMemory:
     found: dict[str, int] = _sizes(text, patterns.OUT_OF_MEMORY)
+    for name, pattern in patterns.OUT_OF_MEMORY_BYTES:
+        match = None if name in found else re.search(pattern, text)
+        if match:
+            found[name] = int(match.group(1))
     for name, pattern in patterns.MEMORY:
         match = None if name in found else re.search(pattern, text)
         if match:
@@ -203,8 +244,9 @@ def _names(text: str) -> dict[str, Any]:
     return found
 
 
-def _settings(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _settings(text: str, memory: LogMemory) -> dict[str, Any]:
+    """Those that are printed, without what is out of a setting's range."""
+    found: dict[str, Any] = {"device_memory_bytes": memory.total_bytes}
     for name, pattern in patterns.NUMBER_SETTINGS:
         numbers = re.findall(pattern, text)
         if numbers:
@@ -221,4 +263,12 @@ def _settings(text: str) -> dict[str, Any]:
     if patterns.NO_GRAPH_ESTIMATE in text and "profiling is disabled" in text:
         found["estimate_cudagraphs"] = False
     found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text
-    return found
+    return {name: value for name, value in found.items() if _is_in_range(name, value)}
+
+
+def _is_in_range(name: str, value: Any) -> bool:
+    try:
+        KNOBS[name].check(value)
+    except UsageError:
+        return False
+    return True

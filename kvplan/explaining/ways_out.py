@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.explaining.patterns import WITHOUT_NVML
 from kvplan.explaining.startup_log import LogMemory, Phase, StartupLog
 from kvplan.units import GIB, format_bytes
 
@@ -24,7 +25,14 @@ class Change:
 def ways_out(log: StartupLog) -> Iterator[Change]:
     """Changes that the log itself suggests; those that a prediction suggests come on top."""
     memory, failure = log.memory, log.failure
+    if log.has_given_pool and memory.kv_pool_bytes is not None:
+        yield Change(
+            f"for more KV cache raise --kv-cache-memory-bytes (now {format_bytes(memory.kv_pool_bytes)}), or leave it "
+            "out: --gpu-memory-utilization has no effect beside it"
+        )
     if failure is None:
+        if log.crash is not None:
+            return
         rows, concurrency = log.settings.max_num_seqs, log.max_concurrency
         if rows and concurrency and concurrency > 2 * rows:
             yield Change(f"the pool holds {concurrency:.0f} sequences but --max-num-seqs is {rows}: raise it")
@@ -36,11 +44,15 @@ def ways_out(log: StartupLog) -> Iterator[Change]:
     if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
         missing = memory.needed_kv_bytes - memory.kv_pool_bytes
         yield Change(f"one request of the maximum length needs {format_bytes(missing)} more KV cache on each GPU")
-    if "is less than desired" in failure and memory.free_bytes and memory.total_bytes:
-        share = int(memory.free_bytes / memory.total_bytes * 100) / 100
+    if log.num_state_blocks:
         yield Change(
-            f"other programs use {format_bytes(memory.total_bytes - memory.free_bytes)} of the GPU: stop them, "
-            f"or lower --gpu-memory-utilization to {share}"
+            f"set --max-num-seqs {log.num_state_blocks}: each running sequence takes a block of states, and CUDA "
+            "graphs are captured for all of them; or raise --gpu-memory-utilization, or use more GPUs"
+        )
+    if "is less than desired" in failure and memory.free_bytes and memory.total_bytes:
+        yield Change(
+            f"other programs use {format_bytes(max(memory.total_bytes - memory.free_bytes, 0))} of the GPU: stop them"
+            + or_lower_to(memory.free_bytes / memory.total_bytes)
         )
     if memory.kv_pool_bytes is not None and memory.kv_pool_bytes <= 0:
         yield Change(f"{format_bytes(-memory.kv_pool_bytes)} more is needed before there is any KV cache")
@@ -49,10 +61,31 @@ def ways_out(log: StartupLog) -> Iterator[Change]:
             "raise --gpu-memory-utilization if nothing else uses the GPU, lower --max-num-seqs or "
             "--max-num-batched-tokens, or use more GPUs"
         )
-    if "out of memory" in failure:
+    if "leave no GPU memory" in failure:
+        yield Change(_beside_the_weights(log.least_static_fraction))
+    if log.is_out_of_memory:
         yield from _out_of_memory(memory, log.phase)
+    if WITHOUT_NVML in failure:
+        yield Change("torch words it like this where it is out of memory on a slice of a GPU (MIG)")
 
 
+def or_lower_to(share: float) -> str:
+    """``, or lower --gpu-memory-utilization to 0.85``; nothing where there is no such share."""
+    rounded = int(share * 100) / 100
+    return f", or lower --gpu-memory-utilization to {rounded}" if 0 < rounded < 1 else ""
+
+
+def _beside_the_weights(least: float | None) -> str:
+    """What makes room in SGLang where the weights take the whole static share. least: a share that is too small."""
+    if least is not None and least < _WHOLE_GPU:
+        return f"raise --gpu-memory-utilization above {least}, by what the KV cache is to have"
+    return (
+        "the weights take all of the GPU, at any --gpu-memory-utilization: use more GPUs (--tensor-parallel-size) or a "
+        "checkpoint with fewer bits per weight"
+    )
+
+
+_WHOLE_GPU: Final = 0.99
 _BY_PHASE: Final[dict[Phase | None, str]] = {
     "loading": "the weights do not fit in what was free: use more GPUs (--tensor-parallel-size) or a checkpoint "
     "with fewer bits per weight; another --gpu-memory-utilization changes nothing here",

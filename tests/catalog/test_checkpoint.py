@@ -152,6 +152,40 @@ def test_a_damaged_header_is_one_sentence(tmp_path: Path, content: bytes) -> Non
         read(folder)
 
 
+LARGE = 2**62
+STRAY = {
+    "2^62 x 2^62 in 8 bytes": f'{{"a":{{"dtype":"F32","shape":[{LARGE},{LARGE}],"data_offsets":[0,8]}}}}',
+    "more bytes than its shape": '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,12]}}',
+    "a gap": '{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}',
+    "one over another": '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+    '"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}',
+    "a name twice": '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+    '"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
+    "an extent below 0": '{"a":{"dtype":"U8","shape":[-2,-4],"data_offsets":[0,8]}}',
+    "a fraction": '{"a":{"dtype":"U8","shape":[8.0],"data_offsets":[0,8]}}',
+    "true": '{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,true]}}',
+    "digits": '{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,' + "8" * 5000 + "]}}",
+    "depth": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("header", STRAY.values(), ids=STRAY)
+def test_a_header_whose_shapes_are_not_its_bytes_is_refused(tmp_path: Path, header: str) -> None:
+    folder = write_checkpoint(tmp_path, LLAMA, llama_tensors(LLAMA))
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
+    with pytest.raises(KvplanError, match="is not a readable safetensors file: its header is damaged"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_beside_the_config_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = write_checkpoint(tmp_path, LLAMA, llama_tensors(LLAMA))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(KvplanError, match="is a named pipe, not a regular file"):
+        read(folder)
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [

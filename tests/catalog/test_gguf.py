@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -116,3 +117,50 @@ def test_a_directory_with_two_gguf_models_asks_for_one(tmp_path):
     with pytest.raises(KvplanError, match="holds 2 GGUF models") as caught:
         resolve_model(str(tmp_path))
     assert caught.value.hint == f"name one of them: {tmp_path / 'small-Q4_K_M.gguf'}"
+
+
+def header(*entries: bytes, tensors: tuple[bytes, ...] = ()) -> bytes:
+    """A header of these entries and tensors, each as it is stored."""
+    counts = struct.pack("<IQQ", 3, len(tensors), len(entries))
+    return b"GGUF" + counts + b"".join(entries) + b"".join(tensors)
+
+
+def text(words: str) -> bytes:
+    return struct.pack("<Q", len(words)) + words.encode()
+
+
+def tensor(name: str, *shape: int, kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+ALIGNMENT = text("general.alignment")
+STRAY = {
+    "alignment 0": (header(ALIGNMENT + struct.pack("<II", 4, 0)), "its alignment is '0', not a power of two"),
+    "alignment 48": (header(ALIGNMENT + struct.pack("<II", 4, 48)), "its alignment is '48'"),
+    "alignment -7": (header(ALIGNMENT + struct.pack("<Ii", 5, -7)), "its alignment is '-7'"),
+    "alignment in words": (header(ALIGNMENT + struct.pack("<I", 8) + text("many")), "its alignment is 'many'"),
+    "alignment true": (header(ALIGNMENT + struct.pack("<I?", 7, True)), "its alignment is 'True'"),
+    "key twice": (header(*[text("a") + struct.pack("<II", 4, 1)] * 2), "'a' stands in it twice"),
+    "lists in lists": (header(text("a") + struct.pack("<IIQ", 9, 9, 1)), "an array of type 9"),
+    "long array": (header(text("a") + struct.pack("<IIQ", 9, 8, 2**60)), "more than 8,000,000 elements"),
+    "five dimensions": (header(tensors=(tensor("w", 1, 1, 1, 1, 1),)), "tensor w has 5 dimensions"),
+    "no element": (header(tensors=(tensor("w", 32, 0),)), "tensor w has a shape of"),
+    "2^62 elements": (header(tensors=(tensor("w", 2**31, 2**31),)), "tensor w has a shape of"),
+    "half a block": (header(tensors=(tensor("w", 16, 2, kind=8),)), "tensor w has a shape of"),
+    "offset": (header(tensors=(tensor("w", 32, offset=7),)), "tensor w begins at 7, not at a multiple of 32"),
+    "tensor twice": (header(tensors=(tensor("w", 32), tensor("w", 32))), "two tensors have the same name"),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), STRAY.values(), ids=STRAY)
+def test_a_header_that_llama_cpp_refuses_is_refused(tmp_path, content, says):
+    (tmp_path / "stray.gguf").write_bytes(content)
+    with pytest.raises(KvplanError) as caught:
+        read_gguf_header(tmp_path / "stray.gguf")
+    assert says in caught.value.message
+
+
+def test_a_larger_alignment_is_read(tmp_path):
+    content = header(ALIGNMENT + struct.pack("<II", 4, 4096), tensors=(tensor("a", 8), tensor("b", 8, offset=4096)))
+    (tmp_path / "wide.gguf").write_bytes(content)
+    assert [each.name for each in read_gguf_header(tmp_path / "wide.gguf").tensors] == ["a", "b"]

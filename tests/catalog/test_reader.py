@@ -175,3 +175,19 @@ def test_unknown_names_suggest_close_ones():
 def test_a_config_that_begins_with_a_byte_order_mark_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(find_profile("gpt2")["config"]), encoding="utf-8-sig")
     assert resolve_model(str(tmp_path)).num_parameters == resolve_model("gpt2").num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says"),
+    [
+        ("mixtral-8x7b", {"num_experts_per_tok": 9}, "8 experts, of which each token uses 9"),
+        ("qwen3-30b-a3b", {"num_experts": 7}, "7 experts, of which each token uses 8"),
+        ("llama-3.1-8b", {"num_hidden_layers": 1025}, "expected a whole number from 1 to 1,024"),
+    ],
+)
+def test_counts_that_no_model_has_are_refused(name, changed, says):
+    profile = find_profile(name)
+    assert profile is not None
+    with pytest.raises(KvplanError) as caught:
+        read(profile["config"] | changed)
+    assert says in caught.value.message

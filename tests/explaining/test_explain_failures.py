@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.explaining.explanation import Explanation, explain_log
 from kvplan.explaining.startup_log import parse_startup_log
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"
@@ -172,3 +175,105 @@ def test_sglang_is_told_by_the_option_that_it_names() -> None:
 @pytest.mark.parametrize("name", ["vllm-0.6.4-llama-3.1-8b-refused", "vllm-cpu-refused-length"])
 def test_no_change_ends_in_a_colon(name: str) -> None:
     assert not [each for each in explained(name).changes if each.sentence.endswith(":")]
+
+
+REFUSED = [
+    # log; the sentence it stopped with, the phase, words of the first change
+    ("vllm-refused-state-blocks", "max_num_seqs (1024) exceeds", None, "set --max-num-seqs 939: each"),
+    ("vllm-oom-capturing-gemma-4-e4b", "memory allocation failed with OOM", "capturing", "--enforce-eager"),
+    ("vllm-oom-mig-gemma-3-1b", "NVML_SUCCESS == r", "warming up", "lower --max-num-seqs"),
+    ("sglang-no-room-glm-4.7-flash", "Loaded weights leave no GPU memory", None, "use more GPUs (--tp)"),
+]
+
+
+@pytest.mark.parametrize(("name", "failure", "phase", "words"), REFUSED)
+def test_an_engine_that_refused_is_not_called_healthy(name: str, failure: str, phase: str | None, words: str) -> None:
+    answer = explained(name)
+    assert answer.log.failure is not None and answer.log.failure.startswith(failure)
+    assert answer.log.phase == phase
+    assert words in answer.changes[0].sentence
+
+
+def test_a_refused_hybrid_says_how_many_sequences_it_has_states_for() -> None:
+    log = explained("vllm-refused-state-blocks").log
+    assert (log.settings.max_num_seqs, log.num_state_blocks) == (1024, 939)
+
+
+def test_memory_that_an_allocator_counts_in_bytes_is_read() -> None:
+    memory = explained("vllm-oom-capturing-gemma-4-e4b").log.memory
+    assert (memory.tried_bytes, memory.free_bytes, memory.total_bytes) == (2_097_152, 2_031_616, 23_661_248_512)
+
+
+@pytest.mark.parametrize(
+    ("least", "words"),
+    [("0.912", "raise --mem-fraction-static above 0.912"), ("1.120", "at any --mem-fraction-static: use more GPUs")],
+)
+def test_a_static_share_is_never_above_the_whole_gpu(least: str, words: str) -> None:
+    text = (
+        (LOGS / "sglang-no-room-glm-4.7-flash.log").read_text(encoding="utf-8").replace("above 1.000", f"above {least}")
+    )
+    assert words in sentences(explain_log(parse_startup_log(text), None, None))
+
+
+def test_memory_that_sglang_leaves_unused_is_not_answered_with_more_than_all() -> None:
+    answer = explain_log(explained("sglang-hybrid-gb10").log, resolve_model("qwen3.5-27b"), find_gpu("gb10"))
+    said = sentences(answer)
+    assert "29.76 GiB is left beside the caches: raise --mem-fraction-static" in said
+    assert "to 1." not in said
+
+
+def test_a_pool_that_was_given_is_not_predicted_from_a_share() -> None:
+    answer = explain_log(explained("vllm-0.29-given-pool").log, resolve_model("qwen2.5-7b"), find_gpu("gb10"))
+    pool = next(part for part in answer.parts if part.name == "KV cache")
+    assert (pool.logged_bytes, pool.predicted_bytes) == (3 * GIB, None)
+    assert answer.predicted.kv_cache_tokens is None
+    assert "raise --kv-cache-memory-bytes (now 3.00 GiB)" in sentences(answer)
+    assert "raise --gpu-memory-utilization" not in sentences(answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "stopped"),
+    [
+        (
+            "ERROR [core.py:700] EngineCore failed to start.\nERROR [core.py:700] ValueError: no such dtype\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "ValueError: no such dtype",
+        ),
+        ("Scheduler hit an exception: Traceback\nKeyError: 'model.layers'", "KeyError: 'model.layers'"),
+        ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "EngineDeadError"),
+    ],
+)
+def test_an_error_that_is_not_about_memory_is_told_without_advice(text: str, stopped: str) -> None:
+    healthy = "GPU KV cache size: 100 tokens\nMaximum concurrency for 10 tokens per request: 10.0x\nmax_num_seqs=2\n"
+    answer = explain_log(parse_startup_log(healthy + text), None, None)
+    assert (answer.log.stopped, answer.log.failure, answer.changes) == (stopped, None, ())
+
+
+ODD_NUMBERS = [
+    "9" * 300_000 + "\nModel loading took 1.0 GiB",
+    "max_model_len=" + "9" * 5000 + "\nModel loading took 1.0 GiB",
+    "GPU KV cache size: " + "9" * 5000 + " tokens\nModel loading took 1.0 GiB",
+    "CUDA out of memory. Tried to allocate " + "9" * 400 + " GiB.",
+    "Model loading took " + "9" * 400 + " GiB\nAvailable KV cache memory: 1.5 GiB",
+    "CUDA out of memory. Tried to allocate 1.2.3 GiB.",
+    "Model loading took 1.0 GiB\nMaximum concurrency for 10 tokens per request: 1.2.3x",
+    "Model loading took 1.0 GiB\ntensor_parallel_size=0, max_model_len=0",
+    "Model loading took 1.0 GiB\ngpu_memory_utilization (9.5)",
+]
+
+
+@pytest.mark.parametrize("text", ODD_NUMBERS, ids=range(len(ODD_NUMBERS)))
+def test_numbers_that_count_nothing_are_passed_over(text: str) -> None:
+    answer = explain_log(parse_startup_log(text), resolve_model("gpt2"), find_gpu("h100"))
+    settings = replace(answer.log.settings, max_model_len=None)
+    assert settings == ServingSettings(has_flashinfer=False, language_model_only=False)
+
+
+def test_of_a_long_log_both_ends_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served = "INFO: 200 OK\n" * 200_000
+    end = (LOGS / "vllm-refused-state-blocks.log").read_text(encoding="utf-8")
+    (tmp_path / "long.log").write_text(f"Model loading took 1.5 GiB\n{served}{end}", encoding="utf-8")
+    assert main(["explain", str(tmp_path / "long.log")]) == 0
+    shown = capsys.readouterr()
+    assert "weights         1.50" in shown.out and "max_num_seqs (1024) exceeds" in shown.out
+    assert "the first and the last 1 MiB were read" in shown.err

@@ -9,6 +9,7 @@ from typing import Any
 from kvplan_engine.checkpoints.families import architecture_of, family_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
+from kvplan_engine.files import read_json_object
 from kvplan_engine.paths import model_profile_folders
 
 
@@ -26,7 +27,7 @@ def load_model_config(source: str | Path | dict[str, Any]) -> ModelDescription:
         return family.read(config | {"architectures": [architecture]})
     except KeyError as missing:
         problem = f"lacks {missing}"
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as error:
         problem = f"is malformed: {error}"
     raise EngineError(
         f"the config of this {architecture} {problem}.", hint="use the config.json as published"
@@ -38,7 +39,7 @@ def read_config_json(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if path.is_dir():
         path = path / "config.json"
-    if not path.is_file():
+    if not path.exists():
         profile = find_profile(str(source))
         if profile is not None:
             config: dict[str, Any] = profile["config"]
@@ -47,13 +48,7 @@ def read_config_json(source: str | Path) -> dict[str, Any]:
             f"there is no model at '{source}' and no shipped profile of that name.",
             hint="give a directory with a config.json, a config.json, a .gguf file, or a name from `kvplan models`",
         )
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
-        raise EngineError(f"{path} is not a readable config.json: {problem}.") from None
-    if not isinstance(loaded, dict):
-        raise EngineError(f"{path} does not hold a JSON object.")
-    return loaded
+    return read_json_object(path)
 
 
 def find_profile(name: str) -> dict[str, Any] | None:

@@ -40,8 +40,11 @@ def open_gguf(model: ModelDescription, path: Path) -> Checkpoint:
 
     def read(name: str) -> torch.Tensor:
         shape, kind, rows = tensors.read(name)
-        # a copy: unquantised tensors are read-only views of the mapped file
-        values = np.array(dequantize(rows, GGMLQuantizationType(kind)).reshape(shape))
+        try:
+            widened = dequantize(rows, GGMLQuantizationType(kind))
+        except NotImplementedError:
+            raise EngineError(f"'{name}' is stored in {GGMLQuantizationType(kind).name}, not in weights.") from None
+        values = np.array(widened.reshape(shape))  # a copy: unquantised tensors are read-only views of the mapped file
         if kind not in _PLAIN_KINDS and not np.isfinite(values).all():
             raise EngineError(f"'{name}' has scales that are no numbers.", hint="download it again")
         if gguf.norms_as_used and name.endswith("norm.weight"):
@@ -89,7 +92,14 @@ def _heads_of_pairs(name: str, gguf: Gguf, model: ModelDescription) -> int | Non
 
 
 def _halves_of_heads(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of heads with pairs side by side as Hugging Face stores them: the first of all pairs, then the second."""
+    """Rows of heads with pairs side by side as Hugging Face stores them: the first of all pairs, then the second.
+
+    EngineError where the rows are no whole pairs for every head.
+    """
     rows = values.shape[0]
+    if not rows or rows % (2 * num_heads):
+        raise EngineError(
+            f"a GGUF file has {rows:,} rows for {num_heads} heads, no whole pairs.", hint="download it again"
+        )
     pairs = values.reshape(num_heads, rows // num_heads // 2, 2, *values.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))

@@ -17,6 +17,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     family, gguf = _family_in(path, file.metadata)
     prefix = f"{gguf.architecture}."
     own = {name.removeprefix(prefix): value for name, value in file.metadata.items() if name.startswith(prefix)}
+    _check_layers(path, own, file)
     try:
         config = _shared_keys(own, file, gguf) | {"architectures": [family.architectures[0]]}
         scaling = rope_scaling(own)
@@ -28,6 +29,18 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             f"{path.name} says nothing of {missing}, without which a GGUF of {gguf.architecture} is not loaded.",
             hint="download it again, or convert it with a newer llama.cpp",
         ) from None
+    except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as problem:
+        raise EngineError(f"the metadata of {path.name} is malformed: {problem}.", hint="download it again") from None
+
+
+def _check_layers(path: Path, own: dict[str, Any], file: GgufFile) -> None:
+    """EngineError for more layers than there are tensors: a description of as many would fill the memory."""
+    number = own.get("block_count", 1)
+    if type(number) is not int or not 0 < number <= len(file.tensors):
+        raise EngineError(
+            f"{path.name} says that it has {str(number)[:40]} layers, and holds {len(file.tensors):,} tensors.",
+            hint="download it again",
+        )
 
 
 def _shared_keys(own: dict[str, Any], file: GgufFile, gguf: Gguf) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.files import open_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -27,6 +28,10 @@ _NUMPY_KINDS = {"B": "u1", "b": "i1", "<H": "<u2", "<h": "<i2", "<I": "<u4", "<i
     "<d": "<f8",
 }
 _DEFAULT_ALIGNMENT = 32
+_MOST_TENSORS, _MOST_KEYS, _MOST_DIMENSIONS, _MOST_VALUES = 1_000_000, 100_000, 4, 2**48
+_MOST_ELEMENTS = 8_000_000
+"""In all arrays of the metadata: a vocabulary, its scores, types and merges."""
+_Entry = TypeVar("_Entry")
 
 
 class GgufTensor(NamedTuple):
@@ -54,6 +59,8 @@ class GgufFile(NamedTuple):
         shape, kind, first = self.tensors[name]
         try:
             block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            if shape[0] % block_elements:
+                raise ValueError(f"its rows of {shape[0]:,} are no whole blocks of {block_elements}")
             row_bytes = shape[0] // block_elements * block_bytes
             rows = tuple(reversed(shape[1:]))
             return self.data[first : first + math.prod(rows) * row_bytes].reshape(*rows, row_bytes)
@@ -62,23 +69,48 @@ class GgufFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """EngineError where ``path`` is no GGUF file, or ends early."""
-    try:
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-        cursor = _Cursor(mapped.data)
-        if cursor.take_bytes(4) != _MAGIC:
-            raise ValueError("it does not begin as one")
-        if (version := cursor.number("<I")) not in _VERSIONS:
-            raise ValueError(f"its version is {version}, not 2 or 3")
-        num_tensors, num_keys = cursor.number("<Q"), cursor.number("<Q")
-        metadata = dict(cursor.entry() for _ in range(num_keys))
-        stored = [cursor.tensor() for _ in range(num_tensors)]
-    except (OSError, ValueError, KeyError, struct.error) as problem:
-        raise EngineError(f"{path} is not a readable GGUF file: {problem}.") from None
+    """Read and check the whole header, before any library looks at the file.
+
+    EngineError where ``path`` is no GGUF file, ends early, or has counts, shapes or offsets that no model's file has.
+    """
+    with open_file(path) as file:
+        try:
+            mapped = np.memmap(file, dtype=np.uint8, mode="r")
+            return _read(mapped)
+        except (ValueError, struct.error) as problem:
+            raise EngineError(f"{path} is not a readable GGUF file: {problem}.", hint="download it again") from None
+
+
+def _read(mapped: np.memmap[Any, np.dtype[np.uint8]]) -> GgufFile:
+    cursor = _Cursor(mapped.data)
+    if cursor.take_bytes(4) != _MAGIC:
+        raise ValueError("it does not begin as one")
+    if (version := cursor.number("<I")) not in _VERSIONS:
+        raise ValueError(f"its version is {version}, not 2 or 3")
+    num_tensors, num_keys = cursor.number("<Q"), cursor.number("<Q")
+    if num_tensors > _MOST_TENSORS or num_keys > _MOST_KEYS:
+        raise ValueError(f"it counts {num_tensors:,} tensors and {num_keys:,} keys")
+    metadata = _named(cursor.entry() for _ in range(num_keys))
+    stored = _named(cursor.tensor() for _ in range(num_tensors))
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"its alignment is {str(alignment)[:40]!r}, not a power of two")
+    for name, tensor in stored.items():
+        if tensor.first_byte % alignment:
+            raise ValueError(f"tensor {name} begins at {tensor.first_byte:,}, not at a multiple of {alignment}")
     start = -(-cursor.position // alignment) * alignment
-    tensors = {name: tensor._replace(first_byte=start + tensor.first_byte) for name, tensor in stored}
+    tensors = {name: tensor._replace(first_byte=start + tensor.first_byte) for name, tensor in stored.items()}
     return GgufFile({name: value for name, value in metadata.items() if value is not None}, tensors, mapped)
+
+
+def _named(entries: Iterable[tuple[str, _Entry]]) -> dict[str, _Entry]:
+    """ValueError where two have the same name."""
+    found: dict[str, _Entry] = {}
+    for name, entry in entries:
+        if name in found:
+            raise ValueError(f"'{name}' stands in it twice")
+        found[name] = entry
+    return found
 
 
 class _Cursor:
@@ -87,6 +119,7 @@ class _Cursor:
     def __init__(self, data: memoryview) -> None:
         self.position = 0
         self._data = data
+        self._elements_left = _MOST_ELEMENTS
         self._readers: dict[str, Callable[..., tuple[Any, ...]]] = {
             kind: struct.Struct(kind).unpack_from for kind in _NUMBERS.values()
         }
@@ -113,21 +146,31 @@ class _Cursor:
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
+        if kind != _ARRAY and kind not in _NUMBERS:
+            raise ValueError(f"a value in it has type {kind}, which is not known")
         return self._array() if kind == _ARRAY else self.number(_NUMBERS[kind])
 
     def _array(self) -> list[Any] | None:
         kind, number = self.number("<I"), self.number("<Q")
+        self._elements_left -= number
+        if self._elements_left < 0:
+            raise ValueError(f"its arrays have more than {_MOST_ELEMENTS:,} elements")
         if kind in _NUMBERS:
             element = np.dtype(_NUMPY_KINDS[_NUMBERS[kind]])
             return list(np.frombuffer(self.take_bytes(number * element.itemsize), dtype=element).tolist())
+        if kind != _STRING:
+            raise ValueError(f"an array in it has elements of type {kind}, which are not known")
         for _ in range(number):
-            if kind == _STRING:
-                self.position += 8 + self._readers["<Q"](self._data, self.position)[0]
-            else:
-                self._value(kind)
+            self.position += 8 + self._readers["<Q"](self._data, self.position)[0]
+            if self.position > len(self._data):
+                raise ValueError("it ends early")
         return None
 
     def tensor(self) -> tuple[str, GgufTensor]:
-        name = self.string()
-        shape = tuple(self.number("<Q") for _ in range(self.number("<I")))
+        name, dimensions = self.string(), self.number("<I")
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {dimensions} dimensions")
+        shape = tuple(self.number("<Q") for _ in range(dimensions))
+        if not 0 < math.prod(shape) < _MOST_VALUES:
+            raise ValueError(f"tensor {name} has a shape of {shape}")
         return name, GgufTensor(shape, self.number("<I"), self.number("<Q"))

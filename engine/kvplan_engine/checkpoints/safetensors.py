@@ -15,6 +15,7 @@ from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
 from kvplan_engine.checkpoints.weights import OpenPart, ReadTensor, StoredPart
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
+from kvplan_engine.files import open_file, read_json_object
 
 _DTYPES_WIDEST_FIRST = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LARGEST_HEADER = 100_000_000
@@ -58,13 +59,13 @@ def _stored_dtypes(folder: Path) -> set[str]:
     """The dtypes in the files' headers: 8 bytes with its length, then JSON. None for what is no safetensors file."""
     found: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as content:
+        with open_file(file) as content:
             length = int.from_bytes(content.read(8), "little")
             try:
                 header = json.loads(content.read(length)) if length <= _LARGEST_HEADER else {}
-            except ValueError:
-                header = {}  # damaged: what loads the weights says so
-        found |= {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+                found |= {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+            except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+                continue  # damaged: what loads the weights says so
     return found
 
 
@@ -75,9 +76,11 @@ def _open(folder: Path) -> tuple[ReadTensor, OpenPart, set[str]]:
     handles = {}
     try:
         for file in _files(folder):
+            with open_file(file):  # a regular one: safe_open would wait for a pipe's writer
+                pass
             handle = safe_open(str(file), framework="pt")
             handles.update(dict.fromkeys(handle.keys(), handle))
-    except (OSError, SafetensorError) as problem:
+    except (OSError, ValueError, SafetensorError) as problem:
         raise EngineError(f"{folder} holds a damaged safetensors file: {problem}.", hint="download it again") from None
     return (
         lambda name: handles[name].get_tensor(name),
@@ -88,8 +91,8 @@ def _open(folder: Path) -> tuple[ReadTensor, OpenPart, set[str]]:
 
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    if index.exists():
+        names = _indexed_names(index)
         missing = [name for name in sorted(names) if not (folder / name).is_file()]
         if missing:
             raise EngineError(f"{folder} lacks {missing[0]}, which its index names.", hint="download the missing files")
@@ -98,3 +101,12 @@ def _files(folder: Path) -> list[Path]:
     if not files:
         raise EngineError(f"{folder} holds no safetensors.", hint="load_format='dummy' runs the shapes without weights")
     return files
+
+
+def _indexed_names(index: Path) -> set[str]:
+    """EngineError where it is no index, or names what is not beside it."""
+    weight_map = read_json_object(index).get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise EngineError(f"{index} names no weight files beside it.", hint="download it again")
+    return set(names)

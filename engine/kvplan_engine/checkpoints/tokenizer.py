@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,24 @@ from typing import Any
 from kvplan_engine.checkpoints.converted_tokenizer import converted
 from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.errors import EngineError
+from kvplan_engine.files import check_files, read_json_object
 
 _HINT = "give prompts as {'prompt_token_ids': [...]}"
 # Classes without a model of their own: all that they are is in tokenizer.json.
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 # What AutoTokenizer looks at to choose a class.
 _FIELDS = ("model_type", "model_name", "tokenizer_class")
+_FILES = (
+    *("config.json", "generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template*", "*.model"),
+)
+"""What transformers reads beside a tokenizer."""
+_UNREADABLE = (
+    *(EngineError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    NotImplementedError,
+)
+"""What transformers raises for a tokenizer that is not one; tokenizers raises Exception itself, such as for merges of
+tokens that the vocabulary lacks."""
 
 
 def has_tokenizer(path: Path | None) -> bool:
@@ -37,8 +48,11 @@ def load_tokenizer(path: Path | None) -> Any:
     if path is None:
         raise EngineError("this model has no tokenizer.", hint=_HINT)
     try:
+        check_files(path if path.is_dir() else path.parent, _FILES)
         return converted(path, _of_folder) if path.suffix == ".gguf" else _of_folder(path)
-    except (OSError, ValueError, KeyError) as problem:
+    except Exception as problem:
+        if type(problem) is not Exception and not isinstance(problem, _UNREADABLE):
+            raise
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise EngineError(f"no tokenizer could be loaded from {path}: {first_line}", hint=_HINT) from None
 
@@ -65,5 +79,4 @@ def _known_config(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return fields
+    return read_json_object(path) if path.exists() else {}

@@ -6,7 +6,7 @@ A file begins with the length of its header (8 bytes, little endian), then the h
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
+from kvplan.files import open_file, parse_json, read_text
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 _LARGEST_HEADER: Final = 100_000_000
@@ -23,6 +24,16 @@ _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 _NOT_THE_MODEL: Final = ("adapter_model", "consolidated", "optimizer", "training_args")
 """How files begin that are no part of it, or a second copy in the publisher's own format."""
 _POINTER: Final = b"version https://git-lfs"
+_NAMES_BY_BITS: Final = {
+    64: "F64 I64 U64 C64",
+    32: "F32 I32 U32",
+    16: "F16 BF16 I16 U16",
+    8: "F8_E4M3 F8_E5M2 F8_E8M0 I8 U8 BOOL",
+    6: "F6_E2M3 F6_E3M2",
+    4: "F4",
+}
+_BITS: Final = {name: bits for bits, names in _NAMES_BY_BITS.items() for name in names.split()}
+"""Of one element. Types that are not listed here are newer than kvplan, and taken as they are."""
 FLOAT_TYPES: Final = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Safetensors' types that plain weights have, the widest first."""
 
@@ -67,13 +78,11 @@ def read_files(folder: Path) -> StoredFiles | None:
 
 def _indexed_names(folder: Path) -> list[str]:
     path = folder / INDEX_NAME
-    if not path.is_file():
+    if not path.exists():
         return []
     try:
-        if path.stat().st_size > _LARGEST_INDEX:
-            raise ValueError("it is larger than an index can be")
-        names = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = set(parse_json(read_text(path, _LARGEST_INDEX, hint="download it again"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KvplanError(f"{path} is not a readable index of weight files.", hint="download it again") from error
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise KvplanError(f"{path} names files outside its own directory.", hint="download it again")
@@ -97,38 +106,49 @@ def _read_tensors(path: Path) -> list[StoredTensor] | None:
 
     A Git LFS pointer stands for a file that was not fetched. KvplanError when the header is damaged.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = int.from_bytes(start, "little")
-            if _POINTER.startswith(start) and (start + file.read(len(_POINTER)))[: len(_POINTER)] == _POINTER:
-                return None
-            if length > _LARGEST_HEADER:
-                raise _unreadable(path, "its header is larger than a header can be")
-            content = file.read(length)
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
+    with open_file(path, hint="download it again") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if _POINTER.startswith(start) and (start + file.read(len(_POINTER)))[: len(_POINTER)] == _POINTER:
+            return None
+        if length > _LARGEST_HEADER:
+            raise _unreadable(path, "its header is larger than a header can be")
+        content = file.read(length)
     if len(content) < max(length, 1):
         return None
     try:
-        header = json.loads(content)
+        header = parse_json(content, unique_keys=True)
         header.pop("__metadata__", None)
         tensors = [_tensor(name, entry) for name, entry in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _check_places([entry["data_offsets"] for entry in header.values()])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(path, "its header is damaged") from error
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     return tensors if size >= 8 + length + end else None
 
 
 def _tensor(name: str, entry: dict[str, Any]) -> StoredTensor:
+    """ValueError where its shape does not take the bytes that it has."""
     begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    if not 0 <= begin <= end or not all(isinstance(size, int) and size >= 0 for size in shape):
+    shape, type_name = tuple(entry["shape"]), str(entry["dtype"])
+    if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
         raise ValueError(name)
-    return StoredTensor(name, str(entry["dtype"]), shape, end - begin)
+    bits = _BITS.get(type_name)
+    if bits is not None and end - begin != -(-prod(shape) * bits // 8):
+        raise ValueError(name)
+    return StoredTensor(name, type_name, shape, end - begin)
+
+
+def _check_places(places: list[list[int]]) -> None:
+    """ValueError where tensors overlap or leave a gap: the format wants them one behind the other."""
+    position = 0
+    for begin, end in sorted(places):
+        if begin != position or end < begin:
+            raise ValueError(f"a tensor begins at {begin}, the one before it ends at {position}")
+        position = end
 
 
 def _unreadable(path: Path, reason: str) -> KvplanError:

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvplan.errors import KvplanError
+from kvplan.files import open_file
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _LARGEST_HEADER = 512 * 1024**2
-_MOST_TENSORS, _MOST_ENTRIES, _MOST_DIMENSIONS = 1_000_000, 100_000, 8
+_MOST_TENSORS, _MOST_ENTRIES, _MOST_DIMENSIONS = 1_000_000, 100_000, 4
+_MOST_ELEMENTS = 8_000_000
+"""In all arrays of the metadata: a vocabulary, its scores, types and merges."""
+_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT = "general.alignment", 32
 _KEPT_ARRAY = 4096
 """Longer arrays (vocabularies) are skipped; only their length is kept."""
 
@@ -90,6 +94,7 @@ class _Reader:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file = file
         self.path = path
+        self.elements_left = _MOST_ELEMENTS
 
     def damaged(self, what: str) -> KvplanError:
         return KvplanError(f"{self.path} is not a readable GGUF file: {what}.", hint="download it again")
@@ -119,6 +124,9 @@ class _Reader:
 
     def array(self) -> Any:
         kind, count = self.number("<I"), self.number("<Q")
+        self.elements_left -= count
+        if self.elements_left < 0:
+            raise self.damaged(f"its arrays have more than {_MOST_ELEMENTS:,} elements")
         if kind in _SCALARS:
             size = struct.calcsize(_SCALARS[kind])
             content = self.take(count * size)
@@ -134,12 +142,8 @@ class _Reader:
 
 def read_gguf_header(path: Path) -> GgufHeader:
     """Metadata and tensors of ``path``. KvplanError when it is not a GGUF file, or a damaged one."""
-    try:
-        with path.open("rb") as file:
-            return _read(_Reader(file, path))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise KvplanError(f"{path} cannot be read ({reason}).", hint="pass a readable .gguf file") from error
+    with open_file(path, hint="pass a readable .gguf file") as file:
+        return _read(_Reader(file, path))
 
 
 def _read(reader: _Reader) -> GgufHeader:
@@ -154,22 +158,38 @@ def _read(reader: _Reader) -> GgufHeader:
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):
         key = reader.text()
+        if key in metadata:
+            raise reader.damaged(f"'{key}' stands in it twice")
         metadata[key] = reader.value(reader.number("<I"))
-    return GgufHeader(metadata, tuple(_tensor(reader) for _ in range(num_tensors)))
+    alignment = _alignment(reader, metadata)
+    tensors = tuple(_tensor(reader, alignment) for _ in range(num_tensors))
+    if len({tensor.name for tensor in tensors}) < num_tensors:
+        raise reader.damaged("two tensors have the same name")
+    return GgufHeader(metadata, tensors)
 
 
-def _tensor(reader: _Reader) -> GgufTensor:
+def _alignment(reader: _Reader, metadata: Mapping[str, Any]) -> int:
+    """Of what bytes every tensor's offset is a multiple: a power of two, as llama.cpp demands."""
+    found = metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
+    if type(found) is not int or found < 1 or found & (found - 1):
+        raise reader.damaged(f"its alignment is {str(found)[:40]!r}, not a power of two")
+    return found
+
+
+def _tensor(reader: _Reader, alignment: int) -> GgufTensor:
     name = reader.text()
     dimensions = reader.number("<I")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
         raise reader.damaged(f"tensor {name} has {dimensions} dimensions")
     shape = tuple(reader.number("<Q") for _ in range(dimensions))
     kind = reader.number("<I")
-    reader.number("<Q")
+    offset = reader.number("<Q")
+    if offset % alignment:
+        raise reader.damaged(f"tensor {name} begins at {offset:,}, not at a multiple of {alignment}")
     if kind not in BLOCK_SIZES:
         raise reader.damaged(f"tensor {name} has type {kind}, which is not known")
     type_name, block_elements, block_bytes = BLOCK_SIZES[kind]
     elements = prod(shape)
-    if not 0 < elements < 2**48 or elements % block_elements:
+    if not 0 < elements < 2**48 or shape[0] % block_elements:
         raise reader.damaged(f"tensor {name} has a shape of {shape} in {type_name}")
     return GgufTensor(name, shape, type_name, elements // block_elements * block_bytes)

@@ -26,7 +26,10 @@ from kvplan.sweeps.forecast.pool import EngineModel
 UNPROVEN: Final = "SGLang is started by its documentation; this adapter has not been run against it"
 _AFTER_LOADING: Final = "Load weight end"
 _READY: Final = "fired up and ready to roll"
-_NO_POOL: Final = re.compile(r"Not enough memory\. Please try(?: to)? increas\w+ --mem-fraction-static")
+_NO_POOL: Final = re.compile(
+    r"Not enough memory\. Please try(?: to)? increas\w+ --mem-fraction-static"
+    r"|Loaded weights leave no GPU memory for the KV cache"
+)
 _TOO_LONG: Final = re.compile(r"--context-length|derived context[ _]length")
 _LAST_ERROR: Final = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 

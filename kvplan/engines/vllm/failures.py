@@ -58,7 +58,7 @@ def read_failure(ending: Ending) -> Failure:
     if found.failure is not None and ending.stage == "starting":
         return _recognised(found)
     refused = _REFUSED_MEMORY.search(ending.log)
-    if ending.out_of_host_memory or refused or (found.failure and "out of memory" in found.failure):
+    if ending.out_of_host_memory or refused or found.is_out_of_memory:
         return _out_of_memory(ending, found, refused)
     return Failure("crash", f"{_how(ending)}{_cause(ending.log)}.")
 
@@ -69,7 +69,7 @@ def _recognised(found: StartupLog) -> Failure:
     if _CONTEXT.search(found.failure):
         longest = found.largest_max_model_len
         return Failure("rejected_ctx", sentence, largest_max_model_len=longest, context_limited_by="pool")
-    if "out of memory" in found.failure:
+    if found.is_out_of_memory:
         status, phase = _BY_PHASE[found.phase]
         memory = found.memory
         return Failure(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
+from kvplan_engine.checkpoints.gguf_config import read_gguf_config
 from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.errors import EngineError
 
@@ -80,3 +83,75 @@ def test_a_tensor_that_is_not_all_there_is_said(path: Path, tmp_path: Path) -> N
     short.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(EngineError, match="tensor Q4_1 of a GGUF file cannot be read"):
         read_gguf(short).bytes_of("Q4_1")
+
+
+def header(*entries: bytes, tensors: tuple[bytes, ...] = ()) -> bytes:
+    """A header of these entries and tensors, each as it is stored."""
+    counts = struct.pack("<IQQ", 3, len(tensors), len(entries))
+    return b"GGUF" + counts + b"".join(entries) + b"".join(tensors)
+
+
+def text(words: str) -> bytes:
+    return struct.pack("<Q", len(words)) + words.encode()
+
+
+def tensor(name: str, *shape: int, kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+ALIGNMENT = text("general.alignment")
+STRAY = {
+    "alignment 0": (header(ALIGNMENT + struct.pack("<II", 4, 0)), "its alignment is '0', not a power of two"),
+    "alignment 48": (header(ALIGNMENT + struct.pack("<II", 4, 48)), "its alignment is '48'"),
+    "alignment -7": (header(ALIGNMENT + struct.pack("<Ii", 5, -7)), "its alignment is '-7'"),
+    "alignment in words": (header(ALIGNMENT + struct.pack("<I", 8) + text("many")), "its alignment is 'many'"),
+    "key twice": (header(*[text("a") + struct.pack("<II", 4, 1)] * 2), "'a' stands in it twice"),
+    "lists in lists": (header(text("a") + struct.pack("<IIQ", 9, 9, 1)), "elements of type 9"),
+    "long array": (header(text("a") + struct.pack("<IIQ", 9, 8, 2**60)), "more than 8,000,000 elements"),
+    "string beyond the end": (header(text("a") + struct.pack("<IIQQ", 9, 8, 2, 2**63)), "it ends early"),
+    "unknown type": (header(text("a") + struct.pack("<I", 99)), "type 99, which is not known"),
+    "counts": (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "it counts 9,223,372,036,854,775,808 tensors"),
+    "five dimensions": (header(tensors=(tensor("w", 1, 1, 1, 1, 1),)), "tensor w has 5 dimensions"),
+    "no element": (header(tensors=(tensor("w", 32, 0),)), "tensor w has a shape of"),
+    "2^62 elements": (header(tensors=(tensor("w", 2**31, 2**31),)), "tensor w has a shape of"),
+    "offset": (header(tensors=(tensor("w", 32, offset=7),)), "tensor w begins at 7, not at a multiple of 32"),
+    "tensor twice": (header(tensors=(tensor("w", 32), tensor("w", 32))), "'w' stands in it twice"),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), STRAY.values(), ids=STRAY)
+def test_a_header_that_llama_cpp_refuses_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "stray.gguf").write_bytes(content)
+    with pytest.raises(EngineError) as caught:
+        read_gguf(tmp_path / "stray.gguf")
+    assert says in caught.value.message
+
+
+def test_a_tensor_far_behind_the_end_is_said(tmp_path: Path) -> None:
+    far = header(tensors=(tensor("w", 32, offset=2**63), tensor("v", 33, kind=8), tensor("u", 32, kind=99)))
+    (tmp_path / "far.gguf").write_bytes(far)
+    file = read_gguf(tmp_path / "far.gguf")
+    for name in ("w", "v", "u"):
+        with pytest.raises(EngineError, match=f"tensor {name} of a GGUF file cannot be read"):
+            file.bytes_of(name)
+
+
+@pytest.mark.parametrize("blocks", [-1, 0, 2**31, 10**12, "many"])
+def test_more_layers_than_tensors_are_not_described(path: Path, blocks: int | str) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("llama.block_count", blocks) if isinstance(blocks, str) else writer.add_int64(
+        "llama.block_count", blocks
+    )
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(EngineError, match=f"says that it has {blocks} layers, and holds 1 tensors"):
+        read_gguf_config(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(EngineError, match="is not a regular file"):
+        read_gguf(tmp_path / "pipe.gguf")

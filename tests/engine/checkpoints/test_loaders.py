@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,77 @@ def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
     assert caught.value.hint == (
         "it loads gemma2, gemma3, gpt-oss, granite, llama, olmo2, olmoe, phi3, qwen2, qwen2moe, qwen3, qwen3moe"
     )
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ("{", "is not a readable model.safetensors.index.json"),
+        ("[]", "does not hold a JSON object"),
+        ("[" * 100_000, "it is nested too deep"),
+        ('{"weight_map": {"a": ' + "9" * 5000 + "}}", "is not a readable"),
+        ('{"weight_map": []}', "names no weight files beside it"),
+        ('{"weight_map": {"a": 7}}', "names no weight files beside it"),
+        ('{"weight_map": {"a": ["model.safetensors"]}}', "names no weight files beside it"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "names no weight files beside it"),
+    ],
+    ids=["cut off", "list", "deep", "digits", "no map", "number", "lists", "elsewhere"],
+)
+def test_a_damaged_index_is_one_sentence(tmp_path: Path, index: str, says: str) -> None:
+    save_file(_published(), str(tmp_path / "model.safetensors"))
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(EngineError, match=says):
+        load_weights(_empty_weights(), MODEL, tmp_path, "auto", 0)
+
+
+@pytest.mark.parametrize("header", [b"[]", b'{"a": 1}', b'{"a": {"dtype": []}}', b"[" * 100_000, b"9" * 5000])
+def test_a_damaged_header_tells_no_dtype(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert read_config(tmp_path).dtype == "float32"
+    with pytest.raises(EngineError, match="holds a damaged safetensors file"):
+        load_weights(_empty_weights(), MODEL, tmp_path, "auto", 0)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    save_file(_published(), str(tmp_path / "model.safetensors"))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(EngineError, match=f"{name} is not a regular file"):
+        load_weights(_empty_weights(), read_config(tmp_path), tmp_path, "auto", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "nested too deep"),
+        ("[" * 101 + "]" * 101, "nested too deep"),
+        ('{"a": "\\ud800"}', "surrogate"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "digits"),
+        ("[]", "does not hold a JSON object"),
+    ],
+    ids=["deep", "lists", "half a character", "digits", "list"],
+)
+def test_a_config_that_is_no_config_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(EngineError, match=says):
+        read_config(tmp_path)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 20,
+    "rms_norm_eps": 1e-6,
+}
+
+
+@pytest.mark.parametrize("size", [float("inf"), float("nan"), "many", [1], {"a": 1}, 10**400], ids=range(6))
+def test_sizes_that_are_none_are_one_sentence(size: object) -> None:
+    with pytest.raises(EngineError, match="is malformed"):
+        read_config({**LLAMA, "num_attention_heads": size})

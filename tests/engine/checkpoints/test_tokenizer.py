@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,30 @@ def test_a_folder_has_one_where_it_is_described(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     assert not has_tokenizer(folder)
     assert not has_tokenizer(None)
+
+
+@pytest.mark.parametrize("merges", [["q z"], ["one"], ["a b c"], [""]], ids=["lacking", "one", "three", "empty"])
+def test_merges_that_do_not_fit_the_vocabulary_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merges: list[str]
+) -> None:
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_merges(merges)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(EngineError, match="no tokenizer could be loaded from"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pipe_in_the_folder_is_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(EngineError, match=f"{name} is not a regular file"):
+        load_tokenizer(folder)
