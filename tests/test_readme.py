@@ -78,6 +78,14 @@ def test_the_readme_is_short_and_narrow() -> None:
     assert [line for line in shown if len(line) > 100] == []
 
 
+def test_the_architecture_and_the_changelog_can_be_read_to_their_ends() -> None:
+    """At most 150 lines, and 40 a release."""
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 150
+    _, *releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")
+    assert releases
+    assert [release for release in releases if len(release.strip().splitlines()) > 40] == []
+
+
 def _pages() -> list[Path]:
     """Every page of the repository that people read: at the root, in docs/ and beside the code."""
     folders = ("docs", "csrc", "benchmarks", "tools", "tests/data")
