@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
 KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
-.PHONY: sweep check quick check-install types-and-install check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test clean
+.PHONY: sweep check quick docs check-install types-and-install check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -50,6 +50,13 @@ check-install: $(STAMP_DEV)
 quick: $(STAMP_DEV)
 	$(MAKE) lint types imports
 	$(PYTEST) -m "not slow"
+
+# the site of docs/, into site/, in an environment of its own; broken links and anchors are errors
+DOCS_VENV ?= .docs
+docs:
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.2
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict  # with --quiet warnings would not count
 
 # the server: OpenAI's client, abusive clients, 10,000 requests of which a third leave; then real clients as published.
 # Those that are not on the PATH are named in CLIENTS (tools/check_clients.py says how); one that is missing is an error.
@@ -104,4 +111,4 @@ test: $(STAMP_DEV)
 	$(PYTEST)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DOCS_VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,7 +14,7 @@ estimate            memory and speed by formula
 catalog             models, GPUs and engine releases
 machine, workload   what this host is; requests and arrivals
 workers, metrics    worker processes and their messages; what engines' metrics pages say
-settings            every knob of a deployment, declared once
+settings            every knob of a deployment, declared once; setting_values: its values as people write them
 files               files that a user names: regular, bounded, as text or JSON
 units, paths, errors  amounts as text, where data lies, the one error a user sees
 

@@ -1,4 +1,4 @@
-"""The commands in the README and in docs/ run, and print what is shown."""
+"""The commands in the README and in docs/ run and print what is shown; links between pages lead somewhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvplan import cli
+from site_pages import deeper, linked_in_site
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -76,7 +78,71 @@ def test_the_readme_is_short_and_narrow() -> None:
     assert [line for line in shown if len(line) > 100] == []
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+def test_the_architecture_and_the_changelog_can_be_read_to_their_ends() -> None:
+    """At most 150 lines, and 40 a release."""
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 150
+    _, *releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")
+    assert releases
+    assert [release for release in releases if len(release.strip().splitlines()) > 40] == []
+
+
+def _pages() -> list[Path]:
+    """Every page of the repository that people read: at the root, in docs/ and beside the code."""
+    folders = ("docs", "csrc", "benchmarks", "tools", "tests/data")
+    return [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+
+
+def _prose(page: Path) -> str:
+    """A page without its code, in which brackets are no links."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]+`", "`", text)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site name them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.casefold()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    """To a file that is there, and in it to a heading."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        aim = (page.parent / path).resolve() if path else page
+        assert aim.exists(), f"links to {target}"
+        assert not anchor or anchor in _anchors(aim), f"links to {target}, and there is no such heading"
+
+
+def test_every_page_of_docs_is_in_the_navigation_of_the_site() -> None:
+    """Once; what stands there is a page."""
+    entries: list[object] = [yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]]
+    named: list[str] = []
+    while entries:
+        entry = entries.pop()
+        if isinstance(entry, str):
+            named.append(entry)
+        else:
+            entries += entry.values() if isinstance(entry, dict) else entry  # type: ignore[attr-defined]
+    docs = ROOT / "docs"
+    pages = [str(page.relative_to(docs)) for page in docs.rglob("*.md")]
+    assert sorted(name for name in named if not name.startswith("project/")) == sorted(pages)
+
+
+def test_links_out_of_docs_become_links_of_the_site() -> None:
+    from_docs = linked_in_site("[a](../../ARCHITECTURE.md#memory) [t](../../tools/README.md)", "internals/steps.md")
+    assert from_docs == "[a](../project/architecture.md#memory) t"
+    outside = linked_in_site("[k](csrc/README.md) [d](docs/plan.md)", "project/architecture.md", "ARCHITECTURE.md")
+    assert outside == "[k](kernels.md) [d](../plan.md)"
+    kept = "[p](plan.md#money) [w](https://a.b) [h](#here) ![i](images/profile.png)"
+    assert linked_in_site(kept, "estimate.md") == kept
+
+
+def test_items_of_lists_are_indented_as_python_markdown_wants() -> None:
+    assert (
+        deeper("* a\n  b\n\n   ```\n   c\n     d\n   ```\n e") == "* a\n    b\n\n    ```\n    c\n      d\n    ```\n e"
+    )
+    assert deeper("```\n  as it is\n```") == "```\n  as it is\n```"

@@ -13,7 +13,7 @@ checkpoint/      what the weights beside a config.json are, from their headers
 speculation/     what drafts tokens for a model: its own layers, a second model, heads
 gguf/            the same from a GGUF file's header
 quantization     ``quantization_config``: which weights are stored how
-hub              config.json and safetensors headers from the Hugging Face hub
+hub              config.json and safetensors headers from the Hugging Face hub; plain_hub: without huggingface_hub
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 native           which architectures kvplan's own engine runs; through_transformers: which in their class there
 engines          which engine a question is about, and the defaults of kvplan's own

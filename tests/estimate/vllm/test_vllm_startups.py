@@ -37,6 +37,17 @@ def summary(scores, name):  # type: ignore[no-untyped-def]
     return next(item for item in tool.summaries(scores) if item.name == name)
 
 
+def test_the_page_says_what_the_scores_say(scores) -> None:  # type: ignore[no-untyped-def]
+    """The first table of docs/accuracy.md, and how many start-ups its picture shows."""
+    page = (TOOL.parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    for said, name in (("a campaign that states every setting", "A, campaign"), ("other sources", "A, other sources")):
+        of_set = [score for score in scores if score.grade == "A" and score.campaign == (name == "A, campaign")]
+        number = sum(1 for score in of_set if score.token_deviation is not None and not score.modified)
+        median, p90 = summary(scores, name).tokens
+        assert f"start-up logs of {said} | {number} | {median:.2%} | {p90:.2%} |".replace("%", " %") in page
+    assert f"The picture shows {sum(1 for score in scores if score.token_deviation is not None)} start-ups" in page
+
+
 def test_every_row_whose_config_can_be_had_is_scored(scores) -> None:  # type: ignore[no-untyped-def]
     reasons = [score.reason for score in scores if score.reason is not None]
     assert all(
