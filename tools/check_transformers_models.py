@@ -2,7 +2,7 @@
 
     python tools/check_transformers_models.py            # the table
     python tools/check_transformers_models.py NAME...    # some models of the tables alone
-    python tools/check_transformers_models.py --write    # into kvplan/catalog/through_transformers.py
+    python tools/check_transformers_models.py --write    # into profiles/architectures.json
 
 Each model's tokens and log-probabilities are compared with those of its class alone, in float32. It takes about two
 minutes on two cores.
@@ -26,23 +26,10 @@ from small_configs import small_configs  # noqa: E402
 from small_models import VOCAB_SIZE  # noqa: E402
 from transformers_checkpoints import check_class, config_of, tabled_models  # noqa: E402
 
+from architecture_rows import TABLE, with_ways  # noqa: E402
 from kvplan_engine.errors import EngineError  # noqa: E402
 from kvplan_engine.transformers_backend.model import TransformersDecoder  # noqa: E402
 
-DATA = ROOT / "kvplan" / "catalog" / "through_transformers.py"
-_HEAD = '''"""Which architectures run in their class of transformers (``--model-impl transformers``), and how.
-
-Written by ``tools/check_transformers_models.py --write``: a small random model of each answers as its class does,
-token for token, in float32. The engine checks every model anew when it loads it.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Final
-
-THROUGH_TRANSFORMERS: Final[Mapping[str, str]] = {
-'''
 _FAILURES = (AssertionError, EngineError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
@@ -88,7 +75,7 @@ def check_all(names: list[str]) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="models of the tables; default: all")
-    parser.add_argument("--write", action="store_true", help="write the catalog's list")
+    parser.add_argument("--write", action="store_true", help="write the table of architectures")
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -96,8 +83,7 @@ def main() -> None:
     ways = check_all(options.names)
     print(f"{len(ways)} architectures run, with transformers {transformers.__version__}")
     if options.write:
-        lines = [f'    "{name}": "{ways[name]}",\n' for name in sorted(ways)]
-        DATA.write_text(_HEAD + "".join(lines) + "}\n", encoding="utf-8")
+        TABLE.write_text(with_ways(TABLE.read_text(encoding="utf-8"), ways), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("agreement", "engine
 
 from small_configs import small_configs  # noqa: E402
 
+from kvplan.catalog.architectures import architectures, transformers_architectures  # noqa: E402
 from kvplan.catalog.models import profiles  # noqa: E402
-from kvplan.catalog.registry import known_architectures  # noqa: E402
-from kvplan.catalog.through_transformers import THROUGH_TRANSFORMERS  # noqa: E402
 from kvplan_engine.checkpoints.config_json import load_model_config  # noqa: E402
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES  # noqa: E402
 from kvplan_engine.errors import EngineError  # noqa: E402
@@ -55,10 +54,11 @@ class Row:
 def rows() -> list[Row]:
     """One of every architecture that either side knows, in order of its name."""
     native, equal = native_architectures(), equal_architectures()
-    sized, measured = set(known_architectures()), set(KNOWN_ARCHITECTURES)
+    known, measured = architectures(), set(KNOWN_ARCHITECTURES)
+    through = transformers_architectures()
     return [
-        Row(name, name in sized, name in measured, name in native, name in THROUGH_TRANSFORMERS, name in equal)
-        for name in sorted(sized | measured, key=lambda name: (name.casefold(), name))
+        Row(name, name in known, name in measured, name in native, name in through, name in equal)
+        for name in sorted(known.keys() | measured, key=lambda name: (name.casefold(), name))
     ]
 
 

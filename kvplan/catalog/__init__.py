@@ -5,7 +5,7 @@ Everything above reads it; it imports nothing of kvplan but units, paths, errors
 spec, tensors    a model, layer by layer (``ModelSpec``), and its weights, tensor by tensor
 models           from what a user types to a ModelSpec: profile, directory, config.json, GGUF file, hub id
 variants         names of quantized and mirrored checkpoints whose shape ships under another name
-reader, registry from a config.json to a ModelSpec: which reader knows which architecture
+reader, registry from a config.json to a ModelSpec: the reader that the row of its architecture names
 config_view      checked access to a config's keys
 parts            attention, feed-forward, mixture: the parts that the readers assemble
 families/        one module per kind of architecture
@@ -13,11 +13,12 @@ checkpoint/      what the weights beside a config.json are, from their headers
 speculation/     what drafts tokens for a model: its own layers, a second model, heads
 gguf/            the same from a GGUF file's header
 quantization     ``quantization_config``: which weights are stored how
-hub              config.json and safetensors headers from the Hugging Face hub; plain_hub: without huggingface_hub
+hub              config.json and safetensors headers from the Hugging Face hub; plain_hub: without its client
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
-native           which architectures kvplan's own engine runs; through_transformers: which in their class there
+architectures    what profiles/architectures.json says of each architecture: reader, how it runs, GGUF, vLLM
 engines          which engine a question is about, and the defaults of kvplan's own
 releases/        facts of vLLM, SGLang and TensorRT-LLM by release; nothing else compares releases
+typed_json       rows of shipped tables, checked against the dataclass that names them
 vllm_models      which architectures vLLM serves no longer; vllm_refusals: settings that its command line refuses
 published_errors how far predicted speeds were from published measurements
 """

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kvplan.catalog.architectures import of_type
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.quantization import read_quantization
-from kvplan.catalog.registry import architecture_of_type, find_reader, known_architectures
+from kvplan.catalog.registry import find_reader, known_architectures
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
 from kvplan.files import parse_json
@@ -144,9 +145,9 @@ def choose_architecture(view: ConfigView) -> str:
         raise _not_causal(named[0])
     if named and not named[0].endswith("Model"):
         return named[0]
-    known = architecture_of_type(model_type)
+    known = of_type(model_type)
     if known is not None:
-        return known
+        return known.architecture
     if named or model_type:
         return named[0] if named else f"model_type '{model_type}'"
     raise KvplanError(

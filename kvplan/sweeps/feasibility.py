@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from kvplan.catalog.native import KVPLAN_ARCHITECTURES
+from kvplan.catalog.architectures import native_architectures, transformers_architectures
 from kvplan.catalog.spec import ModelSpec
-from kvplan.catalog.through_transformers import THROUGH_TRANSFORMERS
 from kvplan.errors import KvplanError
 from kvplan.machine.host import available_memory_bytes
 from kvplan.runs.trials import Trial
@@ -22,18 +21,19 @@ _MOST_COUNTS: Final = 5
 
 
 def refuse_architecture(
-    architecture: str, supported: Collection[str] = KVPLAN_ARCHITECTURES, *, model_impl: str = "auto"
+    architecture: str, supported: Collection[str] | None = None, *, model_impl: str = "auto"
 ) -> None:
     """KvplanError for an architecture that kvplan's engine does not run: no trial of such a model can ever start.
 
-    supported: what its decoder runs. model_impl: as for ``expected_implementation``.
+    supported: what its decoder runs, None: as the table has it. model_impl: as for ``expected_implementation``.
     """
+    supported = native_architectures() if supported is None else supported
     if expected_implementation(architecture, supported, model_impl=model_impl) is not None:
         return
     if model_impl == "transformers":
         raise KvplanError(
             f"{architecture} does not run through transformers.",
-            hint=f"docs/models.md lists {len(THROUGH_TRANSFORMERS)} that do; try --model-impl auto",
+            hint=f"docs/models.md lists {len(transformers_architectures())} that do; try --model-impl auto",
         )
     raise KvplanError(
         f"kvplan's engine does not support {architecture} yet.",
@@ -42,16 +42,17 @@ def refuse_architecture(
 
 
 def expected_implementation(
-    architecture: str, supported: Collection[str] = KVPLAN_ARCHITECTURES, *, model_impl: str = "auto"
+    architecture: str, supported: Collection[str] | None = None, *, model_impl: str = "auto"
 ) -> str | None:
     """What will compute ``architecture``: "native", "transformers", or None where neither can.
 
     model_impl: native, transformers, or auto, which is native wherever it can. The engine decides by the whole config,
     so one of an architecture's shapes may still run otherwise; rows say what ran.
     """
+    supported = native_architectures() if supported is None else supported
     if model_impl != "transformers" and architecture in supported:
         return "native"
-    return "transformers" if model_impl != "native" and architecture in THROUGH_TRANSFORMERS else None
+    return "transformers" if model_impl != "native" and architecture in transformers_architectures() else None
 
 
 def refuse_oversized(predictor: Predictor, trials: Iterable[Trial], model: str) -> None:

@@ -89,16 +89,21 @@ def test_what_is_not_known_yet_has_the_facts_of_the_newest() -> None:
     assert vllm_release("latest").text == latest_vllm()
 
 
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
 def _compares_releases(node: ast.AST) -> bool:
-    """Whether ``node`` compares a release's number, or writes one down."""
-    if isinstance(node, ast.Compare):
-        return any(
-            isinstance(side, ast.Attribute) and side.attr == "version" for side in (node.left, *node.comparators)
-        )
-    if isinstance(node, ast.Tuple) and len(node.elts) == 3:
-        numbers = [item.value for item in node.elts if isinstance(item, ast.Constant)]
-        return len(numbers) == 3 and all(type(number) is int for number in numbers)
-    return False
+    """Whether ``node`` orders releases, or writes the number of one down."""
+    if isinstance(node, ast.Compare) and any(isinstance(order, _ORDERS) for order in node.ops):
+        sides = (node.left, *node.comparators)
+        return any(_is_number(side) or (isinstance(side, ast.Attribute) and side.attr == "version") for side in sides)
+    return isinstance(node, (ast.Assign, ast.AnnAssign)) and _is_number(node.value)
+
+
+def _is_number(node: ast.AST | None) -> bool:
+    """Whether ``node`` is (0, 19, 0) or the like."""
+    parts = [part.value for part in node.elts if isinstance(part, ast.Constant)] if isinstance(node, ast.Tuple) else []
+    return len(parts) == 3 and parts[0] == 0 and all(type(part) is int for part in parts)
 
 
 def test_only_the_tables_compare_releases() -> None:

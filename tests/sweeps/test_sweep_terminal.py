@@ -12,7 +12,6 @@ from sweep_helpers import FAKE_WORKER, tiny_plan, write_tiny_model
 
 from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.models import resolve_model
-from kvplan.catalog.native import KVPLAN_ARCHITECTURES
 from kvplan.cli import main
 from kvplan.commands.printing import sweeps as sweep_output
 from kvplan.commands.sweep import _finish
@@ -25,7 +24,6 @@ from kvplan.sweeps.feasibility import quantization_notice
 from kvplan.sweeps.progress import PlainProgress, line_of
 from kvplan.sweeps.session import SweepOutcome, run_new_sweep
 from kvplan.units import plural
-from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
 
 
 def ran(tmp_path: Path, axes: dict[str, str], **options: Any) -> tuple[SweepOutcome, list[str]]:
@@ -134,10 +132,6 @@ def test_a_dry_run_refuses_a_model_that_the_engine_cannot_run(capsys: pytest.Cap
     assert main(["sweep", "--model", "llama-3.2-11b-vision", "--dry-run"]) == 1
     captured = capsys.readouterr()
     assert "kvplan's engine does not support MllamaForConditionalGeneration yet" in captured.err and captured.out == ""
-
-
-def test_the_planner_knows_which_architectures_the_engine_runs() -> None:
-    assert set(KVPLAN_ARCHITECTURES) == set(SUPPORTED_ARCHITECTURES)
 
 
 def test_weights_that_run_in_another_format_than_they_are_published_in_are_announced(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Readers of configs, one module per kind of architecture: from a checked config to the layers it describes.
 
-kvplan/catalog/registry.py names the reader of each architecture and imports its module only when a model needs it.
+profiles/architectures.json names the reader of each architecture; its module is imported when a model needs it.
 A reader takes a ConfigView and returns a ``Body`` (common).
 
 softmax      attention to keys and values of heads

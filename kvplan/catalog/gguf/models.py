@@ -8,37 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.catalog.architectures import by_gguf_name
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredTensor, StoredWeights, merged
 from kvplan.catalog.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
-
-_ARCHITECTURES = {
-    "command-r": "CohereForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "deepseek2": "DeepseekV2ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "gpt-oss": "GptOssForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gptneox": "GPTNeoXForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral3": "Ministral3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-}
-"""llama.cpp's names of architectures (general.architecture)."""
 
 _KEYS = {
     "block_count": "num_hidden_layers",
@@ -151,12 +126,12 @@ def _stored(tensors: list[GgufTensor], num_layers: int, path: Path, num_files: i
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
     """The metadata in the words of a published config. UnknownArchitectureError for architectures not listed here."""
     name = header.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in by_gguf_name():
         raise UnknownArchitectureError(
             f"Unknown GGUF architecture '{name}'.",
-            hint="pass the config.json of the original model; known: " + ", ".join(sorted(_ARCHITECTURES)),
+            hint="pass the config.json of the original model; known: " + ", ".join(sorted(by_gguf_name())),
         )
-    config: dict[str, Any] = {"architectures": [_ARCHITECTURES[name]], "torch_dtype": _dtype(header)}
+    config: dict[str, Any] = {"architectures": [by_gguf_name()[name].architecture], "torch_dtype": _dtype(header)}
     for key, meant in _KEYS.items():
         value = header.metadata.get(f"{name}.{key}")
         if value is not None:

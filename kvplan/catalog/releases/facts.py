@@ -10,24 +10,18 @@ ones'. Releases between those that were read have the older one's facts.
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from kvplan.catalog.releases.versions import Number, release_number
+from kvplan.catalog.typed_json import WRONG, FactError, checker, type_text
 from kvplan.paths import profiles_dir
 
 Release = TypeVar("Release")
-_WRONG = object()
 _KEYS = frozenset({"fact", "type", "what", "values", "sources", "read_through"})
-
-
-class FactError(Exception):
-    """A row of a shipped table that is wrong: a fact that no class has, a value of another type, no source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +103,13 @@ def _fact(row: Mapping[str, Any], newest: Number, hints: Mapping[str, Any]) -> F
 
 
 def _values(name: str, row: Mapping[str, Any], hint: Any) -> Iterator[tuple[Number, Any]]:
-    before: Any = _WRONG
+    before: Any = WRONG
+    check = checker(hint)
     for since, written in row["values"].items():
-        value = _typed(written, hint)
-        if value is _WRONG:
+        value = check(written)
+        if value is WRONG:
             raise FactError(f"'{name}' is {written!r} from {since} on, which is no {row['type']}.")
-        if row.get("grows") and before is not _WRONG:
+        if row.get("grows") and before is not WRONG:
             value = (*before, *value) if isinstance(value, tuple) else {**before, **value}
         if value == before:
             raise FactError(f"'{name}' does not change in {since}.")
@@ -127,45 +122,3 @@ def _number(text: str) -> Number:
     if number is None:
         raise FactError(f"'{text}' is no release.")
     return number
-
-
-@cache
-def type_text(hint: Any) -> str:
-    """Write a type as tables do: ``list[str]``, ``int | null``, ``"sort" | "triton"``."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return " | ".join(json.dumps(choice) for choice in arguments)
-    if origin in (Union, types.UnionType):
-        return " | ".join(type_text(choice) for choice in arguments)
-    if origin is tuple:
-        return f"list[{', '.join(type_text(item) for item in arguments if item is not Ellipsis)}]"
-    if origin is not None:
-        return f"map[{', '.join(type_text(item) for item in arguments)}]"
-    return "null" if hint is type(None) else str(hint.__name__)
-
-
-def _typed(value: Any, hint: Any) -> Any:
-    """Return ``value`` as ``hint`` has it (lists become tuples), or ``_WRONG``."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value if value in arguments else _WRONG
-    if origin in (Union, types.UnionType):
-        return next((typed for choice in arguments if (typed := _typed(value, choice)) is not _WRONG), _WRONG)
-    if origin is tuple:
-        return _typed_list(value, arguments)
-    if origin is not None:
-        texts = isinstance(value, dict) and {key: _typed(item, arguments[1]) for key, item in value.items()}
-        return texts if texts is not False and _WRONG not in texts.values() else _WRONG
-    if hint is float and type(value) is int:
-        return float(value)
-    return value if type(value) is hint else _WRONG
-
-
-def _typed_list(value: Any, arguments: tuple[Any, ...]) -> Any:
-    if not isinstance(value, list):
-        return _WRONG
-    hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
-    if len(hints) != len(value):
-        return _WRONG
-    typed = tuple(_typed(item, hint) for item, hint in zip(value, hints, strict=True))
-    return _WRONG if any(item is _WRONG for item in typed) else typed

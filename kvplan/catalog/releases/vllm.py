@@ -99,11 +99,10 @@ class VllmRelease:
     sparse_flashinfer_heads: tuple[int, ...]
     sparse_flashinfer_most_heads: int | None
     sparse_cache_on_10: Mapping[str, str]
-    # what it runs on which GPU, and which architectures
+    # what it runs on which GPU
     falls_back_to_float16: bool
     fp8_on_turing: bool
     sparse_latents_on: tuple[int, ...]
-    ended_architectures: Mapping[str, str]
     # speed
     schedules_ahead: bool
     parses_templates: bool
@@ -123,6 +122,10 @@ class VllmRelease:
     def text(self) -> str:
         """The release as it is printed."""
         return release_text(self.version)
+
+    def is_within(self, last: str | None) -> bool:
+        """Return whether it is no newer than the release ``last``; True where that is None."""
+        return last is None or self.version <= _version_number(last)
 
 
 @cache

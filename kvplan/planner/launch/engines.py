@@ -9,10 +9,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from kvplan.catalog.native import KVPLAN_ARCHITECTURES
+from kvplan.catalog.architectures import native_architectures
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
-from kvplan.catalog.vllm_models import NEVER_SERVED
+from kvplan.catalog.vllm_models import is_never_served
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.block_sizes import default_block_size
@@ -37,7 +37,7 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     layout, choice = deployment.choice.layout, deployment.choice
     spec = choice.weights.spec
     built = checkpoint_name(deployment, model_id, is_built=True)
-    commands = {} if spec.architecture in NEVER_SERVED else {"vllm": vllm_command(deployment, checkpoint)}
+    commands = {} if is_never_served(spec.architecture) else {"vllm": vllm_command(deployment, checkpoint)}
     if spec.attends_to_encoder:
         return commands
     if _runs_here(deployment):
@@ -60,7 +60,7 @@ def command_note(spec: ModelSpec) -> str | None:
     if not spec.attends_to_encoder:
         is_lacking = spec.is_gguf and spec.tokenizer is None
         return _TOKENIZER_NOTE if is_lacking else None
-    only = "no command is known" if spec.architecture in NEVER_SERVED else "vLLM's command is the only one known"
+    only = "no command is known" if is_never_served(spec.architecture) else "vLLM's command is the only one known"
     return f"{spec.served_id} attends to an encoder: {only} for it."
 
 
@@ -73,7 +73,7 @@ _TOKENIZER_NOTE = (
 def _runs_here(deployment: Deployment) -> bool:
     """Whether kvplan's own engine could run it: one device, a family that it knows, weights that are not quantized."""
     spec, layout = deployment.choice.weights.spec, deployment.choice.layout
-    return spec.architecture in KVPLAN_ARCHITECTURES and spec.quantization is None and layout.num_gpus == 1
+    return spec.architecture in native_architectures() and spec.quantization is None and layout.num_gpus == 1
 
 
 def checkpoint_name(deployment: Deployment, model_id: str, *, is_built: bool = False) -> str:

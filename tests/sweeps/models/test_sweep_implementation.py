@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.catalog.native import KVPLAN_ARCHITECTURES
-from kvplan.catalog.through_transformers import THROUGH_TRANSFORMERS
+from kvplan.catalog.architectures import architectures
 from kvplan.errors import KvplanError, UsageError
 from kvplan.runs.answers.summary import prediction_errors
 from kvplan.runs.rows import empty_row
@@ -22,7 +21,8 @@ def test_auto_is_native_wherever_the_decoder_can() -> None:
 
 @pytest.mark.parametrize(("model_impl", "sentence"), [("auto", "does not support"), ("transformers", "does not run")])
 def test_what_nothing_computes_is_refused(model_impl: str, sentence: str) -> None:
-    assert "T5ForConditionalGeneration" not in {*KVPLAN_ARCHITECTURES, *THROUGH_TRANSFORMERS}
+    row = architectures()["T5ForConditionalGeneration"]
+    assert not row.native and row.transformers is None
     with pytest.raises(KvplanError, match=sentence):
         refuse_architecture("T5ForConditionalGeneration", model_impl=model_impl)
 

@@ -16,8 +16,8 @@ from kvplan.catalog.families.common import (
     read_tied,
 )
 from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.softmax import mixtures
 from kvplan.catalog.families.softmax.mixtures import (
-    MIXTURES,
     MixtureFamily,
     after_dense_ones,
     after_first_layer,
@@ -83,7 +83,7 @@ _PANGU = MixtureFamily(
     traits=_SHARED,
 )
 
-LATENT: dict[str, LatentFamily] = {
+FAMILIES: dict[str, LatentFamily] = {
     "DeepseekV2ForCausalLM": LatentFamily(_deepseek(correction=False)),
     "DeepseekV3ForCausalLM": LatentFamily(_deepseek(correction=True)),
     "DeepseekV32ForCausalLM": LatentFamily(_deepseek(correction=True), has_indexer=True),
@@ -187,7 +187,7 @@ def read_latent(view: ConfigView, family: LatentFamily) -> Body:
     if _has_whole_heads(view):
         if view.flag("attention_bias", default=False):
             raise view.reject("attention_bias", "false (vLLM's class has no biases there)")
-        return read_mixture(view, MIXTURES["DeepseekForCausalLM"])
+        return read_mixture(view, mixtures.FAMILIES["DeepseekForCausalLM"])
     sizes = decoder_sizes(view)
     latent = read_latent_sizes(view)
     bias = view.flag("attention_bias", default=False)

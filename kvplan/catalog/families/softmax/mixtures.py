@@ -1,6 +1,6 @@
 """Decoders with a mixture of experts in some or all layers, and softmax attention everywhere.
 
-Each row of ``MIXTURES`` is a plain family plus three rules: which layers are sparse, how large the experts are, and
+Each row of ``FAMILIES`` is a plain family plus three rules: which layers are sparse, how large the experts are, and
 what the shared expert adds.
 """
 
@@ -187,7 +187,7 @@ _BAILING = MixtureFamily(
     router_dtype="router_dtype",
 )
 
-MIXTURES: dict[str, MixtureFamily] = {
+FAMILIES: dict[str, MixtureFamily] = {
     "MixtralForCausalLM": MixtureFamily(
         PlainFamily(windows=windows.every_layer, max_positions=131072), traits=MoeTraits(name="block_sparse_moe")
     ),

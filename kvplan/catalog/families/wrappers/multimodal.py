@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvplan.catalog.architectures import architectures, of_type
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body
 from kvplan.catalog.families.wrappers.towers import read_towers
@@ -122,41 +123,6 @@ def _has_alternative(key: str, config: Mapping[str, Any]) -> bool:
     return key == "sliding_window" and "layer_types" in config and config["model_type"] != "gemma4_unified_text"
 
 
-_FLAT = {
-    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
-    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
-    "DotsOCRForCausalLM": "Qwen2ForCausalLM",
-    "LlavaLlamaForCausalLM": "LlamaForCausalLM",
-    "Phi3VForCausalLM": "Phi3ForCausalLM",
-    "Phi4ForCausalLMV": "Phi3ForCausalLM",
-    "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
-    "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
-    "MoonshotKimiaForCausalLM": "Qwen2ForCausalLM",
-    "OpenPanguVLForConditionalGeneration": "PanguEmbeddedForCausalLM",
-    "MiMoV2OmniForCausalLM": "MiMoV2FlashForCausalLM",
-    "IsaacForConditionalGeneration": "Qwen3ForCausalLM",
-    "Qwen3ASRForConditionalGeneration": "Qwen3ForCausalLM",
-    "Qwen3ASRRealtimeGeneration": "Qwen3ForCausalLM",
-    "DeepseekOCRForCausalLM": "DeepseekV2ForCausalLM",
-    "DeepseekOCR2ForCausalLM": "DeepseekV2ForCausalLM",
-    "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
-    "InternS2PreviewForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-}
-"""Wrappers whose config has the language model's keys at the top, or whose text config may not name it."""
-
-_OF_VERSION = {
-    "MiniCPMV": {
-        "2.5": "LlamaForCausalLM",
-        "2.6": "Qwen2ForCausalLM",
-        "4.0": "LlamaForCausalLM",
-        "4.5": "Qwen3ForCausalLM",
-    },
-    "MiniCPMO": {"2.6": "Qwen2ForCausalLM", "4.5": "Qwen3ForCausalLM"},
-}
-"""Wrappers whose ``version`` decides which language model they hold (vllm/model_executor/models/minicpmv.py)."""
-
-_VERSIONLESS = {"MiniCPMV": "2.5", "MiniCPMO": "2.6"}
-
 _TIED = frozenset(
     (
         "GlmAsrForConditionalGeneration",
@@ -174,10 +140,10 @@ def _outer_name(view: ConfigView) -> str:
     return (view.texts("architectures") or [""])[0]
 
 
-def _of_version(view: ConfigView, outer: str) -> str:
-    known = _OF_VERSION[outer]
-    version = view.config.get("version") or _VERSIONLESS[outer]
-    is_first = outer == "MiniCPMV" and not view.has("version") and view.config.get("query_num") == 64
+def _of_version(view: ConfigView, known: Mapping[str, str]) -> str:
+    """The language model of the config's ``version`` (vllm/model_executor/models/minicpmv.py)."""
+    version = view.config.get("version") or next(iter(known))
+    is_first = _outer_name(view) == "MiniCPMV" and not view.has("version") and view.config.get("query_num") == 64
     if str(version) not in known or is_first:
         raise view.reject("version", "one of " + ", ".join(known))
     return known[str(version)]
@@ -185,18 +151,19 @@ def _of_version(view: ConfigView, outer: str) -> str:
 
 def _text_architecture(view: ConfigView, inner: ConfigView) -> str:
     """What the text config names, else what its type stands for, else what this wrapper always holds."""
-    from kvplan.catalog.registry import architecture_of_type, find_reader
+    from kvplan.catalog.registry import find_reader
 
-    outer = _outer_name(view)
-    if outer in _OF_VERSION:
-        return _of_version(view, outer)
+    outer = architectures().get(_outer_name(view))
+    if outer is not None and outer.text_model_of_version:
+        return _of_version(view, outer.text_model_of_version)
     if inner is not view:
         named = inner.texts("architectures") or []
         if named and find_reader(named[0]) is not None:
             return named[0]
-        known = architecture_of_type(inner.text("model_type", default=""))
-        if known is not None:
-            return known
+        known = of_type(inner.text("model_type", default=""))
+        if known is not None and not known.is_wrapper:
+            return known.architecture
         if named:
             return named[0]
-    return _FLAT.get(outer, outer or "without a name")
+    always = None if outer is None else outer.text_model
+    return always or _outer_name(view) or "without a name"

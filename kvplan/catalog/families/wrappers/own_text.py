@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_sizes
+from kvplan.catalog.families.softmax import mixtures
 from kvplan.catalog.families.softmax.heterogeneous import read_chatglm
-from kvplan.catalog.families.softmax.mixtures import MIXTURES, MixtureFamily, ernie_range, read_mixture
+from kvplan.catalog.families.softmax.mixtures import MixtureFamily, ernie_range, read_mixture
 from kvplan.catalog.families.softmax.muse import read_muse_spark
 from kvplan.catalog.families.softmax.plain import ATTENTION_BIAS, Flag, PlainFamily, read_plain
 from kvplan.catalog.families.wrappers.multimodal import text_section
@@ -108,7 +109,7 @@ def read_glm4v(view: ConfigView) -> Body:
 def read_interns1_pro(view: ConfigView) -> Body:
     """Intern-S1-Pro: Qwen 3 with experts, whose rotary positions are sums of cosines and sines with learned weights."""
     text = _text(view)
-    qwen = MIXTURES["Qwen3MoeForCausalLM"]
+    qwen = mixtures.FAMILIES["Qwen3MoeForCausalLM"]
     family = replace(qwen, plain=replace(qwen.plain, output_bias=False))
     body = read_mixture(text, family)
     turns = _num_frequencies(text, read_sizes(text))
@@ -134,7 +135,7 @@ def read_ernie_vl(view: ConfigView) -> Body:
     text, of_images = _halves(view)
     if not view.has("tie_word_embeddings"):
         raise view.reject("tie_word_embeddings", "true or false")
-    ernie = MIXTURES["Ernie4_5_MoeForCausalLM"]
+    ernie = mixtures.FAMILIES["Ernie4_5_MoeForCausalLM"]
     use_bias = Flag(("use_bias",), False)
     family = replace(ernie, plain=replace(ernie.plain, output_bias=False, qkv_bias=use_bias), shared_default=0)
     body = read_mixture(text, family)
