@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Literal
 
+_LONGEST_NAME = 100
+
 
 class EngineError(Exception):
     """Base of every error that is due to the input or the device. status: the word that a sweep records for it."""
@@ -101,3 +103,9 @@ def describe_exit(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:  # most real-time signals have no name of their own
         return f"was ended by signal {-code}"
+
+
+def shown(name: object) -> str:
+    """A name from somebody's file in a sentence: in quotes, without control characters, cut where it is long."""
+    text = ascii(str(name)[: _LONGEST_NAME + 1])
+    return text if len(str(name)) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}...'"

@@ -5,6 +5,7 @@ Nothing here waits for a pipe that nobody writes to, or reads a device that neve
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -22,19 +23,29 @@ _DEEPEST = 100
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
+class NotRegular(OSError):
+    """Raised for a directory, a pipe, a socket or a device where a file should be."""
+
+
+def open_regular(path: Path, *, follows_links: bool = True) -> io.FileIO:
+    """Open a regular file to read, unbuffered. OSError where there is none, NotRegular where it is something else."""
+    # Without O_NONBLOCK, opening a pipe waits for a writer that may never come.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
+    file = io.FileIO(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotRegular("not a regular file")
+    return file
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file to read its bytes. EngineError where there is none, or an OSError while it is read."""
     try:
-        # Without O_NONBLOCK, opening a pipe waits for a writer that may never come.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise EngineError(f"{path} is not a regular file.", hint="copy the model's files there")
-            with open(descriptor, "rb", closefd=False) as file:
-                yield file
-        finally:
-            os.close(descriptor)
+        with open_regular(path) as raw, io.BufferedReader(raw) as file:
+            yield file
+    except NotRegular:
+        raise EngineError(f"{path} is not a regular file.", hint="copy the model's files there") from None
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
 

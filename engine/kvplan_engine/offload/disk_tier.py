@@ -7,6 +7,9 @@
 A file is written under another name and then renamed, so no file is ever incomplete. A file that cannot be read, is
 damaged or belongs to something else is left alone and never served; a warning in the log says so. When a write fails
 (the disk is full, the directory is gone), the tier logs it once and switches itself off.
+
+What prompts left behind can be read from KV: the folder is its owner's alone, and so is every file. Other engines may
+use the folder at the same time: a file that goes away between two looks at it is one that is not there.
 """
 
 from __future__ import annotations
@@ -14,14 +17,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
 import struct
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from kvplan_engine.blocks.block_pool import BlockHash
 from kvplan_engine.errors import EngineError
+from kvplan_engine.files import open_regular
 
 logger = logging.getLogger("kvplan_engine")
 
@@ -29,7 +35,8 @@ _MAGIC = b"KVPLANKV"
 _VERSION = 1
 _DIGEST_BYTES = 16
 _HEADER = struct.Struct(f"<8sI{_DIGEST_BYTES}s{_DIGEST_BYTES}sQ{_DIGEST_BYTES}s")
-_SUFFIX = ".kv"
+_SUFFIX, _TEMPORARY = ".kv", ".tmp"
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _STALE_SECONDS = 3600.0  # a temporary file older than this was left behind by a process that died
 
 
@@ -57,10 +64,12 @@ class DiskTier:
         self.num_read = 0
         self.read_seconds = 0.0
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            probe = self._folder / f"{os.getpid()}.tmp"
-            probe.write_bytes(b"")
-            probe.unlink()
+            Path(directory).mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            self._folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+            self._folder.chmod(_FOLDER_MODE)
+            probe = self._new_name("probe")
+            _create(probe).close()
+            probe.unlink(missing_ok=True)
             self._scan()
         except OSError as problem:
             raise EngineError(
@@ -91,28 +100,32 @@ class DiskTier:
         valid: list[tuple[float, BlockHash, int]] = []
         bad: list[str] = []
         for entry in os.scandir(self._folder):
-            modified = entry.stat().st_mtime
-            if entry.name.endswith(_SUFFIX):
-                try:
-                    valid.append((modified, self._check_entry(Path(entry.path)), entry.stat().st_size))
-                except (_BadFile, OSError) as problem:
-                    bad.append(f"{entry.name}: {problem}")
-            elif entry.name.endswith(".tmp") and modified < time.time() - _STALE_SECONDS:
-                os.unlink(entry.path)
+            try:
+                if entry.name.endswith(_SUFFIX):
+                    valid.append(self._check_entry(Path(entry.path)))
+                elif entry.name.endswith(_TEMPORARY):
+                    _remove_if_stale(Path(entry.path))
+            except FileNotFoundError:
+                continue  # another engine has removed it since
+            except (_BadFile, OSError) as problem:
+                bad.append(f"{entry.name}: {problem}")
         self._used = OrderedDict((block_hash, num_bytes) for _, block_hash, num_bytes in sorted(valid))
         self._used_bytes = sum(self._used.values())
         if bad:
             logger.warning("ignored %d damaged or foreign KV file(s) in %s, %s", len(bad), self._folder, bad[0])
         self._make_room(0)
 
-    def _check_entry(self, path: Path) -> BlockHash:
+    def _check_entry(self, path: Path) -> tuple[float, BlockHash, int]:
+        """When it was last used, whose content it is, and its bytes."""
         try:
             block_hash = bytes.fromhex(path.stem)
         except ValueError:
             raise _BadFile("its name is not a hash") from None
-        with path.open("rb") as file:
-            self._check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, block_hash)
-        return block_hash
+        with open_regular(path, follows_links=False) as file:
+            status = os.fstat(file.fileno())
+            self._check_header(file.read(_HEADER.size), status.st_size, block_hash)
+            os.fchmod(file.fileno(), _FILE_MODE)
+        return status.st_mtime, block_hash, status.st_size
 
     def _check_header(self, header: bytes, file_bytes: int, block_hash: BlockHash) -> bytes:
         """The payload's checksum. _BadFile unless this is a complete file for ``block_hash`` and this engine."""
@@ -133,6 +146,10 @@ class DiskTier:
     def _path(self, block_hash: BlockHash) -> Path:
         return self._folder / (block_hash.hex() + _SUFFIX)
 
+    def _new_name(self, stem: str) -> Path:
+        """The name of a file that is being written: nobody else's, a process of the same number elsewhere included."""
+        return self._folder / f"{stem}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}"
+
     # ---- reading
 
     def touch(self, block_hash: BlockHash) -> bool:
@@ -148,7 +165,6 @@ class DiskTier:
         started = time.perf_counter()
         try:
             payload = self._read_checked(path, block_hash)
-            os.utime(path)  # the order of use survives a restart
         except (_BadFile, OSError) as problem:
             logger.warning("ignored KV file %s: %s", path, problem)
             self._used_bytes -= self._used.pop(block_hash, 0)
@@ -160,10 +176,11 @@ class DiskTier:
 
     def _read_checked(self, path: Path, block_hash: BlockHash) -> bytearray:
         payload = bytearray(self._payload_bytes_of(block_hash))
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path, follows_links=False) as file:
             checksum = self._check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, block_hash)
             if file.readinto(payload) != len(payload):
                 raise _BadFile("truncated")
+            os.utime(file.fileno())  # the order of use survives a restart
         if hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() != checksum:
             raise _BadFile("its checksum is wrong")
         return payload
@@ -176,15 +193,16 @@ class DiskTier:
         if not self.is_on or file_bytes > self.limit_bytes or self.touch(block_hash):
             return
         path = self._path(block_hash)
-        temporary = path.with_name(f"{block_hash.hex()}.{os.getpid()}.tmp")
+        temporary = self._new_name(block_hash.hex())
         checksum = hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest()
         header = _HEADER.pack(_MAGIC, _VERSION, self._key, block_hash, payload.nbytes, checksum)
         try:
             self._make_room(file_bytes)
-            with temporary.open("wb") as file:
+            with _create(temporary) as file:
                 file.write(header)
                 file.write(payload)
-            temporary.replace(path)
+            if not _renamed(temporary, path):
+                return
         except OSError as problem:
             self._switch_off(problem, temporary)
             return
@@ -206,3 +224,24 @@ class DiskTier:
             temporary.unlink(missing_ok=True)
         except OSError as leftover:
             logger.debug("%s could not be removed: %s", temporary, leftover)
+
+
+def _create(path: Path) -> BinaryIO:
+    """A new file that its owner alone may read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE), "wb")
+
+
+def _remove_if_stale(path: Path) -> None:
+    if path.lstat().st_mtime < time.time() - _STALE_SECONDS:
+        path.unlink()
+
+
+def _renamed(temporary: Path, path: Path) -> bool:
+    """Give a file that is written its name. False if it is gone: a clock that jumped made it look left behind."""
+    try:
+        temporary.replace(path)
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise
+        return False
+    return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplan_engine.errors import EngineError
+
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
@@ -11,6 +13,11 @@ class LoRARequest:
 
     name: str
     path: str
+
+    def __post_init__(self) -> None:
+        for what, value in (("name", self.name), ("path", self.path)):
+            if not isinstance(value, str):
+                raise EngineError(f"the {what} of an adapter must be a text, got {type(value).__name__}.")
 
 
 @dataclass(frozen=True, slots=True)

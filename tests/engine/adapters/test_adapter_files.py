@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree
@@ -62,6 +63,16 @@ def _truncate(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def _with(name: str, put: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else in the place of a file."""
+
+    def replace(path: Path) -> None:
+        (path / name).unlink()
+        put(path / name)
+
+    return replace
+
+
 def _first(tensors: dict[str, torch.Tensor], ending: str) -> str:
     return next(name for name in tensors if name.endswith(ending))
 
@@ -82,6 +93,26 @@ def _first(tensors: dict[str, torch.Tensor], ending: str) -> str:
         (_edit_tensors(lambda t: t.update({_first(t, "lora_A.weight"): torch.zeros(4, 7)})), "where this model's has"),
         (_edit_tensors(lambda t: t.update({"base_model.model.x.lora_A.weight": torch.zeros(4, 7)})), "has no slot"),
         (_edit_tensors(lambda t: t.update({"base_model.model.x.lora_embedding_A": torch.zeros(4, 7)})), "has a tensor"),
+        (_edit_tensors(lambda t: t.update({"\x1b[2J../x": torch.zeros(1)})), r"has a tensor '\\x1b\[2J\.\./x', which"),
+        (_edit_tensors(lambda t: t.update({_first(t, "lora_A.weight"): torch.zeros(0, 64)})), "where this model's has"),
+        (_edit_tensors(lambda t: [t.update({name: value.long()}) for name, value in t.items()]), "of type int64"),
+        (_edit_tensors(lambda t: [t.update({n: value.to(torch.float8_e5m2)}) for n, value in t.items()]), "of type"),
+        (_edit_tensors(lambda t: t[_first(t, "lora_B.weight")].fill_(3e38)), "not finite"),
+        (_edit_config(lora_alpha="8"), "lora_alpha of the adapter in .* is no number"),
+        (_edit_config(lora_alpha=[8]), "is no number"),
+        (_edit_config(lora_alpha=10**400), "is no number"),
+        (_edit_config(lora_alpha=float("nan")), "is no number"),
+        (_edit_config(alpha_pattern=["q_proj"]), "alpha_pattern of the adapter in .* is no object"),
+        (_edit_config(alpha_pattern={"(": 1}), r"has '\(', which the engine does not run"),
+        (_edit_config(alpha_pattern={"(a+)+$": 1}), "which the engine does not run"),
+        (_edit_config(alpha_pattern={"q_proj": None}), "is no number"),
+        (lambda path: (path / "adapter_config.json").write_text("[" * 100_000), "is not JSON"),
+        (lambda path: (path / "adapter_config.json").write_bytes(b"\xff\xfe"), "is not JSON"),
+        (_with("adapter_config.json", os.mkfifo), "adapter_config.json is not a regular file"),
+        (_with("adapter_config.json", lambda place: place.symlink_to("/dev/zero")), "is not a regular file"),
+        (_with("adapter_config.json", lambda place: place.symlink_to(place)), "holds no adapter_config.json"),
+        (_with("adapter_model.safetensors", os.mkfifo), "adapter_model.safetensors is not a regular file"),
+        (_with("adapter_model.safetensors", lambda place: place.mkdir()), "holds no|is not a regular file"),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused(
@@ -125,3 +156,28 @@ def test_slots_are_part_of_the_weights(llm: LLM) -> None:
     slots = slot_bytes(model, 4, max_loras=2, max_lora_rank=8)
     assert slots == 2 * 4 * 8 * 3 * ((3 * 64 + 128) + (64 + 64) + (2 * 64 + 224) + (112 + 64))
     assert llm.engine.memory.weight_bytes == num_parameters(model) * 4 + slots
+
+
+def test_an_adapter_behind_links_is_read(saved: Path, llm: LLM, tmp_path: Path) -> None:
+    """As a cache of the hub keeps them."""
+    for file in saved.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    answers = [
+        llm.generate(PROMPT, PARAMS, lora_request=LoRARequest(name, str(path)))[0].outputs[0].token_ids
+        for name, path in (("plain", saved), ("linked", tmp_path))
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_a_pattern_names_endings_and_layers(saved: Path, llm: LLM, tmp_path: Path) -> None:
+    """alpha of what it matches, as PEFT finds it: 0 is no correction at all."""
+    path = copytree(saved, tmp_path / "adapter")
+    _edit_config(alpha_pattern={r"layers\.\d+\..*": 0})(path)
+    outputs = llm.generate([PROMPT] * 2, PARAMS, lora_request=[None, LoRARequest("off", str(path))])
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+
+
+def test_names_and_paths_of_other_types() -> None:
+    for name, path in (("a", None), (None, "a"), (5, "a"), ("a", ["a"])):
+        with pytest.raises(EngineError, match="must be a text"):
+            LoRARequest(name, path)  # type: ignore[arg-type]

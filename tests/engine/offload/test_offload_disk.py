@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
+import stat
+import threading
+import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from kvplan_engine import EngineError
+from kvplan_engine.offload import disk_tier
 from kvplan_engine.offload.disk_tier import DiskTier
 
 KEY = b"k" * 16
@@ -174,12 +180,16 @@ def test_a_failing_write_switches_the_tier_off_with_one_line(tmp_path: Path, cap
 
 
 def test_a_full_disk_switches_the_tier_off_and_leaves_no_part_of_a_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/dev/full takes no byte: what a full disk says, said by the operating system."""
     disk = tier(tmp_path)
-    temporary = tmp_path / KEY.hex() / f"{HASHES[0].hex()}.{os.getpid()}.tmp"
-    temporary.symlink_to("/dev/full")
+
+    def link_to_full(path: Path) -> BinaryIO:
+        path.symlink_to("/dev/full")
+        return path.open("wb")
+
+    monkeypatch.setattr(disk_tier, "_create", link_to_full)
     with caplog.at_level(logging.WARNING):
         fill(disk, 2)
     assert len(caplog.records) == 1
@@ -199,3 +209,106 @@ def test_leftovers_of_a_process_that_died_are_removed(tmp_path: Path) -> None:
     tier(tmp_path)
     assert not (folder / "old.1.tmp").exists()
     assert (folder / "new.2.tmp").exists()
+
+
+def test_a_file_that_grows_too_large_is_not_left_in_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = tier(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        fill(disk, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not disk.is_on
+    assert "File too large" in caplog.text
+    assert not list((tmp_path / KEY.hex()).iterdir())
+
+
+def modes(folder: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+def test_folder_and_files_are_their_owners_alone(tmp_path: Path) -> None:
+    """Also those that an earlier release wrote, and whatever the umask is."""
+    folder = tmp_path / "new" / KEY.hex()
+    before = os.umask(0)
+    try:
+        fill(tier(tmp_path / "new"), 2)
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)} == {0o700}
+        assert modes(folder) == {0o600}
+        folder.chmod(0o755)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        assert len(tier(tmp_path / "new")) == 2
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert modes(folder) == {0o600}
+
+
+def test_what_is_no_regular_file_is_neither_waited_for_nor_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = tier(tmp_path)
+    fill(disk, 5)
+    for number in range(1, 5):
+        path_of(tmp_path, number).unlink()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(path_of(tmp_path, 0).read_bytes())
+    os.mkfifo(path_of(tmp_path, 1))
+    path_of(tmp_path, 2).symlink_to(elsewhere)
+    path_of(tmp_path, 3).symlink_to(path_of(tmp_path, 3))
+    path_of(tmp_path, 4).mkdir()
+    assert [disk.read(HASHES[number]) for number in range(1, 5)] == [None] * 4
+    caplog.clear()
+    again = tier(tmp_path)
+    assert [HASHES[number] in again for number in range(5)] == [True, False, False, False, False]
+    assert "ignored 4 damaged or foreign" in caplog.text
+
+
+def test_files_that_come_and_go_while_the_folder_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that starts beside others that write and make room."""
+    others = [tier(tmp_path, limit=3 * 328) for _ in range(2)]
+    is_over = threading.Event()
+
+    def write(disk: DiskTier) -> None:
+        number = 0
+        while not is_over.is_set():
+            disk.write(HASHES[number % 8], memoryview(payload(number % 8)))
+            number += 1
+
+    threads = [threading.Thread(target=write, args=(disk,)) for disk in others]
+    for thread in threads:
+        thread.start()
+    try:
+        started = [tier(tmp_path) for _ in range(150)]
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert all(disk.is_on for disk in (*others, *started))
+    assert "damaged" not in caplog.text
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_clock_that_jumped_takes_no_file_from_who_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is gone, as it looks an hour old to whoever starts then: the block is not kept, and the next one is."""
+    disk, create = tier(tmp_path), disk_tier._create
+
+    def taken_away(path: Path) -> BinaryIO:
+        file = create(path)
+        now = time.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(disk_tier, "_create", create)
+            patch.setattr(time, "time", lambda: now + 7200.0)
+            tier(tmp_path)
+        assert not path.exists()
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_tier, "_create", taken_away)
+        fill(disk, 1)
+    assert disk.is_on
+    assert HASHES[0] not in disk
+    fill(disk, 2)
+    assert len(disk) == 2
