@@ -64,6 +64,16 @@ class ServerOptions:
     max_body_size: Annotated[
         str, typer.Option(help="Largest request body, such as 32MiB.", metavar="BYTES", rich_help_panel=SERVER_PANEL)
     ] = "32MiB"
+    timeout_keep_alive: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds that a connection waits for its next request.", rich_help_panel=SERVER_PANEL
+        ),
+    ] = 5.0
+    client_header_timeout: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds that a request's head may take.", rich_help_panel=SERVER_PANEL),
+    ] = 60.0
     shutdown_timeout: Annotated[
         float,
         typer.Option(min=0, help="Seconds that requests in flight get after SIGTERM.", rich_help_panel=SERVER_PANEL),
@@ -242,6 +252,8 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
         "max_num_queued_tokens": server.max_num_queued_tokens,
         "max_body_bytes": parse_bytes(server.max_body_size),
         "shutdown_timeout": server.shutdown_timeout,
+        "timeout_keep_alive": server.timeout_keep_alive,
+        "client_header_timeout": server.client_header_timeout,
         "option_names": option_names(),
     }
     become_server(options)

@@ -36,11 +36,11 @@ class Exchange:
         "_asgi_send",
         "_headers",
         "_outlet",
+        "_query",
         "_unframed",
         "arrival_seconds",
         "method",
         "path",
-        "query",
         "receive",
         "request_id",
         "status",
@@ -50,7 +50,7 @@ class Exchange:
         self.arrival_seconds = time.perf_counter()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query = parse_qs(scope["query_string"].decode("latin-1"))
+        self._query: bytes = scope["query_string"]
         self.receive = receive
         self.status = 0
         self.request_id = ""  # sent back as x-request-id
@@ -62,6 +62,10 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         """Of the request; ``name`` in lower case."""
         return self._headers.get(name, b"")
+
+    def query(self, name: str) -> str:
+        """A parameter behind the path's question mark, "" where it is missing."""
+        return parse_qs(self._query.decode("latin-1")).get(name, [""])[0]
 
     async def body(self, max_bytes: int) -> bytes:
         """413 when it is longer than ``max_bytes``, 408 when it does not come, ClientGone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kvplan_engine.server.http.state import ServerState
@@ -10,6 +11,7 @@ from kvplan_engine.server.openai.errors import bad_request
 from kvplan_engine.server.openai.parameters import max_tokens
 from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
 from kvplan_engine.server.openai.shapes import Prompt
+from kvplan_engine.server.text.tokenizer import TextTokenizer, TextTooLong, most_characters
 
 # Prompts of one completion request: each has a place in the queue and a choice in the answer.
 _MOST_PROMPTS = 1024
@@ -29,20 +31,26 @@ def _listed(prompt: str | list[str | int | list[int]] | None) -> list[str | list
         raise bad_request("'prompt' is missing or empty.", "prompt")
     if isinstance(prompt, str):
         return [prompt]
-    numbers = [each for each in prompt if isinstance(each, int)]
-    if not numbers:
-        return [each for each in prompt if not isinstance(each, int)]
-    if len(numbers) < len(prompt):
+    kinds = set(map(type, prompt))
+    if int in kinds and len(kinds) > 1:
         raise bad_request("'prompt' mixes token ids with other prompts.", "prompt")
-    return [numbers]
+    return [prompt] if int in kinds else prompt  # type: ignore[list-item, return-value]
 
 
 async def _completion_prompt(state: ServerState, body: CompletionBody, prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, list):
         _check_tokens(prompt, state.client.model.vocab_size)
-        return Prompt(_truncated(state, body, prompt), None)
-    token_ids = await encode(state, prompt, add_special_tokens=body.add_special_tokens is not False)
+        token_ids = _truncated(state, body, prompt)
+        return Prompt(token_ids, await _echoed(state, token_ids) if body.echo else None)
+    token_ids = await _encode_prompt(state, body, prompt, add_special_tokens=body.add_special_tokens is not False)
     return Prompt(_truncated(state, body, token_ids), prompt)
+
+
+async def _echoed(state: ServerState, token_ids: list[int]) -> str | None:
+    """What a completion repeats of a prompt that was given as tokens. None for one that is refused anyway."""
+    if state.tokenizer is None or len(token_ids) > state.client.pool.max_model_len:
+        return None
+    return await state.tokenizer.decode_long(token_ids)
 
 
 def _check_tokens(token_ids: list[int], vocab_size: int) -> None:
@@ -58,7 +66,7 @@ async def chat_prompt(state: ServerState, body: ChatBody) -> Prompt:
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs or {},
     )
-    token_ids = await encode(state, text, add_special_tokens=bool(body.add_special_tokens))
+    token_ids = await _encode_prompt(state, body, text, add_special_tokens=bool(body.add_special_tokens))
     return Prompt(_truncated(state, body, token_ids), text)
 
 
@@ -101,10 +109,34 @@ def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 async def encode(state: ServerState, text: str, *, add_special_tokens: bool) -> list[int]:
-    """400 when the model has no tokenizer."""
+    """Token ids of a text that may have more of them than the context. 400 when the model has no tokenizer."""
+    tokenizer = _tokenizer(state)
+    most = most_characters(state.client.pool.max_model_len)
+    if len(text) > most:
+        raise bad_request(f"The text has {len(text):,} characters; at most {most:,} are encoded at once.", "prompt")
+    return await tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+async def _encode_prompt(state: ServerState, body: SamplingFields, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a prompt. 400, before it is encoded, for one that has too many characters to fit."""
+    if body.truncate_prompt_tokens is not None:
+        return await encode(state, text, add_special_tokens=add_special_tokens)
+    tokenizer, max_model_len = _tokenizer(state), state.client.pool.max_model_len
+    if len(text) <= max_model_len * tokenizer.longest_token:
+        with suppress(TextTooLong):
+            return await tokenizer.encode(text, add_special_tokens=add_special_tokens, most_tokens=max_model_len)
+    raise bad_request(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {len(text):,} "
+        "characters, which is more than so many tokens stand for. Please reduce the length of the prompt.",
+        "prompt",
+    )
+
+
+def _tokenizer(state: ServerState) -> TextTokenizer:
+    """400 when the model has none."""
     if state.tokenizer is None:
         raise bad_request(f"Prompts must be token ids: {state.client.model.no_tokenizer}", "prompt")
-    return await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return state.tokenizer
 
 
 def _truncated(state: ServerState, body: SamplingFields, token_ids: list[int]) -> list[int]:

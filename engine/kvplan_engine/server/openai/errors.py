@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 Headers = list[tuple[bytes, bytes]]
+_LONGEST_MESSAGE = 2_000
 
 
 class ApiError(Exception):
@@ -21,7 +22,11 @@ class ApiError(Exception):
         self.headers = headers or []
 
     def body(self) -> bytes:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        """OpenAI's object. What a client sent is not sent back at any length."""
+        message = self.message
+        if len(message) > _LONGEST_MESSAGE:
+            message = message[:_LONGEST_MESSAGE] + "..."
+        error = {"message": message, "type": self.kind, "param": self.param, "code": self.status}
         return msgspec.json.encode({"error": error})
 
 

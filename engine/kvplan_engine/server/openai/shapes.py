@@ -30,7 +30,7 @@ def event(content: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """text: as it was given or rendered; None where token ids were given."""
+    """text: as it was given or rendered; None where token ids were given that are not to be repeated."""
 
     token_ids: list[int]
     text: str | None
