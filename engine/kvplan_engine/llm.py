@@ -87,8 +87,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer every prompt; outputs are in the order of the prompts.
 
-        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params, lora_request:
-        one for all, or one for each. EngineError when one of them can never run; then none is started.
+        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}`` or ``{"prompt": "..."}``. With a
+        ``"cache_salt"`` in it, a prompt shares cached prefixes only with those that have the same one.
+        sampling_params, lora_request: one for all, or one for each. EngineError when one of them can never run; then
+        none is started.
         """
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
@@ -123,7 +125,8 @@ class LLM:
         try:
             for add, prompt, params in work:
                 token_ids, text = self._encode(prompt)
-                requests.append(add(str(next(self._request_numbers)), token_ids, params, prompt=text))
+                name, salt = str(next(self._request_numbers)), _cache_salt(prompt)
+                requests.append(add(name, token_ids, params, prompt=text, cache_salt=salt))
             while self.engine.has_unfinished_requests():
                 self.engine.step()
         except BaseException:
@@ -134,7 +137,10 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
         if isinstance(prompt, Mapping):
-            return list(prompt["prompt_token_ids"]), prompt.get("prompt")
+            if "prompt_token_ids" in prompt:
+                return list(prompt["prompt_token_ids"]), prompt.get("prompt")
+            prompt = prompt["prompt"]
+            assert isinstance(prompt, str)
         if self.engine.model.is_dummy:
             raise EngineError(
                 "this model has dummy weights, so its answer to a text would be noise.",
@@ -181,6 +187,14 @@ class LLM:
     def get_stats(self) -> dict[str, Any]:
         """See :meth:`Engine.get_stats`."""
         return self.engine.get_stats()
+
+
+def _cache_salt(prompt: Prompt) -> str | None:
+    """EngineError for one that is no text, or empty: it would look as if it kept prompts apart."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise EngineError(f"cache_salt must be a text that is not empty, got {salt!r}.")
+    return salt
 
 
 class _LazyTokenizer:

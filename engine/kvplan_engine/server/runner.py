@@ -69,6 +69,7 @@ async def _serve(options: ServerOptions) -> int:
                 await add_adapter(state, LoRARequest(name, path))
             return await _serve_loaded(state, listener, ending)
         finally:
+            await state.close()
             await client.stop()
 
 

@@ -15,7 +15,7 @@ from kvplan_engine.server.http import adapters, control, generating, service
 from kvplan_engine.server.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.openai.errors import ApiError, bad_request, unavailable
-from kvplan_engine.server.text.chat_template import TemplateFailed
+from kvplan_engine.server.text.template_messages import TemplateFailed
 
 logger = logging.getLogger("kvplan_engine.server")
 

@@ -56,6 +56,7 @@ async def _generate(
         tokenizer=state.tokenizer,
         lora_request=state.adapters.get(model),
         engine=_chosen_engine(exchange, len(state.client.engines)),
+        cache_salt=body.cache_salt,
     )
     async with watched(exchange) as mailbox:
         await _answer(state, exchange, body, shape, context, mailbox)

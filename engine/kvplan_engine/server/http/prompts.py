@@ -60,7 +60,7 @@ def _check_tokens(token_ids: list[int], vocab_size: int) -> None:
 
 async def chat_prompt(state: ServerState, body: ChatBody) -> Prompt:
     """400 when the model has no chat template, or it refuses the messages."""
-    text = render_chat(
+    text = await render_chat(
         state,
         body.messages,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -70,7 +70,7 @@ async def chat_prompt(state: ServerState, body: ChatBody) -> Prompt:
     return Prompt(_truncated(state, body, token_ids), text)
 
 
-def render_chat(
+async def render_chat(
     state: ServerState,
     messages: Sequence[Mapping[str, Any]],
     *,
@@ -82,7 +82,7 @@ def render_chat(
         raise bad_request(state.no_template, "messages")
     if not messages:
         raise bad_request("'messages' is empty.", "messages")
-    return state.template.render(
+    return await state.template.render(
         [_plain_message(message, number) for number, message in enumerate(messages)],
         add_generation_prompt=add_generation_prompt,
         variables=variables,

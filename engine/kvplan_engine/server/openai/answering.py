@@ -55,10 +55,18 @@ class Answering:
     def __enter__(self) -> Answering:
         try:
             for number, (prompt, params) in enumerate(zip(self._shape.context.prompts, self._params, strict=True)):
-                first, context = number * params.n, self._shape.context
-                adapter, engine = context.lora_request, context.engine
+                context = self._shape.context
                 self._generations.append(
-                    self._client.submit(prompt.token_ids, params, self._arrival, self._mailbox, first, adapter, engine)
+                    self._client.submit(
+                        prompt.token_ids,
+                        params,
+                        self._arrival,
+                        self._mailbox,
+                        number * params.n,
+                        context.lora_request,
+                        context.engine,
+                        context.cache_salt,
+                    )
                 )
         except BaseException:
             self._abort()

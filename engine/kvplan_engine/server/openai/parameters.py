@@ -68,6 +68,8 @@ def refuse_unsupported(body: SamplingFields) -> None:
             raise not_supported(name)
     if body.best_of not in (None, body.n or 1):
         raise not_supported("best_of", "is not supported by kvplan serve, unless it equals n")
+    if body.cache_salt == "":
+        raise bad_request("'cache_salt' must not be empty.", "cache_salt")
     if isinstance(body, ChatBody) and body.echo:
         raise not_supported("echo", "is supported by /v1/completions alone")
 
@@ -209,9 +211,16 @@ def max_tokens(body: SamplingFields, default: int) -> int:
 
 def _logit_bias(body: SamplingFields) -> dict[int, float]:
     try:
-        return {int(token): bias for token, bias in (body.logit_bias or {}).items()}
+        return {_token(name): bias for name, bias in (body.logit_bias or {}).items()}
     except ValueError:
         raise bad_request("The keys of 'logit_bias' must be token ids.", "logit_bias") from None
+
+
+def _token(name: str) -> int:
+    """ValueError for what is no number, or is one in letters that int() takes as well: "1_0", " 1"."""
+    if not (name.isascii() and name.removeprefix("-").isdigit()):
+        raise ValueError(name)
+    return int(name)
 
 
 Value = TypeVar("Value")

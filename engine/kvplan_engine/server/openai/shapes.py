@@ -40,7 +40,7 @@ class Prompt:
 class AnswerContext:
     """What every chunk of an answer says, and what it is made from. created: seconds of the epoch.
 
-    engine: the one that the client chose; None: any.
+    engine: the one that the client chose; None: any. cache_salt: only requests with the same one share cached prefixes.
     """
 
     answer_id: str
@@ -52,6 +52,7 @@ class AnswerContext:
     tokenizer: TextTokenizer | None
     lora_request: LoRARequest | None = None
     engine: int | None = None
+    cache_salt: str | None = None
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.num_samples]
