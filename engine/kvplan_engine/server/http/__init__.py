@@ -5,6 +5,7 @@ connection    uvicorn's protocol of a connection, with bounds, and written to fr
 bounds        how much, and for how long, clients may send before their request is known
 upgrades      requests that would rather speak another protocol
 bodies        a request's body, in the shape that its endpoint expects
+cors          what pages of other servers may do
 exchange      one HTTP request and its answer: bounded body, whole answers, event streams
 state         what all handlers share
 generating    /v1/completions and /v1/chat/completions

@@ -39,6 +39,7 @@ class Exchange:
         "_query",
         "_unframed",
         "arrival_seconds",
+        "extra_headers",
         "method",
         "path",
         "receive",
@@ -54,6 +55,7 @@ class Exchange:
         self.receive = receive
         self.status = 0
         self.request_id = ""  # sent back as x-request-id
+        self.extra_headers: Headers = []  # of any answer
         self._asgi_send = send
         self._outlet: Outlet = scope["extensions"][EXTENSION].outlet
         self._unframed: UnframedAnswer | None = scope["extensions"].get(UNFRAMED)
@@ -132,6 +134,7 @@ class Exchange:
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self.status = status
+        headers.extend(self.extra_headers)
         if self.request_id:
             headers.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

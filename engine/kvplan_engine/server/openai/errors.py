@@ -23,11 +23,17 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """OpenAI's object. What a client sent is not sent back at any length."""
-        message = self.message
-        if len(message) > _LONGEST_MESSAGE:
-            message = message[:_LONGEST_MESSAGE] + "..."
-        error = {"message": message, "type": self.kind, "param": self.param, "code": self.status}
+        error = {
+            "message": _shortened(self.message),
+            "type": self.kind,
+            "param": None if self.param is None else _shortened(self.param),
+            "code": self.status,
+        }
         return msgspec.json.encode({"error": error})
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "..."
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
