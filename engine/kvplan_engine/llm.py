@@ -87,17 +87,20 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer every prompt; outputs are in the order of the prompts.
 
-        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}`` or ``{"prompt": "..."}``. With a
-        ``"cache_salt"`` in it, a prompt shares cached prefixes only with those that have the same one.
-        sampling_params, lora_request: one for all, or one for each. EngineError when one of them can never run; then
-        none is started.
+        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. With a ``"cache_salt"`` in it, a
+        prompt shares cached prefixes only with those that have the same one. sampling_params, lora_request: one for
+        all, or one for each. EngineError when one of them can never run; then none is started.
         """
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
         params = _per_prompt(sampling_params or SamplingParams(), SamplingParams, len(prompts), "sampling parameters")
         adapters = _per_prompt(lora_request, (LoRARequest, NoneType), len(prompts), "adapters")
         work = [
-            (partial(self.engine.add_request, lora_request=adapter), prompt, own)
+            (
+                partial(self.engine.add_request, lora_request=adapter, cache_salt=_cache_salt(prompt)),
+                prompt,
+                own,
+            )
             for prompt, own, adapter in zip(prompts, params, adapters, strict=True)
         ]
         with self._serving:
@@ -115,7 +118,10 @@ class LLM:
             prompts = [prompts]
         params = params or BeamSearchParams()
         with self._serving:
-            requests = self._run_all([(self.engine.add_beam_search, prompt, params) for prompt in prompts])
+            add = self.engine.add_beam_search
+            requests = self._run_all(
+                [(partial(add, cache_salt=_cache_salt(prompt)), prompt, params) for prompt in prompts]
+            )
             tokenizer = self.tokenizer if self._has_tokenizer else None
             return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
 
@@ -125,8 +131,7 @@ class LLM:
         try:
             for add, prompt, params in work:
                 token_ids, text = self._encode(prompt)
-                name, salt = str(next(self._request_numbers)), _cache_salt(prompt)
-                requests.append(add(name, token_ids, params, prompt=text, cache_salt=salt))
+                requests.append(add(str(next(self._request_numbers)), token_ids, params, prompt=text))
             while self.engine.has_unfinished_requests():
                 self.engine.step()
         except BaseException:
@@ -137,10 +142,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return list(prompt["prompt_token_ids"]), prompt.get("prompt")
-            prompt = prompt["prompt"]
-            assert isinstance(prompt, str)
+            return list(prompt["prompt_token_ids"]), prompt.get("prompt")
         if self.engine.model.is_dummy:
             raise EngineError(
                 "this model has dummy weights, so its answer to a text would be noise.",
