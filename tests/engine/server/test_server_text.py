@@ -24,7 +24,7 @@ from kvplan_engine.server.text.chat_template import ChatTemplate
 from kvplan_engine.server.text.decoding import AnswerDecoder, StreamDecoder, answer_decoder
 from kvplan_engine.server.text.rendering import TemplateRenderer
 from kvplan_engine.server.text.stop_strings import StopStrings
-from kvplan_engine.server.text.template_messages import TemplateFailed
+from kvplan_engine.server.text.template_messages import PromptTooLong, TemplateFailed
 from kvplan_engine.server.text.tokenizer import TextTokenizer, TextTooLong
 
 
@@ -225,9 +225,14 @@ def _render_apart(source: str, *conversations: list[dict[str, Any]]) -> list[str
         outcomes = []
         for messages in conversations:
             try:
-                outcomes.append(await renderer.render(messages, add_generation_prompt=True, variables={"n": 2**70}))
+                text = await renderer.render(
+                    messages, add_generation_prompt=True, variables={"n": 2**70}, most_characters=1_000_000
+                )
+                outcomes.append(text)
             except TemplateFailed as problem:
                 outcomes.append(str(problem))
+            except PromptTooLong as problem:
+                outcomes.append(f"{problem.num_characters:,} characters")
         await renderer.close()
         return outcomes
 
@@ -241,6 +246,12 @@ def test_a_template_is_rendered_by_another_process_as_by_this_one() -> None:
     assert _render_apart(source, messages, HI) == [
         _render(source, messages, n=2**70), "<s>1180591620717411303424hi"
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("same_imports")
+def test_of_a_prompt_that_is_too_long_only_the_length_comes_back() -> None:
+    messages = [{"role": "user", "content": "é" * 999_999}]
+    assert _render_apart("{{ messages[0].content }}aa", messages, HI) == ["1,000,001 characters", "hiaa"]
 
 
 @pytest.mark.parametrize("use", [

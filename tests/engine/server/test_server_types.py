@@ -126,6 +126,17 @@ def test_a_text_that_is_only_encoded_may_be_longer(server: ServerProcess) -> Non
         assert "at most 1,048,576 are encoded at once" in answer.error["message"]
 
 
+@pytest.mark.parametrize("message", [
+    {"content": "a" * 1_100_000}, {"content": "a", "tool_calls": [{"arguments": {"x": "a" * 1_100_000}}]},
+    {"content": [{"type": "text", "text": "a" * 550_000}] * 2},
+], ids=["content", "elsewhere", "parts"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_a_long_conversation_is_refused_before_it_is_rendered(server: ServerProcess, path: str, message: Any) -> None:
+    answer = server.post(path, {"messages": [{"role": "user", **message}]})
+    assert answer.status == 400
+    assert "characters; at most 1,048,576" in answer.error["message"]
+
+
 def test_tokens_are_decoded_up_to_the_context(server: ServerProcess) -> None:
     assert server.post("/detokenize", {"tokens": [300] * 256}).status == 200
     assert server.post("/detokenize", {"tokens": []}).json == {"prompt": ""}

@@ -77,12 +77,7 @@ async def tokenize(state: ServerState, exchange: Exchange) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
     if body.messages is not None:
-        text = await render_chat(
-            state,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=body.chat_template_kwargs or {},
-        )
+        text = await render_chat(state, body, body.messages, is_whole=False)
     else:
         text = body.prompt or ""
     default = body.messages is None

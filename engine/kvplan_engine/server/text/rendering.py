@@ -14,7 +14,7 @@ import msgspec
 
 from kvplan_engine.errors import describe_exit
 from kvplan_engine.server.messages import LENGTH
-from kvplan_engine.server.text.template_messages import Load, Render, Rendered, TemplateFailed, frame
+from kvplan_engine.server.text.template_messages import Load, PromptTooLong, Render, Rendered, TemplateFailed, frame
 
 _READ_BYTES = 1 << 20
 # Of the processor, for one conversation: an ordinary one takes less than a thousandth of it.
@@ -34,10 +34,18 @@ class TemplateRenderer:
         self._starting = asyncio.ensure_future(self._start())
 
     async def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        most_characters: int,
     ) -> str:
-        """The prompt for ``messages``. variables: what a request passes in chat_template_kwargs."""
-        order = frame(Render(list(map(dict, messages)), add_generation_prompt, dict(variables)))
+        """The prompt for ``messages``. variables: what a request passes in chat_template_kwargs.
+
+        TemplateFailed, or PromptTooLong for one of more than ``most_characters``.
+        """
+        order = frame(Render(list(map(dict, messages)), add_generation_prompt, dict(variables), most_characters))
         async with self._turn:
             if self._starting.done() and self._starting.exception() is not None:  # the system had no room for it
                 self._starting = asyncio.ensure_future(self._start())
@@ -54,6 +62,8 @@ class TemplateRenderer:
                 )
         if answer.error:
             raise TemplateFailed(answer.error)
+        if answer.num_characters > most_characters:
+            raise PromptTooLong(answer.num_characters)
         return answer.text
 
     async def close(self) -> None:

@@ -13,6 +13,14 @@ class TemplateFailed(Exception):
     """The template refuses these messages, or costs too much. The message is one sentence."""
 
 
+class PromptTooLong(Exception):
+    """The prompt has more characters than may be. num_characters: how many."""
+
+    def __init__(self, num_characters: int) -> None:
+        super().__init__(num_characters)
+        self.num_characters = num_characters
+
+
 class Load(msgspec.Struct):
     """The first message: the template. The answer is a Rendered without a text.
 
@@ -25,11 +33,15 @@ class Load(msgspec.Struct):
 
 
 class Render(msgspec.Struct):
-    """A conversation. variables: what the request passes in chat_template_kwargs."""
+    """A conversation. variables: what the request passes in chat_template_kwargs.
+
+    most_characters: of a prompt that is sent back; of a longer one only the length.
+    """
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool
     variables: dict[str, Any]
+    most_characters: int
 
 
 class Rendered(msgspec.Struct):
@@ -37,6 +49,7 @@ class Rendered(msgspec.Struct):
 
     text: str = ""
     error: str = ""
+    num_characters: int = 0
 
 
 def frame(message: msgspec.Struct) -> bytes:

@@ -26,13 +26,17 @@ def main() -> int:
     """Until the other end is closed. The system ends it sooner when a template costs too much."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the server decides when to end
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
-    with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rwb") as stream:
-        _serve(stream)
+    with (
+        socket.socket(fileno=int(sys.argv[1])) as connection,
+        connection.makefile("rb") as orders,
+        connection.makefile("wb") as answers,
+    ):
+        _serve(orders, answers)
     return 0
 
 
-def _serve(stream: BinaryIO) -> None:
-    data = _read_frame(stream)
+def _serve(orders: BinaryIO, answers: BinaryIO) -> None:
+    data = _read_frame(orders)
     if data is None:
         return
     load = msgspec.json.decode(data, type=Load)
@@ -44,25 +48,26 @@ def _serve(stream: BinaryIO) -> None:
                 template = ChatTemplate(load.source, load.special_tokens)
                 answer = Rendered()
             else:
-                answer = Rendered(_rendered(template, msgspec.json.decode(data, type=Render)))
+                answer = _rendered(template, msgspec.json.decode(data, type=Render))
         except TemplateFailed as problem:
             answer = Rendered(error=str(problem))
-        stream.write(frame(answer))
+        answers.write(frame(answer))
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        stream.flush()
-        data = _read_frame(stream)
+        answers.flush()
+        data = _read_frame(orders)
 
 
-def _rendered(template: ChatTemplate, order: Render) -> str:
-    return template.render(order.messages, add_generation_prompt=order.add_generation_prompt, variables=order.variables)
+def _rendered(template: ChatTemplate, order: Render) -> Rendered:
+    text = template.render(order.messages, add_generation_prompt=order.add_generation_prompt, variables=order.variables)
+    return Rendered("" if len(text) > order.most_characters else text, num_characters=len(text))
 
 
-def _read_frame(stream: BinaryIO) -> bytes | None:
-    head = stream.read(LENGTH.size)
+def _read_frame(orders: BinaryIO) -> bytes | None:
+    head = orders.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
     (length,) = LENGTH.unpack(head)
-    data = stream.read(length)
+    data = orders.read(length)
     return data if len(data) == length else None
 
 
