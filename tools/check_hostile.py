@@ -196,6 +196,11 @@ def _dribble(server: Server, beginning: bytes) -> str:
     return "300 opened"
 
 
+def many_choices(server: Server) -> str:
+    """As many as one request may have."""
+    return server.post("/v1/completions", json.dumps({"prompt": [[5]] * 1024, "n": 16, "max_tokens": 1}).encode())
+
+
 def pipelined(server: Server) -> str:
     with server.connect() as connection:
         number = _sent(connection, b"GET /nothing HTTP/1.1\r\n\r\n" * 5000, 1)
@@ -205,6 +210,7 @@ def pipelined(server: Server) -> str:
 ATTACKS: tuple[Callable[[Server], str], ...] = (
     nothing, long_prompt, long_tokenize, long_chat, million_characters, many_tokens, many_lists, huge_header,
     many_headers, idle_connections, dribbling_heads, dribbling_bodies, pipelined,
+    many_choices,
 )  # fmt: skip
 
 

@@ -157,3 +157,6 @@ def test_many_prompts_do_not_each_name_many_tokens(server: ServerProcess) -> Non
     answer = server.post("/v1/completions", {"prompt": [[1]] * 1024, "stop_token_ids": [5] * 600, "max_tokens": 1})
     assert answer.status == 400
     assert "524,288 tokens" in answer.error["message"]
+    answer = server.post("/v1/completions", {"prompt": [[1]] * 1024, "n": 17, "max_tokens": 1})
+    assert answer.status == 400
+    assert "at most 16,384" in answer.error["message"]

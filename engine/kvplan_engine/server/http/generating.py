@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 
@@ -103,7 +104,11 @@ async def _answer(
     params = sampling_params(body, lengths, max_model_len, vocab_size)
     if (body.n or 1) > client.pool.max_num_seqs:
         raise bad_request(f"'n' must be at most max_num_seqs {client.pool.max_num_seqs:,}: samples run at once.", "n")
-    with Answering(client, shape(context), params, exchange.arrival_seconds, mailbox) as answering:
+
+    def prepare() -> Answering:
+        return Answering(client, shape(context), params, exchange.arrival_seconds, mailbox)
+
+    with await asyncio.to_thread(prepare) if context.is_large else prepare() as answering:
         if not context.options.stream:
             await exchange.answer(200, msgspec.json.encode(await answering.whole()))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any, Protocol
 
@@ -111,7 +112,8 @@ class Answering:
             for delta in deltas:
                 gathered[delta.choice].append(delta)
         counts = usage(self._generations, self._num_tokens)
-        return self._shape.answer(gathered, counts, request_metrics(self._generations))
+        build = partial(self._shape.answer, gathered, counts, request_metrics(self._generations))
+        return await asyncio.to_thread(build) if self._shape.context.is_large else build()
 
     async def stream(self, output: Output) -> None:
         """Write every chunk as its token arrives. Tokens that gathered meanwhile are written at once, a chunk each."""

@@ -19,6 +19,7 @@ from kvplan_engine.server.openai.requests import REFUSED, ChatBody, CompletionBo
 
 # Samples of one request: more would be a mistake, or an attack.
 _MOST_SAMPLES = 128
+_MOST_CHOICES = 1 << 14  # of one request: each is made before the first answer
 _MOST_LOGPROBS = 20  # vLLM's max_logprobs
 _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING = 1024
@@ -146,6 +147,8 @@ def sampling_params(
     """For each prompt, by its number of tokens. 400 when one does not fit, or a value is out of range."""
     if (body.n or 1) > _MOST_SAMPLES:
         raise bad_request(f"'n' must be at most {_MOST_SAMPLES}.", "n")
+    if (body.n or 1) * len(prompt_lengths) > _MOST_CHOICES:
+        raise bad_request(f"'n' times the number of prompts must be at most {_MOST_CHOICES:,}.", "n")
     num_named = len(body.logit_bias or ()) + len(body.stop_token_ids or ())
     if num_named * len(prompt_lengths) > _MOST_NAMED_TOKENS:
         raise bad_request(

@@ -21,6 +21,9 @@ from kvplan_engine.server.text.tokenizer import TextTokenizer
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
+# Beyond them it takes more than a few milliseconds to make what a request needs, or its answer.
+_MANY_CHOICES = 128
+_MANY_TOKENS = 500
 
 
 def event(content: dict[str, Any]) -> bytes:
@@ -53,6 +56,14 @@ class AnswerContext:
     lora_request: LoRARequest | None = None
     engine: int | None = None
     cache_salt: str | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its choices, or the prompts' tokens it speaks of, are so many that the event loop should not wait."""
+        num_choices = len(self.prompts) * self.num_samples
+        has_details = self.options.num_prompt_logprobs is not None
+        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts) if has_details else 0
+        return num_choices > _MANY_CHOICES or num_tokens > _MANY_TOKENS
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.num_samples]
