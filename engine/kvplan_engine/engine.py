@@ -197,8 +197,9 @@ class Engine:
         *,
         prompt: str | None = None,
         lora_request: LoRARequest | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
-        """Queue a prompt, for the model itself or with an adapter.
+        """Queue a prompt, for the model itself or with an adapter. cache_salt: see Request.
 
         EngineError when its id is taken, a token is out of range, it can never fit, or the adapter cannot be loaded.
         """
@@ -208,14 +209,20 @@ class Engine:
         self._stops.check_params(params)
         params.check_vocabulary(self.model.config.vocab_size)
         adapter = None if lora_request is None else self.load_adapter(lora_request)
-        request = Request(request_id, prompt_token_ids, params, prompt=prompt, adapter=adapter)
+        request = Request(request_id, prompt_token_ids, params, prompt=prompt, adapter=adapter, cache_salt=cache_salt)
         request.stop_ids = self._stops.stop_ids(params)
         self.scheduler.add(request)
         self._requests[request_id] = request
         return request
 
     def add_beam_search(
-        self, request_id: str, prompt_token_ids: list[int], params: BeamSearchParams, *, prompt: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: BeamSearchParams,
+        *,
+        prompt: str | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
         """Queue a prompt for beam search; in the end its answers are in ``request.beams.finished``."""
         prompt_token_ids = self._checked_prompt(request_id, prompt_token_ids)
@@ -223,7 +230,10 @@ class Engine:
             refuse_beams()
         max_length = min(len(prompt_token_ids) + params.max_tokens, self.max_model_len)
         group: BeamGroup[Sequence] = BeamGroup(params, frozenset(self.model.config.eos_token_ids), max_length)
-        request = make_beam_request(request_id, prompt_token_ids, group, self.model.config.vocab_size, prompt=prompt)
+        vocab_size = self.model.config.vocab_size
+        request = make_beam_request(
+            request_id, prompt_token_ids, group, vocab_size, prompt=prompt, cache_salt=cache_salt
+        )
         self.scheduler.add(request)
         group.start(request.sequences)
         self._requests[request_id] = request

@@ -89,15 +89,20 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer every prompt; outputs are in the order of the prompts.
 
-        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params, lora_request:
-        one for all, or one for each. EngineError when one of them can never run; then none is started.
+        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. With a ``"cache_salt"`` in it, a
+        prompt shares cached prefixes only with those that have the same one. sampling_params, lora_request: one for
+        all, or one for each. EngineError when one of them can never run; then none is started.
         """
         prompts = _listed(prompts)
         given = SamplingParams() if sampling_params is None else sampling_params
         params = _per_prompt(given, SamplingParams, len(prompts), "sampling parameters")
         adapters = _per_prompt(lora_request, (LoRARequest, NoneType), len(prompts), "adapters")
         work = [
-            (partial(self.engine.add_request, lora_request=adapter), prompt, own)
+            (
+                partial(self.engine.add_request, lora_request=adapter, cache_salt=_cache_salt(prompt)),
+                prompt,
+                own,
+            )
             for prompt, own, adapter in zip(prompts, params, adapters, strict=True)
         ]
         with self._serving:
@@ -116,7 +121,10 @@ class LLM:
         if not isinstance(params, BeamSearchParams):
             raise EngineError(f"a beam search needs BeamSearchParams, got {type(params).__name__}.")
         with self._serving:
-            requests = self._run_all([(self.engine.add_beam_search, prompt, params) for prompt in prompts])
+            add = self.engine.add_beam_search
+            requests = self._run_all(
+                [(partial(add, cache_salt=_cache_salt(prompt)), prompt, params) for prompt in prompts]
+            )
             tokenizer = self.tokenizer if self._has_tokenizer else None
             return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
 
@@ -200,6 +208,14 @@ class LLM:
     def get_stats(self) -> dict[str, Any]:
         """See :meth:`Engine.get_stats`."""
         return self.engine.get_stats()
+
+
+def _cache_salt(prompt: Prompt) -> str | None:
+    """EngineError for one that is no text, or empty: it would look as if it kept prompts apart."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise EngineError(f"cache_salt must be a text that is not empty, got {salt!r}.")
+    return salt
 
 
 class _LazyTokenizer:

@@ -65,6 +65,35 @@ class ServerOptions:
     max_body_size: Annotated[
         str, typer.Option(help="Largest request body, such as 32MiB.", metavar="BYTES", rich_help_panel=SERVER_PANEL)
     ] = "32MiB"
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origins whose pages may use the server (repeatable, or a JSON list). Default: all.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None
+    allowed_methods: Annotated[
+        list[str] | None,
+        typer.Option(help="Methods that they may use. Default: all.", rich_help_panel=SERVER_PANEL),
+    ] = None
+    allowed_headers: Annotated[
+        list[str] | None,
+        typer.Option(help="Headers that they may send. Default: all.", rich_help_panel=SERVER_PANEL),
+    ] = None
+    allow_credentials: Annotated[
+        bool,
+        typer.Option("--allow-credentials", help="They may send cookies.", rich_help_panel=SERVER_PANEL),
+    ] = False
+    timeout_keep_alive: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds that a connection waits for its next request.", rich_help_panel=SERVER_PANEL
+        ),
+    ] = 5.0
+    client_header_timeout: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds that a request's head may take.", rich_help_panel=SERVER_PANEL),
+    ] = 60.0
     shutdown_timeout: Annotated[
         float,
         typer.Option(min=0, help="Seconds that requests in flight get after SIGTERM.", rich_help_panel=SERVER_PANEL),
@@ -243,6 +272,12 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
         "max_num_queued_tokens": server.max_num_queued_tokens,
         "max_body_bytes": parse_bytes(server.max_body_size),
         "shutdown_timeout": server.shutdown_timeout,
+        "allowed_origins": _words("--allowed-origins", server.allowed_origins),
+        "allowed_methods": _words("--allowed-methods", server.allowed_methods),
+        "allowed_headers": _words("--allowed-headers", server.allowed_headers),
+        "allow_credentials": server.allow_credentials,
+        "timeout_keep_alive": server.timeout_keep_alive,
+        "client_header_timeout": server.client_header_timeout,
         "option_names": option_names(),
     }
     become_server(options)
@@ -285,6 +320,25 @@ def _lora_modules(words: Sequence[str]) -> dict[str, str]:
             )
         found[name] = path
     return found
+
+
+def _words(option: str, given: Sequence[str] | None) -> list[str]:
+    """``["a", "b"]``, or as vLLM has it one JSON list; all where nothing is given."""
+    if given is None:
+        return ["*"]
+    words: list[str] = []
+    for word in given:
+        if not word.startswith("["):
+            words.append(word)
+            continue
+        try:
+            listed = json.loads(word)
+        except ValueError:
+            listed = None
+        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+            raise UsageError(f"{option} '{word}' is not a list of texts.", hint=f"for example {option} '[\"*\"]'")
+        words += listed
+    return words
 
 
 def _keys_of_environment() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ from kvplan_engine.requests.token_counts import TokenCounts
 
 
 class Request:
-    """One prompt with its sampling parameters; ``params.n`` sequences answer it."""
+    """One prompt with its sampling parameters; ``params.n`` sequences answer it.
+
+    cache_salt: only requests with the same one share cached prefixes.
+    """
 
     def __init__(
         self,
@@ -30,9 +34,11 @@ class Request:
         *,
         prompt: str | None = None,
         adapter: AdapterKey | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         self.request_id = request_id
         self.adapter = adapter
+        self.cache_salt = _kv_salt(adapter, cache_salt)
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
@@ -48,11 +54,6 @@ class Request:
         self.has_stop_strings = bool(params.stop_strings)
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup[Sequence] | None = None  # the sequences are beams of a search
-
-    @property
-    def cache_salt(self) -> bytes:
-        """What its KV depends on besides its tokens: KV of one adapter is never another's."""
-        return b"" if self.adapter is None else self.adapter.digest
 
     @property
     def is_plainly_greedy(self) -> bool:
@@ -80,6 +81,12 @@ class Request:
     def is_finished(self) -> bool:
         """Whether no more tokens will come: nothing forks from a finished sequence either."""
         return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)
+
+
+def _kv_salt(adapter: AdapterKey | None, cache_salt: str | None) -> bytes:
+    """What KV is told apart by besides its tokens: the adapter that computed it, and whose it is."""
+    content = b"" if adapter is None else adapter.digest
+    return content if cache_salt is None else content + b"salt" + hashlib.sha256(cache_salt.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

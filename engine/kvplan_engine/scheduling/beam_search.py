@@ -17,6 +17,7 @@ def make_beam_request(
     vocab_size: int,
     *,
     prompt: str | None = None,
+    cache_salt: str | None = None,
 ) -> Request:
     """A request whose sequences are beams. EngineError when the vocabulary is too small for the beam width."""
     if group.num_candidates > vocab_size:
@@ -26,7 +27,7 @@ def make_beam_request(
             hint="lower beam_width",
         )
     params = SamplingParams(temperature=0.0, max_tokens=group.params.max_tokens, logprobs=group.num_candidates)
-    request = Request(request_id, prompt_token_ids, params, prompt=prompt)
+    request = Request(request_id, prompt_token_ids, params, prompt=prompt, cache_salt=cache_salt)
     request.beams = group
     return request
 

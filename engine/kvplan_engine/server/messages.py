@@ -40,12 +40,16 @@ class Load(_Message):
 
 
 class Add(_Message):
-    """Answer ``prompt_token_ids``, with an adapter if one is given; the answers are numbered from ``first`` on."""
+    """Answer ``prompt_token_ids``, with an adapter if one is given; the answers are numbered from ``first`` on.
+
+    cache_salt: see Request.
+    """
 
     first: int
     prompt_token_ids: list[int]
     params: SamplingParams
     lora_request: LoRARequest | None = None
+    cache_salt: str | None = None
 
 
 class Abort(_Message):

@@ -19,8 +19,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     requests are refused; None for no limit. max_body_bytes: of a request. shutdown_timeout: seconds that requests in
     flight get at the end. dead_engine_seconds: how long a server whose engine has died goes on answering 503, before it
     ends and its supervisor restarts it. dead_client_seconds: when a connection is closed whose client neither reads
-    what it is sent nor answers the kernel's probes. port 0: one that is free. option_names: of settings that are
-    options of a command line, for what is said there.
+    what it is sent nor answers the kernel's probes. timeout_keep_alive: seconds for which a connection waits for its
+    next request; client_header_timeout: for the head of one, from its first byte or the connection's beginning on.
+    allowed_origins, allowed_methods, allowed_headers, allow_credentials: for pages of other servers, see http/cors.py.
+    port 0: one that is free. option_names: of settings that are options of a command line, for what is said there.
     """
 
     model: str
@@ -38,6 +40,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shutdown_timeout: float = 0.0
     dead_engine_seconds: float = 2.0
     dead_client_seconds: int = 60
+    timeout_keep_alive: float = 5.0
+    client_header_timeout: float = 60.0
+    allowed_origins: tuple[str, ...] = ("*",)
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
     option_names: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -46,6 +54,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             (self.data_parallel_size >= 1, f"data_parallel_size must be at least 1, got {self.data_parallel_size}"),
             (self.max_body_bytes >= 1, f"max_body_bytes must be at least 1, got {self.max_body_bytes}"),
             (self.dead_client_seconds >= 1, f"dead_client_seconds must be at least 1, got {self.dead_client_seconds}"),
+            (self.timeout_keep_alive > 0, f"timeout_keep_alive must be positive, got {self.timeout_keep_alive:g}"),
+            (
+                self.client_header_timeout > 0,
+                f"client_header_timeout must be positive, got {self.client_header_timeout:g}",
+            ),
             (self.shutdown_timeout >= 0, f"shutdown_timeout must not be negative, got {self.shutdown_timeout:g}"),
             (_is_limit(self.max_num_queued_reqs), "max_num_queued_reqs must be at least 1"),
             (_is_limit(self.max_num_queued_tokens), "max_num_queued_tokens must be at least 1"),

@@ -23,6 +23,7 @@ from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.replicas import Replicas
 from kvplan_engine.server.http.adapters import add_adapter
 from kvplan_engine.server.http.application import Application
+from kvplan_engine.server.http.bounds import WaitingConnections, WaitingTimes, most_connections
 from kvplan_engine.server.http.connection import Connection
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.metrics.exposition import Exposition
@@ -68,6 +69,7 @@ async def _serve(options: ServerOptions) -> int:
                 await add_adapter(state, LoRARequest(name, path))
             return await _serve_loaded(state, listener, ending)
         finally:
+            await state.close()
             await client.stop()
 
 
@@ -84,7 +86,7 @@ async def _load(client: Replicas, options: ServerOptions, ending: _Ending) -> No
 
 
 async def _serve_loaded(state: ServerState, listener: socket.socket, ending: _Ending) -> int:
-    server = _Server(_uvicorn_config(Application(state)), partial(_announce, state, listener))
+    server = _Server(_uvicorn_config(state), partial(_announce, state, listener))
     tasks = [asyncio.create_task(each) for each in (ending.watch(server), _probe_lag(state.metrics))]
     gc.collect()
     gc.freeze()  # what start-up made stays for good: collections need not look at it
@@ -124,11 +126,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(application: Application) -> uvicorn.Config:
+def _uvicorn_config(state: ServerState) -> uvicorn.Config:
+    times = WaitingTimes(state.options.timeout_keep_alive, state.options.client_header_timeout)
     return uvicorn.Config(
-        application,
+        Application(state),
         lifespan="off",
-        http=Connection,
+        http=partial(Connection, times, WaitingConnections(most_connections())),  # type: ignore[arg-type]
         ws="none",
         proxy_headers=False,
         loop="none",

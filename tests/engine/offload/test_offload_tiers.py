@@ -183,3 +183,33 @@ def test_a_prefix_on_disk_is_kept_when_the_engine_is_reconfigured(
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(EngineError, match=sentence):
         LLM({"architectures": ["GPT2LMHeadModel"]}, **settings)
+
+
+def test_other_salts_find_nothing_in_any_tier(checkpoints: dict[str, Checkpoint], tmp_path: Path) -> None:
+    """In the pool, in host memory, on disk, and there again after a restart."""
+    checkpoint = checkpoints["llama"]
+    settings = {"kv_host_cache_bytes": 5 * 6144, "kv_disk_cache_dir": str(tmp_path), "kv_disk_cache_bytes": "8MiB"}
+
+    def cached(llm: LLM, salt: str | None) -> list[int]:
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        given = [{"prompt_token_ids": prompt, "cache_salt": salt} for prompt in prompts()]
+        return [llm.generate([each], params)[0].num_cached_tokens for each in given]
+
+    llm = tiered_llm(checkpoint, **settings)
+    assert cached(llm, "a") == [0] * 6
+    assert cached(llm, "b") == [0] * 6
+    assert cached(llm, None) == [0] * 6
+    assert cached(llm, "a") == [48] * 6
+    stats = llm.get_stats()
+    assert stats["kv_host_cache_hits"] + stats["kv_disk_cache_hits"] > 4 * 48
+    llm.close()
+    with tiered_llm(checkpoint, **settings) as again:
+        assert cached(again, "c") == [0] * 6
+        assert cached(again, "a") == [48] * 6
+        assert cached(again, None) == [48] * 6
+
+
+@pytest.mark.parametrize("salt", ["", 1, b"a", ["a"]])
+def test_a_salt_that_is_no_text_is_refused(checkpoints: dict[str, Checkpoint], salt: Any) -> None:
+    with tiered_llm(checkpoints["llama"]) as llm, pytest.raises(EngineError, match="cache_salt must be a text"):
+        llm.generate([{"prompt_token_ids": [1, 2], "cache_salt": salt}])

@@ -37,11 +37,15 @@ class HttpAnswer(NamedTuple):
 
 
 class ServerProcess:
-    """Started with the options of ``ServerOptions``. A context manager: leaving it ends the process."""
+    """Started with the options of ``ServerOptions``. A context manager: leaving it ends the process.
 
-    def __init__(self, model: str, settings: dict[str, Any] | None = None, **options: Any) -> None:
+    before: a line of Python that the process runs first.
+    """
+
+    def __init__(self, model: str, settings: dict[str, Any] | None = None, *, before: str = "", **options: Any) -> None:
         given = {"model": model, "port": 0, "settings": {**SMALL, **(settings or {})}, **options}
-        self._start(["-m", "kvplan_engine.server"], json.dumps(given))
+        run = f"{before}import runpy; runpy.run_module('kvplan_engine.server', run_name='__main__')"
+        self._start(["-c", run] if before else ["-m", "kvplan_engine.server"], json.dumps(given))
 
     @classmethod
     def of_command(cls, arguments: list[str]) -> ServerProcess:

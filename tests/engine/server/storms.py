@@ -12,13 +12,13 @@ def request_head(length: int) -> bytes:
     return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
 
 
-async def _one_of_the_storm(port: int, draw: random.Random, slots: asyncio.Semaphore) -> str:
+async def _one_of_the_storm(port: int, draw: random.Random, slots: asyncio.Semaphore, budget: int) -> str:
     """A request that is read to its end, or whose client leaves: before the body, at once, or after some chunks."""
     fate = draw.choice(["stay", "stay", "leave"])
     body: dict[str, Any] = {
-        "prompt": [draw.randrange(384) for _ in range(draw.randrange(1, 60))],
+        "prompt": [draw.randrange(384) for _ in range(_prompt_length(draw, budget))],
         "max_tokens": draw.randrange(1, 40),
-        "n": draw.choice([1, 1, 1, 3]),
+        "n": draw.choice([1, 1, 1, 2, 3, 4]),
         "stream": draw.random() < 0.7,
         "ignore_eos": True,
     }
@@ -52,10 +52,17 @@ async def _one_of_the_storm(port: int, draw: random.Random, slots: asyncio.Semap
             writer.close()
 
 
-async def storm(port: int, number: int) -> dict[str, int]:
-    """How many of ``number`` requests stayed, left, and left early."""
+def _prompt_length(draw: random.Random, budget: int) -> int:
+    """Short, or about as long as one step or two take of it: its last chunk may be a single token."""
+    if draw.random() < 0.5:
+        return draw.randrange(1, 60)
+    return draw.choice([budget, 2 * budget]) + draw.choice([-1, 0, 1, 2])
+
+
+async def storm(port: int, number: int, budget: int = 64) -> dict[str, int]:
+    """How many of ``number`` requests stayed, left, and left early. budget: the server's max_num_batched_tokens."""
     slots = asyncio.Semaphore(48)
     draw = random.Random(number)
-    work = [_one_of_the_storm(port, random.Random(draw.random()), slots) for _ in range(number)]
+    work = [_one_of_the_storm(port, random.Random(draw.random()), slots, budget) for _ in range(number)]
     fates = await asyncio.gather(*work)
     return {fate: fates.count(fate) for fate in fates}

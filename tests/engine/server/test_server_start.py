@@ -39,6 +39,7 @@ def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:
 KEY = {"authorization": "Bearer secret-key"}
 _COMMAND = """
 --port 0 --load-format dummy --device cpu --device-memory 256MiB --block-size 32 --max-model-len 128
+--allowed-origins ["https://a.example"] --timeout-keep-alive 7 --client-header-timeout 9
 --enable-server-load-tracking --no-enable-prefix-caching --served-model-name one --api-key secret-key
 """
 
@@ -180,6 +181,15 @@ def test_the_command_becomes_the_server(commanded: ServerProcess) -> None:
     assert (config["max_model_len"], config["enable_prefix_caching"]) == (128, False)
     assert b"secret-key" not in Path(f"/proc/{commanded.process.pid}/cmdline").read_bytes()
     assert commanded.get("/v1/models").status == 401
+    for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+        answer = commanded.request("GET", "/health", headers={"origin": origin})
+        assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+@pytest.mark.parametrize("word", ["[1]", "[", '["a", null]'])
+def test_origins_that_are_no_list_of_texts_are_refused(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main(["serve", "gpt2", "--allowed-origins", word]) == 2
+    assert "is not a list of texts.\nhint: for example --allowed-origins" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +20,12 @@ from transformers import AutoTokenizer
 
 from kvplan_engine.requests.detokenizer import Detokenizer, answer_text
 from kvplan_engine.server.text.byte_level import ByteStreamDecoder
-from kvplan_engine.server.text.chat_template import ChatTemplate, TemplateFailed
+from kvplan_engine.server.text.chat_template import ChatTemplate
 from kvplan_engine.server.text.decoding import AnswerDecoder, StreamDecoder, answer_decoder
+from kvplan_engine.server.text.rendering import TemplateRenderer
 from kvplan_engine.server.text.stop_strings import StopStrings
-from kvplan_engine.server.text.tokenizer import TextTokenizer
+from kvplan_engine.server.text.template_messages import PromptTooLong, TemplateFailed
+from kvplan_engine.server.text.tokenizer import TextTokenizer, TextTooLong
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +201,116 @@ def test_a_template_that_asks_too_much_fails_in_one_sentence(source: str) -> Non
 def test_a_template_that_is_no_jinja_is_said() -> None:
     with pytest.raises(TemplateFailed, match="not valid"):
         ChatTemplate("{% for %}", {})
+
+
+# ---- the process that renders them
+
+_DOUBLED = "{% set ns = namespace(a=['x']) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
+
+
+@pytest.fixture
+def same_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is started finds the modules that this one does."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in sys.path if entry))
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def _render_apart(source: str, *conversations: list[dict[str, Any]]) -> list[str]:
+    """What becomes of each of ``conversations``: the prompt, or why there is none."""
+
+    async def render() -> list[str]:
+        renderer = TemplateRenderer(source, {"bos_token": "<s>"}, cpu_seconds=0.25)
+        outcomes = []
+        for messages in conversations:
+            try:
+                text = await renderer.render(
+                    messages, add_generation_prompt=True, variables={"n": 2**70}, most_characters=1_000_000
+                )
+                outcomes.append(text)
+            except TemplateFailed as problem:
+                outcomes.append(str(problem))
+            except PromptTooLong as problem:
+                outcomes.append(f"{problem.num_characters:,} characters")
+        await renderer.close()
+        return outcomes
+
+    return asyncio.run(render())
+
+
+@pytest.mark.usefixtures("same_imports")
+def test_a_template_is_rendered_by_another_process_as_by_this_one() -> None:
+    source = "{{ bos_token }}{{ n }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "äh 🙂\n"}, {"role": "user", "content": "x" * 300_000}]
+    assert _render_apart(source, messages, HI) == [
+        _render(source, messages, n=2**70), "<s>1180591620717411303424hi"
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("same_imports")
+def test_of_a_prompt_that_is_too_long_only_the_length_comes_back() -> None:
+    messages = [{"role": "user", "content": "é" * 999_999}]
+    assert _render_apart("{{ messages[0].content }}aa", messages, HI) == ["1,000,001 characters", "hiaa"]
+
+
+@pytest.mark.parametrize("use", [
+    "{{ ns.a }}", "{{ ns.a | tojson }}", "{{ ('x\n' * 9000000) | indent(99) | length }}", "{{ lipsum(n=100000) }}",
+], ids=["text", "json", "indent", "lipsum"])  # fmt: skip
+@pytest.mark.usefixtures("same_imports")
+def test_a_template_that_nothing_in_python_can_end_is_ended(use: str) -> None:
+    """Only for the messages with which it costs too much: the next ones are rendered again."""
+    source = _DOUBLED + "{% if messages[0].content == 'attack' %}" + use + "{% else %}fine{% endif %}"
+    attack = [{"role": "user", "content": "attack"}]
+    refused, fine, again = _render_apart(source, attack, HI, attack)
+    assert "too much" in refused or "too long a prompt" in refused
+    assert fine == "fine"
+    assert again == refused
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("{% for %}", "not valid"),
+    ("{{ [" + "[1] * 99999 + " * 200 + "[1]] }}" + "{{ 'a' * 9 }}" * 20_000, "too long to compile"),
+], ids=["no-jinja", "endless"])  # fmt: skip
+@pytest.mark.usefixtures("same_imports")
+def test_a_template_that_cannot_be_compiled_is_said_with_each_request(source: str, says: str) -> None:
+    first, second = _render_apart(source, HI, HI)
+    assert says in first
+    assert second == first
+
+
+# ---- long texts
+
+
+def _num_turns(work: Callable[[], object]) -> int:
+    """How often this thread had its turn while ``work`` ran in another."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    return turns
+
+
+def test_long_work_leaves_the_event_loop_its_turns(tokenizer: TextTokenizer) -> None:
+    """The library's plain encode and decode keep the interpreter's lock until they are done: one turn, or two."""
+    text = "the cache holds the keys " * 20_000
+    assert _num_turns(lambda: tokenizer._encode_long(text, True, None)) > 10
+    token_ids = tokenizer._encode(text, True)
+    assert _num_turns(lambda: tokenizer._decode_freely(token_ids * 5, True)) > 10
+
+
+def test_long_texts_have_the_tokens_of_short_ones(tokenizer: TextTokenizer) -> None:
+    text = "the cache 🙂 holds äöü and 日本語 of Paris " * 100
+    reference = tokenizer.backend.encode(text).ids
+    assert asyncio.run(tokenizer.encode(text)) == asyncio.run(tokenizer.encode(text, most_tokens=2)) == reference
+    assert asyncio.run(tokenizer.decode_long(reference)) == tokenizer.backend.decode(reference)
+
+
+def test_a_text_of_far_too_many_tokens_is_not_encoded_to_its_end(tokenizer: TextTokenizer) -> None:
+    text = "the cache " * 200_000
+    with pytest.raises(TextTooLong):
+        tokenizer._check_length(text, 1000)
+    tokenizer._check_length(text, len(text))
+    assert tokenizer.longest_token == max(map(len, tokenizer.backend.get_vocab()))

@@ -163,12 +163,13 @@ class EngineClient(asyncio.Protocol):
         first_choice: int,
         lora_request: LoRARequest | None = None,
         route: Route = ONLY_ROUTE,
+        cache_salt: str | None = None,
     ) -> Generation:
         """Send a request, whose tokens go to ``mailbox``. EngineDead, or Overloaded when too much is queued."""
         self.check_alive()
         adapter = None if lora_request is None else lora_request.name
         generation = self._in_flight.add(len(prompt_token_ids), params, arrival, mailbox, first_choice, adapter, route)
-        self._send(Add(generation.first, prompt_token_ids, params, lora_request))
+        self._send(Add(generation.first, prompt_token_ids, params, lora_request, cache_salt))
         return generation
 
     def abort(self, generation: Generation) -> None:

@@ -120,24 +120,24 @@ class Replicas:
         first_choice: int,
         lora_request: LoRARequest | None = None,
         engine: int | None = None,
+        cache_salt: str | None = None,
     ) -> Generation:
         """Send a request to ``engine``, or to the one that suits it best; its tokens go to ``mailbox``.
 
-        EngineDead, or Overloaded at a full queue.
+        cache_salt: only requests with the same one share cached prefixes. EngineDead, or Overloaded at a full queue.
         """
         self._check_alive()
-        route = self._route(prompt_token_ids, params.n, lora_request, engine)
+        salt = ("" if lora_request is None else lora_request.name) + "\0" + (cache_salt or "")
+        route = self._route(prompt_token_ids, params.n, salt, engine)
         return self.engines[route.engine].submit(
-            prompt_token_ids, params, arrival, mailbox, first_choice, lora_request, route
+            prompt_token_ids, params, arrival, mailbox, first_choice, lora_request, route, cache_salt
         )
 
-    def _route(
-        self, prompt_token_ids: list[int], num_samples: int, adapter: LoRARequest | None, chosen: int | None
-    ) -> Route:
+    def _route(self, prompt_token_ids: list[int], num_samples: int, salt: str, chosen: int | None) -> Route:
         if self._router is None:
             return ONLY_ROUTE
         loads = {number: engine.load() for number, engine in enumerate(self.engines) if chosen in (None, number)}
-        return self._router.route(prompt_token_ids, num_samples, loads, "" if adapter is None else adapter.name)
+        return self._router.route(prompt_token_ids, num_samples, loads, salt)
 
     def abort(self, generation: Generation) -> None:
         """Stop all that is unfinished of ``generation``; nothing when it is finished."""

@@ -82,7 +82,11 @@ class EngineLoop:
         name = str(message.first)
         try:
             request = self._engine.add_request(
-                name, message.prompt_token_ids, message.params, lora_request=message.lora_request
+                name,
+                message.prompt_token_ids,
+                message.params,
+                lora_request=message.lora_request,
+                cache_salt=message.cache_salt,
             )
         except EngineError as problem:
             self._channel.send(Refused(message.first, problem.message, problem.hint))

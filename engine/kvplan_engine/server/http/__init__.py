@@ -1,8 +1,11 @@
 """The ASGI application. No framework: the routes are two tables, and a chunk goes to the socket in one call.
 
 application   routes, API keys, errors, counting requests
-connection    uvicorn's protocol of a connection, written to from outside of a coroutine
+connection    uvicorn's protocol of a connection, with bounds, and written to from outside of a coroutine
+bounds        how much, and for how long, clients may send before their request is known
 upgrades      requests that would rather speak another protocol
+bodies        a request's body, in the shape that its endpoint expects
+cors          what pages of other servers may do
 exchange      one HTTP request and its answer: bounded body, whole answers, event streams
 state         what all handlers share
 generating    /v1/completions and /v1/chat/completions

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from kvplan_engine.requests.adapter import LoRARequest
+from kvplan_engine.server.http.bodies import read_body
 from kvplan_engine.server.http.exchange import Exchange
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.openai.errors import ApiError, bad_request
-from kvplan_engine.server.openai.parameters import parse_body
 
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 
@@ -31,7 +31,7 @@ class UnloadBody(msgspec.Struct):
 async def load_adapter(state: ServerState, exchange: Exchange) -> None:
     """POST /v1/load_lora_adapter."""
     _check_allowed(state)
-    body = parse_body(await exchange.body(state.options.max_body_bytes), LoadBody)
+    body = await read_body(state, exchange, LoadBody)
     if not body.lora_name or not body.lora_path:
         raise bad_request("Give 'lora_name' and 'lora_path'.", "lora_name")
     if body.lora_name in state.adapters and not body.load_inplace:
@@ -43,7 +43,7 @@ async def load_adapter(state: ServerState, exchange: Exchange) -> None:
 async def unload_adapter(state: ServerState, exchange: Exchange) -> None:
     """POST /v1/unload_lora_adapter."""
     _check_allowed(state)
-    body = parse_body(await exchange.body(state.options.max_body_bytes), UnloadBody)
+    body = await read_body(state, exchange, UnloadBody)
     if body.lora_name not in state.adapters:
         raise ApiError(404, f"The LoRA adapter '{body.lora_name}' cannot be found.", "NotFoundError")
     await state.client.command_all("unload_adapter", adapter=body.lora_name)

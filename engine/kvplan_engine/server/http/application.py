@@ -12,10 +12,11 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.server.engine_client.admission import Overloaded
 from kvplan_engine.server.engine_client.generation import EngineDead, RequestRefused
 from kvplan_engine.server.http import adapters, control, generating, service
+from kvplan_engine.server.http.cors import CrossOrigin
 from kvplan_engine.server.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.openai.errors import ApiError, bad_request, unavailable
-from kvplan_engine.server.text.chat_template import TemplateFailed
+from kvplan_engine.server.text.template_messages import TemplateFailed
 
 logger = logging.getLogger("kvplan_engine.server")
 
@@ -48,6 +49,7 @@ class Application:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in state.options.api_keys]
+        self._cross_origin = CrossOrigin(state.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # a websocket: there is none here
@@ -65,7 +67,11 @@ class Application:
                 self._state.metrics.count_http(handler, exchange.method, exchange.status, seconds)
 
     async def _answer(self, exchange: Exchange) -> None:
+        exchange.extra_headers = self._cross_origin.headers(exchange)
         try:
+            if self._cross_origin.is_preflight(exchange):
+                await self._cross_origin.answer_preflight(exchange)
+                return
             handler = self._handler(exchange)
             self._check_key(exchange)
             if self._state.is_draining and exchange.path not in _WHILE_DRAINING:
@@ -84,6 +90,8 @@ class Application:
         if not methods:
             raise ApiError(404, f"There is nothing at {exchange.path}.", "NotFoundError")
         handler = methods.get(exchange.method)
+        if handler is None and exchange.method == "OPTIONS":
+            return _say_methods
         if handler is None:
             allowed = ", ".join(methods)
             message = f"{exchange.path} takes {allowed}, not {exchange.method}."
@@ -123,6 +131,12 @@ class Application:
             return
         await exchange.write(b"data: " + error.body() + b"\n\ndata: [DONE]\n\n")
         await exchange.end_stream()
+
+
+async def _say_methods(state: ServerState, exchange: Exchange) -> None:
+    """What a path takes, where nothing else is asked."""
+    methods = ("GET",) if exchange.path.startswith(service.MODEL_PATH) else tuple(ROUTES[exchange.path])
+    await exchange.answer(204, b"", [(b"allow", ", ".join((*methods, "OPTIONS")).encode())])
 
 
 def _handler_label(path: str) -> str:

@@ -11,11 +11,11 @@ import msgspec
 
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.errors import EngineError
+from kvplan_engine.server.http.bodies import read_body
 from kvplan_engine.server.http.exchange import Exchange
 from kvplan_engine.server.http.service import version
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.openai.errors import ApiError, bad_request
-from kvplan_engine.server.openai.parameters import parse_body
 
 # How long new settings wait for the requests in flight.
 _PATIENCE_SECONDS = 60.0
@@ -70,7 +70,7 @@ async def change_runtime_config(state: ServerState, exchange: Exchange) -> None:
 
     New requests wait meanwhile, those in flight are waited for: ?timeout=SECONDS, 60 by default, then 409.
     """
-    changes = parse_body(await exchange.body(state.options.max_body_bytes), dict[str, Any])
+    changes = await read_body(state, exchange, dict[str, Any])
     _check_changes(state, changes)
     try:
         await state.client.reconfigure(changes, _patience(exchange))
@@ -110,7 +110,7 @@ def _check_changes(state: ServerState, changes: dict[str, Any]) -> None:
 
 
 def _patience(exchange: Exchange) -> float:
-    text = exchange.query.get("timeout", [""])[0]
+    text = exchange.query("timeout")
     try:
         seconds = float(text) if text else _PATIENCE_SECONDS
     except ValueError:

@@ -36,11 +36,12 @@ class Exchange:
         "_asgi_send",
         "_headers",
         "_outlet",
+        "_query",
         "_unframed",
         "arrival_seconds",
+        "extra_headers",
         "method",
         "path",
-        "query",
         "receive",
         "request_id",
         "status",
@@ -50,10 +51,11 @@ class Exchange:
         self.arrival_seconds = time.perf_counter()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query = parse_qs(scope["query_string"].decode("latin-1"))
+        self._query: bytes = scope["query_string"]
         self.receive = receive
         self.status = 0
         self.request_id = ""  # sent back as x-request-id
+        self.extra_headers: Headers = []  # of any answer
         self._asgi_send = send
         self._outlet: Outlet = scope["extensions"][EXTENSION].outlet
         self._unframed: UnframedAnswer | None = scope["extensions"].get(UNFRAMED)
@@ -62,6 +64,10 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         """Of the request; ``name`` in lower case."""
         return self._headers.get(name, b"")
+
+    def query(self, name: str) -> str:
+        """A parameter behind the path's question mark, "" where it is missing."""
+        return parse_qs(self._query.decode("latin-1")).get(name, [""])[0]
 
     async def body(self, max_bytes: int) -> bytes:
         """413 when it is longer than ``max_bytes``, 408 when it does not come, ClientGone."""
@@ -128,6 +134,7 @@ class Exchange:
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self.status = status
+        headers.extend(self.extra_headers)
         if self.request_id:
             headers.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 
 import msgspec
 
 from kvplan_engine.server.engine_client.generation import Mailbox
+from kvplan_engine.server.http.bodies import read_body
 from kvplan_engine.server.http.exchange import Exchange
 from kvplan_engine.server.http.prompts import chat_prompt, completion_prompts
 from kvplan_engine.server.http.state import ServerState
@@ -16,7 +18,7 @@ from kvplan_engine.server.openai.answering import Answering
 from kvplan_engine.server.openai.chat_shape import ChatShape
 from kvplan_engine.server.openai.completion_shape import CompletionShape
 from kvplan_engine.server.openai.errors import bad_request
-from kvplan_engine.server.openai.parameters import answer_options, parse_body, refuse_unsupported, sampling_params
+from kvplan_engine.server.openai.parameters import answer_options, refuse_unsupported, sampling_params
 from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
 from kvplan_engine.server.openai.shapes import AnswerContext, Prompt, Shape
 
@@ -27,13 +29,13 @@ _LONGEST_RANK = 9
 
 async def completions(state: ServerState, exchange: Exchange) -> None:
     with state.counting_load():
-        body = parse_body(await exchange.body(state.options.max_body_bytes), CompletionBody)
+        body = await read_body(state, exchange, CompletionBody)
         await _generate(state, exchange, body, CompletionShape, "cmpl")
 
 
 async def chat_completions(state: ServerState, exchange: Exchange) -> None:
     with state.counting_load():
-        body = parse_body(await exchange.body(state.options.max_body_bytes), ChatBody)
+        body = await read_body(state, exchange, ChatBody)
         await _generate(state, exchange, body, ChatShape, "chatcmpl")
 
 
@@ -55,6 +57,7 @@ async def _generate(
         tokenizer=state.tokenizer,
         lora_request=state.adapters.get(model),
         engine=_chosen_engine(exchange, len(state.client.engines)),
+        cache_salt=body.cache_salt,
     )
     async with watched(exchange) as mailbox:
         await _answer(state, exchange, body, shape, context, mailbox)
@@ -97,10 +100,15 @@ async def _answer(
     client = state.client
     await client.wait_until_open()
     max_model_len, vocab_size = client.pool.max_model_len, client.model.vocab_size
-    params = [sampling_params(body, len(prompt.token_ids), max_model_len, vocab_size) for prompt in context.prompts]
+    lengths = [len(prompt.token_ids) for prompt in context.prompts]
+    params = sampling_params(body, lengths, max_model_len, vocab_size)
     if (body.n or 1) > client.pool.max_num_seqs:
         raise bad_request(f"'n' must be at most max_num_seqs {client.pool.max_num_seqs:,}: samples run at once.", "n")
-    with Answering(client, shape(context), params, exchange.arrival_seconds, mailbox) as answering:
+
+    def prepare() -> Answering:
+        return Answering(client, shape(context), params, exchange.arrival_seconds, mailbox)
+
+    with await asyncio.to_thread(prepare) if context.is_large else prepare() as answering:
         if not context.options.stream:
             await exchange.answer(200, msgspec.json.encode(await answering.whole()))
             return

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kvplan_engine.server.http.state import ServerState
-from kvplan_engine.server.openai.errors import bad_request
+from kvplan_engine.server.openai.errors import ApiError, bad_request
 from kvplan_engine.server.openai.parameters import max_tokens
-from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
+from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields, TokenizeBody
 from kvplan_engine.server.openai.shapes import Prompt
+from kvplan_engine.server.text.template_messages import PromptTooLong
+from kvplan_engine.server.text.tokenizer import TextTokenizer, TextTooLong, most_characters
 
 # Prompts of one completion request: each has a place in the queue and a choice in the answer.
 _MOST_PROMPTS = 1024
@@ -29,20 +32,26 @@ def _listed(prompt: str | list[str | int | list[int]] | None) -> list[str | list
         raise bad_request("'prompt' is missing or empty.", "prompt")
     if isinstance(prompt, str):
         return [prompt]
-    numbers = [each for each in prompt if isinstance(each, int)]
-    if not numbers:
-        return [each for each in prompt if not isinstance(each, int)]
-    if len(numbers) < len(prompt):
+    kinds = set(map(type, prompt))
+    if int in kinds and len(kinds) > 1:
         raise bad_request("'prompt' mixes token ids with other prompts.", "prompt")
-    return [numbers]
+    return [prompt] if int in kinds else prompt  # type: ignore[list-item, return-value]
 
 
 async def _completion_prompt(state: ServerState, body: CompletionBody, prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, list):
         _check_tokens(prompt, state.client.model.vocab_size)
-        return Prompt(_truncated(state, body, prompt), None)
-    token_ids = await encode(state, prompt, add_special_tokens=body.add_special_tokens is not False)
+        token_ids = _truncated(state, body, prompt)
+        return Prompt(token_ids, await _echoed(state, token_ids) if body.echo else None)
+    token_ids = await _encode_prompt(state, body, prompt, add_special_tokens=body.add_special_tokens is not False)
     return Prompt(_truncated(state, body, token_ids), prompt)
+
+
+async def _echoed(state: ServerState, token_ids: list[int]) -> str | None:
+    """What a completion repeats of a prompt that was given as tokens. None for one that is refused anyway."""
+    if state.tokenizer is None or len(token_ids) > state.client.pool.max_model_len:
+        return None
+    return await state.tokenizer.decode_long(token_ids)
 
 
 def _check_tokens(token_ids: list[int], vocab_size: int) -> None:
@@ -52,33 +61,47 @@ def _check_tokens(token_ids: list[int], vocab_size: int) -> None:
 
 async def chat_prompt(state: ServerState, body: ChatBody) -> Prompt:
     """400 when the model has no chat template, or it refuses the messages."""
-    text = render_chat(
-        state,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        variables=body.chat_template_kwargs or {},
-    )
-    token_ids = await encode(state, text, add_special_tokens=bool(body.add_special_tokens))
+    text = await render_chat(state, body, body.messages, is_whole=body.truncate_prompt_tokens is None)
+    token_ids = await _encode_prompt(state, body, text, add_special_tokens=bool(body.add_special_tokens))
     return Prompt(_truncated(state, body, token_ids), text)
 
 
-def render_chat(
-    state: ServerState,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    variables: Mapping[str, Any],
+async def render_chat(
+    state: ServerState, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]], *, is_whole: bool
 ) -> str:
-    """The text of ``messages``. 400 when that cannot be; TemplateFailed when the template fails."""
+    """The text of ``messages``. is_whole: see ``_most_characters``.
+
+    400 when that cannot be, or it is too long; TemplateFailed when the template fails.
+    """
     if state.template is None:
         raise bad_request(state.no_template, "messages")
     if not messages:
         raise bad_request("'messages' is empty.", "messages")
-    return state.template.render(
-        [_plain_message(message, number) for number, message in enumerate(messages)],
-        add_generation_prompt=add_generation_prompt,
-        variables=variables,
-    )
+    _check_size(state, [messages, body.chat_template_kwargs])
+    try:
+        return await state.template.render(
+            [_plain_message(message, number) for number, message in enumerate(messages)],
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=body.chat_template_kwargs or {},
+            most_characters=_most_characters(state, is_whole=is_whole),
+        )
+    except PromptTooLong as problem:
+        raise _too_long(state, problem.num_characters, is_whole=is_whole) from None
+
+
+def _check_size(state: ServerState, conversation: Any) -> None:
+    """400 for one that has far more characters than the context: most templates leave nothing out."""
+    num_characters, waiting = 0, [conversation]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            num_characters += len(value)
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+    if num_characters > _most_characters(state, is_whole=False):
+        raise _too_long(state, num_characters, is_whole=False)
 
 
 def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -101,10 +124,48 @@ def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 async def encode(state: ServerState, text: str, *, add_special_tokens: bool) -> list[int]:
-    """400 when the model has no tokenizer."""
+    """Token ids of a text that may have more of them than the context. 400 when the model has no tokenizer."""
+    if len(text) > _most_characters(state, is_whole=False):
+        raise _too_long(state, len(text), is_whole=False)
+    return await _tokenizer(state).encode(text, add_special_tokens=add_special_tokens)
+
+
+async def _encode_prompt(state: ServerState, body: SamplingFields, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a prompt. 400, before it is encoded, for one that has too many characters to fit."""
+    if body.truncate_prompt_tokens is not None:
+        return await encode(state, text, add_special_tokens=add_special_tokens)
+    tokenizer, most_tokens = _tokenizer(state), state.client.pool.max_model_len
+    if len(text) <= _most_characters(state, is_whole=True):
+        with suppress(TextTooLong):
+            return await tokenizer.encode(text, add_special_tokens=add_special_tokens, most_tokens=most_tokens)
+    raise _too_long(state, len(text), is_whole=True)
+
+
+def _most_characters(state: ServerState, *, is_whole: bool) -> int:
+    """Of a text. is_whole: all of its tokens must fit the context; otherwise they are cut off or only counted."""
+    max_model_len = state.client.pool.max_model_len
+    return max_model_len * _tokenizer(state).longest_token if is_whole else most_characters(max_model_len)
+
+
+def _too_long(state: ServerState, num_characters: int, *, is_whole: bool) -> ApiError:
+    if not is_whole:
+        most = _most_characters(state, is_whole=False)
+        return bad_request(
+            f"The text has {num_characters:,} characters; at most {most:,} are encoded at once.", "prompt"
+        )
+    return bad_request(
+        f"This model's maximum context length is {state.client.pool.max_model_len} tokens. However, your prompt has "
+        f"{num_characters:,} characters, which is more than so many tokens stand for. Please reduce the length of the "
+        "prompt.",
+        "prompt",
+    )
+
+
+def _tokenizer(state: ServerState) -> TextTokenizer:
+    """400 when the model has none."""
     if state.tokenizer is None:
         raise bad_request(f"Prompts must be token ids: {state.client.model.no_tokenizer}", "prompt")
-    return await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return state.tokenizer
 
 
 def _truncated(state: ServerState, body: SamplingFields, token_ids: list[int]) -> list[int]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from kvplan_engine.server.http.bodies import read_body
 from kvplan_engine.server.http.exchange import Exchange
 from kvplan_engine.server.http.prompts import encode, render_chat
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.metrics.exposition import CONTENT_TYPE
 from kvplan_engine.server.openai.errors import bad_request
-from kvplan_engine.server.openai.parameters import parse_body
 from kvplan_engine.server.openai.requests import DetokenizeBody, TokenizeBody
 
 MODEL_PATH = "/v1/models/"
@@ -72,23 +72,18 @@ async def show_metrics(state: ServerState, exchange: Exchange) -> None:
 
 
 async def tokenize(state: ServerState, exchange: Exchange) -> None:
-    body = parse_body(await exchange.body(state.options.max_body_bytes), TokenizeBody)
+    body = await read_body(state, exchange, TokenizeBody)
     state.served_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
     if body.messages is not None:
-        text = render_chat(
-            state,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=body.chat_template_kwargs or {},
-        )
+        text = await render_chat(state, body, body.messages, is_whole=False)
     else:
         text = body.prompt or ""
     default = body.messages is None
     special = default if body.add_special_tokens is None else body.add_special_tokens
     token_ids = await encode(state, text, add_special_tokens=special)
-    strings = state.tokenizer.token_strings(token_ids) if body.return_token_strs and state.tokenizer else None
+    strings = await state.tokenizer.token_strings(token_ids) if body.return_token_strs and state.tokenizer else None
     answer = {
         "count": len(token_ids),
         "max_model_len": state.client.pool.max_model_len,
@@ -99,12 +94,18 @@ async def tokenize(state: ServerState, exchange: Exchange) -> None:
 
 
 async def detokenize(state: ServerState, exchange: Exchange) -> None:
-    body = parse_body(await exchange.body(state.options.max_body_bytes), DetokenizeBody)
+    body = await read_body(state, exchange, DetokenizeBody)
     state.served_name(body.model)
     if state.tokenizer is None:
         raise bad_request(state.client.model.no_tokenizer, "tokens")
     vocab_size = state.client.model.vocab_size
-    if any(not 0 <= token < vocab_size for token in body.tokens):
+    max_model_len = state.client.pool.max_model_len
+    if len(body.tokens) > max_model_len:
+        raise bad_request(
+            f"This model's maximum context length is {max_model_len} tokens. However, you gave {len(body.tokens):,}.",
+            "tokens",
+        )
+    if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < vocab_size):
         raise bad_request(f"A token lies outside the vocabulary of {vocab_size:,}.", "tokens")
-    text = state.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    text = await state.tokenizer.decode_long(body.tokens, skip_special_tokens=False)
     await exchange.answer(200, msgspec.json.encode({"prompt": text}))

@@ -13,7 +13,7 @@ from kvplan_engine.server.metrics.exposition import Exposition
 from kvplan_engine.server.metrics.server import ServerMetrics
 from kvplan_engine.server.openai.errors import model_not_found
 from kvplan_engine.server.options import ServerOptions
-from kvplan_engine.server.text.chat_template import ChatTemplate, TemplateFailed
+from kvplan_engine.server.text.rendering import TemplateRenderer
 from kvplan_engine.server.text.tokenizer import TextTokenizer
 
 
@@ -30,7 +30,7 @@ class ServerState:
     metrics: ServerMetrics
     exposition: Exposition
     tokenizer: TextTokenizer | None = None
-    template: ChatTemplate | None = None
+    template: TemplateRenderer | None = None
     no_template: str = ""
     is_draining: bool = False
     num_open: int = 0
@@ -48,10 +48,12 @@ class ServerState:
         if model.chat_template is None:
             self.no_template = "This model has no chat template: use /v1/completions."
             return
-        try:
-            self.template = ChatTemplate(model.chat_template, model.special_tokens)
-        except TemplateFailed as problem:
-            self.no_template = str(problem)
+        self.template = TemplateRenderer(model.chat_template, model.special_tokens)
+
+    async def close(self) -> None:
+        """End what was started beside the engines."""
+        if self.template is not None:
+            await self.template.close()
 
     @contextmanager
     def counting_load(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """OpenAI's completions and chat completions, with vLLM's additions: bodies in, answers and streams out.
 
 errors       an error as a client gets it: status, body, headers
+json_size    how much there is to decode in a body
 requests     the bodies of completions, chat completions, tokenize and detokenize
 parameters   from a body to SamplingParams
 choices      one choice of an answer: tokens to text, stop strings, log-probabilities

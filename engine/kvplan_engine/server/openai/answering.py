@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any, Protocol
 
@@ -55,10 +56,18 @@ class Answering:
     def __enter__(self) -> Answering:
         try:
             for number, (prompt, params) in enumerate(zip(self._shape.context.prompts, self._params, strict=True)):
-                first, context = number * params.n, self._shape.context
-                adapter, engine = context.lora_request, context.engine
+                context = self._shape.context
                 self._generations.append(
-                    self._client.submit(prompt.token_ids, params, self._arrival, self._mailbox, first, adapter, engine)
+                    self._client.submit(
+                        prompt.token_ids,
+                        params,
+                        self._arrival,
+                        self._mailbox,
+                        number * params.n,
+                        context.lora_request,
+                        context.engine,
+                        context.cache_salt,
+                    )
                 )
         except BaseException:
             self._abort()
@@ -103,7 +112,8 @@ class Answering:
             for delta in deltas:
                 gathered[delta.choice].append(delta)
         counts = usage(self._generations, self._num_tokens)
-        return self._shape.answer(gathered, counts, request_metrics(self._generations))
+        build = partial(self._shape.answer, gathered, counts, request_metrics(self._generations))
+        return await asyncio.to_thread(build) if self._shape.context.is_large else build()
 
     async def stream(self, output: Output) -> None:
         """Write every chunk as its token arrives. Tokens that gathered meanwhile are written at once, a chunk each."""

@@ -59,7 +59,4 @@ class CompletionShape(Shape):
         """The prompt's text, where it is to be repeated."""
         if not self.context.options.echo:
             return ""
-        prompt, tokenizer = self.context.prompt_of(index), self.context.tokenizer
-        if prompt.text is not None or tokenizer is None:
-            return prompt.text or ""
-        return tokenizer.decode(prompt.token_ids)
+        return self.context.prompt_of(index).text or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 Headers = list[tuple[bytes, bytes]]
+_LONGEST_MESSAGE = 2_000
 
 
 class ApiError(Exception):
@@ -21,8 +22,18 @@ class ApiError(Exception):
         self.headers = headers or []
 
     def body(self) -> bytes:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        """OpenAI's object. What a client sent is not sent back at any length."""
+        error = {
+            "message": _shortened(self.message),
+            "type": self.kind,
+            "param": None if self.param is None else _shortened(self.param),
+            "code": self.status,
+        }
         return msgspec.json.encode({"error": error})
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "..."
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

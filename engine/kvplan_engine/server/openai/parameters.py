@@ -6,6 +6,7 @@ What cannot be served is a 400 that names it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,9 +19,11 @@ from kvplan_engine.server.openai.requests import REFUSED, ChatBody, CompletionBo
 
 # Samples of one request: more would be a mistake, or an attack.
 _MOST_SAMPLES = 128
+_MOST_CHOICES = 1 << 14  # of one request: each is made before the first answer
 _MOST_LOGPROBS = 20  # vLLM's max_logprobs
 _MOST_STOP_STRINGS = 64
 _LONGEST_STOP_STRING = 1024
+_MOST_NAMED_TOKENS = 1 << 19  # more than any vocabulary has; each prompt is sent to the engine with all of them
 _UNKNOWN_FIELD = re.compile("unknown field `(.*?)`")
 
 Body = TypeVar("Body")
@@ -66,6 +69,8 @@ def refuse_unsupported(body: SamplingFields) -> None:
             raise not_supported(name)
     if body.best_of not in (None, body.n or 1):
         raise not_supported("best_of", "is not supported by kvplan serve, unless it equals n")
+    if body.cache_salt == "":
+        raise bad_request("'cache_salt' must not be empty.", "cache_salt")
     if isinstance(body, ChatBody) and body.echo:
         raise not_supported("echo", "is supported by /v1/completions alone")
 
@@ -137,9 +142,26 @@ def _checked_logprobs(number: int | None, field: str) -> int | None:
 
 
 def sampling_params(
-    body: SamplingFields, num_prompt_tokens: int, max_model_len: int, vocab_size: int
-) -> SamplingParams:
-    """For one prompt. 400 when it does not fit, or a value is out of range."""
+    body: SamplingFields, prompt_lengths: Sequence[int], max_model_len: int, vocab_size: int
+) -> list[SamplingParams]:
+    """For each prompt, by its number of tokens. 400 when one does not fit, or a value is out of range."""
+    if (body.n or 1) > _MOST_SAMPLES:
+        raise bad_request(f"'n' must be at most {_MOST_SAMPLES}.", "n")
+    if (body.n or 1) * len(prompt_lengths) > _MOST_CHOICES:
+        raise bad_request(f"'n' times the number of prompts must be at most {_MOST_CHOICES:,}.", "n")
+    num_named = len(body.logit_bias or ()) + len(body.stop_token_ids or ())
+    if num_named * len(prompt_lengths) > _MOST_NAMED_TOKENS:
+        raise bad_request(
+            f"'logit_bias' and 'stop_token_ids' may name at most {_MOST_NAMED_TOKENS:,} tokens, counted once for "
+            "each prompt.",
+            "logit_bias" if body.logit_bias else "stop_token_ids",
+        )
+    asked = [_checked_max_tokens(body, length, max_model_len) for length in prompt_lengths]
+    made = {number: _params(body, number, vocab_size) for number in set(asked)}
+    return [made[number] for number in asked]
+
+
+def _checked_max_tokens(body: SamplingFields, num_prompt_tokens: int, max_model_len: int) -> int:
     room = max_model_len - num_prompt_tokens
     asked = max_tokens(body, default=room)
     if num_prompt_tokens == 0:
@@ -151,8 +173,10 @@ def sampling_params(
             "completion). Please reduce the length of the prompt or of the completion.",
             "prompt" if room < 1 else "max_tokens",
         )
-    if (body.n or 1) > _MOST_SAMPLES:
-        raise bad_request(f"'n' must be at most {_MOST_SAMPLES}.", "n")
+    return asked
+
+
+def _params(body: SamplingFields, asked: int, vocab_size: int) -> SamplingParams:
     for name, number in (("seed", body.seed), ("top_k", body.top_k)):
         if number is not None and not -(2**63) <= number < 2**63:
             raise bad_request(f"'{name}' must fit 64 bits.", name)
@@ -190,9 +214,16 @@ def max_tokens(body: SamplingFields, default: int) -> int:
 
 def _logit_bias(body: SamplingFields) -> dict[int, float]:
     try:
-        return {int(token): bias for token, bias in (body.logit_bias or {}).items()}
+        return {_token(name): bias for name, bias in (body.logit_bias or {}).items()}
     except ValueError:
         raise bad_request("The keys of 'logit_bias' must be token ids.", "logit_bias") from None
+
+
+def _token(name: str) -> int:
+    """ValueError for what is no number, or is one in letters that int() takes as well: "1_0", " 1"."""
+    if not (name.isascii() and name.removeprefix("-").isdigit()):
+        raise ValueError(name)
+    return int(name)
 
 
 Value = TypeVar("Value")

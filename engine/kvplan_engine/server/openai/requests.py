@@ -45,20 +45,21 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     request_id: str | None = None
+    cache_salt: str | None = None
+    best_of: int | None = None
     # of no effect: they concern OpenAI's own service
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     # refused unless neutral, see ``REFUSED``
     response_format: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
     early_stopping: Any = None
-    best_of: Any = None
     priority: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
@@ -68,7 +69,6 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    cache_salt: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     return_tokens_as_token_ids: Any = None
@@ -96,19 +96,19 @@ class ChatBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Any = None
     tool_choice: Any = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
     reasoning_effort: Any = None
-    include_reasoning: Any = None
+    include_reasoning: bool | None = None
     web_search_options: Any = None
     verbosity: Any = None
     chat_template: Any = None
     documents: Any = None
-    echo: Any = None
+    echo: bool | None = None
     continue_final_message: Any = None
 
 
@@ -147,7 +147,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "cache_salt": (None,),
     "kv_transfer_params": (None,),
     "vllm_xargs": _EMPTY,
     "return_tokens_as_token_ids": _EMPTY,

@@ -21,6 +21,9 @@ from kvplan_engine.server.text.tokenizer import TextTokenizer
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
+# Beyond them it takes more than a few milliseconds to make what a request needs, or its answer.
+_MANY_CHOICES = 128
+_MANY_TOKENS = 500
 
 
 def event(content: dict[str, Any]) -> bytes:
@@ -30,7 +33,7 @@ def event(content: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """text: as it was given or rendered; None where token ids were given."""
+    """text: as it was given or rendered; None where token ids were given that are not to be repeated."""
 
     token_ids: list[int]
     text: str | None
@@ -40,7 +43,7 @@ class Prompt:
 class AnswerContext:
     """What every chunk of an answer says, and what it is made from. created: seconds of the epoch.
 
-    engine: the one that the client chose; None: any.
+    engine: the one that the client chose; None: any. cache_salt: only requests with the same one share cached prefixes.
     """
 
     answer_id: str
@@ -52,6 +55,15 @@ class AnswerContext:
     tokenizer: TextTokenizer | None
     lora_request: LoRARequest | None = None
     engine: int | None = None
+    cache_salt: str | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its choices, or the prompts' tokens it speaks of, are so many that the event loop should not wait."""
+        num_choices = len(self.prompts) * self.num_samples
+        has_details = self.options.num_prompt_logprobs is not None
+        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts) if has_details else 0
+        return num_choices > _MANY_CHOICES or num_tokens > _MANY_TOKENS
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.num_samples]

@@ -4,5 +4,8 @@ tokenizer       encoding prompts, decoding answers: the tokenizers library alone
 decoding        an answer's text, token by token
 byte_level      the same where every token stands for bytes
 stop_strings    where an answer's text ends, and what must be held back until that is known
-chat_template   the model's template, in a sandbox with bounds
+rendering       the model's chat template, rendered by a process of its own
+template_process   that process: the system ends it when a template costs too much
+template_messages  what the two say to each other
+chat_template   the template in it, in a sandbox with bounds
 """

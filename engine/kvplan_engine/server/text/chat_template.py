@@ -1,8 +1,8 @@
 """The model's chat template: Jinja in a sandbox, as transformers renders it, with bounds on its work and its size.
 
-A template comes with the model, so whoever chose the model chose it too; a request cannot bring its own. The bounds are
-for templates that a conversation can drive into far too much work: every turn of a loop and every call costs one unit
-of fuel, and a range costs its length.
+The bounds are for templates that a conversation can drive into far too much work: every turn of a loop and every call
+costs one unit of fuel, and a range costs its length. They end such a template with a sentence. What they do not see
+is ended by the system: see ``template_process``, where this runs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.visitor import NodeTransformer
 
+from kvplan_engine.server.text.template_messages import TemplateFailed
+
 _FUEL = 100_000  # a third of a second at most; a thousand messages take a few thousand
 _MAX_CHARACTERS = 32 * 1024 * 1024
 _SPEND, _JOIN = "kvplan_spend_fuel", "kvplan_join"
 # They make texts as long as they are told to.
 _PADDING_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
 _PADDING_FILTERS = ("center", "format", "wordwrap")
-
-
-class TemplateFailed(Exception):
-    """The template refuses these messages, or costs too much. The message is one sentence."""
 
 
 class _Refusal(TemplateError):
@@ -146,7 +144,7 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as problem:
             raise TemplateFailed(f"The chat template failed on these messages: {problem}.") from None
         except (RecursionError, MemoryError):
-            raise TemplateFailed("The chat template nests too deeply for these messages.") from None
+            raise TemplateFailed("The chat template nests too deeply, or makes too much, of these messages.") from None
         return "".join(pieces)
 
 
