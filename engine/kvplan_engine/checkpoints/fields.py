@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -130,6 +131,8 @@ def rope(
     """
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or theta)
+    if not 0 < base < math.inf:
+        raise ValueError(f"its 'rope_theta' is {base}")
     share = parameters.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or partial
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
