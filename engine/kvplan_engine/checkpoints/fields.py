@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,11 +42,11 @@ def decoder(
     further fields of the ModelDescription.
     """
     positions = config.get("max_position_embeddings") or max_positions
-    sizes = {"hidden_size": int(others.pop("hidden_size", None) or config["hidden_size"])}
+    sizes = {"hidden_size": positive(others.pop("hidden_size", None) or config["hidden_size"], "hidden_size")}
     return ModelDescription(
         architecture=config["architectures"][0],
         layers=tuple(layers),
-        vocab_size=int(config["vocab_size"]),
+        vocab_size=positive(config["vocab_size"], "vocab_size"),
         max_position_embeddings=None if positions is None else int(positions),
         norm=norm,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", tied)),
@@ -57,7 +58,7 @@ def decoder(
 
 def attention(config: Mapping[str, Any], *, rope: Rope | None, **others: Any) -> Attention:
     """Attention with the keys that nearly all configs share. others: further fields, or other values for these."""
-    heads = int(config["num_attention_heads"])
+    heads = positive(config["num_attention_heads"], "num_attention_heads")
     size = head_size(config)
     shared = {
         "num_heads": heads,
@@ -71,15 +72,26 @@ def attention(config: Mapping[str, Any], *, rope: Rope | None, **others: Any) ->
 
 def mlp(config: Mapping[str, Any], **others: Any) -> Mlp:
     """A gated MLP of ``intermediate_size``, with SiLU where the config says nothing. others: as for ``attention``."""
-    shared = {"size": int(config["intermediate_size"]), "activation": activation(config.get("hidden_act") or "silu")}
+    shared = {
+        "size": positive(config["intermediate_size"], "intermediate_size"),
+        "activation": activation(config.get("hidden_act") or "silu"),
+    }
     return Mlp(**(shared | others))
+
+
+def positive(value: Any, key: str) -> int:
+    """A size as a whole number. ValueError where it is none, or below 1."""
+    size = int(value)
+    if size < 1:
+        raise ValueError(f"its '{key}' is {size}")
+    return size
 
 
 def head_size(config: Mapping[str, Any]) -> int:
     """``head_dim``, else an equal share of the hidden size. ValueError where there is none."""
     if config.get("head_dim"):
-        return int(config["head_dim"])
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        return positive(config["head_dim"], "head_dim")
+    hidden, heads = (positive(config[key], key) for key in ("hidden_size", "num_attention_heads"))
     if hidden % heads:
         raise ValueError(f"a hidden size of {hidden} has no equal share for each of {heads} heads")
     return hidden // heads
@@ -119,6 +131,8 @@ def rope(
     """
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or theta)
+    if not 0 < base < math.inf:
+        raise ValueError(f"its 'rope_theta' is {base}")
     share = parameters.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or partial
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
@@ -142,7 +156,7 @@ def _complete_scaling(parameters: dict[str, Any], config: Mapping[str, Any]) -> 
 
 def kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
     """``num_key_value_heads``, as many as query heads where the config says nothing."""
-    number = int(config.get("num_key_value_heads") or num_heads)
+    number = positive(config.get("num_key_value_heads") or num_heads, "num_key_value_heads")
     if num_heads % number:
         raise ValueError(f"{num_heads} query heads cannot share {number} KV heads evenly")
     return number

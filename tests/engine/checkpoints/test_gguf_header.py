@@ -10,8 +10,10 @@ import gguf
 import numpy as np
 import pytest
 
+from kvplan_engine.checkpoints.gguf import open_gguf
 from kvplan_engine.checkpoints.gguf_config import read_gguf_config
 from kvplan_engine.checkpoints.gguf_header import read_gguf
+from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.errors import EngineError
 
 
@@ -155,3 +157,34 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(EngineError, match="is not a regular file"):
         read_gguf(tmp_path / "pipe.gguf")
+
+
+def llama(path: Path, query: np.ndarray) -> Path:
+    """A file of two heads, as far as the tensor of queries."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name in ("block_count", "embedding_length", "feed_forward_length", "context_length"):
+        writer.add_uint32(f"llama.{name}", 1 if name == "block_count" else 32)
+    writer.add_uint32("llama.attention.head_count", 2)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.add_tensor("blk.0.attn_q.weight", query)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        (np.zeros((3, 32), np.float32), "3 rows for 2 heads, no whole pairs"),
+        (np.zeros((32, 32), np.int16), "is stored in I16, not in weights"),
+    ],
+    ids=["rows", "integers"],
+)
+def test_a_tensor_that_is_no_weight_is_said(tmp_path: Path, query: np.ndarray, says: str) -> None:
+    path = llama(tmp_path / "model.gguf", query)
+    checkpoint = open_gguf(read_config(path), path)
+    with pytest.raises(EngineError, match=says):
+        checkpoint.read("blk.0.attn_q.weight")

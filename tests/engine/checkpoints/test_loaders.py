@@ -178,3 +178,21 @@ LLAMA = {
 def test_sizes_that_are_none_are_one_sentence(size: object) -> None:
     with pytest.raises(EngineError, match="is malformed"):
         read_config({**LLAMA, "num_attention_heads": size})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", -2),
+        ("num_key_value_heads", -1),
+        ("head_dim", -32),
+        ("hidden_size", -64),
+        ("intermediate_size", 0),
+        ("vocab_size", -20),
+        ("rope_theta", float("inf")),
+        ("rope_theta", -1.0),
+    ],
+)
+def test_sizes_below_1_are_one_sentence(key: str, value: float) -> None:
+    with pytest.raises(EngineError, match=f"is malformed: its '{key}' is {value}"):
+        read_config({**LLAMA, key: value})

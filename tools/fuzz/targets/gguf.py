@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fuzz.commands import run_command
+from fuzz.engine_loading import load_by_the_engine
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError
 from kvplan.estimate.weights import size_weights
-from kvplan_engine.checkpoints.loaders import LOADERS
-from kvplan_engine.checkpoints.loaders import read_config as read_engine_config
-from kvplan_engine.errors import EngineError
 
 _HIDDEN, _HEADS, _FFN, _VOCAB, _LAYERS = 64, 4, 96, 40, 2
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -61,7 +59,7 @@ def open_target() -> Iterator[Target[bytes]]:
         def try_case(case: bytes) -> str:
             path.write_bytes(case)
             planned = _read_by_the_planner(path, whole=random.Random(len(case)).random() < 0.2)
-            return f"planner {planned}, engine {_read_by_the_engine(path)}"
+            return f"planner {planned}, engine {load_by_the_engine(path, 'gguf')}"
 
         yield Target(lambda rng: _make_case(whole, rng), try_case)
 
@@ -75,19 +73,6 @@ def _read_by_the_planner(path: Path, *, whole: bool) -> str:
     except KvplanError:
         return "refused"
     return "answered"
-
-
-def _read_by_the_engine(path: Path) -> str:
-    """Read the config and every weight."""
-    try:
-        model = read_engine_config(path)
-        checkpoint = LOADERS["gguf"].open(model, path)
-        for parameter in checkpoint.parameters:
-            for source in parameter.sources:
-                checkpoint.read(source.name)
-    except EngineError:
-        return "refused"
-    return "read"
 
 
 def _small_llama() -> _File:

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.commands import run_command
+from fuzz.engine_loading import load_by_the_engine
 from fuzz.harness import Target
 from fuzz.mutations import deep_json, mutate_bytes, mutate_json
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError
 from kvplan.estimate.weights import size_weights
-from kvplan_engine.checkpoints.loaders import LOADERS
-from kvplan_engine.checkpoints.loaders import read_config as read_engine_config
-from kvplan_engine.errors import EngineError
 
 _CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,7 +48,7 @@ def open_target() -> Iterator[Target[_Files]]:
             for file_name, content in case.items():
                 (folder / file_name).write_bytes(content)
             size = sum(map(len, case.values()))
-            return f"planner {_read_by_the_planner(folder, size)}, engine {_read_by_the_engine(folder)}"
+            return f"planner {_read_by_the_planner(folder, size)}, engine {load_by_the_engine(folder, 'safetensors')}"
 
         yield Target(_make_case, try_case)
 
@@ -64,18 +62,6 @@ def _read_by_the_planner(folder: Path, size: int) -> str:
     except KvplanError:
         return "refused"
     return "answered"
-
-
-def _read_by_the_engine(folder: Path) -> str:
-    """Read the config and every weight."""
-    try:
-        checkpoint = LOADERS["safetensors"].open(read_engine_config(folder), folder)
-        for parameter in checkpoint.parameters:
-            for source in parameter.sources:
-                checkpoint.read(source.name)
-    except EngineError:
-        return "refused"
-    return "read"
 
 
 def _make_case(rng: random.Random) -> _Files:
