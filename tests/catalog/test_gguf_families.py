@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -24,6 +25,7 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError
 
+ROOT = Path(__file__).resolve().parents[2]
 Writer = Callable[[Header], None]
 _SMALL = small_configs()
 _TEXT, _WINDOWS, _EXPERTS = headers.text_model, headers.windows, headers.experts
@@ -164,7 +166,7 @@ def _with_biases(header: Header, spec: ModelSpec) -> None:
         header.shapes["output.bias"] = (8,)
 
 
-def _written(path: Any, architecture: str, config: Config, writers: tuple[Writer, ...]) -> ModelSpec:
+def _written(path: Path, architecture: str, config: Config, writers: tuple[Writer, ...]) -> ModelSpec:
     expected = read_config(config, model_id="expected")
     header = Header(path, architecture, config)
     for write in writers:
@@ -182,10 +184,21 @@ def _kept(layer: LayerSpec) -> tuple[Any, ...]:
     return tuple(None if part is None else replace(part, tensors=()) for part in parts)
 
 
+def _drafting(architecture: str, expected: ModelSpec) -> list[str]:
+    """The layers for multi-token prediction, where the converter writes them."""
+    kinds = [extra.kind for extra in expected.extras]
+    return [kind for kind in kinds if kind == "multi_token_prediction" and _MTP_WRITTEN[architecture]]
+
+
+_MTP_WRITTEN = {
+    name: name in ("exaone-moe", "glm-dsa", "glm4moe", "qwen35", "qwen35moe", "nemotron_h_moe") for name in CASES
+}
+
+
 @pytest.mark.parametrize(
     ("architecture", "name"), [(architecture, name) for architecture, (names, _) in CASES.items() for name in names]
 )
-def test_a_file_is_the_model_of_its_config(tmp_path: Any, architecture: str, name: str) -> None:
+def test_a_file_is_the_model_of_its_config(tmp_path: Path, architecture: str, name: str) -> None:
     config = _config(name)
     path = tmp_path / "model.gguf"
     expected = _written(path, architecture, config, CASES[architecture][1])
@@ -194,11 +207,12 @@ def test_a_file_is_the_model_of_its_config(tmp_path: Any, architecture: str, nam
     assert found.num_parameters == expected.num_parameters
     assert found.num_active_parameters == expected.num_active_parameters
     assert (found.hidden_size, found.vocab_size) == (expected.hidden_size, expected.vocab_size)
+    assert [extra.kind for extra in found.extras] == _drafting(architecture, expected)
     if architecture not in _UNSAID_LENGTH and architecture != "granitehybrid":
         assert found.max_position_embeddings == expected.max_position_embeddings
 
 
-def test_blocks_for_multi_token_prediction_are_no_layers(tmp_path: Any) -> None:
+def test_blocks_for_multi_token_prediction_are_no_layers(tmp_path: Path) -> None:
     """They are counted apart from the model's weights, as those of a checkpoint are."""
     path = tmp_path / "model.gguf"
     expected = _written(path, "glm4moe", _config("glm-4.5-air"), CASES["glm4moe"][1])
@@ -210,7 +224,7 @@ def test_blocks_for_multi_token_prediction_are_no_layers(tmp_path: Any) -> None:
     assert not any(each.name.startswith("blk.46.") for each in found.checkpoint.tensors)
 
 
-def test_a_latent_of_an_older_file_has_the_heads_own_sizes(tmp_path: Any) -> None:
+def test_a_latent_of_an_older_file_has_the_heads_own_sizes(tmp_path: Path) -> None:
     """Until 2025 the key length was that of the heads: 128 elements and 64 that turn."""
 
     def older(header: Header) -> None:
@@ -228,7 +242,7 @@ def test_a_latent_of_an_older_file_has_the_heads_own_sizes(tmp_path: Any) -> Non
     assert [_kept(layer) for layer in resolve_model(str(path)).layers] == [_kept(layer) for layer in expected.layers]
 
 
-def test_a_linear_layer_in_place_of_attention_is_refused(tmp_path: Any) -> None:
+def test_a_linear_layer_in_place_of_attention_is_refused(tmp_path: Path) -> None:
     def linear(header: Header) -> None:
         headers.decilm(header)
         header.writer.add_head_count([header.get("num_attention_heads")] * header.blocks)
@@ -240,7 +254,7 @@ def test_a_linear_layer_in_place_of_attention_is_refused(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("architecture", sorted(OWN_KEYS))
-def test_a_value_of_another_kind_is_refused_or_read(tmp_path: Any, architecture: str) -> None:
+def test_a_value_of_another_kind_is_refused_or_read(tmp_path: Path, architecture: str) -> None:
     """A damaged key is an error that names a key, or one that nothing asks for; never a crash."""
     (name, *_), writers = CASES[architecture]
     path = tmp_path / "model.gguf"
@@ -255,7 +269,10 @@ def test_a_value_of_another_kind_is_refused_or_read(tmp_path: Any, architecture:
                 assert "'" in str(error)
 
 
-def test_every_architecture_of_the_table_has_a_case() -> None:
+def test_every_architecture_of_the_table_has_a_case_and_is_on_the_page() -> None:
     assert set(CASES) == set(by_gguf_name())
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert f"{len(CASES)} names of `general.architecture`" in page
+    assert [name for name in CASES if f"`{name}`" not in page] == []
     known = set(gguf.MODEL_ARCH_NAMES.values()) | {"cohere2moe", "deepseek4"}
     assert set(by_gguf_name()) <= known

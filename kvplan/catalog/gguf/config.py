@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.catalog.architectures import by_gguf_name
+from kvplan.catalog.architectures import architectures, by_gguf_name
 from kvplan.catalog.gguf.families import OWN_KEYS
 from kvplan.catalog.gguf.header import GgufHeader
 from kvplan.catalog.gguf.metadata import GgufModel, read_model
@@ -49,10 +49,12 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             hint="pass the config.json of the original model; known: " + ", ".join(sorted(by_gguf_name())),
         )
     model = read_model(header, name)
-    config = {"architectures": [by_gguf_name()[name].architecture], "torch_dtype": _dtype(header)}
+    config: dict[str, Any] = {"architectures": [by_gguf_name()[name].architecture], "torch_dtype": _dtype(header)}
     config |= _shared(model)
     for keys in OWN_KEYS.get(name, ()):
         config |= keys(model, config)
+    types = architectures()[config["architectures"][0]].model_types
+    config["model_type"] = types[0] if types else None
     return {key: value for key, value in config.items() if value is not None}
 
 

@@ -149,8 +149,15 @@ def delta_net(model: GgufModel, config: Config) -> dict[str, Any]:
         "attention_bias": False,  # a biased attn_qkv would be a delta net's
         # Qwen 3.5's class keeps its states so
         "mamba_ssm_dtype": None if model.architecture == "qwen3next" else "float32",
-        "num_nextn_predict_layers": config.get("num_nextn_predict_layers"),
+        "mtp_num_hidden_layers": config.get("num_nextn_predict_layers") or 0,
+        "rope_scaling": _in_sections(model, config),
     }
+
+
+def _in_sections(model: GgufModel, config: Config) -> Any:
+    """The scaling, with which parts of a head turn by time, height and width where the file says so."""
+    scaling, sections = config.get("rope_scaling"), model.keys.integers("rope.dimension_sections")
+    return {**(scaling or {"rope_type": "default"}), "mrope_section": sections[:3]} if sections else scaling
 
 
 def kimi_linear(model: GgufModel, config: Config) -> dict[str, Any]:
