@@ -40,11 +40,12 @@ class ServedByVllm:
 class Architecture:
     """One row.
 
-    model_types: what a config without ``architectures`` calls it, inside of another config too. reader: module and
-    function below ``kvplan/catalog/families``; family: the row of that module's ``FAMILIES`` that the function reads
-    by. text_model: of a wrapper, the language model where its config does not name it; text_model_of_version: by the
-    config's ``version``, the first one where it has none. native: kvplan's engine computes it. transformers: how it
-    runs in its class of transformers, None where it does not. gguf: ``general.architecture`` of its GGUF files.
+    model_types: what a config without ``architectures`` calls it, inside of another config too; its class's own first.
+    reader: module and function below ``kvplan/catalog/families``; family: the row of that module's ``FAMILIES`` that
+    the function reads by. text_model: of a wrapper, the language model where its config does not name it;
+    text_model_of_version: by the config's ``version``, the first one where it has none. native: kvplan's engine
+    computes it. transformers: how it runs in its class of transformers, None where it does not. gguf: what llama.cpp
+    calls it (``general.architecture``).
     """
 
     architecture: str
