@@ -21,6 +21,7 @@ from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
+from kvplan.files import LARGEST_CONFIG_BYTES, read_json, read_text
 from kvplan.paths import user_cache_dir
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -51,7 +52,8 @@ def fetch_model(repository: str, *, assumptions: Mapping[str, str] | None = None
     UnavailableError where its config cannot be had, UsageError where the hub has no such repository.
     """
     config_path = _fetch_config(repository)
-    config = parse_config(config_path.read_text(encoding="utf-8-sig"), where=f"The config.json of {repository}")
+    content = read_text(config_path, LARGEST_CONFIG_BYTES, hint=_ELSEWHERE)
+    config = parse_config(content, where=f"The config.json of {repository}")
     source = f"https://huggingface.co/{repository}"
     files = read_files(config_path.parent)
     cached = files is not None and not files.missing
@@ -140,9 +142,9 @@ def _stored_count(repository: str) -> StoredCount | None:
     """Parameters by the safetensors headers, from the cache or by range requests; None where there are none."""
     cached = user_cache_dir() / "hub" / (repository.replace("/", "--") + ".json")
     try:
-        known = json.loads(cached.read_text(encoding="utf-8"))
-        return StoredCount(int(known["num_parameters"]), tuple(known["dtypes"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        known = read_json(cached, LARGEST_CONFIG_BYTES)
+        return StoredCount(int(known["num_parameters"]), tuple(map(str, known["dtypes"])))
+    except (KvplanError, ValueError, OverflowError, KeyError, TypeError):
         pass
     counted = _count_headers(repository)
     if counted is not None:

@@ -14,6 +14,7 @@ from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.variants import find_variant
 from kvplan.errors import KvplanError, UsageError
+from kvplan.files import LARGEST_CONFIG_BYTES, read_text
 from kvplan.paths import profiles_dir
 
 
@@ -66,16 +67,7 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
     folder = path if path.is_dir() else None
     if folder is not None:
         path = folder / "config.json"
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise KvplanError(f"{path} does not exist.", hint="pass a directory with a config.json") from error
-    except UnicodeDecodeError as error:
-        raise KvplanError(f"{path} is not text in UTF-8.", hint="pass a published config.json") from error
-    except OSError as error:
-        raise KvplanError(
-            f"{path} cannot be read: {error.strerror or error}.", hint="pass a readable config.json"
-        ) from error
+    content = read_text(path, LARGEST_CONFIG_BYTES, hint="pass a directory with a published config.json, or the file")
     config = parse_config(content, where=str(path))
     model_id = path.parent.name if path.name == "config.json" else path.stem
     files = None if folder is None else read_files(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from kvplan.catalog.quantization import read_quantization
 from kvplan.catalog.registry import architecture_of_type, find_reader, known_architectures
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
+from kvplan.files import parse_json
 
 _NOT_GENERATING = (
     "ForMaskedLM",
@@ -41,10 +41,9 @@ _UNSAID_DTYPES = {"gpt_oss": "bfloat16", "minimax_m2": "bfloat16"}
 def parse_config(text: str, *, where: str) -> dict[str, Any]:
     """The JSON object in ``text``; ``where`` names it in the error."""
     try:
-        config = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        detail = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise KvplanError(f"{where} is not valid JSON ({detail}).", hint="pass a published config.json") from error
+        config = parse_json(text)
+    except ValueError as error:
+        raise KvplanError(f"{where} is not valid JSON ({error}).", hint="pass a published config.json") from error
     if not isinstance(config, dict):
         raise KvplanError(f"{where} is not a JSON object.", hint="pass a published config.json")
     return config
@@ -188,8 +187,8 @@ def _with_assumptions(config: Mapping[str, Any], assumptions: Mapping[str, str])
 
 def _assumed_value(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         return text
 
 

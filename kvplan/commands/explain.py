@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +16,11 @@ from kvplan.errors import KvplanError
 from kvplan.explaining.document import explanation_document
 from kvplan.explaining.explanation import Explanation, difference_gib, explain_log
 from kvplan.explaining.startup_log import parse_startup_log
-from kvplan.units import format_gib
+from kvplan.files import read_bytes, read_standard_input
+from kvplan.units import MIB, format_gib
 
-_LARGEST_LOG_BYTES = 200 * 1024**2
+_LARGEST_LOG_BYTES = 200 * MIB
+_HINT = "pass a log file, or the part of one that holds the start"
 
 
 def explain(
@@ -46,14 +47,12 @@ def explain(
 
 
 def _read(path: Path) -> str:
+    """The log's text, whatever its bytes are. A pipe that the shell passes on is read to its end."""
     if str(path) == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    try:
-        if path.stat().st_size > _LARGEST_LOG_BYTES:
-            raise KvplanError(f"{path} is larger than 200 MiB.", hint="pass the part that holds the start")
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise KvplanError(f"{path} cannot be read: {error.strerror or error}.", hint="pass a log file") from error
+        content = read_standard_input(_LARGEST_LOG_BYTES, hint=_HINT)
+    else:
+        content = read_bytes(path, _LARGEST_LOG_BYTES, hint=_HINT, may_be_piped=True)
+    return content.decode("utf-8", errors="replace")
 
 
 def _model(given: str | None, logged: str | None) -> ModelSpec | None:

@@ -20,6 +20,7 @@ from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import Model
 from kvplan.errors import UsageError
+from kvplan.files import parse_json
 from kvplan.settings import KNOBS, ServingSettings, option_of
 from kvplan.workers.environment import same_imports
 
@@ -274,9 +275,9 @@ def _lora_modules(words: Sequence[str]) -> dict[str, str]:
         name, _, path = word.partition("=")
         if word.startswith("{"):
             try:
-                given = json.loads(word)
+                given = parse_json(word)
                 name, path = str(given["name"]), str(given["path"])
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 name = ""
         if not name or not path:
             raise UsageError(

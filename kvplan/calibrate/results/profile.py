@@ -10,8 +10,10 @@ from pathlib import Path
 from kvplan.calibrate.calibration import user_profile_path
 from kvplan.calibrate.results.calibration import ResultCalibration
 from kvplan.calibrate.results.matching import Matched
+from kvplan.calibrate.results.readers.fields import LARGEST_RESULT_BYTES
 from kvplan.catalog.devices.measured import SCHEMA
 from kvplan.estimate.speed.steps.step_time import SPEED_UNITS
+from kvplan.files import read_bytes
 
 
 def learned_document(calibration: ResultCalibration) -> dict[str, object]:
@@ -60,7 +62,7 @@ def _provenance(path: Path) -> dict[str, str]:
     """The name and a hash of everything that was read, by which it is recognised."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*.json*")) if path.is_dir() else [path]:
-        digest.update(file.read_bytes())
+        digest.update(read_bytes(file, LARGEST_RESULT_BYTES))
     return {"name": path.name, "sha256": digest.hexdigest()}
 
 

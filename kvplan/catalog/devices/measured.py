@@ -8,7 +8,6 @@ command.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured_profile import HeldOutError, MeasuredProfile
 from kvplan.catalog.devices.scaled import nearest_profiles
 from kvplan.errors import KvplanError, UsageError
+from kvplan.files import LARGEST_CONFIG_BYTES, parse_json, read_text
 from kvplan.machine.host import cpu_name, usable_cores
 from kvplan.paths import profiles_dir, user_profiles_dir
 
@@ -145,9 +145,9 @@ def load_measured(calibration: str | None = None) -> MeasuredProfiles:
     path = Path(calibration).expanduser()
     try:
         return MeasuredProfiles((read_measured(path),))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise KvplanError(
-            f"{path} is not a measured profile: {_reason(error)}.", hint="`kvplan calibrate DIR --out FILE` writes one"
+            f"{path} is not a measured profile: {error}.", hint="`kvplan calibrate DIR --out FILE` writes one"
         ) from error
 
 
@@ -159,8 +159,8 @@ def _read_folders(folders: tuple[Path, ...]) -> MeasuredProfiles:
         for path in _json_files(folder):
             try:
                 found.append(read_measured(path))
-            except (OSError, ValueError) as error:
-                notices.append(f"the measured profile {path.name} is left out: {_reason(error)}")
+            except (KvplanError, ValueError) as error:
+                notices.append(f"the measured profile {path.name} is left out: {error}")
         profiles += sorted(found, key=lambda profile: profile.created, reverse=True)
     return MeasuredProfiles(tuple(profiles), tuple(notices))
 
@@ -169,21 +169,18 @@ def _json_files(folder: Path) -> Iterable[Path]:
     return sorted(folder.glob("*.json")) if folder.is_dir() else ()
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
-
-
 def read_measured(path: Path) -> MeasuredProfile:
-    """One file. OSError where it cannot be read, ValueError (one phrase) where it is not a profile of this schema."""
+    """One file. KvplanError where it cannot be read, ValueError (one phrase) where it is no profile of this schema."""
+    text = read_text(path, LARGEST_CONFIG_BYTES)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(text)
     except ValueError as error:
         raise ValueError("it is not JSON") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}")
     try:
         return _profile(path, document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(f"something is missing or malformed in it ({error})") from error
 
 

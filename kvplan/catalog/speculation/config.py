@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, Final
 
 from kvplan.errors import UsageError
+from kvplan.files import parse_json
 from kvplan.settings import ServingSettings
 
 _EXAMPLE: Final = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'"""
@@ -49,8 +49,8 @@ def with_speculative_config(settings: ServingSettings, text: str | None) -> Serv
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise UsageError(f"--speculative-config '{text}' is not JSON.", hint=f"for example {_EXAMPLE}") from error
     if not isinstance(found, dict):
         raise UsageError(f"--speculative-config '{text}' is not a JSON object.", hint=f"for example {_EXAMPLE}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from kvplan.catalog.reader import parse_config
 from kvplan.catalog.spec import Drafter, ModelSpec, SpeculativeMethod
 from kvplan.catalog.speculation.heads import eagle_model, medusa_model, multi_token_model
 from kvplan.errors import KvplanError, UsageError
+from kvplan.files import LARGEST_CONFIG_BYTES, read_text
 from kvplan.settings import ServingSettings
 
 _METHODS: Final = get_args(SpeculativeMethod)
@@ -143,9 +143,6 @@ def _raw_config(name: str) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", profile["config"])
     path = Path(name).expanduser()
     path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    if not path.exists():
         raise KvplanError(f"{name} is no directory with a config.json.", hint="pass the drafter's directory")
-    try:
-        return parse_config(path.read_text(encoding="utf-8-sig"), where=str(path))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise KvplanError(f"{path} cannot be read ({error}).", hint="pass a readable config.json") from error
+    return parse_config(read_text(path, LARGEST_CONFIG_BYTES, hint="pass the drafter's directory"), where=str(path))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
+from kvplan.files import read_text
+from kvplan.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,28 +134,27 @@ def _numbers(value: object) -> list[float] | None:
     return numbers if len(numbers) == len(found) else None
 
 
+LARGEST_RESULT_BYTES: Final = GIB
+_BLANK: Final = re.compile(r"\s*")
+
+
 def read_json(path: Path) -> Any:
     """The file's document: one, or the list of those that stand one after another in it. KvplanError otherwise."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise KvplanError(f"{path} cannot be read: {reason}.", hint="give a benchmark's JSON file") from error
+    text = read_text(path, LARGEST_RESULT_BYTES, hint="give a benchmark's JSON file")
     if not text.strip():
         raise KvplanError(f"{path} is empty.", hint="the benchmark that should have written it did not end")
     try:
         documents = list(_documents(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise KvplanError(f"{path} is not JSON.", hint="give the JSON file that the benchmark saved") from error
     return documents[0] if len(documents) == 1 else documents
 
 
 def _documents(text: str) -> Iterator[Any]:
-    decoder, left = json.JSONDecoder(), text.strip()
-    while left:
-        found, end = decoder.raw_decode(left)
+    decoder, start, end = json.JSONDecoder(), 0, len(text.rstrip())
+    while start < end:
+        found, start = decoder.raw_decode(text, _BLANK.match(text, start).end())  # type: ignore[union-attr]
         yield found
-        left = left[end:].lstrip()
 
 
 def objects_of(document: Any) -> Sequence[Mapping[str, Any]] | None:
