@@ -40,6 +40,8 @@ LIMIT_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
 # The names under which engines tell them: vLLM's, SGLang's, llama.cpp's.
 _SEATS: Final = ("max_num_seqs", "max_running_requests", "total_slots")
 _STEP_TOKENS: Final = ("max_num_batched_tokens", "chunked_prefill_size")
+_LARGEST: Final = 2**53
+"""More is no setting of a server."""
 _CONTEXT: Final = ("max_model_len", "context_length", "n_ctx")
 
 
@@ -71,6 +73,6 @@ def _entries(document: object) -> Iterator[tuple[str, Any]]:
 def _first_count(found: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     for name in names:
         value = found.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST:
             return value
     return None
