@@ -11,6 +11,7 @@ import io
 import socket
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, Final, cast
 
 from kvplan.units import MIB
@@ -74,43 +75,30 @@ class _BoundedSocket:
         return io.BufferedReader(_BoundedReader(self._socket, self._allowance), _PIECE_BYTES)
 
 
-class _BoundedConnection:
-    """What the plain and the TLS connection have in common. allowance: of the answer that comes next."""
-
-    sock: socket.socket | None
-    allowance: Allowance
-
-    def response_class(self, connected: socket.socket, *args: Any, **options: Any) -> http.client.HTTPResponse:
-        bounded = cast(socket.socket, _BoundedSocket(connected, self.allowance))
-        return http.client.HTTPResponse(bounded, *args, **options)
-
-    def ask(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str], allowance: Allowance
-    ) -> tuple[int, bytes]:
-        """Status and body. OSError or HTTPException for whatever goes wrong."""
-        self.allowance = allowance
-        connection = cast(http.client.HTTPConnection, self)
-        connection.timeout = allowance.seconds
-        if self.sock is not None:
-            self.sock.settimeout(allowance.seconds)
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        pieces = []
-        while piece := answer.read(_PIECE_BYTES):  # as it comes: a body's own length is only the server's word
-            pieces.append(piece)
-        if answer.length:  # of a body with a length, what did not come
-            raise http.client.IncompleteRead(b"", answer.length)
-        return answer.status, b"".join(pieces)
+def ask(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    allowance: Allowance,
+) -> tuple[int, bytes]:
+    """Status and body of an answer. OSError or HTTPException for whatever goes wrong."""
+    connection.timeout = allowance.seconds
+    connection.response_class = partial(_bounded_response, allowance)  # type: ignore[assignment]  # it is only called
+    if connection.sock is not None:
+        connection.sock.settimeout(allowance.seconds)
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    pieces = []
+    while piece := answer.read(_PIECE_BYTES):  # as it comes: a body's own length is only the server's word
+        pieces.append(piece)
+    if answer.length:  # of a body with a length, what did not come
+        raise http.client.IncompleteRead(b"", answer.length)
+    return answer.status, b"".join(pieces)
 
 
-class BoundedHTTPConnection(_BoundedConnection, http.client.HTTPConnection):
-    """A kept connection whose answers are bounded."""
-
-
-class BoundedHTTPSConnection(_BoundedConnection, http.client.HTTPSConnection):
-    """The same over TLS."""
-
-
-def open_connection(host: str, port: int, *, is_tls: bool) -> BoundedHTTPConnection | BoundedHTTPSConnection:
-    """A connection that opens with its first question."""
-    return BoundedHTTPSConnection(host, port) if is_tls else BoundedHTTPConnection(host, port)
+def _bounded_response(
+    allowance: Allowance, connected: socket.socket, *args: Any, **options: Any
+) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(cast(socket.socket, _BoundedSocket(connected, allowance)), *args, **options)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import parse_json
-from kvplan.metrics.bounded import MOST_ANSWER_BYTES, Allowance, TooLongError, open_connection
+from kvplan.metrics.bounded import MOST_ANSWER_BYTES, Allowance, TooLongError, ask
 from kvplan.units import format_bytes
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
@@ -90,9 +90,12 @@ class Connection:
         self.address = address
         self._headers = {"User-Agent": _USER_AGENT, "Accept": "*/*"}
         if api_key:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise UsageError("The API key has characters that no header can have.", hint="check --api-key")
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_seconds = timeout_seconds
-        self._connection = open_connection(address.host, address.port, is_tls=address.is_tls)
+        kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
+        self._connection = kind(address.host, address.port)
 
     def __enter__(self) -> Connection:
         return self
@@ -129,7 +132,8 @@ class Connection:
             raise unreachable(self.address, error) from error
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str], deadline: float) -> Response:
-        return Response(*self._connection.ask(method, self.address.path + path, body, headers, Allowance(deadline)))
+        whole = self.address.path + path
+        return Response(*ask(self._connection, method, whole, body, headers, Allowance(deadline)))
 
 
 def unreachable(address: ServerAddress, error: Exception) -> KvplanError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, Final, Literal
 
 from kvplan.metrics.histograms import Histogram

@@ -64,6 +64,8 @@ class TopSession:
         if self._options.interval_seconds > 0 and any(watch.state.is_up for watch in self.watches):
             time.sleep(self._options.interval_seconds)
             self._read_all()
+        for watch in self.watches:
+            watch.close()
         return self.snapshot()
 
     def _read_all(self) -> None:

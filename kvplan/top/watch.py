@@ -71,6 +71,11 @@ class ServerWatch:
         """Let the thread end; it is not waited for, since it may wait for a server."""
         self._stopped.set()
 
+    def close(self) -> None:
+        """Close the connections; another reading would open them again. Where the thread runs, it does so itself."""
+        self._source.close()
+        self._questions.close()
+
     def read_once(self) -> None:
         """One reading, or one failure that is remembered. Called by the thread, or instead of it."""
         try:
@@ -102,8 +107,7 @@ class ServerWatch:
             began = time.monotonic()
             self.read_once()
             self._stopped.wait(max(0.0, self._interval_seconds - (time.monotonic() - began)))
-        self._source.close()
-        self._questions.close()
+        self.close()
 
     def _note(self, reading: ServerReading) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ _BYTES_BESIDE_TOKENS: Final = 16 * MIB
 _TOKENS_BESIDE_PROMPT: Final = 100_000
 """A chat template with a system prompt of its own. A token of what was sent has a byte at least."""
 _LONGEST_REASON: Final = 100
+_LARGEST_SAID: Final = 10**18
 
 
 class Exchange:
@@ -128,11 +129,11 @@ class Exchange:
         return None if source is None else 0
 
     def _seen_up_to(self, num_tokens: int) -> int:
-        """Tokens that are new where ``num_tokens`` were counted in all; none, and a failed request, for a wrong count."""
+        """Tokens that are new where ``num_tokens`` were counted in all; a wrong count is none, and a failed request."""
         if not self._is_possible(num_tokens):
             return 0
         if num_tokens < self._seen:
-            self.record.fail(f"the server counts {self._seen:,} tokens, and later only {num_tokens:,}")
+            self.record.fail(f"the server counts {self._seen:,} tokens, and later only {_count(num_tokens)}")
             return 0
         new, self._seen = num_tokens - self._seen, num_tokens
         return new
@@ -141,7 +142,7 @@ class Exchange:
         asked = self.record.num_output_tokens_asked
         if 0 <= num_tokens <= asked:
             return True
-        self.record.fail(f"the server counts {num_tokens:,} tokens, but {asked:,} were asked for")
+        self.record.fail(f"the server counts {_count(num_tokens)} tokens, but {asked:,} were asked for")
         return False
 
     def _take_usage(self, chunk: Chunk) -> None:
@@ -156,4 +157,9 @@ class Exchange:
             record.num_prompt_tokens = usage.prompt_tokens
         else:
             sent = f"a request of {self._num_bytes_sent:,} bytes"
-            record.fail(f"the server counts {usage.prompt_tokens:,} tokens in the prompt of {sent}")
+            record.fail(f"the server counts {_count(usage.prompt_tokens)} tokens in the prompt of {sent}")
+
+
+def _count(number: int) -> str:
+    """A number that may have thousands of digits."""
+    return f"{number:,}" if abs(number) < _LARGEST_SAID else "a number of more than 18 digits of"
