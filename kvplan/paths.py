@@ -35,3 +35,12 @@ def user_profiles_dir() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "kvplan" / "profiles"
+
+
+def user_state_dir() -> Path:
+    """What kvplan remembers for this user ($KVPLAN_STATE_DIR, else $XDG_STATE_HOME/kvplan, else ~/.local/state/...)."""
+    explicit = os.environ.get("KVPLAN_STATE_DIR")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "kvplan"
