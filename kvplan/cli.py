@@ -17,6 +17,7 @@ import typer
 from kvplan import __version__
 from kvplan.commands.options.extras import need_extra
 from kvplan.errors import KvplanError
+from kvplan.foreign_text import guarded_output, printable
 from kvplan.help_sections import SectionedCommand, SectionedGroup
 from kvplan.list_words import repeat_options, with_flag_words
 from kvplan.terminal import fitted
@@ -121,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain("standard output is closed", None, 1)
     _write_what_fits()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    code = _run(words)
+    with guarded_output():
+        code = _run(words)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -212,5 +214,5 @@ def _complain(message: str, hint: str | None, exit_code: int) -> int:
     with suppress(OSError):  # who cannot be told has the exit code
         for text in (f"error: {message.strip()}", f"hint: {hint}" if hint else None):
             if text:
-                print(fitted(text, sys.stderr, further="  "), file=sys.stderr)
+                print(fitted(printable(text), sys.stderr, further="  "), file=sys.stderr)
     return exit_code

@@ -37,6 +37,15 @@ def user_profiles_dir() -> Path:
     return (Path(base) if base else _home() / ".config") / "kvplan" / "profiles"
 
 
+def user_state_dir() -> Path:
+    """What kvplan remembers for this user ($KVPLAN_STATE_DIR, else $XDG_STATE_HOME/kvplan, else ~/.local/state/...)."""
+    explicit = os.environ.get("KVPLAN_STATE_DIR")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else _home() / ".local" / "state") / "kvplan"
+
+
 def _home() -> Path:
     """The user's home; a folder that is nowhere for a user whom the system does not know, as containers have them."""
     try:

@@ -123,7 +123,7 @@ def test_an_assumption_that_is_no_json_is_a_text(text: str, capsys: pytest.Captu
 def test_a_log_may_come_through_a_pipe_of_the_shell(tmp_path: Path) -> None:
     log = Path(__file__).parent / "data" / "startup_logs" / "vllm-0.10-refused-length.log"
     kvplan = f"{sys.executable} -m kvplan explain"
-    for command in (f"{kvplan} <(cat {log})", f"cat {log} | {kvplan} -"):
+    for command in (f"{kvplan} <(cat {log})", f"cat {log} | {kvplan} -", f"{kvplan} - < {log}"):
         shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         assert shown.returncode == 0, shown.stderr
         assert "stopped: To serve at least one request" in shown.stdout

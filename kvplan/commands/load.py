@@ -7,11 +7,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from kvplan.commands.options.groups import given_options, takes_groups
+from kvplan.errors import KvplanError
+
+if TYPE_CHECKING:
+    from kvplan.load.session import LoadOutcome
+    from kvplan.load.tolerance import Tolerance
 
 INTERRUPTED: Final = 130
 FAILED: Final = 1
@@ -173,6 +178,14 @@ class LoadGoals:
             rich_help_panel=GOAL_PANEL,
         ),
     ] = None
+    max_failed: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests that may fail, as a number or a share such as 1%; more are exit code 1. Default: 0.",
+            metavar="NUMBER",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
     num_clients: Annotated[
         int | None,
         typer.Option(
@@ -204,8 +217,11 @@ def load(
     from kvplan.load.options import LoadOptions
     from kvplan.load.self_test import measure_ceiling
     from kvplan.load.session import default_directory, find_target, run_session
+    from kvplan.load.tolerance import Tolerance
 
-    options = LoadOptions(url=url, **_given(server, arrivals, requests, goals))
+    given = _given(server, arrivals, requests, goals)
+    tolerance = Tolerance.parse(given.pop("max_failed", "0"))
+    options = LoadOptions(url=url, **given)
     ceiling = measure_ceiling(options) if options.self_test else None
     if ceiling is not None:
         load_output.print_ceiling(ceiling, as_json=as_json and url is None)
@@ -218,16 +234,23 @@ def load(
     listener = load_output.make_listener()
     outcome = run_session(options, target, directory, listener, command=command, ceiling=ceiling)
     load_output.print_outcome(outcome, ceiling, as_json=as_json)
-    return _exit_code(outcome)
+    return _exit_code(outcome, tolerance)
 
 
-def _exit_code(outcome: Any) -> int:
-    from kvplan.commands.printing.sweeps import print_written
+def _exit_code(outcome: LoadOutcome, tolerance: Tolerance) -> int:
+    """KvplanError where more failed than may."""
+    from kvplan.commands.printing.sweeps import print_undrawn, print_written
+    from kvplan.load.tolerance import failures_of
     from kvplan.reports import write_reports
 
-    print_written(outcome.directory, write_reports(outcome.directory))
-    if outcome.interrupted:
+    if outcome.interrupted:  # whoever stops a run does not wait for its pictures
+        print_undrawn(outcome.directory)
         return INTERRUPTED
+    print_written(outcome.directory, write_reports(outcome.directory))
+    failures = failures_of(outcome.runs)
+    if not tolerance.allows(failures.num_failed, failures.num_requests):
+        hint = "the rows are written; --max-failed says how many may fail"
+        raise KvplanError(failures.sentence() + ".", hint=hint)
     return 0 if any(row["completed"] for row in outcome.rows) else FAILED
 
 

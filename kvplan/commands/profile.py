@@ -18,6 +18,7 @@ from kvplan.commands.options.sweep.axes import FLAG_OPTIONS
 from kvplan.commands.options.sweep.model import MachineOptions
 from kvplan.commands.options.sweep.panels import OUTPUT_PANEL, SETTINGS_PANEL
 from kvplan.commands.options.sweep.workload import WorkloadOptions
+from kvplan.foreign_text import printable, unguarded
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import OWN_AXES, Axis
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
@@ -108,20 +109,20 @@ def _progress() -> Iterator[Callable[[Event], None]]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status("starting the worker") as status:
+    with Console(file=unguarded(sys.stderr)).status("starting the worker") as status:
 
         def show(event: Event) -> None:
             if event["type"] == "notice":
                 _print_notice(event)
             else:
-                status.update(progress_text(event))
+                status.update(printable(progress_text(event)))
 
         yield show
 
 
 def _print_notice(event: Event) -> None:
     if event["type"] == "notice":
-        print(event["text"], file=sys.stderr, flush=True)
+        print(printable(event["text"]), file=sys.stderr, flush=True)
 
 
 def progress_text(event: Event) -> str:

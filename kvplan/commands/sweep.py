@@ -21,6 +21,7 @@ from kvplan.commands.options.sweep.panels import OUTPUT_PANEL
 from kvplan.commands.options.sweep.spread import SpreadOptions, spread_over
 from kvplan.commands.options.sweep.workload import WorkloadOptions
 from kvplan.errors import UsageError
+from kvplan.sweeps.consent import note_started, refuse_links, refuse_unasked
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.sweeps.worker.early import EarlyWorker
@@ -111,6 +112,7 @@ def _new(
         command = shlex.join(["kvplan", *sys.argv[1:]])
         pool_of = None if cluster is None else cluster.pool_of
         progress = sweep_output.make_progress()
+        note_started(options, plan.run_id, directory)
         outcome = run_new_sweep(plan, directory, progress, command=command, pool_of=pool_of, early=early)
     return _finish(outcome, as_json=as_json)
 
@@ -121,9 +123,14 @@ def _resume(directory: Path, given: Mapping[str, Any], spread: SpreadOptions, *,
     from kvplan.sweeps.options import refuse_differences
     from kvplan.sweeps.session import resume_sweep
 
-    options = SweepOptions.from_json(read_sweep_manifest(directory)["options"])
+    manifest = read_sweep_manifest(directory)
+    options = SweepOptions.from_json(manifest["options"])
     refuse_differences(options, given)
     _need_packages(options, spread)
+    run_id = str(manifest.get("run_id"))
+    refuse_unasked(options, given, run_id, directory)
+    refuse_links(directory)
+    note_started(options, run_id, directory)
     with spread_over(spread, options) as cluster:
         outcome = resume_sweep(
             directory,
@@ -152,10 +159,12 @@ def _finish(outcome: SweepOutcome, *, as_json: bool) -> int:
     from kvplan.runs.rows import is_measured
 
     sweep_output.print_outcome(outcome, as_json=as_json)
+    if outcome.interrupted:
+        if outcome.rows:
+            sweep_output.print_undrawn(outcome.directory)
+        return INTERRUPTED
     if outcome.rows:
         sweep_output.print_written(outcome.directory, write_reports(outcome.directory))
-    if outcome.interrupted:
-        return INTERRUPTED
     if outcome.is_shard:  # of another part's trials some may be served
         return 0
     return 0 if any(is_measured(row) for row in outcome.rows) else INFEASIBLE

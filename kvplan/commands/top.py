@@ -91,6 +91,9 @@ def _once(session: TopSession, *, as_json: bool) -> int:
 def _live(session: TopSession) -> int:
     from rich.console import Console
 
-    console = Console() if sys.stdout.isatty() else Console(width=_PLAIN_COLUMNS)
+    from kvplan.foreign_text import unguarded
+
+    output = unguarded(sys.stdout)
+    console = Console(file=output) if sys.stdout.isatty() else Console(file=output, width=_PLAIN_COLUMNS)
     session.run(console)
     return 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kvplan.engines.documented.sglang import Sglang
@@ -16,6 +17,7 @@ from kvplan.engines.running import RunningServer
 from kvplan.engines.swept import AdaptedEngine
 from kvplan.engines.vllm.adapter import VllmAdapter
 from kvplan.errors import UsageError
+from kvplan.settings import KNOBS
 from kvplan.sweeps.hosts import SweptEngine
 from kvplan.sweeps.options import SweepOptions
 
@@ -43,7 +45,13 @@ def _python(options: SweepOptions) -> str:
 
 
 def _words(options: SweepOptions) -> tuple[str, ...]:
-    return tuple(os.path.expanduser(word) for word in shlex.split(options.engine_command or ""))
+    try:
+        words = shlex.split(options.engine_command or "")
+    except ValueError as error:
+        raise UsageError(
+            f"--engine-command '{options.engine_command}' cannot be read: {error}.", hint="check its quotes"
+        ) from error
+    return tuple(os.path.expanduser(word) for word in words)
 
 
 _ADAPTERS: Final[Mapping[str, Callable[[SweepOptions], EngineAdapter]]] = {
@@ -68,8 +76,43 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     return engine
 
 
+_ADDRESS: Final = frozenset({"host", "port", "uds", "served-model-name", "api-key", "model", "model-path"})
+_SETTINGS: Final[Mapping[str, frozenset[str]]] = {
+    "sglang": frozenset({"context-length", "max-running-requests", "chunked-prefill-size", "mem-fraction-static"}),
+    "trtllm": frozenset({"max-batch-size", "max-num-tokens", "max-seq-len", "extra-llm-api-options"}),
+}
+"""What the sweep's own options say, under the engine's name: rows would name a setting that the server did not have."""
+_ARGUMENT: Final = re.compile(r"(--)?[A-Za-z0-9][\w.-]*(=.*)?", re.DOTALL)
+
+
+def _refuse_arguments(options: SweepOptions, axes: Collection[str]) -> None:
+    """UsageError for an ``--engine-arg`` that is no option, is there twice, or is the sweep's own to say.
+
+    axes: the settings that the engine's adapter has, which vLLM calls as this project does.
+    """
+    own = _SETTINGS.get(options.engine, frozenset())
+    if options.engine == "vllm":
+        own = frozenset(KNOBS[name].option.removeprefix("--") for name in axes if name in KNOBS)
+    seen: set[str] = set()
+    for text in options.engine_args:
+        if not _ARGUMENT.fullmatch(text.strip()):
+            raise UsageError(
+                f"--engine-arg '{text}' is not KEY=VALUE.", hint="such as enforce-eager or cpu-offload-gb=4"
+            )
+        (name,) = argument_pairs([text])
+        if name in seen:
+            raise UsageError(f"--engine-arg {name} is given twice.", hint="leave one of them out")
+        seen.add(name)
+        if name in _ADDRESS or name in own:
+            hint = "leave it out" if name in _ADDRESS else "the sweep has an option of its own for it"
+            raise UsageError(f"--engine-arg {name} is set by the sweep.", hint=hint)
+
+
 def _adapter(options: SweepOptions) -> EngineAdapter:
     make = _ADAPTERS.get(options.engine)
     if make is None:
         raise UsageError(f"There is no adapter for {options.engine} yet.", hint="one of " + ", ".join(_ADAPTERS))
-    return make(options)
+    _words(options)  # so that every engine's command can be read
+    adapter = make(options)
+    _refuse_arguments(options, adapter.axes)
+    return adapter

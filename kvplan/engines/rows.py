@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from kvplan.engines.interface import Failure, StartedEngine
 from kvplan.load.run import LoadRun
@@ -11,6 +12,16 @@ from kvplan.metrics.reading import ServerReading
 from kvplan.runs.columns import Row
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.workload.requests import RequestSpec
+
+_KNOWN_BEFORE: Final = (
+    "engine",
+    "engine_version",
+    "device",
+    "device_memory_bytes",
+    "dtype",
+    "kv_cache_tokens",
+    "max_num_seqs",
+)
 
 
 def told_row(told: StartedEngine) -> Row:
@@ -52,7 +63,7 @@ def served_row(
 ) -> Row:
     """What the load measured. Settings, engine and capacity stay as they were asked for and said at the start."""
     row = run.row(slo_seconds)
-    for known in ("engine", "engine_version", "kv_cache_tokens", "max_num_seqs"):
+    for known in _KNOWN_BEFORE:
         row.pop(known, None)  # type: ignore[misc]
     settings, requests = prepared.trial.settings, prepared.prediction.requests.requests
     is_served = row["status"] in ("ok", "queued")

@@ -43,8 +43,25 @@ KEY_VARIABLE: Final = "OPENAI_API_KEY"
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SEATS: Final = 256
 _STEP_TOKENS: Final = 8192
+_NOT_ASKED_FOR: Final = (
+    "device_name",
+    "node",
+    "load_format",
+    "weights_origin",
+    "model_impl",
+    "kv_cache_memory_bytes",
+    "quantization",
+    "group_size",
+    "max_loras",
+    "max_lora_rank",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
+)
+"""Columns that say of other sweeps what was asked for, or where they ran."""
 _NOT_PREDICTED: Final = (
-    "dtype",
+    "weights_bytes_predicted",
+    "adapter_bytes_predicted",
     "block_bytes_predicted",
     "num_blocks_predicted",
     "kv_cache_tokens_predicted",
@@ -134,10 +151,12 @@ class RunningServer:
             raise UsageError(f"{axis} of a running server cannot be swept.", hint=hint)
 
     def device(self, memory_bytes: int | None) -> Device:
-        """This machine's, for a server on it; what another machine has is not told."""
-        if self._address.host in _LOOPBACK:
-            return detect_device("auto", memory_bytes, must_be_free=False, by_our_torch=False)
-        return Device("cuda", f"that of {self._address.host}", memory_bytes or 0, 1)
+        """The server's, as far as it tells. Its kind decides how many requests are usual."""
+        told = self._facts.limits
+        kind = told.device or "cuda"
+        if told.device is None and self._address.host in _LOOPBACK:
+            kind = detect_device("auto", None, must_be_free=False, by_our_torch=False).kind
+        return Device(kind, f"server at {self._address.url}", told.device_memory_bytes or 0, 1)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return RunningModel(spec, self._facts)
@@ -230,20 +249,24 @@ class RunningHost:
 
     def _told(self) -> Row:
         """The server's own settings; what it does not tell is empty, not the value that was planned with."""
-        row: dict[str, Any] = self._facts.settings() | {
-            "url": self._address.url,
-            "engine_version": self._facts.limits.version,
-            "kernels": self._facts.limits.kernels,
-            "kv_cache_tokens": self._facts.cache.kv_cache_size_tokens,
-            "num_blocks_total": self._facts.cache.num_blocks,
-            "kv_cache_dtype": self._facts.cache.cache_dtype,
-            "tensor_parallel_size": None,
-            "pipeline_parallel_size": None,
-            "enable_expert_parallel": None,
-            "reused_server": True,
-        }
-        if self._address.host not in _LOOPBACK:
-            row |= {"device": None, "device_name": None, "device_memory_bytes": None}
+        limits = self._facts.limits
+        row: dict[str, Any] = (
+            dict.fromkeys(_NOT_ASKED_FOR)
+            | self._facts.settings()
+            | {
+                "url": self._address.url,
+                "engine": self._facts.engine,
+                "device": limits.device,
+                "device_memory_bytes": limits.device_memory_bytes,
+                "dtype": limits.dtype,
+                "engine_version": limits.version,
+                "kernels": limits.kernels,
+                "kv_cache_tokens": self._facts.cache.kv_cache_size_tokens,
+                "num_blocks_total": self._facts.cache.num_blocks,
+                "kv_cache_dtype": self._facts.cache.cache_dtype,
+                "reused_server": True,
+            }
+        )
         return cast(Row, row)
 
 

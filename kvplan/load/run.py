@@ -91,12 +91,14 @@ def run_load(
     def report(sent: SentSoFar) -> None:
         on_progress(Progress(sent, monitor.last_reading))
 
+    is_cut_off = True
     try:
         sending = Sending(target, plan, timeout_seconds, run, same_prompt, tokens)
         sent = _send(sending, num_clients, report)
+        is_cut_off = sent.interrupted
         time.sleep(_SETTLING_SECONDS)
     finally:
-        view = monitor.view()
+        view = monitor.view(is_urgent=is_cut_off)
     measured = MeasuredRun(sent.records, plan.is_open)
     health = client_health(measured.measured, sent.samples)
     server = view.of_run(measured.start, measured.end)

@@ -73,7 +73,7 @@ class Sender:
         self._dispatcher = Dispatcher(sending.plan, self._send)
         self._client = Client(sending.target.form.address, timeout_seconds=sending.timeout_seconds)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._interrupted = False
+        self._interrupted = self._is_stopped = False
 
     def run(self, start: float | None = None) -> Sent:
         """Send it all and wait for the answers. start: as of Dispatcher.run."""
@@ -84,7 +84,8 @@ class Sender:
             gc.unfreeze()
 
     def stop(self) -> None:
-        """Send nothing more and break off what is under way. From any thread, while ``run`` runs."""
+        """Send nothing more and break off what is under way, or send nothing at all. From any thread."""
+        self._is_stopped = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                 self._loop.call_soon_threadsafe(self._interrupt)
@@ -94,6 +95,8 @@ class Sender:
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
             self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
             self._loop.add_signal_handler(signal.SIGTERM, self._interrupt)
+        if self._is_stopped:  # before there was a loop to tell
+            self._interrupt()
         reporting = asyncio.ensure_future(self._report())
         try:
             async with HealthMeter() as meter:

@@ -16,6 +16,8 @@ from kvplan.load.client.connection import Client
 from kvplan.load.client.record import RequestRecord, TokenSource
 from kvplan.load.traffic.prompts import PLAIN_SCALE, PromptBook, PromptScale
 from kvplan.metrics.http import Connection, Response, ServerAddress
+from kvplan.metrics.limits import limits_in
+from kvplan.metrics.reading import believable_names
 
 PROBE_SECONDS: Final = 120.0
 """What a server has for its first answers, which may compile kernels."""
@@ -55,16 +57,16 @@ def find_model(address: ServerAddress, api_key: str | None, wanted: str | None) 
         )
     model = listed[0] if wanted is None else next((entry for entry in listed if entry["id"] == wanted), None)
     if model is None:
-        names = ", ".join(str(entry["id"]) for entry in listed[:5])
+        names = ", ".join(entry["id"] for entry in listed[:5])
         raise KvplanError(f"The server at {address.url} has no model '{wanted}'.", hint=f"it serves {names}")
-    length = model.get("max_model_len")
-    return str(model["id"]), length if isinstance(length, int) else None
+    return model["id"], limits_in({"max_model_len": model.get("max_model_len")}).max_model_len
 
 
 def _listed_models(answer: Response) -> list[dict[str, Any]]:
     document = answer.json() if answer.status == _OK else None
     data = document.get("data") if isinstance(document, dict) else None
-    return [entry for entry in data if isinstance(entry, dict) and "id" in entry] if isinstance(data, list) else []
+    listed = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    return [entry for entry in listed if believable_names([entry.get("id")])]
 
 
 def refused_key(address: ServerAddress) -> KvplanError:

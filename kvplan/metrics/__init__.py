@@ -13,5 +13,6 @@ between them. What a server does not tell is None, never 0.
     limits       the settings a running server tells of itself: seats, tokens per step, context
     window       what happened between two readings
     http         one kept connection, and the mistakes of an address in one sentence
+    bounded      what such a connection takes at most of an answer: bytes and seconds
     source       a server's URL -> readings
 """

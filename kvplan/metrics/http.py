@@ -9,11 +9,15 @@ import http.client
 import json
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kvplan.errors import KvplanError, UsageError
+from kvplan.files import parse_json
+from kvplan.metrics.bounded import MOST_ANSWER_BYTES, Allowance, TooLongError, ask
+from kvplan.units import format_bytes
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 _USER_AGENT: Final = "kvplan"
@@ -67,15 +71,18 @@ class Response:
         return self.body.decode("utf-8", errors="replace")
 
     def json(self) -> Any:
-        """The body as JSON; None if it is none."""
+        """The body as JSON; None if it is none, or none that a server means."""
         try:
-            return json.loads(self.body)
+            return parse_json(self.body)
         except ValueError:
             return None
 
 
 class Connection:
-    """A connection that is kept from one question to the next. Not for several threads at once."""
+    """A connection that is kept from one question to the next. Not for several threads at once.
+
+    timeout_seconds: for a whole answer, from the question to its last byte.
+    """
 
     def __init__(
         self, address: ServerAddress, api_key: str | None = None, *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
@@ -83,9 +90,12 @@ class Connection:
         self.address = address
         self._headers = {"User-Agent": _USER_AGENT, "Accept": "*/*"}
         if api_key:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise UsageError("The API key has characters that no header can have.", hint="check --api-key")
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_seconds = timeout_seconds
         kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
-        self._connection = kind(address.host, address.port, timeout=timeout_seconds)
+        self._connection = kind(address.host, address.port)
 
     def __enter__(self) -> Connection:
         return self
@@ -105,8 +115,9 @@ class Connection:
         body = None if document is None else json.dumps(document).encode()
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
         is_kept = self._connection.sock is not None
+        deadline = time.monotonic() + self._timeout_seconds
         try:
-            return self._ask(method, path, body, headers)
+            return self._ask(method, path, body, headers, deadline)
         except (http.client.BadStatusLine, ConnectionResetError, BrokenPipeError) as error:
             self.close()
             if not is_kept:
@@ -115,15 +126,14 @@ class Connection:
             self.close()
             raise unreachable(self.address, error) from error
         try:
-            return self._ask(method, path, body, headers)
+            return self._ask(method, path, body, headers, deadline)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise unreachable(self.address, error) from error
 
-    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Response:
-        self._connection.request(method, self.address.path + path, body, headers)
-        answer = self._connection.getresponse()
-        return Response(answer.status, answer.read())
+    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str], deadline: float) -> Response:
+        whole = self.address.path + path
+        return Response(*ask(self._connection, method, whole, body, headers, Allowance(deadline)))
 
 
 def unreachable(address: ServerAddress, error: Exception) -> KvplanError:
@@ -145,6 +155,9 @@ def unreachable(address: ServerAddress, error: Exception) -> KvplanError:
     if isinstance(error, ssl.SSLError):
         why = getattr(error, "reason", None) or error  # only those that OpenSSL raises have a reason
         return KvplanError(f"No secure connection to {url}: {why}.", hint="http:// instead of https://?")
+    if isinstance(error, TooLongError):
+        size = format_bytes(MOST_ANSWER_BYTES)
+        return KvplanError(f"An answer of {url} has more than {size}.", hint="is it the server that you mean?")
     if isinstance(error, http.client.HTTPException):
         return KvplanError(f"What listens at {url} does not speak HTTP.", hint="check the port, and http or https")
     return KvplanError(f"The server at {url} cannot be reached: {error}.", hint="check the address")

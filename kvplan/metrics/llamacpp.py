@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from kvplan.metrics.reading import ServerReading
+
+_LARGEST: Final = 2**53
+"""More is no number of tokens."""
 
 
 def with_slots(reading: ServerReading, document: object) -> ServerReading:
@@ -32,4 +35,4 @@ def with_slots(reading: ServerReading, document: object) -> ServerReading:
 
 def _count(slot: Mapping[str, Any], name: str) -> int | None:
     value = slot.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST else None

@@ -8,20 +8,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvplan.errors import KvplanError
 from kvplan.metrics.histograms import Histogram, histogram_of
 from kvplan.metrics.names import ENGINES, KVPLAN_PREFIX, MetricNames, Names, all_names
 from kvplan.metrics.prometheus import Sample, Samples, figure_of, parse_samples
-from kvplan.metrics.reading import COUNTERS, HISTOGRAMS, CacheConfig, EngineName, ServerReading
+from kvplan.metrics.reading import (
+    COUNTERS,
+    HISTOGRAMS,
+    CacheConfig,
+    EngineName,
+    ServerReading,
+    believable_names,
+)
 
 # Ranks of one engine repeat its figures; data-parallel engines have figures of their own.
 _REPEATING_LABELS: Final = ("tp_rank", "pp_rank", "moe_ep_rank", "pid")
+_MOST_ENGINES: Final = 1_000
+_FULLEST: Final = 2.0
+"""A larger usage is no share of a pool."""
 _GAUGES: Final = ("num_running", "num_waiting", "kv_cache_used_tokens", "output_throughput")
 
 
 def read_page(text: str, seconds: float | None = None) -> ServerReading | None:
     """The reading that a page holds; None if no engine that is known wrote it.
 
-    seconds: when it was read, on ``time.perf_counter()``'s clock; now if it is left out.
+    seconds: when it was read, on ``time.perf_counter()``'s clock; now if it is left out. KvplanError for a page that is
+    larger than any engine's.
     """
     found = _engine_of(text)
     if found is None:
@@ -79,7 +91,7 @@ class _Page:
 
     def reading(self, engine: EngineName, seconds: float) -> ServerReading:
         names = self.names
-        usages = [sample.value for sample in self._of(names.kv_cache_usage)]
+        usages = [sample.value for sample in self._of(names.kv_cache_usage) if 0 <= sample.value <= _FULLEST]
         figures: dict[str, float | None] = {name: self._sum(getattr(names, name)) for name in (*_GAUGES, *COUNTERS)}
         histograms: dict[str, Histogram | None] = {name: self._histogram(getattr(names, name)) for name in HISTOGRAMS}
         if engine == "llamacpp":
@@ -134,18 +146,19 @@ class _Page:
         names = {label for sample in self._of(self.names.num_running) if (label := _engine_label(sample)) is not None}
         if len(names) < 2:
             return {}
-        return {name: _Page(self.names, self._samples_of(name)) for name in sorted(names, key=_rank)}
-
-    def _samples_of(self, engine: str) -> Samples:
-        kept = {
-            name: [sample for sample in found if _engine_label(sample) == engine]
-            for name, found in self.samples.items()
-        }
-        return {name: samples for name, samples in kept.items() if samples}
+        if len(names) > _MOST_ENGINES:
+            raise KvplanError(f"A page of metrics tells of more than {_MOST_ENGINES:,} engines.")
+        own: dict[str, dict[str, list[Sample]]] = {name: {} for name in sorted(names, key=_rank)}
+        for name, samples in self.samples.items():
+            for sample in samples:
+                engine = _engine_label(sample)
+                if engine in own:
+                    own[engine].setdefault(name, []).append(sample)
+        return {engine: _Page(self.names, samples) for engine, samples in own.items()}
 
     def _model_names(self) -> tuple[str, ...]:
         samples = self._of(self.names.num_running)
-        return tuple(dict.fromkeys(sample.labels["model_name"] for sample in samples if "model_name" in sample.labels))
+        return believable_names(sample.labels.get("model_name") for sample in samples)
 
     def _cache(self) -> CacheConfig:
         infos = [sample.labels for sample in self._of(self.names.cache_config)]
@@ -189,4 +202,4 @@ def _total(values: Sequence[float | None]) -> float | None:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None or value < 0 else int(value)

@@ -12,11 +12,16 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+from kvplan.errors import KvplanError
+
+# A name begins where no other one goes on: otherwise a long run of letters would be tried from each of them.
+_LABEL: Final = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES: Final = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _ESCAPE: Final = re.compile(r'\\[\\"n]')
-_LARGEST: Final = 1e100
-"""More is no figure of a server, and sums and products of it would be infinite."""
+_LARGEST: Final = 1e18
+"""More is no figure of a server."""
+_MOST_SERIES: Final = 20_000
+"""Series of one name on a page: a thousand engines with twenty labels or buckets each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +38,23 @@ Samples = Mapping[str, list[Sample]]
 def parse_samples(text: str, wanted: Container[str] | None = None) -> Samples:
     """The samples of a page by name, only those in ``wanted`` if it is given. What is no sample is skipped.
 
-    So are samples without a figure: a page may hold NaN, of a summary that saw nothing, or an infinity.
+    So are samples without a figure: a page may hold NaN, of a summary that saw nothing, or an infinity. KvplanError for
+    a page with more series of one name than any engine has.
     """
     found: dict[str, list[Sample]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not line or line[0] == "#":
             continue
         name = _name_of(line)
         if wanted is not None and name not in wanted:
             continue
         sample = _sample(line[len(name) :].lstrip())
-        if sample is not None:
-            found.setdefault(name, []).append(sample)
+        if sample is None:
+            continue
+        series = found.setdefault(name, [])
+        series.append(sample)
+        if len(series) > _MOST_SERIES:
+            raise KvplanError(f"A page of metrics has more than {_MOST_SERIES:,} series of one name.")
     return found
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Final, Literal
 
 from kvplan.metrics.histograms import Histogram
 
 EngineName = Literal["kvplan", "vllm", "sglang", "llamacpp", "trtllm"]
 PrefixUnit = Literal["tokens", "blocks"]
+
+_MOST_NAMES: Final = 100
+_LONGEST_NAME: Final = 1_000
+
+
+def believable_names(names: Iterable[object]) -> tuple[str, ...]:
+    """Names of models, each once, and no more or longer ones than a server has."""
+    kept = (name for name in names if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME)
+    return tuple(islice(dict.fromkeys(kept), _MOST_NAMES))
 
 
 @dataclass(frozen=True, slots=True)

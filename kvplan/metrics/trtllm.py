@@ -26,19 +26,19 @@ def read_iterations(document: object, seconds: float | None = None) -> ServerRea
     pool = pool if isinstance(pool, Mapping) else {}
     batch = newest.get("inflightBatchingStats")
     batch = batch if isinstance(batch, Mapping) else {}
-    blocks, used, size = (figure_of(pool.get(name)) for name in ("maxNumBlocks", "usedNumBlocks", "tokensPerBlock"))
+    blocks, used, size = (_amount(pool.get(name)) for name in ("maxNumBlocks", "usedNumBlocks", "tokensPerBlock"))
     usage = used / blocks if used is not None and blocks else None
-    seats = figure_of(newest.get("maxNumActiveRequests"))
+    seats = _amount(newest.get("maxNumActiveRequests"))
     return ServerReading(
         engine="trtllm",
         seconds=time.perf_counter() if seconds is None else seconds,
-        num_running=figure_of(newest.get("numActiveRequests")),
+        num_running=_amount(newest.get("numActiveRequests")),
         num_waiting=_sum(newest.get("numQueuedRequests"), batch.get("numPausedRequests")),
         kv_cache_usage=usage,
         kv_cache_usage_highest=usage,
         kv_cache_used_tokens=used * size if used is not None and size is not None else None,
         max_num_seqs=None if seats is None else int(seats),
-        prefix_cache_hit_rate=figure_of(pool.get("cacheHitRate")),
+        prefix_cache_hit_rate=_amount(pool.get("cacheHitRate")),
         prefix_unit="blocks",
         cache=CacheConfig(
             num_blocks=None if blocks is None else int(blocks),
@@ -48,7 +48,13 @@ def read_iterations(document: object, seconds: float | None = None) -> ServerRea
     )
 
 
+def _amount(value: object) -> float | None:
+    """A figure that counts something; None for any other, and below 0."""
+    found = figure_of(value)
+    return None if found is None or found < 0 else found
+
+
 def _sum(first: object, second: object) -> float | None:
     """Requests that wait: queued ones, with those that were paused where the server tells."""
-    queued = figure_of(first)
-    return None if queued is None else queued + (figure_of(second) or 0.0)
+    queued = _amount(first)
+    return None if queued is None else queued + (_amount(second) or 0.0)

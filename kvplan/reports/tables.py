@@ -8,6 +8,7 @@ from typing import Final
 
 import pandas as pd
 
+from kvplan.foreign_text import as_markdown, inert_cell
 from kvplan.reports.comparison import Comparison, verdicts
 from kvplan.reports.findings import (
     clipped_sentence,
@@ -58,8 +59,13 @@ def csv_text(run: Run) -> str:
 
 
 def frame_csv(frame: pd.DataFrame) -> str:
-    """A frame as CSV without its index."""
-    return frame.to_csv(index=False, lineterminator="\n")
+    """A frame as CSV without its index, and without formulas."""
+    inert = pd.DataFrame(
+        [list(map(inert_cell, line)) for line in frame.itertuples(index=False, name=None)],
+        columns=list(map(inert_cell, frame.columns)),
+        dtype=object,
+    )
+    return inert.to_csv(index=False, lineterminator="\n")
 
 
 def json_document(run: Run) -> Mapping[str, object]:
@@ -92,9 +98,9 @@ def markdown_text(run: Run) -> str:
     ]
     counts = ", ".join(f"{status} {count}" for status, count in status_counts(run).items())
     parts = [
-        f"# {_words(run.first('model_id'))}",
-        _words(run_phrase(run)),
-        *(f"> {_words(note)}" for note in notes if note),
+        f"# {as_markdown(run.first('model_id'))}",
+        as_markdown(run_phrase(run)),
+        *(f"> {as_markdown(note)}" for note in notes if note),
         *_markdown_recommendations(run),
         f"{plural(len(run.trials), 'trial')}: {counts}.",
     ]
@@ -111,7 +117,7 @@ def markdown_text(run: Run) -> str:
 
 
 def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {_words(line)}" for line in lines)
+    return "\n".join(f"- {as_markdown(line)}" for line in lines)
 
 
 def _markdown_recommendations(run: Run) -> list[str]:
@@ -121,13 +127,12 @@ def _markdown_recommendations(run: Run) -> list[str]:
     best = found[0]
     settings = ", ".join(f"{name} {value}" for name, value in best.settings.items())
     figures = ", ".join(f"{name} {value}" for name, value in best.figures.items())
-    commands = "\n".join(best.commands.values())
     lines = [
         f"## {recommendation_heading(run)}",
-        f"{best.title}: {_words(best.reason)}",
-        f"{_words(settings)}: {_words(figures)}.",
+        f"{best.title}: {as_markdown(best.reason)}",
+        f"{as_markdown(settings)}: {as_markdown(figures)}.",
     ]
-    return [*lines, f"```\n{commands}\n```"] if commands else lines
+    return [*lines, _code(list(best.commands.values()))] if best.commands else lines
 
 
 def _waste_lines(run: Run) -> list[str]:
@@ -154,7 +159,7 @@ def _trial_table(run: Run) -> str:
 def comparison_markdown(comparison: Comparison) -> str:
     """Verdicts, differing circumstances and the shared settings."""
     rows = [[named_cell(name, value) for name, value in row.items()] for row in comparison.records()]
-    parts = [f"# {_words(' vs. '.join(reversed(comparison.names)))}", _bullets(verdicts(comparison))]
+    parts = [f"# {as_markdown(' vs. '.join(reversed(comparison.names)))}", _bullets(verdicts(comparison))]
     if comparison.differences:
         differing = [[entry.name, entry.first, entry.second] for entry in comparison.differences]
         parts += ["## What differs", markdown_table(["", "first", "second"], differing)]
@@ -164,7 +169,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 def side_by_side_markdown(compared: SideBySide) -> str:
     """Sentences, differing circumstances and the shared settings, a line for each run of a setting."""
     labels = [side.label for side in compared.sides]
-    parts = [f"# {_words(' · '.join(labels))}", _bullets(side_sentences(compared))]
+    parts = [f"# {as_markdown(' · '.join(labels))}", _bullets(side_sentences(compared))]
     if compared.circumstances:
         differing = [[entry.name, *entry.values] for entry in compared.circumstances]
         parts += ["## What differs", markdown_table(["", *labels], differing)]
@@ -202,10 +207,10 @@ def side_by_side_frame(compared: SideBySide) -> pd.DataFrame:
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; pipes and line breaks in cells cannot break it."""
-    lines = ["| " + " | ".join(map(_words, line)) + " |" for line in (head, *rows)]
+    lines = ["| " + " | ".join(map(as_markdown, line)) + " |" for line in (head, *rows)]
     return "\n".join([lines[0], "| " + " | ".join("---" for _ in head) + " |", *lines[1:]])
 
 
-def _words(text: str) -> str:
-    """Text from files as Markdown text that cannot start a table, a tag or another line."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+def _code(lines: Sequence[str]) -> str:
+    """Lines between fences, which none of them can end."""
+    return "\n".join(["```", *(" ".join(line.replace("```", "` ` `").splitlines()) for line in lines), "```"])

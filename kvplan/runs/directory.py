@@ -15,15 +15,16 @@ A sweep that continues reads its directory here and refuses damage. A report rea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict, cast
 
 from kvplan.errors import KvplanError
+from kvplan.files import parse_json
 from kvplan.runs.columns import Row
-from kvplan.runs.rows import empty_row
+from kvplan.runs.rows import empty_row, with_engine
+from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.runs.trials import TrialJson
 
 TRIALS: Final = "trials.jsonl"
@@ -174,19 +175,24 @@ def read_trials(path: Path) -> StoredTrials:
 def _record(line: bytes) -> TrialRecord | None:
     """The record in a line without its line feed, or None. Columns that an older version did not write become None."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     if not isinstance(record, dict) or record.get("schema") != TRIAL_SCHEMA or not isinstance(record.get("row"), dict):
         return None
-    return cast(TrialRecord, record | {"row": empty_row() | record["row"]})
+    try:
+        check_shape(record.setdefault("series", None), Series | None, "series")
+        check_shape({name: cell for name, cell in record["row"].items() if cell is not None}, Row, "row")
+    except ShapeError:
+        return None
+    return cast(TrialRecord, record | {"row": with_engine(empty_row() | record["row"])})
 
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a run. KvplanError if there is none or it is malformed."""
     path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise KvplanError(f"{directory} holds no sweep (no {MANIFEST}).") from None
     except (OSError, ValueError) as error:
@@ -208,6 +214,13 @@ def read_sweep_manifest(directory: Path) -> Manifest:
         raise KvplanError(
             f"{directory / MANIFEST} lacks {', '.join(missing)}.", hint="`kvplan report` still reads the sweep's rows"
         )
+    try:
+        check_shape(manifest, Manifest, "it")
+    except ShapeError as error:
+        raise KvplanError(
+            f"{directory / MANIFEST} is not what a sweep writes: {str(error).removeprefix('it.')}.",
+            hint="`kvplan report` still reads the sweep's rows",
+        ) from error
     return manifest
 
 

@@ -12,12 +12,21 @@ from kvplan.runs.trials import SETTING_NAMES, TrialSettings
 REFERENCE_KERNELS: Final = "reference"
 """In the column ``kernels``: plain torch computed, for want of compiled kernels."""
 
+OWN_ENGINE: Final = "kvplan"
 Cell = str | float | None  # to a type checker int and bool are floats
 
 
 def empty_row() -> Row:
     """A row with every column and nothing known."""
     return cast(Row, dict.fromkeys(COLUMN_NAMES))
+
+
+def with_engine(row: Row) -> Row:
+    """The row with its engine's name, which earlier versions left out where it was kvplan's own.
+
+    A server that ran already has a URL, and its engine is what it told.
+    """
+    return row if row.get("engine") or row.get("url") else row | {"engine": OWN_ENGINE}
 
 
 def cell(row: Row, name: str) -> Cell:
@@ -32,9 +41,12 @@ def number(row: Row, name: str) -> float | None:
 
 
 def settings_of(row: Row) -> TrialSettings:
-    """The engine settings of a row. dtype and kv_cache_dtype are what was used, not the ``auto`` that was asked for."""
+    """The engine settings of a row. dtype and kv_cache_dtype are what was used, not the ``auto`` that was asked for.
+
+    A server that was not started for the row may not tell all of them (TrialSettings.is_known).
+    """
     known = {name: value for name in SETTING_NAMES if (value := cell(row, name)) is not None}
-    return TrialSettings.from_json(known)
+    return TrialSettings.of_known(known)
 
 
 def is_measured(row: Row) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import cell
-from kvplan.runs.trials import LOAD_NAMES, SETTING_NAMES, Trial, TrialSettings
+from kvplan.runs.trials import LOAD_NAMES, NEEDED_SETTINGS, SETTING_NAMES, Trial, TrialSettings
 from kvplan.units import format_bytes, plural
 
 
@@ -78,8 +78,10 @@ def values_of(trial: Trial) -> dict[str, Any]:
 
 
 def setting_values(settings: TrialSettings) -> dict[str, Any]:
-    """The settings by name."""
-    return {name: getattr(settings, name) for name in SETTING_NAMES}
+    """The settings by name; None for one that is not known."""
+    known = settings.known_values()
+    return {name: getattr(settings, name) if name in known or name not in NEEDED_SETTINGS else None
+            for name in SETTING_NAMES}  # fmt: skip
 
 
 def settings_text(settings: TrialSettings, shown: Sequence[str] = ALWAYS_SHOWN) -> str:

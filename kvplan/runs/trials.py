@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypedDict
 
+from kvplan.errors import KvplanError
+from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.settings import KNOBS, LoraSlots, ServingSettings, own_group_size
 
 
@@ -62,6 +64,16 @@ LOADED_FOR: Final = (
     "enable_expert_parallel",
 )
 """The settings that a worker's weights are loaded for."""
+
+
+NEEDED_SETTINGS: Final = (
+    "gpu_memory_utilization",
+    "max_num_seqs",
+    "block_size",
+    "max_model_len",
+    "max_num_batched_tokens",
+)
+"""The settings that every trial has; 0 in those of a server that runs already and does not tell it."""
 
 
 class LoadKey(NamedTuple):
@@ -120,8 +132,27 @@ class TrialSettings(ServingSettings):
             name: value for name, value in values.items() if name in _ALWAYS_WRITTEN or value != KNOBS[name].default
         }
 
+    @property
+    def is_known(self) -> bool:
+        """Whether all are known that it takes to serve with them elsewhere."""
+        return all(getattr(self, name) for name in NEEDED_SETTINGS)
+
+    def known_values(self) -> dict[str, Any]:
+        """The axes by name, but those that are not known."""
+        return {name: value for name, value in self.as_json().items() if value or name not in NEEDED_SETTINGS}
+
+    @staticmethod
+    def of_known(values: Mapping[str, Any]) -> TrialSettings:
+        """From ``known_values``."""
+        return TrialSettings.from_json({**dict.fromkeys(NEEDED_SETTINGS, 0), **values})
+
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> TrialSettings:
+        """KvplanError for settings that are none."""
+        try:
+            check_shape(record, TrialSettings, "settings")
+        except ShapeError as error:
+            raise KvplanError(f"A trial's settings cannot be read: {error}.") from error
         return TrialSettings(**record)
 
 
@@ -195,6 +226,9 @@ class Trial:
 
     @staticmethod
     def from_json(record: TrialJson) -> Trial:
+        """KvplanError for a record that is none."""
+        if missing := {"number", "settings", "run_number", "planes"} - record.keys():
+            raise KvplanError(f"A trial of the plan lacks {min(missing)}.")
         return Trial(
             number=record["number"],
             settings=TrialSettings.from_json(record["settings"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,6 +18,7 @@ from kvplan.machine.commit import checkout_commit
 from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import columns_as_json
 from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest, lacking
+from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import counted_device, with_memory
@@ -25,7 +27,8 @@ from kvplan.sweeps.hosts import SweptEngine
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_predictor, make_schedule, notices_of
 from kvplan.sweeps.worker.asking import ask_own_worker
-from kvplan.workload.requests import RequestSpec, WorkloadSpec
+from kvplan.workload.lengths import LARGEST_SIGMA, LONGEST, Lengths
+from kvplan.workload.requests import LARGEST_SEED, LOWEST_RATE, MOST_REQUESTS, RequestSpec, WorkloadSpec
 
 
 def manifest_of(plan: SweepPlan, command: str) -> Manifest:
@@ -106,8 +109,9 @@ def plan_from_manifest(
         device = _stored_device(options, stored)
     if options.shard is not None:  # as for a new plan
         device = replace(device, overhead_bytes=None)
-    _refuse_another_kind(device, stored)
-    workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
+    if options.url is None:  # the rows of a server elsewhere say nothing of this machine
+        _refuse_another_kind(device, stored)
+    workload = _workload(manifest["workload"]["spec"], options)
     predictor, calibration_notices = make_predictor(options, spec, device, workload, engine)
     known_hash = manifest["workload"].get("sha256")  # the first manifests had none
     if known_hash is not None and requests_hash(predictor.requests) != known_hash:
@@ -126,12 +130,48 @@ def plan_from_manifest(
         predictor=predictor,
         schedule=make_schedule(options, predictor, workload, trials),
         trials=trials,
-        planes=tuple(Plane(**plane) for plane in manifest["planes"]),
+        planes=tuple(_plane(plane) for plane in manifest["planes"]),
         load_format=load_format,
         notices=notices,
         engine=engine,
         shard=manifest.get("shard"),
     )
+
+
+def _workload(record: dict[str, Any], options: SweepOptions) -> WorkloadSpec:
+    """KvplanError for requests that the options, which have limits, cannot have asked for."""
+    lengths = {name: record.get(name) for name in ("input_len", "output_len")}
+    rate = record.get("request_rate")
+    try:
+        for name, length in lengths.items():
+            check_shape(length, Lengths, f"workload.spec.{name}")
+        check_shape({**record, "request_rate": 1.0 if rate is None else rate}, WorkloadSpec, "workload.spec")
+    except ShapeError as error:
+        raise KvplanError(f"This sweep cannot be continued: {error}.") from error
+    workload = WorkloadSpec.from_json(record | {"request_rate": rate})
+    most = options.num_prompts or MOST_REQUESTS
+    bounds = (workload.input_len, workload.output_len)
+    if not (
+        1 <= workload.num_prompts <= most
+        and all(0 < length.first <= length.last <= LONGEST and (length.median or 1) > 0 for length in bounds)
+        and all(0 <= (length.sigma or 0.0) <= LARGEST_SIGMA for length in bounds)
+        and 0 <= workload.seed <= LARGEST_SEED
+        and workload.request_rate >= LOWEST_RATE
+        and 0 < workload.burstiness < math.inf
+        and (workload.max_concurrency or 1) >= 1
+        and 0 <= workload.num_prefixes <= most
+        and 0 <= workload.prefix_len <= LONGEST
+    ):
+        raise KvplanError("This sweep cannot be continued: its workload.spec is not that of its options.")
+    return workload
+
+
+def _plane(record: Mapping[str, str]) -> Plane:
+    try:
+        check_shape(record, Plane, "planes")
+    except ShapeError as error:
+        raise KvplanError(f"This sweep cannot be continued: {error}.") from error
+    return Plane(**record)
 
 
 def _refuse_another_kind(device: Device, stored: Mapping[str, Any]) -> None:

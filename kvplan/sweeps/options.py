@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kvplan.errors import KvplanError, check
 from kvplan.runs.answers.slo_result import objectives_ms
+from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.settings import option_of
 from kvplan.sweeps.axes import AXES, AxisValue, parse_values
 from kvplan.sweeps.engine_names import OWN_ENGINE, check_engine
@@ -296,13 +297,22 @@ class SweepOptions:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> SweepOptions:
+        """KvplanError for a record that no sweep wrote."""
         names = {option.name for option in fields(SweepOptions)}
         values = {name: value for name, value in record.items() if name in names}
-        values["slo_seconds"] = {name: bound / 1000 for name, bound in record.get("slo_ms", {}).items()}
+        bounds = record.get("slo_ms", {})
         for name in ("boundary", "engine_args"):
-            values[name] = tuple(values.get(name, ()))
-        values["request_rate"] = math.inf if values.get("request_rate") is None else values["request_rate"]
-        return SweepOptions(**values)
+            listed = values.get(name, ())
+            values[name] = tuple(listed) if isinstance(listed, list) else listed
+        rate = values.pop("request_rate", None)
+        try:
+            check_shape(values, SweepOptions, "options")
+            check_shape(rate, float | None, "options.request_rate")
+            check_shape(bounds, dict[str, float], "options.slo_ms")
+        except ShapeError as error:
+            raise KvplanError(f"The sweep's options cannot be read: {error}.") from error
+        slo_seconds = {name: bound / 1000 for name, bound in bounds.items()}
+        return SweepOptions(**values, slo_seconds=slo_seconds, request_rate=math.inf if rate is None else rate)
 
 
 def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:

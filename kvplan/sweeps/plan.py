@@ -296,7 +296,8 @@ def notices_of(
 ) -> tuple[str, ...]:
     """What the user did not ask for but gets."""
     if engine is not None:
-        dummy = (DUMMY_NOTICE,) if load_format == "dummy" and options.load_format == "auto" else ()
+        is_dummy = load_format == "dummy" and options.load_format == "auto" and options.url is None
+        dummy = (DUMMY_NOTICE,) if is_dummy else ()
         clipped = clipping_notice(trials, predictor.requests)
         return (*engine.notices, *dummy, *((clipped,) if clipped else ()))
     is_unasked_dummy = load_format == "dummy" and options.load_format == "auto"

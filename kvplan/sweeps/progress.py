@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TextIO
 
+from kvplan.foreign_text import printable
 from kvplan.runs.answers.outliers import noise_reason
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import is_counted, throughput_of
@@ -100,7 +101,7 @@ class PlainProgress(SilentProgress):
         self._say(line)
 
     def _say(self, line: str) -> None:
-        print(line, file=self._output, flush=True)
+        print(printable(line), file=self._output, flush=True)
 
 
 class RichProgress(SilentProgress):
@@ -150,11 +151,11 @@ class RichProgress(SilentProgress):
         self._show("\n".join(shown) or "waiting for workers")
 
     def note(self, line: str) -> None:
-        self._live.console.print(line, highlight=False, markup=False)
+        self._live.console.print(printable(line), highlight=False, markup=False)
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
-        text = line_of(row, self._shown)
+        text = printable(line_of(row, self._shown))
         self._live.console.print(text, highlight=False, markup=False, style=_style(str(row["status"])))
         self._set_left(num_left, seconds_left)
         self._show("")
@@ -174,7 +175,7 @@ class RichProgress(SilentProgress):
     def _show(self, now: str) -> None:
         left = format_seconds(max(0.0, self._deadline - time.monotonic())) + " left"
         self._bar.update(self._task, left=left)
-        self._line.plain = now
+        self._line.plain = "\n".join(map(printable, now.splitlines()))
 
 
 def _now_text(event: Event | None, trial: str) -> str:

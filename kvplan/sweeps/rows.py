@@ -13,6 +13,7 @@ from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import TrialSettings, rate_as_json
+from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.forecast.prediction import predicted_columns
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import COUNTED_FORMAT
@@ -88,7 +89,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "device": device.kind,
         "device_name": device.name,
         "node": platform.node() or None,
-        "engine": identity.engine,
+        "engine": identity.engine or OWN_ENGINE,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "load_format": identity.load_format,
         "weights_origin": identity.weights_origin(settings),

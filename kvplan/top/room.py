@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,7 +122,7 @@ def known_model(names: Iterable[str]) -> ModelSpec | None:
     return next((spec for spec in map(_known, names) if spec is not None), None)
 
 
-@cache
+@lru_cache
 def _known(name: str) -> ModelSpec | None:
     try:
         if find_profile(name) is None and not Path(name).is_dir():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -61,12 +60,21 @@ class TopSession:
 
     def read_once(self) -> Snapshot:
         """Two readings of every server, an interval apart, so that there are rates; one where that is 0."""
-        with ThreadPoolExecutor(len(self.watches)) as pool:
-            list(pool.map(lambda watch: watch.read_once(), self.watches))
-            if self._options.interval_seconds > 0 and any(watch.state.is_up for watch in self.watches):
-                time.sleep(self._options.interval_seconds)
-                list(pool.map(lambda watch: watch.read_once(), self.watches))
+        self._read_all()
+        if self._options.interval_seconds > 0 and any(watch.state.is_up for watch in self.watches):
+            time.sleep(self._options.interval_seconds)
+            self._read_all()
+        for watch in self.watches:
+            watch.close()
         return self.snapshot()
+
+    def _read_all(self) -> None:
+        """Read every server, all at once. Threads of a pool would be waited for after Ctrl-C, too; these are not."""
+        threads = [threading.Thread(target=watch.read_once, daemon=True) for watch in self.watches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def run(self, console: Console, *, num_frames: int | None = None, stopped: threading.Event | None = None) -> None:
         """Draw until Ctrl-C: in place on a terminal, elsewhere one block of lines after the other.

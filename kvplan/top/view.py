@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
+from kvplan.foreign_text import blanked
 from kvplan.metrics.histograms import Histogram
 from kvplan.metrics.reading import ServerReading
 from kvplan.metrics.window import WindowFigures
@@ -44,6 +45,7 @@ def screen(snapshot: Snapshot, *, width: int, height: int | None, title: str) ->
     if gpus:
         lines += [Text(), *gpus]
     for line in lines:
+        line.plain = blanked(line.plain)  # of the same length, so that styles stay where they are
         line.truncate(width, overflow="ellipsis")
     return Text("\n").join(lines)
 

@@ -11,7 +11,7 @@ from typing import Final
 from kvplan.errors import KvplanError
 from kvplan.metrics.http import Connection, ServerAddress
 from kvplan.metrics.limits import UNKNOWN_LIMITS, ServerLimits
-from kvplan.metrics.reading import ServerReading
+from kvplan.metrics.reading import ServerReading, believable_names
 from kvplan.metrics.source import MetricsSource
 from kvplan.metrics.window import WindowFigures, difference
 
@@ -71,6 +71,11 @@ class ServerWatch:
         """Let the thread end; it is not waited for, since it may wait for a server."""
         self._stopped.set()
 
+    def close(self) -> None:
+        """Close the connections; another reading would open them again. Where the thread runs, it does so itself."""
+        self._source.close()
+        self._questions.close()
+
     def read_once(self) -> None:
         """One reading, or one failure that is remembered. Called by the thread, or instead of it."""
         try:
@@ -102,8 +107,7 @@ class ServerWatch:
             began = time.monotonic()
             self.read_once()
             self._stopped.wait(max(0.0, self._interval_seconds - (time.monotonic() - began)))
-        self._source.close()
-        self._questions.close()
+        self.close()
 
     def _note(self, reading: ServerReading) -> None:
         with self._lock:
@@ -133,7 +137,7 @@ class ServerWatch:
             return
         with self._lock:
             self._limits = limits
-            self._models = tuple(dict.fromkeys((*models, *reading.model_names)))
+            self._models = believable_names((*models, *reading.model_names))
             self._knows_settings = True
 
 
@@ -142,5 +146,5 @@ def _served_models(connection: Connection) -> tuple[str, ...]:
     answer = connection.get("/v1/models")
     document = answer.json() if answer.status == _OK else None
     cards = document.get("data") if isinstance(document, dict) else None
-    found = [card.get(key) for card in cards or () if isinstance(card, dict) for key in ("root", "id")]
-    return tuple(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+    listed = cards if isinstance(cards, list) else []
+    return believable_names(card.get(key) for card in listed if isinstance(card, dict) for key in ("root", "id"))

@@ -6,13 +6,15 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
+from kvplan.files import read_text
+from kvplan.units import GIB
 from kvplan.workload.lengths import LONGEST
 
 MOST_FILE_REQUESTS: Final = 1000
@@ -28,6 +30,9 @@ _TRACE_COLUMNS: Final = (
 _TIMESTAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(?:Z|[+-]\d\d:?\d\d)?")
 LONGEST_SECONDS: Final = 1e9
 """Between the first request and the last: 30 years."""
+_MOST_BYTES: Final = 4 * GIB
+"""ShareGPT's conversations are 0.7 GB."""
+_MOST_SHOWN: Final = 200
 _CHARACTERS_PER_TOKEN: Final = 4  # English text in byte-pair tokens; only for conversations without token counts
 _HINT: Final = (
     'JSON lines like {"input_len": 128, "output_len": 64}, a ShareGPT JSON file, or a trace CSV '
@@ -46,12 +51,7 @@ class FileRequest:
 
 def read_workload_file(path: Path, most_requests: int) -> list[FileRequest]:
     """The first ``most_requests`` usable requests of the file. KvplanError names the file and the place."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise KvplanError(f"The workload file {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise KvplanError(f"The workload file {path} is not UTF-8 text.", hint=_HINT) from error
+    text = read_text(path, _MOST_BYTES, hint=_HINT)
     requests = _from_csv(path, text) if path.suffix.lower() == ".csv" else _from_json(path, text)
     if not requests:
         raise KvplanError(f"The workload file {path} contains no request.", hint=_HINT)
@@ -78,7 +78,7 @@ def _from_csv(path: Path, text: str) -> list[FileRequest]:
     reader = csv.DictReader(text.splitlines())
     try:
         return _from_trace(path, reader)
-    except (TypeError, ValueError, csv.Error) as error:
+    except (TypeError, ValueError, OverflowError, csv.Error) as error:
         number = reader.line_num + isinstance(error, csv.Error)  # such a line is not counted yet
         raise KvplanError(f"Line {number} of the workload file {path} is malformed.", hint=_HINT) from error
 
@@ -87,7 +87,8 @@ def _from_trace(path: Path, reader: csv.DictReader[str]) -> list[FileRequest]:
     names = set(reader.fieldnames or ())
     columns = next((columns for columns in _TRACE_COLUMNS if names.issuperset(columns)), None)
     if columns is None:
-        raise KvplanError(f"Unknown columns in the workload file {path}.", hint=_HINT)
+        found = ", ".join(map(str, reader.fieldnames or ("none",)))[:_MOST_SHOWN]
+        raise KvplanError(f"Unknown columns in the workload file {path}: {found}.", hint=_HINT)
     return [request for record in reader if (request := _from_columns(record, columns)) is not None]
 
 
@@ -126,20 +127,41 @@ def _seconds(text: str) -> float:
 
 
 def _from_json(path: Path, text: str) -> list[FileRequest]:
+    is_list = text.lstrip().startswith("[")
     try:
-        records: Iterable[Any] = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
-        return [request for record in records if (request := _from_record(record)) is not None]
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise KvplanError(f"The workload file {path} is malformed: {error}.", hint=_HINT) from error
+        entries = json.loads(text) if is_list else text.splitlines()
+    except (ValueError, RecursionError) as error:
+        raise KvplanError(f"The workload file {path} is malformed: {_reason(error)}.", hint=_HINT) from error
+    requests = []
+    for number, entry in enumerate(entries, start=1):
+        if not is_list and not entry.strip():
+            continue
+        try:
+            requests.append(_from_record(entry if is_list else json.loads(entry)))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            place = f"{'Entry' if is_list else 'Line'} {number} of the workload file {path}"
+            raise KvplanError(f"{place} is malformed: {_reason(error)}.", hint=_HINT) from error
+    return [request for request in requests if request is not None]
 
 
-def _json_lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return str(error)[:_MOST_SHOWN]
 
 
-def _from_record(record: dict[str, Any]) -> FileRequest | None:
+def _from_record(record: Any) -> FileRequest | None:
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")
     if "conversations" in record:
         return _from_conversation(record["conversations"])
+    missing = [name for name in ("input_len", "output_len") if name not in record]
+    if "prompt_token_ids" in record and "input_len" in missing:
+        missing.remove("input_len")
+    if missing:
+        raise ValueError(f"it has no '{missing[0]}', only {', '.join(record) or 'nothing'}")
     prompt = len(record["prompt_token_ids"]) if "prompt_token_ids" in record else _length(record["input_len"])
     arrival = record.get("arrival_seconds")
     seconds = None if arrival is None else _finite(float(arrival))

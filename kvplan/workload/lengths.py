@@ -17,6 +17,7 @@ _HINT: Final = "write 128, a range such as 64..256, or lognormal:MEDIAN:SIGMA su
 _RANGE: Final = re.compile(r"[^.]+(\.\.[^.]+)?")
 LONGEST: Final = 100_000_000
 """The longest prompt or answer, in tokens: ten times the longest context of any model."""
+LARGEST_SIGMA: Final = 5
 # A log-normal without given bounds is cut here: otherwise one request of a million tokens could be the whole workload.
 _LONGEST_IN_MEDIANS: Final = 16
 
@@ -76,7 +77,7 @@ def _lognormal(option: str, text: str) -> Lengths:
         median, sigma = parse_length(option, median_text), float(sigma_text)
     except ValueError:
         raise UsageError(f"{option} '{text}' is not a length.", hint=_HINT) from None
-    if not 0 < sigma <= 5:
+    if not 0 < sigma <= LARGEST_SIGMA:
         raise UsageError(f"{option} '{text}' has a sigma outside 0 to 5.", hint=_HINT)
     first, last = _bounds_of(median)
     if bounds:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvplan.commands.printing.render import print_json, print_table
+from kvplan.foreign_text import printable, unguarded
 from kvplan.load.observed.engines import EngineFigures, engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.run import LoadRun, OnProgress, Progress
@@ -30,7 +31,7 @@ def announce(options: LoadOptions, target: Target, directory: Path) -> None:
     form = target.form
     searched = f"searching {options.search_range.variable}" if options.search else None
     text = options.traffic().as_text(searched)
-    print(f"{form.model} at {form.address.url}: {text}; writing {directory}", file=sys.stderr)
+    print(f"{printable(form.model)} at {form.address.url}: {text}; writing {directory}", file=sys.stderr)
     if target.token_source is None:
         print("warning: the server does not count tokens, so there is no figure per token", file=sys.stderr)
 
@@ -71,7 +72,7 @@ class StderrListener:
     def run_ended(self, run: LoadRun, row: Row) -> None:
         start = "\r\x1b[K" if self._is_live else ""
         load = "" if self._plan is None else f" ({self._plan.arrivals_text})"
-        print(f"{start}run {row['trial_number']}{load}: {_one_line(row)}", file=sys.stderr)
+        print(f"{start}run {row['trial_number']}{load}: {printable(_one_line(row))}", file=unguarded(sys.stderr))
 
     def _show(self, progress: Progress) -> None:
         sent = progress.sent
@@ -82,7 +83,7 @@ class StderrListener:
             parts.append(f"{reading.num_running:.0f} running, {reading.num_waiting or 0:.0f} waiting")
         if reading is not None and reading.kv_cache_usage is not None:
             parts.append(f"KV {100 * reading.kv_cache_usage:.0f} %")
-        print("\r\x1b[K" + " · ".join(parts), end="", flush=True, file=sys.stderr)
+        print("\r\x1b[K" + printable(" · ".join(parts)), end="", flush=True, file=unguarded(sys.stderr))
 
 
 def _say_nothing(progress: Progress) -> None:
@@ -110,7 +111,7 @@ def _one_line(row: Row) -> str:
 def print_outcome(outcome: LoadOutcome, ceiling: Ceiling | None, *, as_json: bool) -> None:
     """The summary as JSON alone, or as tables. Warnings go to stderr either way."""
     for warning in _warnings(outcome, ceiling):
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     if as_json:
         print_json(outcome.summary)
         return
@@ -229,7 +230,7 @@ def _print_engines(engines: Mapping[str, EngineFigures]) -> None:
             )
             if value is not None
         ]
-        print(f"  engine {name}: {', '.join(parts)}")
+        print(f"  engine {printable(name)}: {', '.join(parts)}")
 
 
 def _figure(row: Row, name: str) -> str:

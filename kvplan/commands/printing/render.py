@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import UsageError
+from kvplan.foreign_text import as_markdown, inert_cell, printable
 from kvplan.terminal import fitted, width_of
 
 Format = TypeVar("Format", bound=Enum)
@@ -51,7 +52,7 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
         return
     writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: inert_cell(value) for name, value in row.items()} for row in rows)
 
 
 def print_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -59,7 +60,7 @@ def print_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print("| " + " | ".join(head) + " |")
     print("| " + " | ".join("---" for _ in head) + " |")
     for row in rows:
-        print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+        print("| " + " | ".join(map(as_markdown, row)) + " |")
 
 
 def print_table(
@@ -77,6 +78,7 @@ def print_table(
     """
     if title:
         print_sentence(title, indent="")
+    rows = [[printable(cell) for cell in row] for row in rows]
     starts = tuple(index for index, name in enumerate(head) if name in parts)
     for line in table_lines(head, rows, text_columns=text_columns, width=width_of(sys.stdout), starts=starts):
         print(line)
@@ -91,4 +93,4 @@ def print_notes(*notes: str | None) -> None:
     """Notes to the answer, one line each on stderr; None is skipped."""
     for note in notes:
         if note:
-            print(fitted(f"note: {note}", sys.stderr, further="  "), file=sys.stderr)
+            print(fitted(f"note: {printable(note)}", sys.stderr, further="  "), file=sys.stderr)

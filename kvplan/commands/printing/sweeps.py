@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.commands.printing.render import print_json, print_table
+from kvplan.foreign_text import unguarded
 from kvplan.runs.answers.best_settings import BestSetting
 from kvplan.runs.answers.outliers import noise_reason
 from kvplan.runs.answers.summary import KvWaste, PredictionErrors
@@ -37,7 +38,7 @@ _MOST_NUMBERS = 8
 
 def make_progress() -> Progress:
     """Live on a terminal, one line per trial elsewhere."""
-    return RichProgress(sys.stderr) if sys.stderr.isatty() else PlainProgress(sys.stderr)
+    return RichProgress(unguarded(sys.stderr)) if sys.stderr.isatty() else PlainProgress(sys.stderr)
 
 
 def announce(plan: SweepPlan, directory: Path) -> None:
@@ -107,6 +108,11 @@ def print_written(directory: Path, pictures: Sequence[Path]) -> None:
     """Which files were written."""
     names = ", ".join(["trials.jsonl", "results.csv", "summary.json", *sorted(path.name for path in pictures)])
     print(f"written to {directory}: {names}", file=sys.stderr)
+
+
+def print_undrawn(directory: Path) -> None:
+    """The same of a run that was stopped: its pictures take longer than one waits for then."""
+    print(f"written to {directory}; `kvplan report {directory}` draws its page", file=sys.stderr)
 
 
 def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
@@ -196,7 +202,7 @@ def _print_best(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
 
 def _all_settings(entry: BestSetting) -> dict[str, Any]:
     """Those at their defaults too, which its record leaves out."""
-    return setting_values(TrialSettings.from_json(entry["settings"]))
+    return setting_values(TrialSettings.of_known(entry["settings"]))
 
 
 def _print_most_at_once(best: Sequence[BestSetting], shown: Sequence[str]) -> None:

@@ -44,6 +44,15 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
+        if self._exchange is None:  # nobody asked: what comes next could be taken for the answer to another request
+            self._may_be_kept = False
+            self.close()
+        elif not self._exchange.takes(len(data)):
+            self.close()
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -56,7 +65,9 @@ class Connection(asyncio.Protocol):
         self._lost(f"the server closed the connection{f': {error}' if error else ''}")
 
     def on_headers_complete(self) -> None:
-        if self._exchange is not None:
+        if self._exchange is None:
+            self._may_be_kept = False
+        else:
             self._exchange.on_status(self._parser.get_status_code())
 
     def on_body(self, body: bytes) -> None:
@@ -112,7 +123,7 @@ class Client:
 
     async def _exchange(self, connection: Connection, record: RequestRecord, request: bytes) -> Exchange:
         loop = asyncio.get_running_loop()
-        exchange = Exchange(record, loop.create_future())
+        exchange = Exchange(record, loop.create_future(), len(request))
         expiry = loop.call_later(self._timeout_seconds, self._expire, connection, record)
         try:
             connection.send(exchange, request)

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from kvplan.files import parse_json
+
 DONE: Final = b"[DONE]"
 
 
@@ -19,13 +21,15 @@ class EventSplitter:
     __slots__ = ("_rest",)
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that end within ``data``, in their order."""
-        data = self._rest + data if self._rest else data
-        lines = data.split(b"\n")
-        self._rest = lines.pop()
+        if b"\n" not in data:  # put together only once its end is there: a long line may come byte by byte
+            self._rest.append(data)
+            return []
+        lines = b"".join((*self._rest, data)).split(b"\n")
+        self._rest = [lines.pop()]
         # Each of these servers writes an event's data in one line, so a line is an event.
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
@@ -81,14 +85,17 @@ _DECODER: Final = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(payload: bytes) -> Chunk:
-    """ValueError (msgspec.MsgspecError is one) if the payload is no chunk."""
-    return _DECODER.decode(payload)
+    """ValueError (msgspec.MsgspecError is one) if the payload is no chunk, or nested deeper than one reads."""
+    try:
+        return _DECODER.decode(payload)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def error_text(body: bytes) -> str:
     """The message in an error's body, in OpenAI's form, FastAPI's or plain; at most 300 characters of it."""
     try:
-        document = msgspec.json.decode(body)
+        document = parse_json(body)
     except ValueError:
         document = None
     found = _message_in(document)

@@ -7,9 +7,17 @@ from typing import Final
 
 from kvplan.load.client.events import DONE, Chunk, EventSplitter, decode_chunk, error_text
 from kvplan.load.client.record import RequestRecord
+from kvplan.units import MIB
 
 _OK: Final = 200
 _MOST_ERROR_BYTES: Final = 65536
+_BYTES_PER_TOKEN: Final = 16384
+_BYTES_BESIDE_TOKENS: Final = 16 * MIB
+"""Heads, keep-alives, and a last event that repeats prompt and answer, as llama.cpp's does."""
+_TOKENS_BESIDE_PROMPT: Final = 100_000
+"""A chat template with a system prompt of its own. A token of what was sent has a byte at least."""
+_LONGEST_REASON: Final = 100
+_LARGEST_SAID: Final = 10**18
 
 
 class Exchange:
@@ -17,18 +25,32 @@ class Exchange:
 
     Tokens are counted by what the server says, never by chunks: by usage in every chunk (the difference to the last),
     else by the token ids in it, else only at the end. Chunks without a count leave times whose counts are unknown.
+
+    Nobody vouches for the server: an answer has no more bytes and no more tokens than what was asked for can have.
+    num_bytes_sent: of the request.
     """
 
-    __slots__ = ("_body", "_events", "_is_done", "_seen", "done", "has_answer", "record")
+    __slots__ = ("_body", "_bytes_left", "_events", "_is_done", "_num_bytes_sent", "_seen", "done", "has_answer",
+                 "record")  # fmt: skip
 
-    def __init__(self, record: RequestRecord, done: asyncio.Future[None]) -> None:
+    def __init__(self, record: RequestRecord, done: asyncio.Future[None], num_bytes_sent: int) -> None:
         self.record = record
         self.done = done
         self.has_answer = False
+        self._num_bytes_sent = num_bytes_sent
+        self._bytes_left = _BYTES_BESIDE_TOKENS + _BYTES_PER_TOKEN * record.num_output_tokens_asked
         self._events = EventSplitter()
         self._body = b""
         self._seen = 0
         self._is_done = False
+
+    def takes(self, num_bytes: int) -> bool:
+        """Whether so many bytes more, heads included, are still a possible answer; the request has failed if not."""
+        self._bytes_left -= num_bytes
+        if self._bytes_left >= 0:
+            return True
+        self.record.fail("the answer has more bytes than the tokens asked for can have")
+        return False
 
     def on_status(self, status: int) -> None:
         self.has_answer = True
@@ -83,7 +105,7 @@ class Exchange:
         if choices:
             choice = choices[0]
             if choice.finish_reason:
-                record.finish_reason = choice.finish_reason
+                record.finish_reason = choice.finish_reason[:_LONGEST_REASON]
             num_new = self._num_new(chunk)
             if num_new or (num_new is None and choice.carries_output):
                 record.times.append(now)
@@ -107,14 +129,37 @@ class Exchange:
         return None if source is None else 0
 
     def _seen_up_to(self, num_tokens: int) -> int:
+        """Tokens that are new where ``num_tokens`` were counted in all; a wrong count is none, and a failed request."""
+        if not self._is_possible(num_tokens):
+            return 0
+        if num_tokens < self._seen:
+            self.record.fail(f"the server counts {self._seen:,} tokens, and later only {_count(num_tokens)}")
+            return 0
         new, self._seen = num_tokens - self._seen, num_tokens
         return new
+
+    def _is_possible(self, num_tokens: int) -> bool:
+        asked = self.record.num_output_tokens_asked
+        if 0 <= num_tokens <= asked:
+            return True
+        self.record.fail(f"the server counts {_count(num_tokens)} tokens, but {asked:,} were asked for")
+        return False
 
     def _take_usage(self, chunk: Chunk) -> None:
         record, usage = self.record, chunk.usage
         assert usage is not None
-        if usage.completion_tokens is not None:
+        if usage.completion_tokens is not None and self._is_possible(usage.completion_tokens):
             record.num_output_tokens = usage.completion_tokens
             record.token_source = record.token_source or "usage"
-        if usage.prompt_tokens is not None:
+        if usage.prompt_tokens is None:
+            return
+        if 0 <= usage.prompt_tokens <= self._num_bytes_sent + _TOKENS_BESIDE_PROMPT:
             record.num_prompt_tokens = usage.prompt_tokens
+        else:
+            sent = f"a request of {self._num_bytes_sent:,} bytes"
+            record.fail(f"the server counts {_count(usage.prompt_tokens)} tokens in the prompt of {sent}")
+
+
+def _count(number: int) -> str:
+    """A number that may have thousands of digits."""
+    return f"{number:,}" if abs(number) < _LARGEST_SAID else "a number of more than 18 digits of"

@@ -160,6 +160,9 @@ def server_figures(server: ServerView) -> Row:
         "max_running": int(max(running)) if running else None,
         "max_waiting": int(max(waiting)) if waiting else None,
     }
+    limits = server.limits
+    told = {"device": limits.device, "device_memory_bytes": limits.device_memory_bytes, "dtype": limits.dtype}
+    row |= cast(Row, {name: value for name, value in told.items() if value is not None})
     if server.limits.max_num_seqs or readings[-1].max_num_seqs:
         row["max_num_seqs"] = server.limits.max_num_seqs or readings[-1].max_num_seqs or 0
     if window is None or window.restarted:

@@ -19,6 +19,7 @@ INTERVAL_SECONDS: Final = 0.25
 FEWEST_READINGS: Final = 4
 """Gauges of fewer say little of a run: the first may be of the moment before the server began."""
 _MOST_FAILURES: Final = 4
+_URGENT_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,11 @@ class ServerMonitor:
         """The newest one; None before the first and for a server that tells nothing."""
         return self._readings[-1] if self._readings else None
 
-    def view(self) -> ServerView:
-        """Takes the last reading and ends."""
+    def view(self, *, is_urgent: bool = False) -> ServerView:
+        """Takes the last reading and ends. is_urgent: without the last reading, where the server is slow to give it."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_URGENT_SECONDS if is_urgent else None)
         return ServerView(tuple(self._readings), self._limits, self._missing)
 
     def _run(self, source: MetricsSource) -> None:

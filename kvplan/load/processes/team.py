@@ -23,6 +23,9 @@ _COMMAND: Final = (sys.executable, "-m", "kvplan.load.processes")
 # Between the last process's being ready and the schedule's zero, so that all of them have heard of it.
 _HEAD_START_SECONDS: Final = 0.1
 _END_SECONDS: Final = 10.0
+_STOP_SECONDS: Final = 2.0
+"""How long a process that was stopped by a signal may take to give its result."""
+_POLL_SECONDS: Final = 0.2
 
 
 def send_together(sending: Sending, num_clients: int, on_sent: OnSent) -> Sent:
@@ -92,6 +95,7 @@ class ClientProcess:
         self._to, self._from = cast(Any, self._process.stdin), cast(Any, self._process.stdout)
         self._tally, self._number = tally, number
         self._message: Any = None
+        self._stopped_at: float | None = None
         self._reader = threading.Thread(target=self._read, name=f"kvplan-client-{number}", daemon=True)
         self._write(sending)
 
@@ -125,14 +129,18 @@ class ClientProcess:
 
     def result(self) -> Sent:
         """Wait for the end. KvplanError if there is no result."""
-        self._reader.join()
+        while self._reader.is_alive():
+            self._reader.join(_POLL_SECONDS)
+            if self._stopped_at is not None and time.monotonic() - self._stopped_at > _STOP_SECONDS:
+                self._process.kill()
         if isinstance(self._message, KvplanError):
             raise self._message
         assert isinstance(self._message, Sent)
         return self._message
 
     def stop(self) -> None:
-        """It sends nothing more, breaks off what is under way, and gives its result."""
+        """It sends nothing more, breaks off what is under way, and gives its result soon or never."""
+        self._stopped_at = self._stopped_at or time.monotonic()
         with contextlib.suppress(OSError):
             self._to.close()
 

@@ -47,6 +47,8 @@ class Dispatcher:
         requests = self._requests
         self.started = time.perf_counter() if start is None else start
         await _sleep_until(self.started)
+        if self._stopped:
+            return
         if self.plan.users is not None:
             for number in self.plan.own_users:
                 self._start(self._user(number, requests))

@@ -110,8 +110,10 @@ class _Candidate:
         """The smaller, the better, among candidates of equal cost: a heavier load (they differ in a search), a longer
         context, more memory, a block size near the default, less waste."""
         row = self.row
-        blocks = abs(math.log2(row["block_size"] / (KVPLAN_DEFAULTS.block_size or 16)))
-        return (-self.load, -row["max_model_len"], -row["gpu_memory_utilization"], blocks, row["frag_pct"] or 0.0)
+        usual = KVPLAN_DEFAULTS.block_size or 16
+        blocks = abs(math.log2((row["block_size"] or usual) / usual))
+        room = (-(row["max_model_len"] or 0), -(row["gpu_memory_utilization"] or 0.0))
+        return (-self.load, *room, blocks, row["frag_pct"] or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,7 @@ def _best(goal: str, choice: _Choice, reason: str, model: str) -> BestSetting:
         "noise_pct": round(100 * choice.noise, 2),
         "load": {name: cell(row, name) for name in LOAD_NAMES},
         "spread": candidate.spread,
-        "settings": settings_of(row).as_json(),
+        "settings": {name: value for name, value in settings_of(row).as_json().items() if cell(row, name) is not None},
         "figures": candidate.figures,
         "commands": deployment.commands,
         "refusals": list(deployment.refusals),
@@ -249,7 +251,7 @@ def _best(goal: str, choice: _Choice, reason: str, model: str) -> BestSetting:
 
 
 def _limit(row: Row, in_flight: int | None) -> list[str]:
-    if in_flight is None or in_flight >= row["max_num_seqs"]:
+    if in_flight is None or in_flight >= (row["max_num_seqs"] or 0):
         return []
     return [f"measured with {in_flight} requests in flight, so the commands admit max_num_seqs {in_flight}"]
 

@@ -42,6 +42,8 @@ def model_to_deploy(manifest: Manifest) -> str:
 def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> Deployment:
     """The commands for the setting of a row. max_num_seqs: instead of the row's, where the load was smaller."""
     settings = settings_of(row)
+    if not settings.is_known:  # of a server that runs already: nobody can say what would do the same
+        return Deployment({}, ())
     if max_num_seqs is not None:
         settings = settings.with_changes(max_num_seqs=min(max_num_seqs, settings.max_num_seqs))
     engine = row.get("engine") or "kvplan"

@@ -83,7 +83,7 @@ class SloResult:
     sentence: str
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self) | {"settings": {} if self.settings is None else self.settings.as_json()}
+        return asdict(self) | {"settings": {} if self.settings is None else self.settings.known_values()}
 
 
 class SloSummary(TypedDict):

@@ -29,7 +29,8 @@ class IdentityColumns(TypedDict, total=False):
     device_name: Annotated[str, About("identity", "processor or GPU as the driver names it")]
     node: Annotated[str | None, About("identity", "host name of the machine that ran the trial")]
     engine: Annotated[
-        str | None, About("identity", "what served: kvplan, vllm, sglang, llamacpp or trtllm; empty: kvplan")
+        str | None,
+        About("identity", "what served: kvplan, vllm, sglang, llamacpp or trtllm; empty: a server that does not tell"),
     ]
     engine_version: Annotated[str | None, About("identity", "version of the engine")]
     url: Annotated[str | None, About("identity", "address of the server that was loaded; empty: no server")]

@@ -14,7 +14,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file so that a reader sees the old or the new one, never half of it. KvplanError if it cannot be."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=_open_no_link) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -25,6 +25,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "make room on its disk" if is_full else f"check that {path.parent} can be written to"
         raise KvplanError(f"{path} could not be written: {error.strerror}.", hint=hint) from error
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """A directory may be anybody's: what is written must not go where a link in it points."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_all(descriptor: int, content: bytes) -> None:

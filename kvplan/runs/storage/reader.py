@@ -7,19 +7,25 @@ and as a DataFrame for everything that groups, compares or joins them.
 
 from __future__ import annotations
 
-import json
 import math
+import re
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Final, cast, get_args, get_type_hints
+from typing import Any, Final, TypeGuard, cast, get_args, get_type_hints
 
 import pandas as pd
 
 from kvplan.errors import KvplanError
+from kvplan.files import parse_json
+from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import Row
-from kvplan.runs.directory import MANIFEST, SUMMARY, TRIALS
+from kvplan.runs.directory import MANIFEST, SUMMARY, TRIALS, Manifest
+from kvplan.runs.rows import with_engine
+from kvplan.runs.shape import without_misfits
 from kvplan.runs.statuses import MEASURED_STATUSES
 
 # What a JSON object on disk holds, whoever wrote it.
@@ -31,6 +37,7 @@ _COLUMN_TYPES: Final[Mapping[str, frozenset[type]]] = {
 # Columns that only hold whole numbers: to be written without a decimal point, although figures are floats in a frame.
 WHOLE_COLUMNS: Final = frozenset(name for name, types in _COLUMN_TYPES.items() if types == {int})
 _MOST_LINE_NUMBERS: Final = 10
+_MANY_DIGITS: Final = re.compile(r"\d{309}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,7 @@ class Trial:
     def number(self, column: str) -> float | None:
         """The finite number in ``column``; None for anything else, a boolean included."""
         value = self.value(column)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return None
-        return value
+        return value if _is_figure(value) else None
 
     def text(self, column: str) -> str:
         """The cell as text, '' where it is empty."""
@@ -160,8 +165,8 @@ def load_run(directory: Path) -> Run:
             f"'{directory}' holds no finished trial.",
             hint=f"a run directory has a {TRIALS}; `kvplan sweep --resume {directory}` runs what is missing",
         )
-    manifest = _read_object(directory / MANIFEST, notes)
-    summary = _read_object(directory / SUMMARY, notes)
+    manifest = _read_object(directory / MANIFEST, Manifest, notes)
+    summary = _read_object(directory / SUMMARY, Summary, notes)
     return Run(directory, trials, trial_frame(trials), _columns(manifest, trials), manifest, summary, tuple(notes))
 
 
@@ -195,18 +200,22 @@ def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
     """The trials by their numbers; of one that was written twice, the later record counts."""
     trials: dict[tuple[object, ...], Trial] = {}
     unreadable: list[int] = []
+    odd_cells: Counter[str] = Counter()
     for number, line in enumerate(_read_text(directory / TRIALS).split("\n"), start=1):
         if not line.strip():
             continue
-        trial = _parse_trial(line)
+        trial, misfits = _parse_trial(line)
         if trial is None:
             unreadable.append(number)
             continue
+        odd_cells.update(misfits)
         key = (trial.trial_id or number, trial.value("run_number"))
         trials.pop(key, None)
         trials[key] = trial
     if unreadable:
         notes.append(_unreadable_note(unreadable))
+    if odd_cells:
+        notes.append(_misfit_note(TRIALS, list(odd_cells)))
     # several workers end their trials in another order; a row without a number stays behind the others
     return tuple(sorted(trials.values(), key=lambda trial: trial.number("trial_number") or math.inf))
 
@@ -218,14 +227,38 @@ def _unreadable_note(numbers: Sequence[int]) -> str:
     return f"{word} {listed}{more} of {TRIALS} could not be read and {were} skipped."
 
 
-def _parse_trial(line: str) -> Trial | None:
+def _misfit_note(name: str, misfits: Sequence[str]) -> str:
+    listed = ", ".join(misfits[:_MOST_LINE_NUMBERS])
+    more = ", ..." if len(misfits) > _MOST_LINE_NUMBERS else ""
+    return f"What {name} says of {listed}{more} is not what a sweep writes and was left out."
+
+
+def _parse_trial(line: str) -> tuple[Trial | None, list[str]]:
+    """The trial, and the names of its columns that hold what they cannot: those are empty."""
     try:
-        record = json.loads(line)
+        record = _parse(line)
     except ValueError:
-        return None
+        return None, []
     if not isinstance(record, dict) or not isinstance(record.get("row"), dict):
-        return None
-    return Trial(cast(Row, record["row"]), _series(record.get("series")))
+        return None, []
+    _, misfits = without_misfits({name: cell for name, cell in record["row"].items() if cell is not None}, Row)
+    row = cast(Row, record["row"] | dict.fromkeys(misfits))
+    return Trial(with_engine(row), _series(record.get("series"))), misfits
+
+
+def _parse(text: str) -> Any:
+    """As ``parse_json``. A whole number that no float can hold is infinite, as one with an exponent is: no figure."""
+    document = parse_json(text)
+    return _bounded(document) if _MANY_DIGITS.search(text) else document
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _bounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_bounded(inner) for inner in value]
+    is_huge = isinstance(value, int) and not -sys.float_info.max <= value <= sys.float_info.max
+    return math.inf if is_huge else value
 
 
 def _series(series: object) -> pd.DataFrame | None:
@@ -238,26 +271,33 @@ def _series(series: object) -> pd.DataFrame | None:
 
 
 def _is_numeric_list(values: object, length: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == length
-        and all(isinstance(value, int | float) and math.isfinite(value) for value in values)
-    )
+    return isinstance(values, list) and len(values) == length and all(map(_is_figure, values))
 
 
-def _read_object(path: Path, notes: list[str]) -> Document:
+def _is_figure(value: object) -> TypeGuard[int | float]:
+    """Whether it is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max
+
+
+def _read_object(path: Path, kind: Any, notes: list[str]) -> Document:
+    """The object in a file, without the entries that are not those of ``kind``, a TypedDict."""
     text = _read_text(path)
     if not text:
         notes.append(f"{path.name} is missing, so the report lacks what only that file says.")
         return {}
     try:
-        value = json.loads(text)
+        value = _parse(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
         notes.append(f"{path.name} is not readable JSON, so the report lacks what only that file says.")
         return {}
-    return value
+    kept, misfits = without_misfits(value, kind)
+    if misfits:
+        notes.append(_misfit_note(path.name, misfits))
+    return kept
 
 
 def _columns(manifest: Document, trials: Sequence[Trial]) -> tuple[ReportColumn, ...]:

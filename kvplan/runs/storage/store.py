@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.errors import KvplanError
+from kvplan.foreign_text import inert_cell
 from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import (
@@ -210,11 +211,11 @@ def _not_writable(directory: Path, error: OSError) -> KvplanError:
 
 
 def csv_text(rows: Iterable[Row]) -> str:
-    """The rows as CSV: every column in its order, an empty cell for what is not known."""
+    """The rows as CSV: every column in its order, an empty cell for what is not known, no formulas."""
     output = io.StringIO()
     writer = csv.DictWriter(output, COLUMN_NAMES, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: inert_cell(value) for name, value in row.items()} for row in rows)
     return output.getvalue()
 
 

@@ -73,11 +73,11 @@ def _address_here() -> str:
 def _refuse_silent(address: str) -> None:
     """KvplanError if nothing listens there: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise UsageError(f"--ray '{address}' is neither auto nor HOST:PORT.", hint="such as 10.0.0.1:6379")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that can be none of a host
         raise KvplanError(f"Nothing answers at {address}: {error}.", hint=_START_ONE) from error
 
 

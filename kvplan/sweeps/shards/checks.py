@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from kvplan.errors import KvplanError
-from kvplan.runs.directory import TRIALS, Manifest, ShardEntry, TrialRecord, read_sweep_manifest, read_trials
+from kvplan.runs.directory import (
+    TRIALS,
+    Manifest,
+    ShardEntry,
+    TrialRecord,
+    lacking,
+    read_sweep_manifest,
+    read_trials,
+)
 from kvplan.runs.rows import REFERENCE_KERNELS
 from kvplan.runs.trials import Trial
-from kvplan.sweeps.shards.shard import plan_hash
+from kvplan.sweeps.shards.shard import MOST_SHARDS, plan_hash
 from kvplan.units import plural
 
 # Where a model or a file of requests lies may differ from machine to machine: their hashes are compared instead.
@@ -25,6 +33,10 @@ _CIRCUMSTANCES: Final[Mapping[str, tuple[str, ...]]] = {
     "commit": (),
 }
 _IGNORED_VERSIONS: Final = frozenset({"python"})
+_NEEDED: Final = {
+    "shard": ("number", "count", "plan_sha256"), "trials": (), "run_id": (), "created_at": (), "planes": (),
+    "model": ("id", "config_sha256"), "settings": (), "device": ("kind", "name", "memory_bytes"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,10 @@ def read_part(directory: Path) -> Part:
     entry = manifest.get("shard")
     if entry is None:
         raise KvplanError(f"{directory} is a whole sweep, not a shard of one.", hint="leave it out")
+    if missing := lacking(manifest, _NEEDED):
+        raise KvplanError(f"{directory} cannot be merged: its manifest lacks {', '.join(missing)}.")
+    if not 1 <= entry["number"] <= entry["count"] <= MOST_SHARDS:
+        raise KvplanError(f"{directory} says that it is shard {entry['number']} of {entry['count']}.")
     records = read_trials(directory / TRIALS).records
     trials = tuple(Trial.from_json(record) for record in manifest["trials"])
     done = {record["row"]["trial_id"] for record in records}

@@ -7,11 +7,14 @@ import json
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvplan.errors import UsageError
 from kvplan.runs.directory import ShardEntry
 from kvplan.runs.trials import Trial
 from kvplan.units import plural
+
+MOST_SHARDS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class Shard:
     @staticmethod
     def parse(text: str) -> Shard:
         """``2/3``. UsageError if it is malformed."""
-        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
+        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MOST_SHARDS:
             raise UsageError(f"--shard '{text}' is not one of several parts.", hint="for example --shard 1/3")
         return Shard(int(match[1]), int(match[2]))
 

@@ -110,7 +110,8 @@ def _record(number: int, plane: str, settings: dict, status: str | None, rng: ra
     row.update(settings)
     row.update(
         run_id=RUN_ID, trial_id=f"sample{number:04d}", trial_number=number, planes=plane, model_id="gpt2", device="cpu",
-        device_name="Sample CPU", engine_version="0.1.0", dtype="float32", kv_cache_dtype="float32",
+        device_name="Sample CPU", engine="kvplan", engine_version="0.1.0",
+        dtype="float32", kv_cache_dtype="float32",
         load_format="dummy", seed=0, run_number=1, started_at=f"2026-01-01T00:{number % 60:02d}:00+00:00",
         max_num_batched_tokens=2048, tensor_parallel_size=1, device_memory_bytes=DEVICE_MEMORY_BYTES,
         workload="uniform, input 96..288, output 16..48", num_prompts=16, request_rate="inf", num_clipped_prompts=0,

@@ -41,7 +41,7 @@ class EngineOptions:
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="An option of the engine's own, such as enforce-eager or max-loras=4; repeatable.",
+            help="An option of the engine's own, such as enforce-eager or cpu-offload-gb=4; repeatable.",
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
