@@ -15,7 +15,7 @@ catalog             models, GPUs and engine releases
 machine, workload   what this host is; requests and arrivals
 workers, metrics    worker processes and their messages; what engines' metrics pages say
 settings            every knob of a deployment, declared once; setting_values: its values as people write them
-files               files that a user names: regular, bounded, as text or JSON
+files, foreign_text files that a user names, of bounded size; what others wrote, without orders to a terminal
 units, paths, errors  amounts as text, where data lies, the one error a user sees
 
 Rooms only import rooms below them: the order is in pyproject.toml.

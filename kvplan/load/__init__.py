@@ -13,6 +13,7 @@ and the client is watched as closely as the server: a client that was the limit 
     sending    the part of a run that sends, on an event loop of this process
     processes/ sending from several processes at once
     run        one run: sent, watched, measured
+    tolerance  how many requests may fail
     rows       a run as a row of a run directory
     summary    summary.json and the keys of ``vllm bench serve``
     session    all runs of a load, or of a search, into a run directory

@@ -7,6 +7,7 @@ A sweep writes one row per trial; reports, calibration and a resumed sweep read 
     setting_text    settings and loads in words and cells: what a line or a table shows of them
     trials          TrialSettings, Load and Trial: what a row was measured for, with its id
     statuses        how a trial can end
+    shape           whether a JSON value is what a type declares
     directory       file names, the types of what they hold, and strict reading
     answers/        what the rows answer: boundaries, the largest load, the best settings, outliers; the summary
     storage/        writing that survives a crash, and tolerant reading

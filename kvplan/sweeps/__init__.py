@@ -12,6 +12,7 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     feasibility models that no trial can serve, and requests that do not fit, said before anything runs
     plan        from options to model, device, requests and schedule
     manifest    a plan as manifest.json, and back for --resume
+    consent     what a directory may make this machine do when its sweep is continued
     schedules/  the order of the trials: a list, or a search that looks at each result
     shards/     a plan in parts for several machines, and merging them
     forecast/   what a trial is expected to do: memory, speed, and how long to wait for it
