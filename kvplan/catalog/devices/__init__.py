@@ -1,6 +1,7 @@
 """Devices as types: what the driver reports, dense speed, links, price, and what was measured.
 
 gpus             profiles of GPUs and CPU hosts, every number with its source, found by exact alias
+known_gpus       the same as rows and as a document
 unlisted_gpus    what is said of devices without a profile
 device_support   what vLLM refuses on older GPUs
 measured         which measured speeds speak for a device; the files that ``kvplan calibrate`` writes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvplan.commands.printing.ranges import RANGE_HEAD, RANGE_MEANING, limit_cell, range_cell
-from kvplan.commands.printing.render import print_markdown, print_sentence, print_table
+from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.document import deployment_figures
@@ -94,6 +94,6 @@ def _print_titles(answers: Sequence[Estimate]) -> None:
     """Whose shape stands behind a name of the table, where it is another checkpoint's."""
     sized = dict.fromkeys(answer.spec.title for answer in answers if answer.spec.sized_as is not None)
     if sized:
-        print()
+        say()
     for title in sized:
         print_sentence(title, indent="", further="  ")

@@ -22,6 +22,7 @@ from kvplan.commands.printing.render import (
     print_markdown,
     print_sentence,
     print_table,
+    say,
 )
 from kvplan.commands.printing.speculation import print_speculation
 from kvplan.commands.printing.speeds import print_speeds
@@ -48,7 +49,7 @@ def print_estimates(answers: Sequence[Estimate], output_format: OutputFormat, *,
         print_comparison(answers, as_markdown=output_format is OutputFormat.md)
     else:
         for number, answer in enumerate(answers):
-            print("\n" if number else "", end="")
+            say("\n" if number else "", end="")
             if output_format is OutputFormat.md:
                 _print_markdown(answer)
             else:
@@ -108,11 +109,11 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
     print_sentence(
         f"{spec.title}: {spec.architecture}, {spec.num_layers} layers, {_parameters(answer)}", indent="", further="  "
     )
-    print()
+    say()
     _print_weights(answer, explain=explain)
     _print_cache(answer, explain=explain)
     if answer.deployments:
-        print()
+        say()
         _print_deployments(answer)
         if explain:
             _print_budgets(answer)
@@ -120,8 +121,8 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         print_speeds(answer, explain=explain)
     print_speculation(answer)
     if explain:
-        print()
-        print("Assumptions:" if answer.assumptions else "No assumptions.")
+        say()
+        say("Assumptions:" if answer.assumptions else "No assumptions.")
     for sentence in answer.assumptions if explain else answer.spec.assumptions:
         if explain:
             print_sentence(f"- {sentence}", further="    ")
@@ -161,7 +162,7 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
         _print_detail(f"{KIND_NAMES[component.kind]}: {_component_line(component)}")
     size = f"One sequence of {_tokens(answer.context_tokens)}: {format_bytes(cache.logical_bytes)}"
     if pages is None:
-        print(size)
+        say(size)
         return
     blocks = f"in blocks {format_bytes(pages.paged_bytes)}, to be admitted {_admission(answer)}"
     print_sentence(f"{size}; {blocks}", indent="", further="  ")
@@ -169,7 +170,7 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
         _print_detail(f"logical: {_affine(answer)} = {cache.logical_bytes:,} B")
         _print_detail(f"paged: {pages.paged_formula} = {pages.paged_bytes:,} B{_over(answer, pages)}")
         for line in layout_lines(pages.layout, answer.context_tokens) if pages.layout else ():
-            print(f"              {line}")
+            say(f"              {line}")
         for line in dict.fromkeys(_admission_line(answer, *each) for each in _admissions(answer)):
             _print_detail(line)
 
@@ -288,11 +289,11 @@ def _component_line(component: KvComponent) -> str:
 
 
 def _print_markdown(answer: Estimate) -> None:
-    print(f"**{answer.spec.title}**: {_parameters(answer)}, weights {format_bytes(answer.weights.total_bytes)}")
-    print()
-    print(f"KV cache: {_cost_of_tokens(answer.cache)} ({answer.kv_dtype})")
+    say(f"**{answer.spec.title}**: {_parameters(answer)}, weights {format_bytes(answer.weights.total_bytes)}")
+    say()
+    say(f"KV cache: {_cost_of_tokens(answer.cache)} ({answer.kv_dtype})")
     for component in answer.cache.components:
-        print(f"- {KIND_NAMES[component.kind]}: {_component_line(component)}")
-    print()
+        say(f"- {KIND_NAMES[component.kind]}: {_component_line(component)}")
+    say()
     print_markdown(*_deployment_table(answer, _MARKDOWN_HEAD))
     print_speculation(answer, as_markdown=True)

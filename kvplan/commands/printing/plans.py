@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, tail_text
-from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
+from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table, say
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
 from kvplan.planner.answer.document import (
@@ -45,9 +45,9 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
     elif output_format == "csv":
         print_csv([plan_row(deployment, found.spec.served_id) for deployment in found.deployments])
     elif output_format in _MANIFESTS and found.deployments:
-        print(_MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
+        say(_MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
-        _print_plan(found)
+        print_plan(found)
         if explain and found.deployments:
             print_steps(found.deployments[0].choice.name, explained_steps(found.deployments[0], found.workload))
     if plot is not None and found.deployments:
@@ -116,7 +116,7 @@ _PARTS = ("TTFT ms", "$/h")
 """Where the table is cut on a narrow terminal: what fits, how fast it is, and what it costs and serves."""
 
 
-def _print_plan(found: Plan) -> None:
+def print_plan(found: Plan) -> None:
     workload = found.workload
     who = plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
     lengths = f"{plural(workload.average_context, 'token')} on average, {workload.longest_context:,} at most"
@@ -128,11 +128,11 @@ def _print_plan(found: Plan) -> None:
         total = found.rule.total_bytes / 1e9
         print_sentence(f"rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
     if found.deployments:
-        print()
+        say()
         _print_deployments(_shown(found), found.rule)
         left = len(found.deployments) - len(_shown(found))
         if left > 0:
-            print(f"  ... and {left} more (--json lists all)")
+            say(f"  ... and {left} more (--json lists all)")
     _print_alternatives(found.alternatives, found.rule, bool(found.deployments))
     if not found.deployments:
         return
@@ -140,7 +140,7 @@ def _print_plan(found: Plan) -> None:
         for gpu_id, sentence in left_out(found).items():
             print_sentence(f"not on {gpu_id}: {sentence}")
     shown = [*_shown(found), *(each.deployment for each in found.alternatives)]
-    print()
+    say()
     print_sentence(f"{_origin_sentence(shown)} {load_assumption(found)}")
     if any(each.served.speed.origin in ("roofline", "kernels", "scaled") for each in shown):
         print_sentence(UNSURE)
@@ -172,7 +172,7 @@ def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb |
     if not alternatives:
         return
     what = "For less, in other formats" if has_answer else "In other formats it would be served"
-    print(f"\n{what}:")
+    say(f"\n{what}:")
     _print_deployments([each.deployment for each in alternatives], rule)
     for caveat in dict.fromkeys(text for each in alternatives for text in each.caveats):
         print_sentence(caveat)
@@ -202,7 +202,7 @@ def _origin_sentence(shown: Sequence[Deployment]) -> str:
 
 def _print_best(best: Deployment, plan: Plan) -> None:
     model_id = plan.spec.served_id
-    print()
+    say()
     print_sentence(f"best: {_settings_line(best)}", indent="", further="  ")
     queues = queues_of(best, plan.workload)
     if queues is not None:
@@ -220,7 +220,7 @@ def _print_best(best: Deployment, plan: Plan) -> None:
         print_sentence(f"price: {price.source}")
     commands = launch_commands(best, model_id)
     for engine, command in commands.items():
-        print(f"  {engine + ':':14s}{command}")
+        say(f"  {engine + ':':14s}{command}")
     note = command_note(plan.spec)
     if note is not None:
         print_sentence(note)
@@ -228,19 +228,17 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     if len(processes) == 1 or "vllm" not in commands:
         return
     every = "both" if len(processes) == 2 else f"all {len(processes)}"
-    print(f"\n  {every} processes (vllm):")
+    say(f"\n  {every} processes (vllm):")
     for process in processes[:_MOST_PROCESSES]:
         node = f"node {process.node}: " if best.num_nodes > 1 else ""
-        print(f"    {node}{process.line}")
+        say(f"    {node}{process.line}")
     if len(processes) > _MOST_PROCESSES:
-        print(
-            f"    ... and {len(processes) - _MOST_PROCESSES} more (--json lists all, --format kubernetes starts them)"
-        )
+        say(f"    ... and {len(processes) - _MOST_PROCESSES} more (--json lists all, --format kubernetes starts them)")
     balancer = balancer_command(best, model_id)
     if balancer is not None and len(processes) > _MOST_PROCESSES:
-        print("  before them: a balancer that knows all of them (--json has its command)")
+        say("  before them: a balancer that knows all of them (--json has its command)")
     elif balancer is not None:
-        print(f"  before them: {balancer}")
+        say(f"  before them: {balancer}")
 
 
 def _settings_line(deployment: Deployment) -> str:

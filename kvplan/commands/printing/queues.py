@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kvplan.catalog.published_errors import FigureName
-from kvplan.commands.printing.render import print_sentence, print_table
+from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
@@ -64,7 +64,7 @@ def print_steps(name: str, steps: Sequence[ExplainedStep]) -> None:
         for step in steps
     ]
     head = ("step of " + name, *(f"{term.replace('_', ' ')} ms" for term in terms), "whole ms")
-    print()
+    say()
     print_table(None, head, rows, text_columns=(0,))
     print_sentence(
         "Weights (and activations) are read while products are computed, so a step may take less than its parts. "

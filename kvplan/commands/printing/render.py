@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import UsageError
-from kvplan.foreign_text import as_markdown, inert_cell, printable
+from kvplan.foreign_text import GuardedStream, as_markdown, inert_cell, printable
 from kvplan.terminal import fitted, width_of
 
 Format = TypeVar("Format", bound=Enum)
+_CAPTURED: ContextVar[TextIO | None] = ContextVar("captured", default=None)
+
+
+def out() -> TextIO:
+    """Return where an answer is written: stdout, or what ``captured`` collects."""
+    return _CAPTURED.get() or sys.stdout
+
+
+def say(text: str = "", *, end: str = "\n") -> None:
+    """Write a line of an answer."""
+    print(text, end=end, file=out())
+
+
+def captured(write: Callable[[], None]) -> str:
+    """Return what ``write`` says, as it stands in a file: no line is wrapped."""
+    text = io.StringIO()
+    before = _CAPTURED.set(cast(TextIO, GuardedStream(text)))
+    try:
+        write()
+    finally:
+        _CAPTURED.reset(before)
+    return text.getvalue()
 
 
 class OutputFormat(str, Enum):
@@ -42,25 +66,25 @@ def chosen_format(output_format: Format, *, as_json: bool) -> Format:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document and nothing else; in ASCII where the output can say no more."""
-    encoding = (sys.stdout.encoding or "utf-8").casefold().replace("-", "")
-    print(json.dumps(document, indent=2, ensure_ascii=encoding != "utf8"))
+    encoding = (out().encoding or "utf-8").casefold().replace("-", "")
+    say(json.dumps(document, indent=2, ensure_ascii=encoding != "utf8"))
 
 
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
     """A header and one line per row; None is an empty cell."""
     if not rows:
         return
-    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(out(), list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: inert_cell(value) for name, value in row.items()} for row in rows)
 
 
 def print_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A Markdown table; a head that ends in a unit or a number's name is right-aligned by the reader's viewer."""
-    print("| " + " | ".join(head) + " |")
-    print("| " + " | ".join("---" for _ in head) + " |")
+    say("| " + " | ".join(head) + " |")
+    say("| " + " | ".join("---" for _ in head) + " |")
     for row in rows:
-        print("| " + " | ".join(map(as_markdown, row)) + " |")
+        say("| " + " | ".join(map(as_markdown, row)) + " |")
 
 
 def print_table(
@@ -80,13 +104,13 @@ def print_table(
         print_sentence(title, indent="")
     rows = [[printable(cell) for cell in row] for row in rows]
     starts = tuple(index for index, name in enumerate(head) if name in parts)
-    for line in table_lines(head, rows, text_columns=text_columns, width=width_of(sys.stdout), starts=starts):
-        print(line)
+    for line in table_lines(head, rows, text_columns=text_columns, width=width_of(out()), starts=starts):
+        say(line)
 
 
 def print_sentence(text: str, *, indent: str = "  ", further: str | None = None) -> None:
     """A sentence: on a terminal in lines as wide as that (kvplan.terminal), elsewhere one line. Not for commands."""
-    print(fitted(text, sys.stdout, indent=indent, further=further))
+    say(fitted(text, out(), indent=indent, further=further))
 
 
 def print_notes(*notes: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.commands.printing.render import print_markdown, print_sentence, print_table
+from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.latency import Range
@@ -21,16 +21,16 @@ def print_speculation(answer: Estimate, *, as_markdown: bool = False) -> None:
     found = answer.speculation
     if found is None:
         return
-    print()
+    say()
     print_sentence(_sentence(found), indent="", further=" " * 10)
     rows = [row for each in found.deployments if each is not None for row in _rows(each)]
     if not rows:
         return
     if as_markdown:
-        print()
+        say()
         print_markdown(_HEAD, rows)
         return
-    print()
+    say()
     context = format_tokens(answer.context_tokens)
     title = f"Times as many tokens a second as without (data sheet), one sequence of {context} tokens and all that fit:"
     print_table(title, list(_HEAD), rows, text_columns=(0,))

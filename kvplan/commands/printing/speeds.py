@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span
-from kvplan.commands.printing.render import print_sentence
+from kvplan.commands.printing.render import print_sentence, say
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
@@ -16,7 +16,7 @@ def print_speeds(answer: Estimate, *, explain: bool) -> None:
     shown = [(each.counted_gpu, speed) for each, speed in both if speed and (explain or speed.note is not None)]
     for number, (name, speed) in enumerate(shown):
         if explain and number > 0:
-            print()
+            say()
         for line in _lines(name, speed, explain=explain):
             text = line.lstrip()
             indent = " " * (len(line) - len(text))

@@ -106,7 +106,7 @@ def test_beams() -> None:
         BeamSearchParams(early_stopping=1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompts", NO_PROMPTS, ids=repr)
+@pytest.mark.parametrize("prompts", NO_PROMPTS, ids=range(len(NO_PROMPTS)))
 def test_what_is_no_prompt_is_refused_beside_one_that_is(llm: LLM, prompts: Any) -> None:
     good = {"prompt_token_ids": [1, 2, 3]}
     calls: list[Any] = [prompts]

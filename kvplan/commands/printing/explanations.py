@@ -1,0 +1,56 @@
+"""What ``kvplan explain`` prints."""
+
+from __future__ import annotations
+
+from kvplan.commands.printing.render import print_sentence, print_table, say
+from kvplan.explaining.explanation import Explanation, difference_gib
+from kvplan.units import format_gib
+
+
+def print_explanation(answer: Explanation) -> None:
+    """Print the account of one start: what the log says beside what was predicted, and what to change."""
+    log, predicted = answer.log, answer.predicted
+    where = "a CPU" if log.device == "cpu" else answer.gpu.id if answer.gpu else "an unknown GPU"
+    started = f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}"
+    print_sentence(started, indent="", further="  ")
+    if log.stopped:
+        print_sentence(f"stopped: {log.stopped}", further="    ")
+    rows = [
+        (part.name, _gib(part.logged_bytes), _gib(part.predicted_bytes), _signed(difference_gib(part)))
+        for part in answer.parts
+        if (part.logged_bytes, part.predicted_bytes) != (None, None)
+    ]
+    if rows:
+        say()
+        scope = "GiB of the host" if log.device == "cpu" else "GiB of one GPU"
+        print_table(None, (scope, "log", "kvplan", "difference"), rows)
+    counts = [
+        ("KV cache tokens", _count(log.kv_cache_tokens), _count(predicted.kv_cache_tokens)),
+        ("blocks", _count(log.num_blocks), _count(predicted.num_blocks)),
+        ("concurrency", _times(log.max_concurrency), _times(predicted.max_concurrency)),
+    ]
+    known = [each for each in counts if each[1:] != ("-", "-")]
+    say("\n" if known else "", end="")
+    for name, logged, mine in known:
+        say(f"  {name:16s} log {logged}, kvplan {mine}")
+    if answer.changes:
+        say("\nwhat to change:")
+    for each in answer.changes:
+        gain = f"  (+{each.gained_tokens:,} tokens)" if each.gained_tokens is not None else ""
+        print_sentence(each.sentence + gain, further="    ")
+
+
+def _gib(number: int | None) -> str:
+    return "-" if number is None else format_gib(number)
+
+
+def _signed(number: float | None) -> str:
+    return "-" if number is None else f"{number:+.2f}"
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _times(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}x"

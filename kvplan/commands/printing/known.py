@@ -1,0 +1,88 @@
+"""What ``kvplan models`` and ``kvplan gpus`` print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.known_gpus import gpu_row, gpus_document
+from kvplan.commands.printing.render import (
+    OutputFormat,
+    print_csv,
+    print_json,
+    print_markdown,
+    print_sentence,
+    print_table,
+)
+from kvplan.estimate.known_models import SCHEMA, KnownModel
+from kvplan.units import format_gib, format_tokens
+
+_WINDOWS = (
+    "KV B/token: of a token that all layers still hold. past windows: of one more where a sequence is longer than the "
+    "model's windows, whose layers then drop another; empty where no layer has one."
+)
+
+
+def print_models(found: Sequence[KnownModel], chosen: OutputFormat) -> None:
+    """Print the models in the format that was chosen."""
+    rows = [model.as_json() for model in found]
+    if chosen is OutputFormat.json:
+        print_json({"schema": SCHEMA, "models": rows})
+    elif chosen is OutputFormat.csv:
+        print_csv([{**row, "aliases": " ".join(row["aliases"])} for row in rows])
+    else:
+        head = ["name", "id", "parameters", "active", "longest", "KV B/token", "past windows"]
+        cells = [_model_cells(row) for row in rows]
+        if chosen is OutputFormat.md:
+            print_markdown(head, cells)
+            return
+        has_windows = any(row["kv_window_bytes_per_token"] for row in rows)
+        shown = len(head) - (not has_windows)
+        print_table(None, head[:shown], [row[:shown] for row in cells], text_columns=(0, 1), parts=("active",))
+        if has_windows:
+            print_sentence(_WINDOWS)
+
+
+def _model_cells(row: dict[str, Any]) -> list[str]:
+    longest, past = row["max_position_embeddings"], row["kv_bytes_per_token"]
+    in_windows = row["kv_window_bytes_per_token"]
+    return [
+        row["name"],
+        row["id"],
+        f"{row['num_parameters']:,}",
+        f"{row['num_active_parameters']:,}",
+        format_tokens(longest) if longest else "",
+        f"{past + in_windows:,}",
+        f"{past:,}" if in_windows else "",
+    ]
+
+
+def print_gpus(found: Sequence[GpuProfile], chosen: OutputFormat) -> None:
+    """Print the devices in the format that was chosen."""
+    if chosen is OutputFormat.json:
+        print_json(gpus_document(found))
+    elif chosen is OutputFormat.csv:
+        print_csv([gpu_row(profile) for profile in found])
+    else:
+        head = ["id", "name", "memory GiB", "GB/s", "bf16 TFLOPS", "fp8 TFLOPS", "$/hour"]
+        cells = [_gpu_cells(profile) for profile in found]
+        if chosen is OutputFormat.md:
+            print_markdown(head, cells)
+        else:
+            print_table(None, head, cells, text_columns=(0, 1))
+
+
+def _gpu_cells(profile: GpuProfile) -> list[str]:
+    def teraflops(dtype: str) -> str:
+        return f"{profile.dense_flops[dtype] / 1e12:,.0f}" if dtype in profile.dense_flops else ""
+
+    return [
+        profile.id,
+        profile.name,
+        format_gib(profile.memory_bytes),
+        f"{profile.memory_bandwidth_bytes_per_second / 1e9:,.0f}",
+        teraflops("bfloat16"),
+        teraflops("fp8"),
+        f"{profile.price.usd_per_hour:.2f}" if profile.price else "",
+    ]
