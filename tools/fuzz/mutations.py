@@ -89,7 +89,8 @@ def _change_item(items: list[Any], index: int, rng: random.Random) -> None:
 def _changed(value: Any, rng: random.Random) -> Any:
     """Change a number a little or much, as a value of another type otherwise."""
     if isinstance(value, int) and not isinstance(value, bool) and rng.random() < 0.5:
-        return rng.choice((value + 1, value - 1, -value, value * 2, value * 1000, value // 2, float(value), str(value)))
+        as_float = float(value) if abs(value) < 2**1000 else 1e308
+        return rng.choice((value + 1, value - 1, -value, value * 2, value * 1000, value // 2, as_float, str(value)))
     return odd_value(rng)
 
 
