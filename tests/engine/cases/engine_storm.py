@@ -134,7 +134,9 @@ def _run_round(storm: Storm, llm: LLM, plain: LLM, wishes: list[_Wish], rng: ran
 
 
 def _count(storm: Storm, llm: LLM, wishes: list[_Wish], requests: list[Request]) -> None:
-    engine, stats = llm.engine, llm.get_stats()
+    engine = llm.engine
+    engine.step()  # takes the tokens that were on their way as the last request was stopped
+    stats = llm.get_stats()
     assert not engine._requests, f"requests are held though none is unfinished: {list(engine._requests)}"
     assert engine.scheduler.num_orphan_tokens == 0, "tokens of nobody are waited for"
     storm.num_requests += len(wishes)
