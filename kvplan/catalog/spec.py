@@ -345,6 +345,11 @@ class ModelSpec:
         return self.served or self.id
 
     @property
+    def short_id(self) -> str:
+        """For a column of a table: a path by the name of its directory or file's model, an id as it is served."""
+        return self.id if self.served_id.startswith("/") else self.served_id
+
+    @property
     def is_gguf(self) -> bool:
         """Whether a GGUF file is served."""
         return self.served_id.casefold().endswith(".gguf")

@@ -164,3 +164,31 @@ def test_a_larger_alignment_is_read(tmp_path):
     content = header(ALIGNMENT + struct.pack("<II", 4, 4096), tensors=(tensor("a", 8), tensor("b", 8, offset=4096)))
     (tmp_path / "wide.gguf").write_bytes(content)
     assert [each.name for each in read_gguf_header(tmp_path / "wide.gguf").tensors] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("pages", "tokenizer"),
+    [
+        (["https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct"], "meta-llama/Llama-3.1-8B-Instruct"),
+        (["https://example.org/meta-llama/Llama-3.1-8B-Instruct"], None),
+        (["https://huggingface.co/a/b", "https://huggingface.co/c/d"], None),
+        ([], None),
+    ],
+    ids=["one", "elsewhere", "merged", "none"],
+)
+def test_a_file_is_served_from_its_path_with_the_tokenizer_of_its_one_base(tmp_path, monkeypatch, pages, tokenizer):
+    """Converters write down what a file was made from (``general.base_model``)."""
+    add = gguf.GGUFWriter.add_block_count
+
+    def with_bases(writer, count):
+        add(writer, count)
+        writer.add_base_model_count(len(pages))
+        for index, page in enumerate(pages):
+            writer.add_base_model_repo_url(index, page)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", with_bases)
+    path = write(tmp_path / "small.gguf")
+    monkeypatch.chdir(tmp_path)
+    spec = resolve_model("./small.gguf")
+    assert (spec.served_id, spec.tokenizer) == (str(path), tokenizer)
+    assert spec.is_gguf and spec.sized_as is None

@@ -16,7 +16,8 @@ from kvplan.units import format_bytes, format_gib, format_tokens
 def csv_rows(answer: Estimate) -> list[dict[str, object]]:
     """One row per deployment: what was asked, what a token costs in bytes, and the deployment's figures."""
     question = {
-        "model": answer.spec.served_id,
+        "model": answer.spec.short_id,
+        "served": answer.spec.served_id,
         "sized_as": answer.spec.sized_as,
         "context_tokens": answer.context_tokens,
         "dtype": answer.dtype,
