@@ -214,6 +214,12 @@ def read_sweep_manifest(directory: Path) -> Manifest:
         raise KvplanError(
             f"{directory / MANIFEST} lacks {', '.join(missing)}.", hint="`kvplan report` still reads the sweep's rows"
         )
+    refuse_misshapen(manifest, directory)
+    return manifest
+
+
+def refuse_misshapen(manifest: Manifest, directory: Path) -> None:
+    """KvplanError if an entry of a sweep's manifest is not what every version writes there."""
     try:
         check_shape(manifest, Manifest, "it")
     except ShapeError as error:
@@ -221,7 +227,6 @@ def read_sweep_manifest(directory: Path) -> Manifest:
             f"{directory / MANIFEST} is not what a sweep writes: {str(error).removeprefix('it.')}.",
             hint="`kvplan report` still reads the sweep's rows",
         ) from error
-    return manifest
 
 
 def lacking(manifest: Manifest, needed: Mapping[str, Sequence[str]]) -> list[str]:

@@ -14,7 +14,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import Device
 from kvplan.runs.answers.summary import Summary, summarize
 from kvplan.runs.columns import Row
-from kvplan.runs.directory import WORKER_LOG, read_sweep_manifest
+from kvplan.runs.directory import WORKER_LOG, read_manifest, refuse_misshapen
 from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.storage.store import SweepStore
 from kvplan.sweeps.hosts import SweptEngine, TrialHost
@@ -89,7 +89,9 @@ def resume_sweep(
 
     engine_of, device_of: as for ``plan_from_manifest``. pool_of: as for ``run_new_sweep``.
     """
-    plan = plan_from_manifest(read_sweep_manifest(directory), engine_of, device_of)
+    manifest = read_manifest(directory)
+    refuse_misshapen(manifest, directory)
+    plan = plan_from_manifest(manifest, engine_of, device_of)
     with SweepStore.reopen(directory) as store:
         announce(plan)
         return _run(plan, store, progress, _starter(worker_command), pool_of)
