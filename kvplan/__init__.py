@@ -1,5 +1,6 @@
 """kvplan: KV-cache capacity planner and profiler for LLM serving. Importing it never imports torch.
 
+api                 the planner for Python: ``kvplan.estimate``, ``plan``, ``explain``, ``models``, ``gpus``
 cli, __main__       the program, which imports only the command that is asked for; help_sections: its help in sections;
                     list_words: lists on a command line; terminal: sentences in lines as wide as the terminal
 commands            one module per command: parse, call, print
@@ -10,7 +11,7 @@ calibrate           speeds fitted to measured rows
 planner, explaining from a load to deployments; from a start-up log to what to change
 sweeps, reports     running trials; plots, tables and pages of their rows
 runs                a run directory and its rows
-estimate            memory and speed by formula
+estimating          memory and speed by formula
 catalog             models, GPUs and engine releases
 machine, workload   what this host is; requests and arrivals
 workers, metrics    worker processes and their messages; what engines' metrics pages say
@@ -21,4 +22,20 @@ units, paths, errors  amounts as text, where data lies, the one error a user see
 Rooms only import rooms below them: the order is in pyproject.toml.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvplan.api import Estimate, Explanation, Gpus, Models, Plan, estimate, explain, gpus, models, plan
+
 __version__ = "0.2.0"
+__all__ = ["Estimate", "Explanation", "Gpus", "Models", "Plan", "estimate", "explain", "gpus", "models", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Python interface when it is first asked for: the command line starts without it."""
+    if name in __all__:
+        return getattr(import_module("kvplan.api"), name)
+    raise AttributeError(f"module 'kvplan' has no attribute '{name}'")

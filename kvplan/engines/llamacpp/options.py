@@ -14,7 +14,7 @@ from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.llamacpp import (
+from kvplan.estimating.llamacpp import (
     DEFAULT_BATCH,
     DEFAULT_PHYSICAL_BATCH,
     PADDING,

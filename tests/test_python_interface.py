@@ -1,0 +1,135 @@
+"""``import kvplan``: the commands' answers as objects, to the byte, from the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvplan
+from kvplan.cli import main
+from kvplan.errors import KvplanError, UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG = ROOT / "tests/data/startup_logs/vllm-0.19-llama-3.1-8b-h100.log"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    main(list(words))
+    return capsys.readouterr().out
+
+
+ESTIMATES: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("llama-3.1-8b", {}, []),
+    ("llama-3.1-8b", {"gpu": "h100", "ctx": "16k"}, ["--gpu", "h100", "--ctx", "16k"]),
+    ("llama-3.1-8b", {"gpu": "v100-32gb", "ctx": 8192}, ["--gpu", "v100-32gb", "--ctx", "8192"]),
+    ("deepseek-v3.2", {"gpu": ["8xh200", "8xb200"], "ctx": "64k"}, ["--gpu", "8xh200", "8xb200", "--ctx", "64k"]),
+    (
+        "qwen3-30b-a3b",
+        {"gpu": "l40s", "quantization": "fp8", "gpu_memory_utilization": 0.95, "device_memory": "40GiB"},
+        ["--gpu", "l40s", "--quantization", "fp8", "--gpu-memory-utilization", "0.95", "--device-memory", "40GiB"],
+    ),
+    (
+        "gpt2",
+        {"engine": "kvplan", "gpu": "l4", "block_size": 32},
+        ["--engine", "kvplan", "--gpu", "l4", "--block-size", "32"],
+    ),
+    (
+        "qwen3-next-80b",
+        {"gpu": "4xh100", "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
+        ["--gpu", "4xh100", "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "asked", "words"), ESTIMATES, ids=range(len(ESTIMATES)))
+def test_an_estimate_is_the_commands(
+    model: str, asked: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = kvplan.estimate(model, **asked)
+    assert str(found) == printed(capsys, "estimate", model, *words)
+    assert found.to_dict() == json.loads(printed(capsys, "estimate", model, *words, "--json"))
+    assert list(found.to_frame()["gpu"]) == [each.gpu for each in found.deployments]
+
+
+def test_attributes_have_types_and_units() -> None:
+    found = kvplan.estimate("llama-3.1-8b", gpu="h100", ctx="16k")
+    (h100,) = found.deployments
+    assert (found.kv_bytes_per_token, found.context_tokens, found.num_parameters) == (131_072, 16_384, 8_030_261_248)
+    assert h100.fits
+    assert h100.kv_cache_tokens // found.context_tokens == int(h100.max_concurrency)
+    assert "serves in float16" in kvplan.estimate("llama-3.1-8b", gpu="v100-32gb", ctx="8k").notes[0]
+
+
+PLANS: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"users": 40, "ctx_avg": "8k", "gpu": ["h100", "l40s"]},
+        ["--users", "40", "--ctx-avg", "8k", "--gpu", "h100", "l40s"],
+    ),
+    (
+        {"request_rate": 2.0, "input_len": 3000, "output_len": 400, "gpu": "h100", "slo": "ttft:800 tpot:60"},
+        ["--request-rate", "2", "--input-len", "3000", "--output-len", "400", "--gpu", "h100"]
+        + ["--slo", "ttft:800 tpot:60"],
+    ),
+    (
+        {"users": 8, "gpu": "l4", "price": {"l4": 0.5}, "tensor_parallel_size": [1, 2], "max_gpus": 2},
+        ["--users", "8", "--gpu", "l4", "--price", "l4=0.5", "--tp", "1,2", "--max-gpus", "2"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "words"), PLANS, ids=range(len(PLANS)))
+def test_a_plan_is_the_commands(asked: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = kvplan.plan("llama-3.1-8b", **asked)
+    assert str(found) == printed(capsys, "plan", "llama-3.1-8b", *words)
+    assert found.to_dict() == json.loads(printed(capsys, "plan", "llama-3.1-8b", *words, "--json"))
+    assert found.problem is None
+    assert len(found.to_frame()) == len(found.deployments)
+
+
+def test_a_load_that_nothing_serves_is_an_answer() -> None:
+    found = kvplan.plan("llama-3.1-70b", users=400, ctx_avg="32k", gpu="l4", max_gpus=1)
+    assert found.deployments == ()
+    assert "No deployment" in (found.problem or "")
+    with pytest.raises(KvplanError, match="No deployment"):
+        _ = found.best
+
+
+def test_an_explanation_is_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for found in (kvplan.explain(LOG), kvplan.explain(LOG.read_text(encoding="utf-8"))):
+        assert str(found) == printed(capsys, "explain", str(LOG))
+        assert found.to_dict() == json.loads(printed(capsys, "explain", str(LOG), "--json"))
+    with pytest.raises(KvplanError, match="says nothing about memory"):
+        kvplan.explain("a\nb")
+
+
+def test_models_and_gpus_are_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, found in (("models", kvplan.models("llama")), ("gpus", kvplan.gpus("h100"))):
+        search = "llama" if command == "models" else "h100"
+        assert str(found) == printed(capsys, command, search)
+        assert found.to_dict() == json.loads(printed(capsys, command, search, "--json"))
+        assert len(found) == len(found.to_frame()) > 1
+    assert kvplan.gpus("h100")[0].memory_bytes > 0
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(UsageError, match="no setting 'gpu_mem'"):
+        kvplan.estimate("gpt2", gpu_mem=0.9)
+    with pytest.raises(UsageError, match="gpu-memory-utilization must be above 0"):
+        kvplan.estimate("gpt2", gpu_memory_utilization=1.5)
+
+
+def test_nothing_but_the_standard_library_is_loaded() -> None:
+    program = (
+        "import sys; before = {name.partition('.')[0] for name in sys.modules}; import kvplan\n"
+        "str(kvplan.estimate('llama-3.1-8b', gpu='h100')); str(kvplan.plan('gpt2', users=4, gpu='l4'))\n"
+        f"str(kvplan.explain({str(LOG)!r})); str(kvplan.models('gpt2')); str(kvplan.gpus())\n"
+        "tops = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(tops - set(sys.stdlib_module_names) - {'kvplan', '__main__', *before}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
