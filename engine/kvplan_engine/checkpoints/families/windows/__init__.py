@@ -21,8 +21,8 @@ from dataclasses import replace
 
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.gguf import GPT_OSS_GGUF
-from kvplan_engine.checkpoints.families.mixtures.granite import GRANITE_MOE_NAMES
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
+from kvplan_engine.checkpoints.families.mixtures.table import GRANITE_MOE_NAMES
 from kvplan_engine.checkpoints.families.windows.cohere2 import read_cohere2, read_cohere2_moe
 from kvplan_engine.checkpoints.families.windows.cwm import read_cwm
 from kvplan_engine.checkpoints.families.windows.exaone import read_exaone4, read_exaone_moe
