@@ -72,7 +72,19 @@ PLANS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"request_rate": 2.0, "input_len": 3000, "output_len": 400, "gpu": "h100", "slo": "ttft:800 tpot:60"},
-        "--request-rate 2 --input-len 3000 --output-len 400 --gpu h100 --slo ttft:800 tpot:60".split(),
+        [
+            "--request-rate",
+            "2",
+            "--input-len",
+            "3000",
+            "--output-len",
+            "400",
+            "--gpu",
+            "h100",
+            "--slo",
+            "ttft:800",
+            "tpot:60",
+        ],
     ),
     (
         {"users": 8, "gpu": "l4", "price": {"l4": 0.5}, "tensor_parallel_size": [1, 2], "max_gpus": 2},

@@ -26,12 +26,11 @@ _WRAPPER: Final = "wrappers.multimodal:read_multimodal"
 
 @dataclass(frozen=True, slots=True)
 class ServedByVllm:
-    """Releases of vLLM that have a class of it. first: None where it was not read. last: None: the newest has one.
+    """Until when vLLM has a class of it. last: the last such release, None where the newest is one.
 
     served: whether any release has one, or a backend for it.
     """
 
-    first: str | None = None
     last: str | None = None
     served: bool = True
 

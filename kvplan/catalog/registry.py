@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 
 from kvplan.catalog.architectures import Architecture, architectures
-from kvplan.catalog.families.common import Reader
+from kvplan.catalog.families.common import Body, Reader
 
 _FAMILIES = "kvplan.catalog.families."
 
@@ -21,9 +22,8 @@ def reader_of(row: Architecture) -> Reader:
     """Return the reader that a row names: the function, or it with the row of its module's table of families."""
     module_name, function = row.reader.split(":")
     module = import_module(_FAMILIES + module_name)
-    reader = getattr(module, function)
-    found: Reader = reader if row.family is None else partial(reader, family=module.FAMILIES[row.family])
-    return found
+    reader: Callable[..., Body] = getattr(module, function)
+    return reader if row.family is None else partial(reader, family=module.FAMILIES[row.family])
 
 
 def known_architectures() -> tuple[str, ...]:

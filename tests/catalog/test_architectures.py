@@ -7,9 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from small_configs import small_configs
 
 from architecture_rows import TABLE, table_text, with_ways
 from kvplan.catalog.architectures import architectures, by_gguf_name, of_type, rows_of
+from kvplan.catalog.reader import read_config
 from kvplan.catalog.registry import find_reader, known_architectures, reader_of
 from kvplan.catalog.typed_json import FactError
 
@@ -65,6 +67,15 @@ def test_a_type_and_a_name_of_a_file_stand_for_one_architecture() -> None:
     found = of_type("qwen3_vl_text")
     assert found is not None and found.architecture == "Qwen3ForCausalLM"
     assert by_gguf_name()["qwen3"].architecture == "Qwen3ForCausalLM"
+
+
+def test_a_config_that_names_a_type_alone_is_read_as_its_class() -> None:
+    """Of a model that sees too, whose type decides which language model it holds."""
+    small = small_configs()
+    for name in ("OrionForCausalLM", "MiniCPMV"):
+        config = small[name]
+        typed = {key: value for key, value in config.items() if key != "architectures"}
+        assert read_config(typed, model_id="a").layers == read_config(config, model_id="a").layers
 
 
 def test_the_file_has_a_line_for_each_row() -> None:

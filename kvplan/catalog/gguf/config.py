@@ -46,7 +46,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     if not isinstance(name, str) or name not in by_gguf_name():
         raise UnknownArchitectureError(
             f"Unknown GGUF architecture '{name}'.",
-            hint="pass the config.json of the original model; known: " + ", ".join(sorted(by_gguf_name())),
+            hint=f"pass the original model's config.json; docs/models.md lists the {len(by_gguf_name())} known names",
         )
     model = read_model(header, name)
     config: dict[str, Any] = {"architectures": [by_gguf_name()[name].architecture], "torch_dtype": _dtype(header)}

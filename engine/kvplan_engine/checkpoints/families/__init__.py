@@ -1,4 +1,4 @@
-"""The families of models that the engine knows: one file each, in rooms by kind, registered in ``FAMILIES``.
+"""The families of models that the engine knows: tables and readers in rooms by kind, registered in ``FAMILIES``.
 
     family   what a family has to say: architectures, config.json, tensor names, GGUF
     dense/   attention and an MLP in every layer

@@ -137,7 +137,10 @@ _TIED = frozenset(
 
 
 def _outer_name(view: ConfigView) -> str:
-    return (view.texts("architectures") or [""])[0]
+    """The wrapper's own architecture; of a config that names none, what its type stands for."""
+    named = view.texts("architectures")
+    row = None if named else of_type(view.text("model_type", default=""))
+    return named[0] if named else "" if row is None else row.architecture
 
 
 def _of_version(view: ConfigView, known: Mapping[str, str]) -> str:

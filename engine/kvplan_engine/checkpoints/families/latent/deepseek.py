@@ -6,8 +6,8 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import mlp, model, norms
 from kvplan_engine.checkpoints.families.latent.parts import indexer, latent_attention
-from kvplan_engine.checkpoints.families.mixtures.deepseek import read_deepseek_moe
 from kvplan_engine.checkpoints.families.mixtures.parts import whole
+from kvplan_engine.checkpoints.families.mixtures.table import read_deepseek_moe
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.model import Layer, ModelDescription
 

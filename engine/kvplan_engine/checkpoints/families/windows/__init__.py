@@ -1,43 +1,41 @@
 """Layers of which some keep a window or a chunk of the tokens and some keep all.
 
-gemma2       Gemma 2, VaultGemma
-gemma3       Gemma 3
-gemma_gguf   both in GGUF files
-gemma3n      Gemma 3n: also keys and values that later layers read
-gemma4       Gemma 4
-olmo3        OLMo 3
-cohere2      Command R7B, Command A
-exaone       EXAONE 4, K-EXAONE
-gpt_oss      gpt-oss
-cwm          CWM
-granite_swa  Granite with windows
-gpt_neo      GPT-Neo
-muse         Muse Glimmer, Muse Spark
-plamo3       PLaMo 3
-llama4       Llama 4: chunks
+gemma     Gemma 2, 3, 3n and 4, VaultGemma, Rnj-1
+readers   the others: Command R7B, EXAONE 4, gpt-oss, Granite with windows, GPT-Neo, Llama 4, Muse, OLMo 3, PLaMo 3, CWM
 """
 
 from dataclasses import replace
 
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.gguf import GPT_OSS_GGUF
-from kvplan_engine.checkpoints.families.mixtures.granite import GRANITE_MOE_NAMES
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
-from kvplan_engine.checkpoints.families.windows.cohere2 import read_cohere2, read_cohere2_moe
-from kvplan_engine.checkpoints.families.windows.cwm import read_cwm
-from kvplan_engine.checkpoints.families.windows.exaone import read_exaone4, read_exaone_moe
-from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2, read_vaultgemma
-from kvplan_engine.checkpoints.families.windows.gemma3 import read_gemma3, read_rnj1
-from kvplan_engine.checkpoints.families.windows.gemma3n import read_gemma3n
-from kvplan_engine.checkpoints.families.windows.gemma4 import GEMMA4_NAMES, read_gemma4
-from kvplan_engine.checkpoints.families.windows.gemma_gguf import GEMMA2_GGUF, GEMMA3_GGUF
-from kvplan_engine.checkpoints.families.windows.gpt_neo import read_gpt_neo
-from kvplan_engine.checkpoints.families.windows.gpt_oss import read_gpt_oss
-from kvplan_engine.checkpoints.families.windows.granite_swa import read_granite_moe_swa, read_granite_swa
-from kvplan_engine.checkpoints.families.windows.llama4 import read_llama4
-from kvplan_engine.checkpoints.families.windows.muse import read_muse_glimmer
-from kvplan_engine.checkpoints.families.windows.olmo3 import read_olmo3
-from kvplan_engine.checkpoints.families.windows.plamo3 import read_plamo3
+from kvplan_engine.checkpoints.families.mixtures.table import GRANITE_MOE_NAMES
+from kvplan_engine.checkpoints.families.windows.gemma import (
+    GEMMA2_GGUF,
+    GEMMA3_GGUF,
+    GEMMA4_NAMES,
+    read_gemma2,
+    read_gemma3,
+    read_gemma3n,
+    read_gemma4,
+    read_rnj1,
+    read_vaultgemma,
+)
+from kvplan_engine.checkpoints.families.windows.readers import (
+    read_cohere2,
+    read_cohere2_moe,
+    read_cwm,
+    read_exaone4,
+    read_exaone_moe,
+    read_gpt_neo,
+    read_gpt_oss,
+    read_granite_moe_swa,
+    read_granite_swa,
+    read_llama4,
+    read_muse_glimmer,
+    read_olmo3,
+    read_plamo3,
+)
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 
 _GEMMA_NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")

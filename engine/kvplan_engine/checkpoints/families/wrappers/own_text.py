@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, norms
-from kvplan_engine.checkpoints.families.dense.chatglm import CHATGLM
+from kvplan_engine.checkpoints.families.dense.like_llama import CHATGLM
 from kvplan_engine.checkpoints.families.dense.llama import llama
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.mixtures.ernie import read_ernie4_5_moe
 from kvplan_engine.checkpoints.families.mixtures.parts import decoder, shared_mlp
-from kvplan_engine.checkpoints.families.mixtures.qwen import read_qwen3_moe
-from kvplan_engine.checkpoints.families.windows.muse import read_muse_spark
+from kvplan_engine.checkpoints.families.mixtures.table import read_ernie4_5_moe, read_qwen3_moe
+from kvplan_engine.checkpoints.families.windows.readers import read_muse_spark
 from kvplan_engine.checkpoints.families.wrappers.multimodal import text_of
 from kvplan_engine.checkpoints.fields import head_size, kv_heads, mlp
 from kvplan_engine.description.feed_forward import Mixture
