@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -84,7 +85,7 @@ def _names(logged: str | None) -> list[str]:
     if cached:
         return ["/".join(cached.groups())]
     last = logged.rstrip("/").rsplit("/", 1)[-1]
-    return [last] if logged.startswith(("/", "~", ".")) and not Path(logged).exists() else [logged]
+    return [last] if logged.startswith(("/", "~", ".")) and not os.path.exists(logged) else [logged]
 
 
 def _print(answer: Explanation) -> None:

@@ -44,7 +44,7 @@ def load_tokenizer(path: Path | None) -> Any:
     try:
         check_files(path if path.is_dir() else path.parent, _FILES)
         return converted(path, _of_folder) if path.suffix == ".gguf" else _of_folder(path)
-    except Exception as problem:  # noqa: BLE001 - three libraries read what others wrote, and raise what they like
+    except Exception as problem:  # three libraries read what others wrote, and raise what they like
         said = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
         raise EngineError(f"no tokenizer could be loaded from {path}: {said[:300]}", hint=_HINT) from problem
 
