@@ -33,7 +33,7 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
     if profile is not None:
         return read_profile(profile, asked=name, assumptions=assumptions)
     path = Path(name).expanduser()
-    if path.exists() or name.endswith((".json", ".gguf")):
+    if os.path.exists(path) or name.endswith((".json", ".gguf")):
         return _read_path(path, assumptions)
     return _read_elsewhere(name, assumptions)
 
@@ -138,7 +138,7 @@ def find_profile(name: str) -> dict[str, Any] | None:
     folded = name.casefold()
     if "/" not in folded:
         path = profiles_dir() / "models" / f"{folded}.json"
-        if path.is_file():
+        if os.path.isfile(path):  # False for a name that no file can have, too
             return _load_profile(path)
     for path in sorted((profiles_dir() / "models").glob("*.json")):
         # Most files are ruled out by their text: parsing all of them would take longer than everything else.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
@@ -34,4 +34,4 @@ def _names(logged: str | None) -> list[str]:
     if cached:
         return ["/".join(cached.groups())]
     last = logged.rstrip("/").rsplit("/", 1)[-1]
-    return [last] if logged.startswith(("/", "~", ".")) and not Path(logged).exists() else [logged]
+    return [last] if logged.startswith(("/", "~", ".")) and not os.path.exists(logged) else [logged]

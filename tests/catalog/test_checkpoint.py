@@ -193,6 +193,7 @@ def test_a_pipe_beside_the_config_is_not_waited_for(tmp_path: Path, name: str) -
         ("[]", "is not a readable index"),
         ('{"weight_map": {"a": 7}}', "names files outside"),
         ('{"weight_map": {"a": "../other.safetensors"}}', "names files outside"),
+        ('{"weight_map": {"a": "../../other.safetensors", "b": []}}', "is not a readable index"),
     ],
 )
 def test_a_damaged_index_is_one_sentence(tmp_path: Path, index: str, message: str) -> None:
@@ -295,3 +296,10 @@ def test_the_source_stands_in_the_document(tmp_path: Path) -> None:
     document = json.loads(json.dumps(estimate_document(make_estimate(spec, EstimateRequest()))))
     assert document["model"]["weights_from"] == "checkpoint"
     assert any(note.startswith("Weights from the checkpoint") for note in document["assumptions"])
+
+
+def test_a_name_that_no_file_can_have_is_a_missing_file(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, LLAMA, llama_tensors(LLAMA))
+    index = {"weight_map": {"a": "a" * 5000, "b": "model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert "aaaa" in str(notes_of(read(folder)))

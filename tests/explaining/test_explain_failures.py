@@ -277,3 +277,9 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr()
     assert "weights         1.50" in shown.out and "max_num_seqs (1024) exceeds" in shown.out
     assert "the first and the last 1 MiB were read" in shown.err
+
+
+def test_a_model_whose_path_no_file_can_have_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "start.log").write_text(f"model='/{'a' * 400}'\nModel loading took 1.5 GiB\n", encoding="utf-8")
+    assert main(["explain", str(tmp_path / "start.log")]) == 0
+    assert "is not known here" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,7 +94,7 @@ def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = _indexed_names(index)
-        missing = [name for name in sorted(names) if not (folder / name).is_file()]
+        missing = [name for name in sorted(names) if not os.path.exists(folder / name)]
         if missing:
             raise EngineError(f"{folder} lacks {missing[0]}, which its index names.", hint="download the missing files")
         return [folder / name for name in sorted(names)]

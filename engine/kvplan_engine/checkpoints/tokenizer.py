@@ -21,12 +21,6 @@ _FILES = (
     *("added_tokens.json", "chat_template*", "*.model"),
 )
 """What transformers reads beside a tokenizer."""
-_UNREADABLE = (
-    *(EngineError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    NotImplementedError,
-)
-"""What transformers raises for a tokenizer that is not one; tokenizers raises Exception itself, such as for merges of
-tokens that the vocabulary lacks."""
 
 
 def has_tokenizer(path: Path | None) -> bool:
@@ -50,11 +44,9 @@ def load_tokenizer(path: Path | None) -> Any:
     try:
         check_files(path if path.is_dir() else path.parent, _FILES)
         return converted(path, _of_folder) if path.suffix == ".gguf" else _of_folder(path)
-    except Exception as problem:
-        if type(problem) is not Exception and not isinstance(problem, _UNREADABLE):
-            raise
-        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
-        raise EngineError(f"no tokenizer could be loaded from {path}: {first_line}", hint=_HINT) from None
+    except Exception as problem:  # three libraries read what others wrote, and raise what they like
+        said = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
+        raise EngineError(f"no tokenizer could be loaded from {path}: {said[:300]}", hint=_HINT) from problem
 
 
 def _of_folder(path: Path) -> Any:

@@ -106,7 +106,7 @@ def _read_tensors(path: Path) -> list[StoredTensor] | None:
 
     A Git LFS pointer stands for a file that was not fetched. KvplanError when the header is damaged.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # False for a name that no file can have, too
         return None
     with open_file(path, hint="download it again") as file:
         size = os.fstat(file.fileno()).st_size

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuzz.commands import run_command
+from fuzz.commands import SECONDS_PER_CASE, run_command
 from fuzz.harness import Target
 from fuzz.mutations import deep_json, mutate_bytes, mutate_json
 from kvplan.catalog.models import profiles
@@ -37,7 +37,7 @@ def open_target() -> Iterator[Target[_Case]]:
             path.write_bytes(case.content)
             return f"{case.words[0]} {run_command((case.words[0], str(path), *case.words[1:]))}"
 
-        yield Target(lambda rng: _make_case(texts, rng), try_case)
+        yield Target(lambda rng: _make_case(texts, rng), try_case, seconds_per_case=SECONDS_PER_CASE)
 
 
 def _make_case(texts: list[str], rng: random.Random) -> _Case:

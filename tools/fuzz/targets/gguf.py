@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuzz.commands import run_command
+from fuzz.commands import SECONDS_PER_CASE, run_command
 from fuzz.engine_loading import load_by_the_engine
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes
@@ -61,7 +61,7 @@ def open_target() -> Iterator[Target[bytes]]:
             planned = _read_by_the_planner(path, whole=random.Random(len(case)).random() < 0.2)
             return f"planner {planned}, engine {load_by_the_engine(path, 'gguf')}"
 
-        yield Target(lambda rng: _make_case(whole, rng), try_case)
+        yield Target(lambda rng: _make_case(whole, rng), try_case, seconds_per_case=SECONDS_PER_CASE)
 
 
 def _read_by_the_planner(path: Path, *, whole: bool) -> str:
@@ -181,7 +181,7 @@ def _odd_tensor(tensor: _Tensor, rng: random.Random) -> _Tensor:
         return tensor._replace(kind=rng.choice((*range(42), 99, 2**31)))
     if kind < 0.45:
         return tensor._replace(name=rng.choice(("", "rope_freqs.weight", "output.weight", tensor.name + "x")))
-    if kind < 0.6:
+    if kind < 0.6 or not tensor.shape:
         return tensor._replace(shape=rng.choice(((), tensor.shape[:1], (*tensor.shape, 1), (*tensor.shape, 1, 1, 1))))
     shape = list(tensor.shape)
     shape[rng.randrange(len(shape))] = rng.choice(_ODD_COUNTS)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz.commands import run_command
+from fuzz.commands import SECONDS_PER_CASE, run_command
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes
 
@@ -43,7 +43,7 @@ def open_target() -> Iterator[Target[_Case]]:
             path.write_bytes(case.content)
             return run_command(("explain", str(path), *case.words))
 
-        yield Target(lambda rng: _make_case(logs, lines, rng), try_case)
+        yield Target(lambda rng: _make_case(logs, lines, rng), try_case, seconds_per_case=SECONDS_PER_CASE)
 
 
 def _make_case(logs: list[str], lines: list[str], rng: random.Random) -> _Case:

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fuzz.commands import run_command
+from fuzz.commands import SECONDS_PER_CASE, run_command
 from fuzz.engine_loading import load_by_the_engine
 from fuzz.harness import Target
 from fuzz.mutations import deep_json, mutate_bytes, mutate_json
@@ -50,7 +50,7 @@ def open_target() -> Iterator[Target[_Files]]:
             size = sum(map(len, case.values()))
             return f"planner {_read_by_the_planner(folder, size)}, engine {load_by_the_engine(folder, 'safetensors')}"
 
-        yield Target(_make_case, try_case)
+        yield Target(_make_case, try_case, seconds_per_case=SECONDS_PER_CASE)
 
 
 def _read_by_the_planner(folder: Path, size: int) -> str:
