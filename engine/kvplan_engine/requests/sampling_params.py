@@ -19,10 +19,11 @@ class SamplingParams:
     """One request's sampling settings. ``temperature=0`` is greedy.
 
     n: parallel samples of one prompt. top_k=0 (or -1) and top_p=1.0 keep the whole vocabulary. min_p: drop tokens less
-    likely than ``min_p`` times the likeliest. seed: makes this request's tokens independent of what else is in the
-    batch. logprobs: how many alternatives to report per token; prompt_logprobs: the same for the tokens of the prompt,
-    which is then computed as a whole, cached or not. Penalties are OpenAI's (presence and frequency, over
-    generated tokens) and Hugging Face's (repetition, over prompt and generated tokens).
+    likely than ``min_p`` times the likeliest. seed: makes this request's draws independent of what else is in the
+    batch; in 16 bits the logits that they are drawn from depend on the pieces in which a prompt is computed. logprobs:
+    how many alternatives to report per token; prompt_logprobs: the same for the tokens of the prompt, which is then
+    computed as a whole, cached or not. Penalties are OpenAI's (presence and frequency, over generated tokens) and
+    Hugging Face's (repetition, over prompt and generated tokens).
     EngineError when a value is out of range, or of another type.
     """
 

@@ -2,7 +2,7 @@
 
 Order of the steps, as in vLLM: log-probabilities of the raw logits (if requested), minimum length and bias, penalties,
 temperature, min-p, top-k, top-p, draw. A draw is a function of (seed, sample, position) and the logits, so a request
-with a seed gets the same tokens whatever else runs, and again after a preemption.
+with a seed gets the same tokens from the same logits, whatever else runs, and again after a preemption.
 """
 
 from __future__ import annotations
