@@ -143,7 +143,7 @@ class LLM:
                 raise EngineError(f"the text of a prompt must be a text, got {type(text).__name__}.")
             if prompt.get("prompt_token_ids") is not None:
                 return list(checked_token_ids("prompt_token_ids", prompt["prompt_token_ids"])), text
-            prompt = text
+            prompt = text if text is not None else prompt
         if not isinstance(prompt, str):
             raise EngineError(
                 f"a prompt must be a text or {{'prompt_token_ids': [...]}}, got {type(prompt).__name__}.",
