@@ -1,4 +1,4 @@
-"""What docs/engine.md promises of the same request again: in 16 bits where its prompt is computed in the same pieces."""
+"""What docs/engine.md promises of the same request again: in 16 bits if its prompt is computed in the same pieces."""
 
 from __future__ import annotations
 
