@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +145,16 @@ def test_nothing_but_the_standard_library_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_of_the_page_runs(number: int) -> None:
+    exec(compile(EXAMPLES[number], f"docs/python.md, example {number + 1}", "exec"), {})
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 4

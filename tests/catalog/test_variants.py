@@ -117,7 +117,7 @@ def test_what_is_not_certain_stays_unknown(name: str) -> None:
 
 
 def test_near_names_are_suggested_for_ids_too() -> None:
-    with pytest.raises(KvplanError, match="cannot be reached") as caught:
+    with pytest.raises(KvplanError, match="is unreachable") as caught:
         resolve_model("moonshotai/Kimi-K2.6")
     assert "kimi-k2.6-nvfp4" in (caught.value.hint or "")
 
