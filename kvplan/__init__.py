@@ -15,7 +15,7 @@ catalog             models, GPUs and engine releases
 machine, workload   what this host is; requests and arrivals
 workers, metrics    worker processes and their messages; what engines' metrics pages say
 settings            every knob of a deployment, declared once
-files               files that a user names: regular, bounded, as text or JSON
+files, foreign_text  files that a user names: regular, bounded, as text or JSON; what others wrote, made safe to print
 units, paths, errors  amounts as text, where data lies, the one error a user sees
 
 Rooms only import rooms below them: the order is in pyproject.toml.
