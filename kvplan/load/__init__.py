@@ -16,5 +16,6 @@ and the client is watched as closely as the server: a client that was the limit 
     tolerance  how many requests may fail
     rows       a run as a row of a run directory
     summary    summary.json and the keys of ``vllm bench serve``
+    tolerance  how many requests may fail, and why those that did have
     session    all runs of a load, or of a search, into a run directory
 """

@@ -51,7 +51,10 @@ class FileRequest:
 
 def read_workload_file(path: Path, most_requests: int) -> list[FileRequest]:
     """The first ``most_requests`` usable requests of the file. KvplanError names the file and the place."""
-    text = read_text(path, _MOST_BYTES, hint=_HINT)
+    try:
+        text = read_text(path, _MOST_BYTES)
+    except KvplanError as error:
+        raise KvplanError(f"The workload file cannot be read: {error.message}", hint=_HINT) from error
     requests = _from_csv(path, text) if path.suffix.lower() == ".csv" else _from_json(path, text)
     if not requests:
         raise KvplanError(f"The workload file {path} contains no request.", hint=_HINT)

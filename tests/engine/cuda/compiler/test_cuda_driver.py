@@ -395,5 +395,7 @@ def test_nvrtc_of_torchs_cuda_is_tried_first(monkeypatch: pytest.MonkeyPatch, tm
     assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(13)] == [newer, older, newer, older]
     assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(12)] == [older, newer, older, newer]
     assert cuda_nvrtc.nvrtc_candidates(12)[2:] == [older, newer], "last by name, for the system's loader to find"
+    # By those names the loader also finds what this process has loaded already.
+    monkeypatch.setattr(cuda_nvrtc, "_PLAIN_NAMES", ("libnvrtc.so.of-nobody",))
     with pytest.raises(CudaKernelError, match="no libnvrtc found"):
         cuda_nvrtc.load_nvrtc(12)
