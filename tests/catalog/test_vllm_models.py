@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.catalog.vllm_models import has_class, service_note
 from kvplan.cli import main
 
-NOTE = "vLLM 0.33.0 no longer serves MPTForCausalLM; the last release that does is 0.28.0 (--engine vllm@0.28.0)."
+LAST = "the last release that does is 0.28.0 (--engine vllm@0.28.0)."
+NOTE = f"vLLM {latest_vllm()} no longer serves MPTForCausalLM; {LAST}"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.cli import main
 
 
@@ -164,7 +165,10 @@ def test_fp8_named_for_a_checkpoint_in_fp8_blocks_is_its_own_format(capsys):
 def test_a_version_newer_than_the_newest_known_is_a_note(capsys):
     assert main(["estimate", "gpt2", "--gpu", "l4", "--engine", "vllm@0.99"]) == 0
     captured = capsys.readouterr()
-    assert "vllm@0.33.0" in captured.out and "note: vLLM 0.99 is newer than the newest release known" in captured.err
+    assert (
+        f"vllm@{latest_vllm()}" in captured.out
+        and "note: vLLM 0.99 is newer than the newest release known" in captured.err
+    )
 
 
 @pytest.mark.parametrize("option", ["--gpu", "--ctx", "--quantization", "--kv-cache-dtype"])

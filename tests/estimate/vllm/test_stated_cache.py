@@ -11,6 +11,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.estimating.answer import Estimate, EstimateRequest, make_estimate
@@ -96,7 +97,9 @@ def test_scales_made_while_serving_are_not_those_of_a_checkpoint() -> None:
 
 
 def test_the_answer_says_whose_choice_it_is() -> None:
-    taken = "kv_cache_dtype fp8: vLLM 0.33.0 takes it from the checkpoint; --kv-cache-dtype bfloat16 keeps keys"
+    taken = (
+        f"kv_cache_dtype fp8: vLLM {latest_vllm()} takes it from the checkpoint; --kv-cache-dtype bfloat16 keeps keys"
+    )
     offered = "The checkpoint has scales for an fp8 KV cache: --kv-cache-dtype fp8 uses them."
     assert any(note.startswith(taken) for note in estimate("kimi-k2.5-nvfp4", "vllm").assumptions)
     assert offered in estimate("kimi-k2.5-nvfp4", "vllm@0.13.0").assumptions
