@@ -11,7 +11,7 @@ calibrate           speeds fitted to measured rows
 planner, explaining from a load to deployments; from a start-up log to what to change
 sweeps, reports     running trials; plots, tables and pages of their rows
 runs                a run directory and its rows
-estimating          memory and speed by formula
+estimate            memory and speed by formula
 catalog             models, GPUs and engine releases
 machine, workload   what this host is; requests and arrivals
 workers, metrics    worker processes and their messages; what engines' metrics pages say

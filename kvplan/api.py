@@ -31,12 +31,12 @@ from kvplan.commands.printing.known import print_gpus, print_models
 from kvplan.commands.printing.plans import nothing_serves, print_plan
 from kvplan.commands.printing.render import OutputFormat, captured
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.answer import Estimate as EstimateAnswer
-from kvplan.estimating.deployments import Deployment as SizedDeployment
-from kvplan.estimating.document import estimate_document
-from kvplan.estimating.known_models import SCHEMA as MODELS_SCHEMA
-from kvplan.estimating.known_models import KnownModel, known_models
-from kvplan.estimating.question import Question, answer_question, notes_on, with_kernels
+from kvplan.estimate.answer import Estimate as EstimateAnswer
+from kvplan.estimate.deployments import Deployment as SizedDeployment
+from kvplan.estimate.document import estimate_document
+from kvplan.estimate.known_models import SCHEMA as MODELS_SCHEMA
+from kvplan.estimate.known_models import KnownModel, known_models
+from kvplan.estimate.question import Question, answer_question, notes_on, with_kernels
 from kvplan.explaining.document import explanation_document
 from kvplan.explaining.explanation import Explanation as LogAccount
 from kvplan.explaining.explanation import explain_log

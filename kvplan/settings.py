@@ -56,14 +56,14 @@ BATCH_PANEL: Final = "Batch"
 SPECULATION_PANEL: Final = "Speculative decoding"
 
 WEIGHT_FORMATS: Final = ("fp8", "fp8-block", "int8", "awq", "gptq", "int4", "mxfp4", "nvfp4", "bitsandbytes")
-"""What --quantization makes of weights that are published plain; the recipes are in kvplan/estimating/weights.py."""
+"""What --quantization makes of weights that are published plain; the recipes are in kvplan/estimate/weights.py."""
 MADE_WHILE_LOADING: Final = ("fp8", "bitsandbytes")
 """Formats that vLLM makes itself from weights that are published plain; for any other it needs a checkpoint."""
 GROUPED_FORMATS: Final = ("awq", "gptq", "int4")
 """Those whose group may have another size: MXFP4's, NVFP4's and bitsandbytes' are fixed."""
 GROUP_SIZES: Final = (-1, 32, 64, 128)
 """What vLLM's Marlin kernels take: MARLIN_SUPPORTED_GROUP_SIZES of vLLM 0.32, in
-vllm/model_executor/layers/quantization/utils/marlin_utils.py. estimating/vllm/division.py: which widths they divide."""
+vllm/model_executor/layers/quantization/utils/marlin_utils.py. estimate/vllm/division.py: which widths they divide."""
 
 _OWN_OPTIONS: Final = {"device_memory_bytes": "--device-memory"}
 """Settings that vLLM has no option for, where the option is not the name: the unit stands in the value."""

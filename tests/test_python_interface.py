@@ -128,6 +128,14 @@ def test_models_and_gpus_are_the_commands(capsys: pytest.CaptureFixture[str]) ->
     assert kvplan.gpus("h100")[0].memory_bytes > 0
 
 
+def test_the_room_of_estimates_is_the_function_too() -> None:
+    from kvplan.estimate.answer import make_estimate
+
+    assert callable(make_estimate)
+    assert callable(kvplan.estimate)
+    assert kvplan.estimate("gpt2", gpu="l4").model == "openai-community/gpt2"
+
+
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(UsageError, match="no setting 'gpu_mem'"):
         kvplan.estimate("gpt2", gpu_mem=0.9)

@@ -30,8 +30,8 @@ from fit_kernel_speeds import SYSTEMS  # noqa: E402
 from kernel_speeds.models import FORMATS, SampledModel  # noqa: E402
 from kernel_speeds.sampling import _path as config_folder  # noqa: E402
 from kvplan.catalog.devices.measured import load_measured  # noqa: E402
-from kvplan.estimating.speed.queueing.figures import quantile  # noqa: E402
-from kvplan.estimating.speed.queueing.play import play  # noqa: E402
+from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
+from kvplan.estimate.speed.queueing.play import play  # noqa: E402
 from kvplan.planner.choices.trial import Trial, capacity_of, speed_model  # noqa: E402
 from published_speeds.models import model_kind  # noqa: E402
 from published_speeds.playing import engine_rules, played_load, pool_tokens  # noqa: E402

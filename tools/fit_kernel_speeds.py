@@ -38,7 +38,7 @@ from kernel_speeds.models import FORMATS, MODELS  # noqa: E402
 from kernel_speeds.sampling import sample  # noqa: E402
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu  # noqa: E402
 from kvplan.catalog.devices.kernel_tables import FOLDER, SCHEMA  # noqa: E402
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed  # noqa: E402
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed  # noqa: E402
 
 SYSTEMS = {
     "a100-80gb-sxm": "a100_sxm",

@@ -26,10 +26,10 @@ sys.path[:0] = [str(ROOT)]
 from kvplan.calibrate.peaks import expected_speed  # noqa: E402
 from kvplan.calibrate.scoring import fit_trials  # noqa: E402
 from kvplan.calibrate.trials import MeasuredTrial, TrialSet, read_trial_sets  # noqa: E402
-from kvplan.estimating.speed.queueing.figures import Distribution, PlayedRequest, played_figures  # noqa: E402
-from kvplan.estimating.speed.simulation.batching import simulate_requests  # noqa: E402
-from kvplan.estimating.speed.simulation.interface import Simulation  # noqa: E402
-from kvplan.estimating.speed.steps.step_time import Speed, StepTimes  # noqa: E402
+from kvplan.estimate.speed.queueing.figures import Distribution, PlayedRequest, played_figures  # noqa: E402
+from kvplan.estimate.speed.simulation.batching import simulate_requests  # noqa: E402
+from kvplan.estimate.speed.simulation.interface import Simulation  # noqa: E402
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes  # noqa: E402
 
 MOST_OTHER_CPU_PCT: Final = 10
 """A trial during which other processes used more of the CPU than this is left out, here and of the fit."""

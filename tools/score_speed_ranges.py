@@ -32,7 +32,7 @@ from kvplan.calibrate.scoring import FIGURES, conformal_quantile, score_trials  
 from kvplan.calibrate.trials import TrialSet, read_trial_sets  # noqa: E402
 from kvplan.catalog.devices.measured import MeasuredProfile, read_measured  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
-from kvplan.estimating.speed.steps.clocks import ANOTHER_RUN, DeviceSpeed  # noqa: E402
+from kvplan.estimate.speed.steps.clocks import ANOTHER_RUN, DeviceSpeed  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)

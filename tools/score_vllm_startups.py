@@ -28,8 +28,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from kvplan.catalog.releases.vllm import is_modified_build, vllm_release  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
-from kvplan.estimating.speed.queueing.figures import quantile  # noqa: E402
-from kvplan.estimating.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
+from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
+from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
 from startup_ranges import print_ranges  # noqa: E402
 from startup_rows import (  # noqa: E402

@@ -1,6 +1,6 @@
 """The 90 % interval around vLLM's KV pool: fitted to the collected start-ups, and checked on sources held out.
 
-``python tools/score_vllm_startups.py --ranges`` prints the result. What is fitted, estimating/vllm/ranges.py
+``python tools/score_vllm_startups.py --ranges`` prints the result. What is fitted, estimate/vllm/ranges.py
 ships (``SPREADS``, ``FACTOR``); tests/estimate/vllm/test_ranges.py compares them.
 
 A start-up tells up to four differences: of the weights, the activation peak and the graphs where its log prints them,
@@ -24,8 +24,8 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import is_modified_build
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.vllm.prediction import RankMemory, VllmPrediction, predict_vllm
-from kvplan.estimating.vllm.ranges import SHIPPED, SPREADS, Cause, RangeModel, kv_range, range_amounts
+from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.ranges import SHIPPED, SPREADS, Cause, RangeModel, kv_range, range_amounts
 from kvplan.units import GIB
 from startup_rows import Row, is_campaign, number, row_gpu, row_settings, row_source, row_spec, row_version
 

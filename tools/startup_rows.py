@@ -17,7 +17,7 @@ from kvplan.catalog.models import find_profile, profiles, read_profile
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.weights import NAMED_FORMATS
+from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 

@@ -19,8 +19,8 @@ from kvplan.bench.protocol import Message
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.dtypes import serving_dtype
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.weights import size_weights
 from kvplan.machine.device import Device, detect_device
 from kvplan.machine.opened_device import AskDevice
 from kvplan.sweeps.worker.asking import ask_own_worker

@@ -21,7 +21,7 @@ from kvplan.calibrate.scoring import (
 from kvplan.calibrate.trials import DeviceIdentity, MeasuredTrial, TrialSet, read_trial_sets
 from kvplan.catalog.devices.measured import SCHEMA, HeldOutError, own_folder
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.steps.step_time import SPEED_UNITS, Speed
+from kvplan.estimate.speed.steps.step_time import SPEED_UNITS, Speed
 from kvplan.runs.storage.files import write_whole
 from kvplan.sweeps.engine_names import OWN_ENGINE
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from kvplan.calibrate.peaks import PeakShare
-from kvplan.estimating.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.step_time import Speed
 
 _LABELS: Final = {
     "step_seconds": "overhead per step",

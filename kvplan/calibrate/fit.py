@@ -24,7 +24,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.step_time import Speed
 
 # Logarithms of the factors by which a coefficient may plausibly differ from what is expected.
 SPREADS: Final = {

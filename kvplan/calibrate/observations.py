@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan.calibrate.trials import MeasuredTrial
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.interface import Simulation
-from kvplan.estimating.speed.steps.step_time import Speed, StepShape
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.interface import Simulation
+from kvplan.estimate.speed.steps.step_time import Speed, StepShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import UsageError
-from kvplan.estimating.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.step_time import Speed
 from kvplan.machine.host import cpu_name, usable_cores
 from kvplan.sweeps.forecast.step_cost import guess_speed
 

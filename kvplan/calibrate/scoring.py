@@ -15,9 +15,9 @@ from kvplan.calibrate.observations import observe
 from kvplan.calibrate.trials import MeasuredTrial
 from kvplan.catalog.devices.measured import HeldOutError
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.figures import simulated_figures
-from kvplan.estimating.speed.steps.step_time import Speed, StepTimes
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.figures import simulated_figures
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes
 
 FIGURES: Final = ("output_throughput", "tpot", "ttft")
 LEAST_SETTINGS: Final = 6

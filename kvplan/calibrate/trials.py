@@ -14,11 +14,11 @@ from typing import Final
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.dtypes import cache_dtype, element_bytes
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.kvplan.layout import plan_layout
-from kvplan.estimating.speed.simulation.interface import BatchLimits
-from kvplan.estimating.speed.steps.step_time import StepShape, step_shape
+from kvplan.estimate.dtypes import cache_dtype, element_bytes
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.kvplan.layout import plan_layout
+from kvplan.estimate.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.steps.step_time import StepShape, step_shape
 from kvplan.machine.host import usable_cores
 from kvplan.runs.answers.outliers import NOISY_CPU_PCT
 from kvplan.runs.columns import Row

@@ -1,4 +1,4 @@
-"""``kvplan estimate``: parse, ask, print. The arithmetic is in kvplan.estimating."""
+"""``kvplan estimate``: parse, ask, print. The arithmetic is in kvplan.estimate."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from kvplan.commands.options.shared import (
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.question import answer_question, notes_on, with_kernels
-from kvplan.estimating.ways_to_fit import Asked, ways_to_fit
-from kvplan.estimating.weights import NAMED_FORMATS
+from kvplan.estimate.question import answer_question, notes_on, with_kernels
+from kvplan.estimate.ways_to_fit import Asked, ways_to_fit
+from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.setting_values import split_list
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, SPECULATION_PANEL, ServingSettings
 
@@ -180,7 +180,7 @@ def estimate(
         raise _nothing_fits(misses)
     if plot is not None:
         need_extra("estimate --plot", "report")
-        from kvplan.estimating.picture import draw_estimates
+        from kvplan.estimate.picture import draw_estimates
 
         draw_estimates(answers, plot)
 

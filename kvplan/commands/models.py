@@ -16,7 +16,7 @@ from kvplan.commands.printing.render import (
     print_markdown,
     print_notes,
 )
-from kvplan.estimating.known_models import known_models
+from kvplan.estimate.known_models import known_models
 
 
 def models(

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.progress import progress_to
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.kv_cache import CacheSettings, components_of
+from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.load.client.body import RequestForm
 from kvplan.load.run import run_load
 from kvplan.load.sending import run_on_loop

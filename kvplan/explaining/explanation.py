@@ -9,10 +9,10 @@ from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
 from kvplan.catalog.releases.vllm import is_modified_build, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.answer import with_quantization
-from kvplan.estimating.kv_cache import KvCacheSize
-from kvplan.estimating.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang, sglang_cache_dtype
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.answer import with_quantization
+from kvplan.estimate.kv_cache import KvCacheSize
+from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang, sglang_cache_dtype
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.ways_out import Change, in_words_of, ways_out

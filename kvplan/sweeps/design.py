@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
-from kvplan.estimating.kvplan.memory import EnginePrediction
+from kvplan.estimate.kvplan.memory import EnginePrediction
 from kvplan.runs.trials import LoadKey, Trial, TrialSettings
 from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
 from kvplan.sweeps.forecast.prediction import Predictor

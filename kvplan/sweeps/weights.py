@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.adapters import engine_slot_bytes
-from kvplan.estimating.weights import check_group_size
+from kvplan.estimate.adapters import engine_slot_bytes
+from kvplan.estimate.weights import check_group_size
 from kvplan.settings import ServingSettings
 from kvplan.sweeps.axes import AxisValue
 from kvplan.sweeps.options import SweepOptions

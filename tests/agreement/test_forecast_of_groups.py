@@ -9,10 +9,10 @@ import pytest
 from small_configs import small_configs
 
 from kvplan.catalog.reader import read_config
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.interface import BatchLimits
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.settings import ServingSettings
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan.workload.requests import RequestSpec, prompt_token_ids

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvplan.catalog.models import profile_names, resolve_model
-from kvplan.estimating.kvplan.held_weights import held_weight_bytes
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.paths import profiles_dir
 from kvplan_engine import EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config

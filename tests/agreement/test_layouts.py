@@ -9,9 +9,9 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.kvplan.layout import KvLayout
-from kvplan.estimating.kvplan.layout import plan_layout as planned_layout
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.kvplan.layout import KvLayout
+from kvplan.estimate.kvplan.layout import plan_layout as planned_layout
 from kvplan.paths import profiles_dir
 from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.blocks.layout import KvLayout as EngineLayout

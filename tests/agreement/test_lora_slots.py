@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.models import profiles, resolve_model
-from kvplan.estimating.adapters import engine_slot_bytes
+from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.settings import ServingSettings
 from kvplan_engine.adapters.sites import slot_bytes
 from kvplan_engine.checkpoints.config_json import load_model_config

@@ -14,8 +14,8 @@ from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.models import find_profile, profile_names
 from kvplan.catalog.reader import read_config
 from kvplan.errors import KvplanError
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice, engine_dtype
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
 from kvplan.settings import ServingSettings
 from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES

@@ -6,8 +6,8 @@ import pytest
 from engine_account import engine_outcome
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import EngineConfig
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kvplan.catalog.models import profile_names, resolve_model
 from kvplan.catalog.spec import MoeFeedForward
 from kvplan.errors import KvplanError
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 from kvplan_engine import Engine, EngineConfig, EngineError

@@ -8,8 +8,8 @@ import pytest
 from small_configs import small_configs
 
 from kvplan.catalog.reader import read_config
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, SamplingParams
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.interface import BatchLimits, Simulation
-from kvplan.estimating.speed.steps.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.interface import BatchLimits, Simulation
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
 from kvplan.runs.rows import empty_row
 from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
 from kvplan.workload.lengths import Lengths

@@ -21,7 +21,7 @@ from kvplan.calibrate.scoring import repetition_spread_pct, score_trials, split_
 from kvplan.calibrate.trials import read_trial_sets
 from kvplan.catalog.devices.measured import COEFFICIENTS, HeldOutError
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.steps.step_time import Speed, StepTimes
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes
 
 
 def assert_close(found: Speed, truth: Speed, tolerance: float) -> None:

@@ -16,14 +16,14 @@ from kvplan.catalog.devices.measured import load_measured, read_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import SpeedModel
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.figures import simulated_figures
-from kvplan.estimating.speed.simulation.interface import BatchLimits
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.step_time import Speed, StepTimes, step_shape
-from kvplan.estimating.speed.steps.work import model_work
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.figures import simulated_figures
+from kvplan.estimate.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.speed.steps.work import model_work
 from kvplan.machine.host import cpu_name
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan

@@ -25,8 +25,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.speed.simulation.figures import tpot_seconds, ttft_seconds
-from kvplan.estimating.speed.steps.step_time import Speed
+from kvplan.estimate.speed.simulation.figures import tpot_seconds, ttft_seconds
+from kvplan.estimate.speed.steps.step_time import Speed
 from kvplan.machine.device import Device
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.prediction import Predictor

@@ -17,12 +17,12 @@ from kvplan.calibrate.trials import read_trial_sets
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import HeldOutError
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import SpeedModel
-from kvplan.estimating.speed.steps.clocks import ANOTHER_RUN, DeviceSpeed
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import model_work
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.steps.clocks import ANOTHER_RUN, DeviceSpeed
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import model_work
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import WorkloadSpec
 

@@ -14,7 +14,7 @@ from kvplan.catalog.checkpoint.naming import layers_named, place_of
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.weights import extra_bytes, size_weights
+from kvplan.estimate.weights import extra_bytes, size_weights
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
@@ -289,8 +289,8 @@ def test_parts_of_published_names(name: str, part: str) -> None:
 
 def test_the_source_stands_in_the_document(tmp_path: Path) -> None:
     """The note is one of the model's own, so every output has it; JSON says it in a key."""
-    from kvplan.estimating.answer import EstimateRequest, make_estimate
-    from kvplan.estimating.document import estimate_document
+    from kvplan.estimate.answer import EstimateRequest, make_estimate
+    from kvplan.estimate.document import estimate_document
 
     spec = read(write_checkpoint(tmp_path, LLAMA, llama_tensors(LLAMA)))
     document = json.loads(json.dumps(estimate_document(make_estimate(spec, EstimateRequest()))))

@@ -10,7 +10,7 @@ from checkpoints import Tensors, write_checkpoint
 from independent_count import CORRECTIONS, build_meta_model
 from kvplan.catalog.checkpoint.stored import count_stored
 from kvplan.catalog.models import find_profile, resolve_model
-from kvplan.estimating.vllm.stored import stored_scale
+from kvplan.estimate.vllm.stored import stored_scale
 
 NAMES = (
     *("gpt2", "opt-125m", "bloom", "falcon-7b", "phi-2", "mixtral-8x7b", "deepseek-v2-lite", "gemma-3-4b"),

@@ -9,7 +9,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import latest_vllm, version_note, vllm_release
 from kvplan.errors import UsageError
-from kvplan.estimating.answer import with_quantization
+from kvplan.estimate.answer import with_quantization
 from kvplan.settings import ServingSettings
 
 LLAMA = resolve_model("llama-3.1-8b")

@@ -12,7 +12,7 @@ import pytest
 from kvplan.catalog.gguf.header import BLOCK_SIZES, read_gguf_header
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError, UnknownArchitectureError
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.weights import size_weights
 
 HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, LAYERS = 64, 4, 2, 96, 128, 2
 

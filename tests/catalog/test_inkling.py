@@ -15,8 +15,8 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.vllm.groups import RequestShape, blocks_per_request, plan_blocks
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 
 _EVERY_SIXTH_FULL = [index for index in range(66) if (index + 1) % 6]
 

@@ -12,8 +12,8 @@ import pytest
 
 from kvplan.catalog.reader import read_config
 from kvplan.errors import KvplanError
-from kvplan.estimating.kv_cache import CacheSettings, size_sequence
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.weights import size_weights
 from unshipped_configs import GRANITE_MIXTURE, with_awq
 
 MODELS = Path(__file__).parents[2] / "profiles" / "models"

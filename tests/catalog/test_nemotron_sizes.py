@@ -6,7 +6,7 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.weights import size_weights
 
 
 def drafter_parameters(spec: ModelSpec) -> int:

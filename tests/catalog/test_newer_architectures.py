@@ -11,7 +11,7 @@ from kvplan.catalog.models import find_profile, read_profile, resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention, StateMixer
 from kvplan.catalog.tensors import count_elements
-from kvplan.estimating.weights import format_of, quantized_bytes
+from kvplan.estimate.weights import format_of, quantized_bytes
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,

@@ -14,9 +14,9 @@ from kept_elements import Kept, kept
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.work import model_work
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.work import model_work
+from kvplan.estimate.weights import size_weights
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,

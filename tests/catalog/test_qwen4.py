@@ -17,9 +17,9 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
-from kvplan.estimating.kv_cache import CacheSettings, layer_entries
-from kvplan.estimating.vllm.groups import BlockPlan, RequestShape, blocks_per_request, plan_blocks
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.kv_cache import CacheSettings, layer_entries
+from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, plan_blocks
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
 SMALL: dict[str, Any] = {

@@ -15,8 +15,8 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import SoftmaxAttention
 from kvplan.errors import KvplanError
-from kvplan.estimating.kv_cache import CacheSettings, layer_entries
-from kvplan.estimating.vllm.groups import RequestShape, blocks_per_request, plan_blocks
+from kvplan.estimate.kv_cache import CacheSettings, layer_entries
+from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SMALL: dict[str, Any] = {

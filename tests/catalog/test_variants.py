@@ -8,7 +8,7 @@ from kvplan.catalog import hub
 from kvplan.catalog.models import find_profile, profiles, read_profile, resolve_model
 from kvplan.catalog.variants import find_variant
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.weights import format_label
+from kvplan.estimate.weights import format_label
 
 PROFILES = tuple(profiles())
 PLAIN = None
@@ -133,7 +133,7 @@ def test_what_the_hub_says_comes_before_the_name(monkeypatch: pytest.MonkeyPatch
 
 def test_published_weights_agree_with_what_the_name_says() -> None:
     """Where both a plain and a quantized profile ship, the name's recipe comes within 2 % of the published one."""
-    from kvplan.estimating.weights import size_weights
+    from kvplan.estimate.weights import size_weights
 
     for name, profile in (("x/Qwen3-30B-A3B-FP8", "qwen3-30b-a3b-fp8"), ("x/Qwen3-32B-FP8", "qwen3-32b-fp8")):
         others = [each for each in PROFILES if each["name"] != profile]
@@ -147,7 +147,7 @@ def test_published_weights_agree_with_what_the_name_says() -> None:
 
 def test_metas_fp8_of_the_405b_keeps_its_attention_in_16_bits() -> None:
     """As in its maker's script; vllm issue 6746 counts 109 files: 4.5 GB each, where one byte a weight gave 3.8."""
-    from kvplan.estimating.weights import size_weights
+    from kvplan.estimate.weights import size_weights
 
     stored = size_weights(resolve_model("meta-llama/Llama-3.1-405B-Instruct-FP8"), "bfloat16")
     assert 440 < stored.total_bytes / 2**30 < 455

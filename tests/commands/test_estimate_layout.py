@@ -11,9 +11,9 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.printing.kv_layout import layout_lines
-from kvplan.estimating.deployments import place
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.kvplan.layout import plan_layout
+from kvplan.estimate.deployments import place
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.kvplan.layout import plan_layout
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 

@@ -17,7 +17,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimating.adapters import vllm_slot_bytes
+from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.settings import ServingSettings
 
 SIZES: dict[str, Any] = {

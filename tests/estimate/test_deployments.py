@@ -7,7 +7,7 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import ENGINES, EngineChoice
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.deployments import PLACED_BY, place
+from kvplan.estimate.deployments import PLACED_BY, place
 from kvplan.settings import ServingSettings
 
 

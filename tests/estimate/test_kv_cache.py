@@ -6,7 +6,7 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
-from kvplan.estimating.kv_cache import (
+from kvplan.estimate.kv_cache import (
     CacheSettings,
     components_of,
     pipeline_slices,

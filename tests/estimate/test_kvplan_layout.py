@@ -6,9 +6,9 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import CrossAttention, LayerSpec, Mixer, ModelSpec, SoftmaxAttention, StateMixer
-from kvplan.estimating.kv_cache import CacheSettings, size_sequence
-from kvplan.estimating.kv_groups import FULL, STATE, Kept, KvGroup
-from kvplan.estimating.kvplan.layout import KvLayout, plan_layout
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.kv_groups import FULL, STATE, Kept, KvGroup
+from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.paths import profiles_dir
 
 KIB = 1024

@@ -14,7 +14,7 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.llamacpp.options import settings_of, user_options
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.llamacpp import LlamaServerSettings, predict_llamacpp
+from kvplan.estimate.llamacpp import LlamaServerSettings, predict_llamacpp
 from kvplan.units import MIB
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_outputs" / "llamacpp"

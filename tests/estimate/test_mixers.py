@@ -12,15 +12,15 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import LayerSpec, SoftmaxAttention, SparseIndexer
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimating.kv_cache import CacheSettings, layer_entries
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
-from kvplan.estimating.mixers import activation_width, attention_spans, merged_spans, speed_caveats
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import prefill_seconds
-from kvplan.estimating.speed.steps.step_time import step_shape
-from kvplan.estimating.speed.steps.work import model_work
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.kv_cache import CacheSettings, layer_entries
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.estimate.mixers import activation_width, attention_spans, merged_spans, speed_caveats
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import prefill_seconds
+from kvplan.estimate.speed.steps.step_time import step_shape
+from kvplan.estimate.speed.steps.work import model_work
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 

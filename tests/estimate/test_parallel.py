@@ -8,13 +8,13 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
-from kvplan.estimating.deployments import place
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import ServingSpeed, SpeedModel
-from kvplan.estimating.speed.steps.collectives import bridge_note, link_between, ring_over
-from kvplan.estimating.speed.steps.work import kv_read_bytes, model_work
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.deployments import place
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
+from kvplan.estimate.speed.steps.collectives import bridge_note, link_between, ring_over
+from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 
 H200 = find_gpu("h200")

@@ -10,9 +10,9 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import UsageError
-from kvplan.estimating.kv_cache import CacheSettings, size_sequence
-from kvplan.estimating.sglang import predict_sglang
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.sglang import predict_sglang
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 
 SCALED = "int8_per_token_head"

@@ -9,8 +9,8 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
 from kvplan.errors import UsageError
-from kvplan.estimating.kv_cache import CacheSettings, size_sequence
-from kvplan.estimating.sequence_pages import vllm_pages
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.sequence_pages import vllm_pages
 
 CONTEXT = 32768
 GIB = 2**30

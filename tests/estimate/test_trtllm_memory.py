@@ -6,8 +6,8 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.sglang import CONTEXT_BYTES
-from kvplan.estimating.trtllm import DEFAULT_BLOCK, predict_trtllm
+from kvplan.estimate.sglang import CONTEXT_BYTES
+from kvplan.estimate.trtllm import DEFAULT_BLOCK, predict_trtllm
 from kvplan.settings import ServingSettings
 from kvplan.units import KIB
 

@@ -7,8 +7,8 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import QuantizationSpec
-from kvplan.estimating.answer import with_quantization
-from kvplan.estimating.weights import NAMED_FORMATS, format_of, quantized_bytes, size_weights
+from kvplan.estimate.answer import with_quantization
+from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes, size_weights
 from kvplan.settings import ServingSettings
 from unshipped_configs import with_awq
 

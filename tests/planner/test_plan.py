@@ -17,9 +17,9 @@ from kvplan.cli import main
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import SpeedModel, decode_step_seconds, prefill_seconds
-from kvplan.estimating.speed.steps.work import model_work
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import SpeedModel, decode_step_seconds, prefill_seconds
+from kvplan.estimate.speed.steps.work import model_work
 from kvplan.planner.answer.document import deployment_document, plan_document
 from kvplan.planner.answer.picture import concurrency_curve, memory_parts
 from kvplan.planner.choices.formats import weight_formats

@@ -9,7 +9,7 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
-from kvplan.estimating.adapters import vllm_slot_bytes
+from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.settings import ServingSettings
 
 

@@ -16,8 +16,8 @@ from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import UsageError
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import Range
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import Range
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
 from kvplan.planner.choices.load import share_within

@@ -12,8 +12,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.commands.printing.queues import server_text
-from kvplan.estimating.speed.queueing.front_end import VLLM_FRONT_END
-from kvplan.estimating.speed.queues import queues_document
+from kvplan.estimate.speed.queueing.front_end import VLLM_FRONT_END
+from kvplan.estimate.speed.queues import queues_document
 from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
 from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.question.request import ParallelSizes, PlanRequest

@@ -12,7 +12,7 @@ import pytest
 import compare_planners
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
-from kvplan.estimating.answer import EstimateRequest, make_estimate
+from kvplan.estimate.answer import EstimateRequest, make_estimate
 from peers import asking, comparison, judgements, questions, speed
 from peers.asking import PeerAnswer, PeerReply
 from peers.comparison import Compared, differences

@@ -14,8 +14,8 @@ import pytest
 import score_published_speeds
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.commands.printing.plans import UNSURE
-from kvplan.estimating.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
-from kvplan.estimating.speed.steps.host import IN_PROCESS
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
+from kvplan.estimate.speed.steps.host import IN_PROCESS
 from published_speeds.chats import answered_pairs, published_pairs, sampled_pairs
 from published_speeds.hindered import hindered_rows
 from published_speeds.playing import engine_rules, played_load

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimating.speed.steps.rank_step import LinkSpeed
+from kvplan.estimate.speed.steps.rank_step import LinkSpeed
 
 _SMALL_BYTES = 4 << 10
 _LARGE_BYTES = (256 << 10, 64 << 20)

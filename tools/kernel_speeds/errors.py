@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from kernel_speeds.fitting import Sampled, deviations
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 
 Error = dict[str, float]
 

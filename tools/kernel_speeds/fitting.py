@@ -15,11 +15,11 @@ from scipy.optimize import least_squares
 from kernel_speeds.sampling import Point
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.collectives import LinkEfficiency, collective_cost
-from kvplan.estimating.speed.steps.measured_clock import rank_step
-from kvplan.estimating.speed.steps.rank_step import (
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.collectives import LinkEfficiency, collective_cost
+from kvplan.estimate.speed.steps.measured_clock import rank_step
+from kvplan.estimate.speed.steps.rank_step import (
     ExpertSpeed,
     KernelSpeed,
     LatentSpeed,
@@ -27,10 +27,10 @@ from kvplan.estimating.speed.steps.rank_step import (
     RankStep,
     step_seconds,
 )
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, kv_read_bytes, model_work
-from kvplan.estimating.vllm.prediction import predict_vllm
-from kvplan.estimating.weights import named_format
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.weights import named_format
 from kvplan.settings import ServingSettings
 
 _NOISE = 0.05

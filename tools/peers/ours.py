@@ -10,7 +10,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimating.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
 from kvplan.settings import ServingSettings
 from peers.questions import (
     CONTEXT_TOKENS,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.dtypes import cache_dtype, serving_dtype
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import Range, decode_step_seconds, prefill_seconds
-from kvplan.estimating.speed.steps.work import kv_read_bytes, model_work
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.dtypes import cache_dtype, serving_dtype
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import Range, decode_step_seconds, prefill_seconds
+from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
+from kvplan.estimate.weights import size_weights
 from kvplan.settings import ServingSettings
 from peers.asking import ask
 from peers.questions import GPU, write_config

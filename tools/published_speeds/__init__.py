@@ -5,7 +5,7 @@ models        ids that no profile ships, by a shipped model of the same shape; k
 accelmark     what the suites of one source say that its rows do not: lengths, limits, numbers of requests
 settings      the deployment of a row: model, GPU, settings, engine
 chats         lengths of ShareGPT's prompts and answers
-playing       the load of a row and its engine's rules, as kvplan.estimating.speed.queueing plays them
+playing       the load of a row and its engine's rules, as kvplan.estimate.speed.queueing plays them
 predictions   what kvplan's planner answers to it
 hindered      rows that other rows of their source contradict
 intervals     intervals from those errors, held out by source

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.estimating.speed.queueing.loads import Lengths, Quantiles
+from kvplan.estimate.speed.queueing.loads import Lengths, Quantiles
 from published_speeds.rows import PublishedRow
 
 SOURCE: Final = "accelmark"

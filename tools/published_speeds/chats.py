@@ -23,7 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from kvplan.estimating.speed.queueing.loads import PlayedLoad
+from kvplan.estimate.speed.queueing.loads import PlayedLoad
 
 _FILE: Final = Path(__file__).parent / "sharegpt.csv"
 _LEAST: Final = 4

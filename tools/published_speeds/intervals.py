@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from kvplan.catalog.published_errors import SCHEMA, ErrorGroup, ErrorInterval, FigureName, PublishedErrors
-from kvplan.estimating.speed.queueing.figures import quantile
+from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.predictions import Figure
 from published_speeds.scores import FIGURES, Compared, RowScore
 

@@ -10,18 +10,18 @@ from typing import Final
 from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
-from kvplan.estimating.sglang import predict_sglang
-from kvplan.estimating.speed.queueing.front_end import NO_FRONT_END
-from kvplan.estimating.speed.queueing.loads import Lengths, PlayedLoad
-from kvplan.estimating.speed.queueing.rules import (
+from kvplan.estimate.sglang import predict_sglang
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
+from kvplan.estimate.speed.queueing.rules import (
     SGLANG_MOST_RUNNING,
     SchedulingRules,
     sglang_rules,
     trtllm_rules,
     vllm_rules,
 )
-from kvplan.estimating.trtllm import predict_trtllm
-from kvplan.estimating.vllm.prediction import VllmPrediction
+from kvplan.estimate.trtllm import predict_trtllm
+from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.units import GIB
 from published_speeds.accelmark import SOURCE as ACCELMARK
 from published_speeds.accelmark import streams_late, suite_of

@@ -9,10 +9,10 @@ from typing import Final
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.published_errors import FigureName, combination, error_group, published_errors
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.speed.queueing.figures import PlayedFigures
-from kvplan.estimating.speed.queueing.play import play
-from kvplan.estimating.vllm.memo import Memo
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.vllm.memo import Memo
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.planner.choices.trial import Trial, capacity_of, speed_model
 from published_speeds.models import model_kind
 from published_speeds.playing import engine_rules, played_load, pool_tokens

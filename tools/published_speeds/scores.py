@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.published_errors import ErrorGroup, combination, error_group
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.queueing.figures import quantile
+from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.models import model_kind
 from published_speeds.predictions import Figure, predict
 from published_speeds.rows import PublishedRow

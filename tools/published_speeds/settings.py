@@ -12,8 +12,8 @@ from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.host import IN_PROCESS
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.host import IN_PROCESS
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import WeightFormat, weight_formats
 from kvplan.planner.question.request import PlanRequest, Workload

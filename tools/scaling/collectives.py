@@ -7,9 +7,9 @@ from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.estimating.speed.steps.clocks import BEST, USUAL
-from kvplan.estimating.speed.steps.collectives import LinkEfficiency, ring_over
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.clocks import BEST, USUAL
+from kvplan.estimate.speed.steps.collectives import LinkEfficiency, ring_over
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 
 _LARGE: Final = 1 << 30
 

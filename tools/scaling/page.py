@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.estimating.speed.queueing.front_end import VLLM_FRONT_END
+from kvplan.estimate.speed.queueing.front_end import VLLM_FRONT_END
 from scaling.collectives import PUBLISHED, modelled
 from scaling.paper import ANSWER_TOKENS, PROMPT_TOKENS, USERS_PER_GPU, PaperPoint, paper_points
 from scaling.published import Series, median_error, published_series

@@ -11,11 +11,11 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.queueing.loads import Lengths, PlayedLoad
-from kvplan.estimating.speed.queueing.play import play
-from kvplan.estimating.speed.queueing.rules import vllm_rules
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import vllm_rules
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import weight_formats
 from kvplan.planner.choices.trial import Trial, capacity_of, speed_model

@@ -15,12 +15,12 @@ from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.dtypes import serving_dtype
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.simulation.interface import BatchLimits
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed
-from kvplan.estimating.speed.steps.work import ModelWork, kv_read_bytes, model_work
-from kvplan.estimating.vllm.prediction import VllmPrediction, cache_settings, predict_vllm
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.vllm.prediction import VllmPrediction, cache_settings, predict_vllm
 from kvplan.machine.host import cpu_name, usable_cores
 from kvplan.settings import ServingSettings
 from kvplan.sweeps.engine_names import OTHER_ENGINES, OWN_ENGINE

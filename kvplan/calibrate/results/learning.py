@@ -15,7 +15,7 @@ from kvplan.calibrate.results.observing import RankObservation, ServedResult, Ti
 from kvplan.calibrate.scoring import FIGURES, summarize_errors
 from kvplan.catalog.devices.measured import HeldOutError
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.step_time import Speed
 
 _LEAST_NOISE: Final = 0.03
 """Another run of the same load: a few per cent, however well few results are fitted."""

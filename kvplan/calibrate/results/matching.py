@@ -13,7 +13,7 @@ from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 from kvplan.workload.requests import RequestSpec
 
 

@@ -14,11 +14,11 @@ from kvplan.calibrate.observations import Loads, figure_rows, loads_of
 from kvplan.calibrate.results.deployment import Deployed
 from kvplan.calibrate.results.outcome import BatchResult, LoadResult
 from kvplan.calibrate.results.ranks import exchange_seconds, rank_clock, rank_seconds, rank_steps
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.figures import SimulatedFigures, simulated_figures
-from kvplan.estimating.speed.simulation.interface import Simulation
-from kvplan.estimating.speed.steps.rank_step import RankStep
-from kvplan.estimating.speed.steps.step_time import Speed
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.figures import SimulatedFigures, simulated_figures
+from kvplan.estimate.speed.simulation.interface import Simulation
+from kvplan.estimate.speed.steps.rank_step import RankStep
+from kvplan.estimate.speed.steps.step_time import Speed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.calibrate.results.deployment import Deployed
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 from kvplan.sweeps.forecast.step_cost import guess_speed
 
 

@@ -12,7 +12,7 @@ from kvplan.calibrate.results.calibration import ResultCalibration
 from kvplan.calibrate.results.matching import Matched
 from kvplan.calibrate.results.readers.fields import LARGEST_RESULT_BYTES
 from kvplan.catalog.devices.measured import SCHEMA
-from kvplan.estimating.speed.steps.step_time import SPEED_UNITS
+from kvplan.estimate.speed.steps.step_time import SPEED_UNITS
 from kvplan.files import read_bytes
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from kvplan.calibrate.observations import Loads
 from kvplan.calibrate.results.deployment import Deployed
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.collectives import collective_cost
-from kvplan.estimating.speed.steps.measured_clock import MeasuredClock, link_efficiency, rank_step
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds
-from kvplan.estimating.speed.steps.step_time import Speed, padded_rows
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.collectives import collective_cost
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, link_efficiency, rank_step
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds
+from kvplan.estimate.speed.steps.step_time import Speed, padded_rows
 
 _CONTEXT: Final = 1.0
 """K and V are counted by the token."""

@@ -83,7 +83,7 @@ def layers_named(names: list[str], *, encoder: EncoderPlace) -> int:
 
 
 def kind_of(name: str, shape: tuple[int, ...]) -> StoredKind:
-    """The kind of weight, in the words of kvplan's own sums (kvplan.estimating.weights)."""
+    """The kind of weight, in the words of kvplan's own sums (kvplan.estimate.weights)."""
     folded = name.casefold()
     if _LAYER.search(name) is None:
         if _HEAD.search(name):

@@ -1,4 +1,4 @@
-"""Measured profiles: what a device reached, in the coefficients of estimating.speed.steps.step_time and rank_step.
+"""Measured profiles: what a device reached, in the coefficients of estimate.speed.steps.step_time and rank_step.
 
 One JSON file per profile (schema kvplan.measured/1), written by ``kvplan calibrate``: shipped ones under
 profiles/measured/, the user's own under ``user_profiles_dir()``/measured/. Beside them stand those fitted to tables of

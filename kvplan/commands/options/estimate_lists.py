@@ -10,8 +10,8 @@ from kvplan.catalog.devices.gpus import parse_gpu_count
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.question import Question
-from kvplan.estimating.weights import NAMED_FORMATS, check_group_size
+from kvplan.estimate.question import Question
+from kvplan.estimate.weights import NAMED_FORMATS, check_group_size
 from kvplan.list_words import is_value
 from kvplan.settings import KNOBS, ServingSettings, own_group_size
 from kvplan.units import parse_tokens

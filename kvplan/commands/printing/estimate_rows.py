@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from kvplan.commands.printing.ranges import RANGE_HEAD, RANGE_MEANING, limit_cell, range_cell
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
-from kvplan.estimating.answer import Estimate
-from kvplan.estimating.deployments import Deployment
-from kvplan.estimating.document import deployment_figures
-from kvplan.estimating.parallel import ParallelLayout
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.document import deployment_figures
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.units import format_bytes, format_gib, format_tokens
 
 

@@ -26,13 +26,13 @@ from kvplan.commands.printing.render import (
 )
 from kvplan.commands.printing.speculation import print_speculation
 from kvplan.commands.printing.speeds import print_speeds
-from kvplan.estimating.answer import Estimate
-from kvplan.estimating.deployments import Deployment
-from kvplan.estimating.document import deployment_figures, estimate_document
-from kvplan.estimating.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.sequence_pages import SequencePages
-from kvplan.estimating.weight_formulas import held_formula, storage_formulas
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.document import deployment_figures, estimate_document
+from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.sequence_pages import SequencePages
+from kvplan.estimate.weight_formulas import held_formula, storage_formulas
 from kvplan.units import format_bytes, format_gib, format_tokens
 
 MANY_SCHEMA = "kvplan.estimates/1"

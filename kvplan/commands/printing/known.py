@@ -15,7 +15,7 @@ from kvplan.commands.printing.render import (
     print_sentence,
     print_table,
 )
-from kvplan.estimating.known_models import SCHEMA, KnownModel
+from kvplan.estimate.known_models import SCHEMA, KnownModel
 from kvplan.units import format_gib, format_tokens
 
 _WINDOWS = (

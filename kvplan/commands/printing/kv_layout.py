@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvplan.estimating.kv_groups import Kept, KvGroup
-from kvplan.estimating.kvplan.layout import KvLayout
+from kvplan.estimate.kv_groups import Kept, KvGroup
+from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.units import format_bytes
 
 

@@ -9,7 +9,7 @@ from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, tail_text
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table, say
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.latency import Range
+from kvplan.estimate.speed.latency import Range
 from kvplan.planner.answer.document import (
     adapter_notes,
     bridge_notes,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from kvplan.catalog.published_errors import FigureName
 from kvplan.commands.printing.render import print_sentence, print_table, say
-from kvplan.estimating.speed.latency import Range
-from kvplan.estimating.speed.queueing.figures import Distribution
-from kvplan.estimating.speed.queueing.front_end import BUSIEST
-from kvplan.estimating.speed.queues import ExplainedStep, Queues
-from kvplan.estimating.speed.steps.step_terms import StepTerms
+from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queueing.figures import Distribution
+from kvplan.estimate.speed.queueing.front_end import BUSIEST
+from kvplan.estimate.speed.queues import ExplainedStep, Queues
+from kvplan.estimate.speed.steps.step_terms import StepTerms
 
 if TYPE_CHECKING:
     from kvplan.planner.choices.slo_check import TailMiss

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvplan.commands.printing.render import print_sentence
-from kvplan.estimating.answer import Estimate
-from kvplan.estimating.deployments import Deployment
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.deployments import Deployment
 from kvplan.units import format_gib
 
 RANGE_HEAD = "+/-"

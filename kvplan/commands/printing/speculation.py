@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
-from kvplan.estimating.answer import Estimate
-from kvplan.estimating.speculation import DeploymentSpeculation, Speculation
-from kvplan.estimating.speed.latency import Range
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
+from kvplan.estimate.speed.latency import Range
 from kvplan.units import format_bytes, format_tokens
 
 _HEAD = ("GPU", "acceptance rate", "tokens per step", "alone", "at once", "sequences")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span
 from kvplan.commands.printing.render import print_sentence, say
-from kvplan.estimating.answer import Estimate
-from kvplan.estimating.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
-from kvplan.estimating.speed.latency import Range, ServingSpeed
-from kvplan.estimating.speed.queues import Queues
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.latency import Range, ServingSpeed
+from kvplan.estimate.speed.queues import Queues
 
 
 def print_speeds(answer: Estimate, *, explain: bool) -> None:

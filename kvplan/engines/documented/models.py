@@ -8,9 +8,9 @@ from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimating.dtypes import serving_dtype
-from kvplan.estimating.sglang import predict_sglang
-from kvplan.estimating.trtllm import predict_trtllm
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.sglang import predict_sglang
+from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.machine.device import Device
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.design import roomy_context
@@ -77,7 +77,7 @@ def sglang_pool(spec: ModelSpec, gpu: GpuProfile, settings: TrialSettings) -> Pl
 
 
 def trtllm_pool(spec: ModelSpec, gpu: GpuProfile, settings: TrialSettings) -> PlainPool:
-    """See kvplan.estimating.trtllm."""
+    """See kvplan.estimate.trtllm."""
     found = predict_trtllm(spec, gpu, settings)
     tokens = found.kv_cache_tokens
     enough = "ok" if tokens >= settings.max_model_len else "rejected_ctx"

@@ -19,7 +19,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.documented.models import GpuModel, trtllm_pool
 from kvplan.engines.documented.package import package_version
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
-from kvplan.estimating.trtllm import DEFAULT_BLOCK
+from kvplan.estimate.trtllm import DEFAULT_BLOCK
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.statuses import Status

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.llamacpp.options import server_options, settings_of
-from kvplan.estimating.llamacpp import DEFAULT_BATCH, DEFAULT_SLOTS, LlamaCppPrediction, predict_llamacpp
+from kvplan.estimate.llamacpp import DEFAULT_BATCH, DEFAULT_SLOTS, LlamaCppPrediction, predict_llamacpp
 from kvplan.machine.device import Device
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.design import roomy_context
@@ -29,7 +29,7 @@ class LlamaCppModel:
     given: Mapping[str, str]
 
     def memory(self, settings: TrialSettings) -> PlainPool:
-        """Cells and bytes as kvplan.estimating.llamacpp has them; all of it must fit the device."""
+        """Cells and bytes as kvplan.estimate.llamacpp has them; all of it must fit the device."""
         found = predict_llamacpp(self.spec, settings_of(server_options(settings, self.given, self.spec)))
         return PlainPool(
             outcome=self._outcome(found, settings),

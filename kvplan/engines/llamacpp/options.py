@@ -14,7 +14,7 @@ from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.llamacpp import (
+from kvplan.estimate.llamacpp import (
     DEFAULT_BATCH,
     DEFAULT_PHYSICAL_BATCH,
     PADDING,

@@ -15,8 +15,8 @@ from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.vllm.block_sizes import CPU_BLOCK
-from kvplan.estimating.vllm.prediction import VllmPrediction, fill_pool, predict_vllm
+from kvplan.estimate.vllm.block_sizes import CPU_BLOCK
+from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm
 from kvplan.machine.device import Device
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.design import roomy_context

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvplan.catalog.vllm_models import service_note
-from kvplan.estimating.speed.latency import Range
-from kvplan.estimating.speed.queues import queues_document
-from kvplan.estimating.speed.steps.collectives import bridge_note
+from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queues import queues_document
+from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.slo_check import missed_by_tail

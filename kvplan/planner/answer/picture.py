@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.step_picture import draw_steps, save_picture
-from kvplan.estimating.vllm.groups import blocks_per_request
-from kvplan.estimating.vllm.prediction import request_shape
+from kvplan.estimate.speed.step_picture import draw_steps, save_picture
+from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.prediction import request_shape
 from kvplan.planner.answer.document import memory_document
 from kvplan.planner.answer.queues import explained_steps
 from kvplan.planner.choices.deployment import Deployment

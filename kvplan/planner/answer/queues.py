@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvplan.estimating.speed.queues import ExplainedStep, Queues, decode_step, mixed_step
+from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.played import Replica
 from kvplan.planner.choices.slo_check import missed_by_tail

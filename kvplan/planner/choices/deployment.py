@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import SpeedModel
-from kvplan.estimating.vllm.prediction import VllmPrediction
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.formats import WeightFormat
 from kvplan.planner.choices.layouts import num_nodes
 from kvplan.planner.choices.load import Served

@@ -9,9 +9,9 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.dtypes import head_scale_bytes, serving_dtype
-from kvplan.estimating.vllm.cache_dtypes import cache_of_checkpoint
-from kvplan.estimating.weights import NAMED_FORMATS, check_group_size, named_format
+from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
+from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint
+from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, named_format
 from kvplan.settings import ServingSettings, own_group_size
 
 PUBLISHED = "published"

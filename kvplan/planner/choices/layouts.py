@@ -13,8 +13,8 @@ from itertools import product
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.vllm.division import check_division
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.division import check_division
 from kvplan.planner.question.request import ParallelSizes
 
 _TENSOR = (1, 2, 4, 8, 16)

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvplan.estimating.speed.latency import End, Range, ServingSpeed, SpeedModel
-from kvplan.estimating.speed.steady import SteadyState
+from kvplan.estimate.speed.latency import End, Range, ServingSpeed, SpeedModel
+from kvplan.estimate.speed.steady import SteadyState
 from kvplan.planner.question.request import Workload
 
 _WORST_FIRST: Final[tuple[End, End]] = ("worst", "best")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kvplan.estimating.vllm.prediction import VllmPrediction
+from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.deployment import Capacity, Choice, Miss
 from kvplan.planner.choices.load import Served
 from kvplan.planner.choices.slo_check import Predicted, SloCheck

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.engines import EngineChoice
-from kvplan.estimating.speed.engine_speed import engine_rules
-from kvplan.estimating.speed.latency import SpeedModel
-from kvplan.estimating.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
-from kvplan.estimating.speed.queueing.rules import SchedulingRules
-from kvplan.estimating.speed.queues import Queues, play_queues
-from kvplan.estimating.vllm.prediction import VllmPrediction
+from kvplan.estimate.speed.engine_speed import engine_rules
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.queues import Queues, play_queues
+from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.deployment import Capacity, Choice
 from kvplan.planner.choices.load import Served
 from kvplan.planner.question.request import Workload

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from kvplan.catalog.published_errors import FigureName
-from kvplan.estimating.speed.latency import Range
-from kvplan.estimating.speed.queueing.figures import Distribution, PlayedFigures
-from kvplan.estimating.speed.queues import Queues
+from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
+from kvplan.estimate.speed.queues import Queues
 from kvplan.planner.choices.load import Served, share_within
 from kvplan.planner.question.slo import SLO_FIELDS, Bound, Slo
 

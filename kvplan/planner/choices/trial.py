@@ -12,24 +12,24 @@ from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
-from kvplan.estimating.dtypes import serving_dtype
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.engine_speed import engine_speed_model
-from kvplan.estimating.speed.latency import SpeedModel
-from kvplan.estimating.speed.queueing.front_end import BUSIEST
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.work import ModelWork, kv_read_bytes, model_work
-from kvplan.estimating.vllm.groups import blocks_per_request
-from kvplan.estimating.vllm.memo import Memo
-from kvplan.estimating.vllm.prediction import (
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.engine_speed import engine_speed_model
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.front_end import BUSIEST
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.memo import Memo
+from kvplan.estimate.vllm.prediction import (
     VllmPrediction,
     as_attended,
     cache_settings,
     predict_vllm,
     request_shape,
 )
-from kvplan.estimating.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
-from kvplan.estimating.vllm.settings import batch_defaults
+from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
+from kvplan.estimate.vllm.settings import batch_defaults
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.deployment import Capacity, Choice, Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels

@@ -13,9 +13,9 @@ from kvplan.catalog.architectures import native_architectures
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.vllm_models import is_never_served
-from kvplan.estimating.dtypes import head_scale_bytes, serving_dtype
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.vllm.block_sizes import default_block_size
+from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.settings import ServingSettings
 

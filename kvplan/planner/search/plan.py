@@ -11,8 +11,8 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimating.speed.steps.kernels.expert_backends import check_backend
-from kvplan.estimating.vllm.division import check_has_experts
+from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
+from kvplan.estimate.vllm.division import check_has_experts
 from kvplan.planner.choices.deployment import Choice, Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, format_pairs
 from kvplan.planner.choices.trial import Trial, try_choice

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimating.dtypes import serving_dtype
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.weights import size_weights
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.question.request import PlanRequest, Workload
 

@@ -1,4 +1,4 @@
-"""What a trial is expected to do before it runs, made from the estimates of ``kvplan.estimating``.
+"""What a trial is expected to do before it runs, made from the estimates of ``kvplan.estimate``.
 
 prediction       Predictor: outcome, memory, speed and time of a trial
 pool             what a sweep needs to know of an engine's predicted memory

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvplan.estimating.kv_groups import KvGroup
-from kvplan.estimating.speed.simulation.interface import UNIFORM
+from kvplan.estimate.kv_groups import KvGroup
+from kvplan.estimate.speed.simulation.interface import UNIFORM
 from kvplan.runs.trials import TrialSettings
 from kvplan.workload.requests import RequestSpec
 

@@ -9,12 +9,12 @@ from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimating.dtypes import element_bytes
-from kvplan.estimating.kvplan.memory import EnginePrediction, predict
-from kvplan.estimating.kvplan.settings import EngineDevice, engine_dtype
-from kvplan.estimating.speed.simulation.figures import SimulatedFigures, simulated_figures
-from kvplan.estimating.speed.simulation.interface import StepClock
-from kvplan.estimating.speed.steps.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kvplan.memory import EnginePrediction, predict
+from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
+from kvplan.estimate.speed.simulation.figures import SimulatedFigures, simulated_figures
+from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
 from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units
 from kvplan.runs.columns import Row

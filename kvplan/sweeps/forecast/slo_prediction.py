@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvplan.estimating.speed.simulation.figures import tpot_seconds, ttft_seconds
+from kvplan.estimate.speed.simulation.figures import tpot_seconds, ttft_seconds
 from kvplan.runs.trials import Load, TrialSettings
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.sweeps.forecast.under_load import UnderLoad

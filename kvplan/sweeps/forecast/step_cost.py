@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimating.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.step_time import Speed
 from kvplan.machine.host import usable_cores
 
 # Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices reach two thirds

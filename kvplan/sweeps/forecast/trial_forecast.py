@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvplan.estimating.kv_groups import KvGroup
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.interface import UNIFORM, BatchLimits, Simulation, StepClock
+from kvplan.estimate.kv_groups import KvGroup
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.interface import UNIFORM, BatchLimits, Simulation, StepClock
 from kvplan.runs.trials import TrialSettings
 from kvplan.workload.requests import RequestSpec, adapter_of
 

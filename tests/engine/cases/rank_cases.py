@@ -15,8 +15,8 @@ import numpy as np
 from matrix_cells import Cell, Watch, add_greedy, greedy_tokens, set_up
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kvplan.memory import EnginePrediction, predict
-from kvplan.estimating.kvplan.settings import EngineDevice
+from kvplan.estimate.kvplan.memory import EnginePrediction, predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, Engine
 from kvplan_engine.memory.breakdown import MemoryBreakdown

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from kvplan.estimating.kvplan import held_weights
+from kvplan.estimate.kvplan import held_weights
 from kvplan_engine.checkpoints.quantised.ggml_blocks import BLOCK_FORMATS
 
 NAMES = {kind: gguf.GGMLQuantizationType(kind).name for kind in BLOCK_FORMATS}

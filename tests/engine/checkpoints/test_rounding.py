@@ -9,8 +9,8 @@ import torch
 
 from kvplan import settings
 from kvplan.catalog.reader import read_config as read_spec
-from kvplan.estimating.kvplan.held_weights import held_weight_bytes
-from kvplan.estimating.weights import NAMED_FORMATS
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
+from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan_engine import LLM, EngineError
 from kvplan_engine.checkpoints.quantised.rounding import rounded
 from kvplan_engine.config import GROUP_SIZES, GROUPED_QUANTIZATIONS, QUANTIZATIONS

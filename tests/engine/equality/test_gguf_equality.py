@@ -11,7 +11,7 @@ from gguf_files import FILES, GgufCheckpoint
 from test_dense_equality import NUM_TOKENS, engine_of, prompts_of
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kvplan.held_weights import held_weight_bytes
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 
 
 @pytest.mark.parametrize("name", FILES)

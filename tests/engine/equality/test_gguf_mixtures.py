@@ -13,7 +13,7 @@ from gguf_mixtures import FILES, make_file
 from test_dense_equality import NUM_TOKENS, check_answers, engine_of, prompts_of
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kvplan.held_weights import held_weight_bytes
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan_engine import EngineError
 
 

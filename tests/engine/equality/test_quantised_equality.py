@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from test_dense_equality import check_answers, engine_of, prompts_of
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kvplan.held_weights import held_weight_bytes
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan_engine import EngineError, SamplingParams
 
 

@@ -19,8 +19,8 @@ from streams import NUM_STREAMS, PROMPTS, all_streamed
 from transformers import LlamaForCausalLM
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.metrics.page import read_page
 from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, SamplingParams

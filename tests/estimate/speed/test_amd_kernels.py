@@ -6,12 +6,12 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import decode_step_seconds, prefill_seconds
-from kvplan.estimating.speed.steps.clocks import BEST, DATA_SHEET, USUAL, Efficiency, Roofline
-from kvplan.estimating.speed.steps.kernels.amd_kernels import BEST_OF_AMD, USUAL_OF_AMD
-from kvplan.estimating.speed.steps.work import ModelWork, model_work
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import decode_step_seconds, prefill_seconds
+from kvplan.estimate.speed.steps.clocks import BEST, DATA_SHEET, USUAL, Efficiency, Roofline
+from kvplan.estimate.speed.steps.kernels.amd_kernels import BEST_OF_AMD, USUAL_OF_AMD
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.weights import size_weights
 
 EIGHT = ParallelLayout(tensor_parallel_size=8)
 BOTH = ((BEST, BEST_OF_AMD), (USUAL, USUAL_OF_AMD))

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from kvplan.estimating.kv_groups import FULL, STATE, Kept, KvGroup, blocks_for
-from kvplan.estimating.speed.simulation import batching
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.figures import simulated_figures
-from kvplan.estimating.speed.simulation.interface import UNIFORM, BatchLimits, Simulation
+from kvplan.estimate.kv_groups import FULL, STATE, Kept, KvGroup, blocks_for
+from kvplan.estimate.speed.simulation import batching
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.figures import simulated_figures
+from kvplan.estimate.speed.simulation.interface import UNIFORM, BatchLimits, Simulation
 from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
 from kvplan.workload.requests import RequestSpec
 

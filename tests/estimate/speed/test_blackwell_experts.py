@@ -7,12 +7,12 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.kernels.blackwell_experts import blackwell_experts
-from kvplan.estimating.speed.steps.rank_step import ExpertSpeed, KernelSpeed
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.blackwell_experts import blackwell_experts
+from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
 
 EXPERTS = ExpertSpeed(1e-5, 6e12, 9e14)
 

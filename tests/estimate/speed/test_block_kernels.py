@@ -8,15 +8,15 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.engine_speed import engine_speed_model
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.kernels.block_kernels import older_blocks
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed, LatentSpeed, RankStep
-from kvplan.estimating.speed.steps.step_terms import StepLoad
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.engine_speed import engine_speed_model
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.block_kernels import older_blocks
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, LatentSpeed, RankStep
+from kvplan.estimate.speed.steps.step_terms import StepLoad
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 
 FLOPS, LAYER = 1e15, 1e-4
 WEIGHT_BYTES = 85 * 10**9

@@ -14,9 +14,9 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimating.answer import EstimateRequest, make_estimate
-from kvplan.estimating.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
-from kvplan.estimating.speed.queues import queues_document
+from kvplan.estimate.answer import EstimateRequest, make_estimate
+from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.queues import queues_document
 from kvplan.settings import ServingSettings
 
 GPUS = tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)

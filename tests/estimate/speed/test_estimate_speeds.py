@@ -16,12 +16,12 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.printing.speeds import print_speeds
 from kvplan.errors import KvplanError
-from kvplan.estimating.answer import Estimate, EstimateRequest, make_estimate
-from kvplan.estimating.document import speed_document
-from kvplan.estimating.picture import estimates_figure
-from kvplan.estimating.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
-from kvplan.estimating.speed.steps.host import NO_HOST, HostWork
-from kvplan.estimating.speed.steps.step_terms import StepLoad
+from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.document import speed_document
+from kvplan.estimate.picture import estimates_figure
+from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
+from kvplan.estimate.speed.steps.step_terms import StepLoad
 from kvplan.planner.answer.queues import explained_steps
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.search.plan import make_plan

@@ -10,11 +10,11 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import UsageError
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.kernels.expert_backends import check_backend, with_backend
-from kvplan.estimating.speed.steps.rank_step import ExpertSpeed
-from kvplan.estimating.speed.steps.work import model_work
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend, with_backend
+from kvplan.estimate.speed.steps.rank_step import ExpertSpeed
+from kvplan.estimate.speed.steps.work import model_work
 
 BLOCKS = "deepseek-r1"
 

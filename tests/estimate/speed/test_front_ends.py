@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.estimating.speed.queueing.figures import PlayedFigures
-from kvplan.estimating.speed.queueing.front_end import (
+from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.front_end import (
     VLLM_FRONT_END,
     VLLM_TEMPLATE_SECONDS,
     FrontEnd,
     vllm_front_end,
 )
-from kvplan.estimating.speed.queueing.loads import Lengths, PlayedLoad, steady_users, users
-from kvplan.estimating.speed.queueing.play import play
-from kvplan.estimating.speed.queueing.rules import SchedulingRules
-from kvplan.estimating.speed.steady import PromptReading, SharedSteps, behind_server, steady_state
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users, users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.steady import PromptReading, SharedSteps, behind_server, steady_state
 
 
 class Clock:

@@ -8,11 +8,11 @@ from statistics import mean
 
 import pytest
 
-from kvplan.estimating.speed.queueing.front_end import FrontEnd
-from kvplan.estimating.speed.queueing.loads import Lengths, PlayedLoad, steady_users
-from kvplan.estimating.speed.queueing.play import play
-from kvplan.estimating.speed.queueing.rules import SchedulingRules
-from kvplan.estimating.speed.steady import PromptReading, PromptsRead, SharedSteps, steady_state
+from kvplan.estimate.speed.queueing.front_end import FrontEnd
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.steady import PromptReading, PromptsRead, SharedSteps, steady_state
 
 STEP, TOKEN, MET = 0.01, 1e-4, 1e-5
 BUDGET = 512

@@ -9,8 +9,8 @@ from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.estimating.speed.queueing.steps import HostedSteps, mixed_tile_rows
-from kvplan.estimating.speed.steps.host import (
+from kvplan.estimate.speed.queueing.steps import HostedSteps, mixed_tile_rows
+from kvplan.estimate.speed.steps.host import (
     IN_PROCESS,
     NO_HOST,
     HostWork,

@@ -11,13 +11,13 @@ from statistics import mean, median
 import pytest
 
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.estimating.speed.queueing.figures import Distribution, PlayedFigures
-from kvplan.estimating.speed.queueing.loads import Lengths, PlayedLoad, steady_rate, users
-from kvplan.estimating.speed.queueing.play import play
-from kvplan.estimating.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
-from kvplan.estimating.speed.simulation.batching import simulate_requests
-from kvplan.estimating.speed.simulation.figures import simulated_figures
-from kvplan.estimating.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_rate, users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.figures import simulated_figures
+from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.workload.requests import RequestSpec
 

@@ -12,11 +12,11 @@ from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import MeasuredProfile
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import SpeedModel
-from kvplan.estimating.speed.steps.clocks import BEST, USUAL, DeviceSpeed, Roofline
-from kvplan.estimating.speed.steps.measured_clock import MeasuredClock, link_efficiency, rank_step
-from kvplan.estimating.speed.steps.rank_step import (
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.steps.clocks import BEST, USUAL, DeviceSpeed, Roofline
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, link_efficiency, rank_step
+from kvplan.estimate.speed.steps.rank_step import (
     ExpertSpeed,
     KernelSpeed,
     LatentSpeed,
@@ -24,9 +24,9 @@ from kvplan.estimating.speed.steps.rank_step import (
     RankStep,
     step_seconds,
 )
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, model_work, speed_format
-from kvplan.estimating.weights import named_format
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work, speed_format
+from kvplan.estimate.weights import named_format
 
 BASE = Speed(
     step_seconds=1.0,

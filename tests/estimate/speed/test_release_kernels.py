@@ -6,12 +6,12 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.kernels.release_kernels import of_release
-from kvplan.estimating.speed.steps.rank_step import ExpertSpeed, KernelSpeed
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
+from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
 
 EXPERTS = ExpertSpeed(1e-5, 4e12, 8e14)
 

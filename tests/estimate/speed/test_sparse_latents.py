@@ -6,14 +6,14 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.kernels.sparse_latents import with_choice
-from kvplan.estimating.speed.steps.measured_clock import MeasuredClock, rank_step
-from kvplan.estimating.speed.steps.rank_step import KernelSpeed, LatentSpeed, RankStep, step_seconds
-from kvplan.estimating.speed.steps.step_terms import StepLoad, measured_terms
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, rank_step
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, LatentSpeed, RankStep, step_seconds
+from kvplan.estimate.speed.steps.step_terms import StepLoad, measured_terms
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
 
 KV_BYTES = 1284.0  # of a token and layer: latent and rotary key in 16 bits, the indexer's key
 

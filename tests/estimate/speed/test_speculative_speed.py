@@ -10,16 +10,16 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
-from kvplan.estimating.answer import Estimate, EstimateRequest, make_estimate
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.latency import Range
-from kvplan.estimating.speed.speculation import (
+from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.speculation import (
     DraftWork,
     expected_tokens,
     speculative_speedup,
     speculative_step_seconds,
 )
-from kvplan.estimating.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
 from kvplan.settings import ServingSettings
 
 H100 = find_gpu("h100-sxm")

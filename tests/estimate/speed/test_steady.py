@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.estimating.speed.queueing.loads import steady_users, users
-from kvplan.estimating.speed.queueing.play import play
-from kvplan.estimating.speed.queueing.rules import SchedulingRules
-from kvplan.estimating.speed.steady import PromptReading, SharedSteps, SteadyState, num_decoding, steady_state
+from kvplan.estimate.speed.queueing.loads import steady_users, users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.steady import PromptReading, SharedSteps, SteadyState, num_decoding, steady_state
 
 STEP, TOKEN = 0.02, 0.001
 BUDGET = 1024

@@ -9,15 +9,15 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.kernels.tile_rows import with_tiles
-from kvplan.estimating.speed.steps.measured_clock import MeasuredClock
-from kvplan.estimating.speed.steps.rank_step import ExpertSpeed, KernelSpeed, whole_tiles
-from kvplan.estimating.speed.steps.step_terms import StepLoad, measured_terms
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, model_work
-from kvplan.estimating.weights import named_format
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock
+from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed, whole_tiles
+from kvplan.estimate.speed.steps.step_terms import StepLoad, measured_terms
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.weights import named_format
 
 FEW = Speed(0.0, 0.0, 0.0, 3.5e12, 1.26e14, 3.5e12, 1.26e14, 2.0)
 OLD = EngineChoice("vllm", "0.8.5")

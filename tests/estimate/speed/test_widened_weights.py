@@ -8,13 +8,13 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.speed.steps.clocks import DeviceSpeed
-from kvplan.estimating.speed.steps.kernels.widened_weights import with_widened_weights
-from kvplan.estimating.speed.steps.rank_step import ExpertSpeed, KernelSpeed
-from kvplan.estimating.speed.steps.step_time import Speed
-from kvplan.estimating.speed.steps.work import ModelWork, model_work
-from kvplan.estimating.weights import named_format
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
+from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
+from kvplan.estimate.weights import named_format
 
 FAST = Speed(0.0, 0.0, 0.0, 1e12, 2.5e14, 1e12, 1e14)
 SLOW_EXPERTS = ExpertSpeed(1e-5, 1e12, 1e14)

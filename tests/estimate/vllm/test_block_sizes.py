@@ -10,8 +10,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.cli import main
-from kvplan.estimating.vllm.block_sizes import default_block_size
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.block_sizes import default_block_size
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
 GPUS = ("a100-80gb-sxm", "l40s", "h100-sxm", "b200", "rtx-pro-6000")

@@ -12,9 +12,9 @@ from kvplan.catalog.models import find_profile, resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
-from kvplan.estimating.parallel import ParallelLayout
-from kvplan.estimating.vllm.prediction import predict_vllm
-from kvplan.estimating.vllm.weights import rank_shape, rank_weight_bytes, step_buffer_bytes, stored_formats
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.weights import rank_shape, rank_weight_bytes, step_buffer_bytes, stored_formats
 from kvplan.settings import ServingSettings
 from kvplan.units import MIB
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.vllm.memo import Memo
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.memo import Memo
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 
 MODELS = ("llama-3.1-8b", "mistral-7b-v0.3", "llama-2-7b", "deepseek-v3")

@@ -18,10 +18,10 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SparseIndexer, StateMixer
 from kvplan.errors import KvplanError
-from kvplan.estimating.kv_cache import CacheSettings, layer_entries, size_sequence
-from kvplan.estimating.mixers import attention_spans
-from kvplan.estimating.vllm.groups import BlockPlan, RequestShape, blocks_per_request, plan_blocks
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.kv_cache import CacheSettings, layer_entries, size_sequence
+from kvplan.estimate.mixers import attention_spans
+from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, plan_blocks
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
 LATEST = vllm_release("0.33.0")

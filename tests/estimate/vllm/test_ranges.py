@@ -18,11 +18,11 @@ from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import profiles, read_profile, resolve_model
 from kvplan.errors import KvplanError
-from kvplan.estimating.answer import EstimateRequest, make_estimate
-from kvplan.estimating.deployments import Deployment, place
-from kvplan.estimating.document import estimate_document
-from kvplan.estimating.vllm.prediction import predict_vllm
-from kvplan.estimating.vllm.ranges import SHIPPED, SPREADS, kv_pool_low_bytes, kv_range
+from kvplan.estimate.answer import EstimateRequest, make_estimate
+from kvplan.estimate.deployments import Deployment, place
+from kvplan.estimate.document import estimate_document
+from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.ranges import SHIPPED, SPREADS, kv_pool_low_bytes, kv_range
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 

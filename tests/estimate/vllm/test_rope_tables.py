@@ -6,7 +6,7 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
 

@@ -12,7 +12,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import LatentAttention
 from kvplan.cli import main
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
 INDEX_KEY = 128 + 4

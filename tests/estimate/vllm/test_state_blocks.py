@@ -16,8 +16,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.estimating.weights import named_format
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.weights import named_format
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings

@@ -14,10 +14,10 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
-from kvplan.estimating.answer import Estimate, EstimateRequest, make_estimate
-from kvplan.estimating.sglang import predict_sglang
-from kvplan.estimating.trtllm import predict_trtllm
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.sglang import predict_sglang
+from kvplan.estimate.trtllm import predict_trtllm
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
 LATENTS = 61 * (512 + 64)

@@ -13,11 +13,11 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import CompressedAttention, LayerSpec, SparseIndexer
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.vllm.groups import RequestShape, blocks_per_request, plan_blocks
-from kvplan.estimating.vllm.kernels import gathered_bytes
-from kvplan.estimating.vllm.pages import compressed_pages
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
+from kvplan.estimate.vllm.kernels import gathered_bytes
+from kvplan.estimate.vllm.pages import compressed_pages
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 

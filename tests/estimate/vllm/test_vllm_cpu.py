@@ -13,8 +13,8 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
-from kvplan.estimating.answer import EstimateRequest, make_estimate
-from kvplan.estimating.deployments import place
+from kvplan.estimate.answer import EstimateRequest, make_estimate
+from kvplan.estimate.deployments import place
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 

@@ -11,8 +11,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.speculation.reading import with_speculation
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.estimating.weights import NAMED_FORMATS
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 

@@ -13,8 +13,8 @@ import pytest
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention, SparseIndexer, StateMixer
 from kvplan.errors import KvplanError
-from kvplan.estimating.kv_cache import CacheSettings
-from kvplan.estimating.vllm.groups import (
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.vllm.groups import (
     BlockPlan,
     RequestShape,
     blocks_per_request,

@@ -11,9 +11,9 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.estimating.vllm.torch_allocator import CachingAllocator
-from kvplan.estimating.vllm.weights import padded_experts
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.torch_allocator import CachingAllocator
+from kvplan.estimate.vllm.weights import padded_experts
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, KIB, MIB
 

@@ -8,7 +8,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.vllm_refusals import LORA_RANKS, vllm_refusal
 from kvplan.errors import UsageError
-from kvplan.estimating.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
 LLAMA = resolve_model("llama-3.1-8b")

@@ -13,11 +13,11 @@ from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_refusals import vllm_refusal
 from kvplan.errors import UsageError
-from kvplan.estimating.vllm.activation import cublas_bytes
-from kvplan.estimating.vllm.budget import capture_sizes
-from kvplan.estimating.vllm.kernels import latent_split_bytes
-from kvplan.estimating.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.estimating.vllm.runners import in_second_runner, kept_state_bytes
+from kvplan.estimate.vllm.activation import cublas_bytes
+from kvplan.estimate.vllm.budget import capture_sizes
+from kvplan.estimate.vllm.kernels import latent_split_bytes
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.runners import in_second_runner, kept_state_bytes
 from kvplan.settings import ServingSettings
 from kvplan.units import MIB
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sweep_helpers import TINY_CONFIG
 
-from kvplan.estimating.speed.steps.step_time import Speed, StepShape, StepTimes
+from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest

@@ -8,7 +8,7 @@ import pytest
 from sweep_helpers import tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.estimating.speed.steps.step_time import Speed, StepShape, StepTimes
+from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
 from kvplan.machine import device
 from kvplan.machine.opened_device import OpenedGpu
 from kvplan.runs.trials import Trial, TrialSettings

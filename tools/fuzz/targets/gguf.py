@@ -16,7 +16,7 @@ from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.weights import size_weights
 
 _HIDDEN, _HEADS, _FFN, _VOCAB, _LAYERS = 64, 4, 96, 40, 2
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}

@@ -17,7 +17,7 @@ from fuzz.harness import Target
 from fuzz.mutations import deep_json, mutate_bytes, mutate_json
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError
-from kvplan.estimating.weights import size_weights
+from kvplan.estimate.weights import size_weights
 
 _CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

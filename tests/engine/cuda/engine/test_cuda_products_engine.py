@@ -16,9 +16,9 @@ from quantised_checkpoints import make_checkpoint, small_llama
 from small_models import greedy
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.kvplan.held_weights import held_weight_bytes
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, LoRARequest, SamplingParams
 

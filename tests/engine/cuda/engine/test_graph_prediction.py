@@ -11,11 +11,11 @@ from fake_gpu import FakeGpu, take_gpu
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
-from kvplan.estimating.deployments import place
-from kvplan.estimating.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, graph_sizes, prompt_sizes
-from kvplan.estimating.kvplan.launches import launches_each_expert, step_launches
-from kvplan.estimating.kvplan.memory import predict
-from kvplan.estimating.kvplan.settings import EngineDevice
+from kvplan.estimate.deployments import place
+from kvplan.estimate.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, graph_sizes, prompt_sizes
+from kvplan.estimate.kvplan.launches import launches_each_expert, step_launches
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.checkpoints.config_json import load_model_config

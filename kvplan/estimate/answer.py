@@ -1,0 +1,268 @@
+"""What ``kvplan estimate`` answers: one model, one context, and what fits on which GPU. No printing here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.vllm import vllm_release
+from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.speculation.reading import with_speculation
+from kvplan.catalog.vllm_models import service_note
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.deployments import Deployment, Placement, place
+from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
+from kvplan.estimate.kv_cache import (
+    CacheSettings,
+    KvCacheSize,
+    encoder_tokens_of,
+    fixed_encoder_tokens,
+    size_sequence,
+)
+from kvplan.estimate.mixers import speed_caveats
+from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
+from kvplan.estimate.speculation import Speculation, speculation_of
+from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
+from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
+from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
+from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
+from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
+from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
+from kvplan.settings import ServingSettings
+from kvplan.units import format_bytes, format_tokens
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_IN_FLIGHT_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateRequest:
+    """The question about a model. ``context_tokens`` None: the model's longest."""
+
+    context_tokens: int | None = None
+    gpus: tuple[GpuProfile, ...] = ()
+    engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
+    settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The answer. ``assumptions``: every default that was taken, one sentence each.
+
+    ``pages`` is None where the engine cannot hold this mixture of caches; ``in_flight_tokens`` is what its admission
+    figure assumes, in ``in_flight_batches`` steps, and ``most_pages`` is for the GPU with the most of them.
+    ``extra_weight_bytes`` are towers beside the language model.
+    """
+
+    spec: ModelSpec
+    context_tokens: int
+    dtype: str
+    kv_dtype: str
+    weights: WeightBytes
+    extra_weight_bytes: int
+    cache: KvCacheSize
+    pages: SequencePages | None
+    in_flight_tokens: int
+    in_flight_batches: int
+    most_pages: SequencePages | None
+    most_in_flight_tokens: int
+    deployments: tuple[Deployment, ...]
+    assumptions: tuple[str, ...] = ()
+    speeds: tuple[DeploymentSpeed | None, ...] = ()
+    """Beside each deployment; None where it does not fit."""
+    speculation: Speculation | None = None
+    """What a drafter takes and gains, where the model is served with one."""
+
+
+def make_estimate(
+    model: ModelSpec, request: EstimateRequest, measured: MeasuredProfiles = MeasuredProfiles()
+) -> Estimate:
+    """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
+    check_backend(model, request.settings.moe_backend, request.engine.name)
+    found = with_speculation(with_quantization(model, request.settings), request.settings)
+    spec, asked = found.spec, found.settings
+    ended = service_note(spec.architecture, request.engine.version) if request.engine.name == "vllm" else None
+    notes = [*spec.assumptions, *([ended] if ended else [])]
+    context_tokens = _context(spec, request, notes)
+    dtype = serving_dtype(spec.dtype, asked.dtype)
+    cache = _cache_settings(spec, asked, request.engine, dtype, notes)
+    settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
+    gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
+    placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
+    cache = _as_kept(spec, cache, placements)
+    release = vllm_release(request.engine.version) if request.engine.name == "vllm" else None
+    batches = release.in_flight_batches if release is not None else 1
+    in_flight = _in_flight_tokens(batches, asked, placements)
+    attended = spec if release is None else as_attended(spec, release)
+    block_size = _block_size(attended, request, placements)
+    pages, most_pages = (
+        _pages(attended, request, cache, context_tokens, block_size, tokens, notes) for tokens in in_flight
+    )
+    _note_dtypes(_without_towers(model) if asked.language_model_only else model, asked, dtype, notes)
+    if spec.lookup_elements and release is not None:
+        tables = format_bytes(spec.lookup_elements * element_bytes(dtype))
+        notes.append(f"{tables} of the weights, tables of n-grams, lie in the host's memory: vLLM's default.")
+    notes.extend(_gathered(placements))
+    notes.extend(speed_caveats(spec.layers))
+    deployments = tuple(placement.deployment for placement in placements)
+    shown = _without_towers(spec) if asked.language_model_only else spec
+    return Estimate(
+        spec=shown,
+        context_tokens=context_tokens,
+        dtype=dtype,
+        kv_dtype=cache.kv_dtype,
+        weights=size_weights(spec, dtype),
+        extra_weight_bytes=0 if asked.language_model_only else extra_bytes(spec, dtype),
+        cache=size_sequence(attended, context_tokens, cache),
+        pages=pages,
+        in_flight_tokens=in_flight[0],
+        in_flight_batches=batches,
+        most_pages=most_pages,
+        most_in_flight_tokens=in_flight[1],
+        deployments=deployments,
+        assumptions=tuple(dict.fromkeys(notes)),
+        speeds=deployment_speeds(attended, gpus, placements, cache, measured, request.engine),
+        speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
+    )
+
+
+def _as_kept(spec: ModelSpec, cache: CacheSettings, placements: Sequence[Placement]) -> CacheSettings:
+    """Sparse latents as their kernel keeps them, where that is the same on every GPU asked for."""
+    kept = {placement.deployment.settings.kv_cache_dtype for placement in placements}
+    return replace(cache, kv_dtype=kept.pop()) if spec.has_indexer and len(kept) == 1 else cache
+
+
+def _without_towers(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, extras=tuple(extra for extra in spec.extras if extra.kind == "multi_token_prediction"))
+
+
+def _in_flight_tokens(batches: int, asked: ServingSettings, placements: Sequence[Placement]) -> tuple[int, int]:
+    """(fewest, most) tokens of one request that ``batches`` at once have in flight on the GPUs asked for."""
+    steps = [placement.deployment.settings.max_num_batched_tokens for placement in placements]
+    steps = steps or [asked.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS]
+    return batches * min(steps), batches * max(steps)
+
+
+def _gathered(placements: list[Placement]) -> list[str]:
+    """The engine's defaults, each with the GPUs it was taken on (none named where it was taken on all)."""
+    gpus: dict[str, list[str]] = {}
+    for placement in placements:
+        for note in placement.notes:
+            gpus.setdefault(note, []).append(placement.deployment.gpu)
+    return [note if len(names) == len(placements) else f"{', '.join(names)}: {note}" for note, names in gpus.items()]
+
+
+def with_quantization(spec: ModelSpec, asked: ServingSettings) -> ModelSpec:
+    """``spec`` as it is ("auto"), as if published plain ("none"), or in a format's usual recipe.
+
+    UsageError as for ``named_format``.
+    """
+    found = named_format(asked.quantization, asked.group_size)
+    return spec if asked.quantization.casefold() == "auto" else replace(spec, quantization=found, checkpoint=None)
+
+
+def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int:
+    longest = spec.max_position_embeddings
+    if request.context_tokens is None:
+        if longest is None:
+            raise UsageError(f"The config of {spec.served_id} gives no maximum length.", hint="give one: --ctx 32k")
+        notes.append(f"--ctx {format_tokens(longest)}: the model's longest context.")
+        return longest
+    if longest is not None and request.context_tokens > longest:
+        if spec.rope is None and not spec.has_state:
+            raise KvplanError(
+                f"{spec.served_id} has {longest:,} positions; a context of {request.context_tokens:,} is beyond them.",
+                hint=f"use --ctx {longest} or less",
+            )
+        notes.append(
+            f"A context of {request.context_tokens:,} is beyond the model's {longest:,} positions; engines refuse it "
+            "unless the rotary positions are scaled."
+        )
+    return request.context_tokens
+
+
+def _cache_settings(
+    spec: ModelSpec, asked: ServingSettings, engine: EngineChoice, dtype: str, notes: list[str]
+) -> CacheSettings:
+    release = vllm_release(engine.version) if engine.name == "vllm" else None
+    stated = cache_of_checkpoint(spec, asked, release) if release is not None else None
+    kv_dtype = stated or cache_dtype(dtype, asked.kv_cache_dtype)
+    if spec.has_only_states and kv_dtype != dtype:
+        notes.append(f"{spec.served_id} keeps states and no keys: --kv-cache-dtype {kv_dtype} changes nothing.")
+        kv_dtype = dtype
+    if kv_dtype == "fp8_ds_mla" and not spec.is_latent:
+        raise UsageError(
+            f"fp8_ds_mla is a layout of latent attention, which {spec.served_id} does not have.",
+            hint="use --kv-cache-dtype fp8",
+        )
+    tokens, fixed = encoder_tokens_of(spec, asked.encoder_tokens), fixed_encoder_tokens(spec)
+    if asked.encoder_tokens is None and tokens is not None:
+        notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
+    elif tokens is not None and fixed is not None and tokens > fixed:
+        notes.append(f"--encoder-tokens {tokens:,} is more than the {fixed:,} that {spec.served_id} gives a sequence.")
+    published = spec.quantization.kv_cache_dtype if spec.quantization else None
+    if stated is not None and release is not None:
+        notes.append(stated_cache_note(stated, release))
+    elif published and asked.kv_cache_dtype == "auto":
+        notes.append(f"The checkpoint has scales for an {published} KV cache: --kv-cache-dtype {published} uses them.")
+    return CacheSettings(
+        model_dtype=dtype,
+        kv_dtype=kv_dtype,
+        encoder_tokens=tokens,
+        num_speculative_tokens=asked.num_speculative_tokens,
+    )
+
+
+def _block_size(spec: ModelSpec, request: EstimateRequest, placements: Sequence[Placement]) -> int:
+    """Of the first GPU where they differ: the engine chooses what its kernels there take."""
+    if placements:
+        return placements[0].deployment.settings.block_size
+    usual = COMPRESSED_BLOCK if request.engine.name != "kvplan" and spec.is_compressed else DEFAULT_BLOCK_SIZE
+    return request.settings.block_size or usual
+
+
+def _pages(
+    spec: ModelSpec,
+    request: EstimateRequest,
+    cache: CacheSettings,
+    context_tokens: int,
+    block_size: int,
+    in_flight: int,
+    notes: list[str],
+) -> SequencePages | None:
+    in_vllm = request.engine.name != "kvplan"
+    if in_vllm and spec.is_compressed:
+        notes.append(
+            "vLLM keeps compressed vectors in 8 bits, and what makes them like windows of float32 of their own."
+        )
+    if request.engine.name != "kvplan" and spec.has_indexer:
+        notes.append("vLLM keeps the indexer's keys in 8 bits, so that blocks can be smaller than the logical size.")
+    if request.engine.name == "kvplan":
+        return kvplan_pages(
+            spec, cache, context_tokens=context_tokens, block_size=block_size, in_flight_tokens=in_flight
+        )
+    try:
+        return vllm_pages(
+            spec,
+            as_vllm_stores(spec, cache),
+            context_tokens=context_tokens,
+            block_size=block_size,
+            in_flight_tokens=in_flight,
+            version=request.engine.version,
+        )
+    except UsageError:
+        raise
+    except KvplanError as error:
+        notes.append(f"No paged size: {error.message}")
+        return None
+
+
+def _note_dtypes(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: list[str]) -> None:
+    if asked.dtype == "auto" and dtype != spec.dtype:
+        notes.append(f"The weights are published in {spec.dtype} and assumed to be served in {dtype} (--dtype).")
+    for extra in spec.extras:
+        if extra.num_parameters is None and extra.kind != "multi_token_prediction":
+            notes.append(f"The {extra.name} is not counted: its config does not say enough, or its kind is unknown.")

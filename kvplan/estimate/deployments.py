@@ -1,0 +1,282 @@
+"""One model on one kind of GPU: what fits, under vLLM's start-up or under kvplan's own engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvplan.catalog.devices.device_support import compute_capability
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.vllm import vllm_release
+from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kvplan.memory import EnginePrediction, predict
+from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.collectives import bridge_note
+from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
+from kvplan.estimate.vllm.ranges import KvRange, kv_range
+from kvplan.settings import FilledSettings, ServingSettings
+from kvplan.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One model on one kind of GPU. Bytes are per GPU; blocks, tokens and concurrency are the deployment's.
+
+    ``block_size``: of the pool, where layers of several kinds share blocks larger than in the ``settings``.
+    """
+
+    gpu: str
+    engine: str
+    settings: FilledSettings
+    budget_bytes: int
+    weight_bytes: int
+    activation_peak_bytes: int
+    overhead_bytes: int
+    kv_pool_bytes: int
+    num_blocks: int
+    block_size: int
+    kv_cache_tokens: int
+    max_concurrency: float
+    fits: bool
+    limit: str | None
+    """What stands in the way when it does not fit: the missing bytes, or the largest length that fits."""
+    longest_context: int | None = None
+    """The longest sequence that fits, where nothing but its length is in the way."""
+    kv_range: KvRange | None = None
+    """Where 9 of 10 start-ups lie, the prediction inside; None where no start-up has been compared."""
+    most_num_seqs: int | None = None
+    """The largest ``max_num_seqs`` that starts, where the blocks limit it."""
+
+    @property
+    def counted_gpu(self) -> str:
+        """``h200``, or ``8 x h200``."""
+        num_gpus = ParallelLayout.of(self.settings).num_gpus
+        return self.gpu if num_gpus == 1 else f"{num_gpus} x {self.gpu}"
+
+    @property
+    def kv_pool_bytes_range(self) -> tuple[int, int] | None:
+        """(low, high) of ``kv_pool_bytes``."""
+        return None if self.kv_range is None else self.kv_range.pool_bytes
+
+    @property
+    def kv_cache_tokens_range(self) -> tuple[int, int] | None:
+        """(low, high) of ``kv_cache_tokens``."""
+        return None if self.kv_range is None else self.kv_range.tokens
+
+    @property
+    def most_num_seqs_range(self) -> tuple[int, int] | None:
+        """(low, high) of ``most_num_seqs``."""
+        return None if self.kv_range is None else self.kv_range.num_seqs
+
+    @property
+    def sure_num_seqs(self) -> int | None:
+        """The low end of ``most_num_seqs``, or the figure itself where nothing is known of its width or it is 0."""
+        ends = self.most_num_seqs_range
+        return self.most_num_seqs if ends is None else ends[0] or self.most_num_seqs
+
+    @property
+    def max_concurrency_range(self) -> tuple[float, float] | None:
+        """(low, high) of ``max_concurrency``."""
+        return None if self.kv_range is None else self.kv_range.concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A deployment and the defaults that were taken for it.
+
+    sequences_of: how many sequences of so many tokens its pools hold at once while they decode.
+    """
+
+    deployment: Deployment
+    sequences_of: Callable[[int], int]
+    notes: tuple[str, ...] = ()
+
+
+def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: ServingSettings) -> Placement:
+    """``spec`` on ``gpu`` under ``engine``. UsageError where the ranks cannot divide it."""
+    placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
+    filled = placement.deployment.settings
+    bridges = bridge_note(gpu, ParallelLayout.of(filled))
+    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings))
+    return replace(placement, notes=notes if bridges is None else (*notes, bridges))
+
+
+def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ...]:
+    """Of a CPU host that is nobody's: whose memory it is."""
+    if gpu.id != "cpu" or settings.device_memory_bytes is not None:
+        return ()
+    memory = format_bytes(gpu.memory_bytes)
+    return (f"{gpu.id} stands in for a host with {memory} of memory: give yours with --device-memory.",)
+
+
+def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple[str, ...]:
+    """What the slots of adapters take, and what is not known of them."""
+    slots = settings.lora_slots
+    if slots is None:
+        return ()
+    if engine == "vllm":
+        taken = vllm_slot_bytes(spec, range(spec.num_layers), settings, settings.dtype)
+    else:
+        taken = engine_slot_bytes(spec, settings, settings.dtype)
+    ranks = " over the stages" if settings.pipeline_parallel_size > 1 else ""
+    size = element_bytes(settings.dtype)
+    elements = taken // (slots.number * slots.rank * size)
+    return (
+        f"LoRA: slots for {slots.number} of rank up to {slots.rank}, {format_bytes(taken)} of the weights{ranks} = "
+        f"{slots.number} x {slots.rank} x {elements:,} x {size} B (stacked x inputs + outputs of every product); what "
+        "adapters add to activations and CUDA graphs is not counted.",
+    )
+
+
+def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
+    found = predict_vllm(spec, gpu, settings, version)
+    rank = found.rank
+    groups = found.settings.serving.data_parallel_size
+    within = kv_range(spec, gpu, found).of_groups(groups)
+    deployment = Deployment(
+        gpu=gpu.id,
+        engine=f"vllm@{found.version}",
+        settings=found.settings.serving,
+        budget_bytes=rank.requested_bytes,
+        weight_bytes=rank.weight_bytes,
+        activation_peak_bytes=rank.activation.peak_bytes,
+        overhead_bytes=rank.state_bytes + rank.non_torch_bytes + rank.subtracted_graph_bytes,
+        kv_pool_bytes=max(rank.available_kv_bytes, 0),
+        num_blocks=groups * found.num_blocks,
+        block_size=found.block_size,
+        kv_cache_tokens=groups * found.kv_cache_tokens,
+        max_concurrency=groups * found.max_concurrency,
+        fits=found.fits,
+        limit=_vllm_limit(found, within),
+        longest_context=found.largest_max_model_len or None if found.outcome == "rejected_ctx" else None,
+        kv_range=within,
+        most_num_seqs=found.most_num_seqs,
+    )
+    shape = request_shape(found.settings, vllm_release(found.version))
+
+    def sequences_of(num_tokens: int) -> int:
+        each = blocks_per_request(rank.blocks, replace(shape, max_model_len=num_tokens, in_flight_tokens=1))
+        return groups * (found.num_blocks // max(each, 1))
+
+    notes = (*found.settings.notes, *_runner_notes(found), *_parallel_notes(spec, found))
+    return Placement(deployment, sequences_of, notes)
+
+
+def _runner_notes(found: VllmPrediction) -> tuple[str, ...]:
+    """What the second model runner keeps, which --max-num-seqs lowers."""
+    if not found.rank.state_bytes:
+        return ()
+    kept, seqs = format_bytes(found.rank.state_bytes), found.settings.serving.max_num_seqs
+    return (
+        f"Model Runner V2, vLLM {found.version}'s default for this model: {kept} of the overhead is what it keeps for "
+        f"{seqs} sequences (penalties, grammars); --max-num-seqs lowers it.",
+    )
+
+
+def _parallel_notes(spec: ModelSpec, found: VllmPrediction) -> tuple[str, ...]:
+    """What several data-parallel groups mean for the figures."""
+    groups = found.settings.serving.data_parallel_size
+    if groups == 1:
+        return ()
+    each = f"{groups} data-parallel groups: each prints {found.kv_cache_tokens:,} tokens of its own KV cache"
+    if spec.is_mixture:
+        return (f"{each}; the buffers of their shared experts are derived, not measured.",)
+    return (f"{each}.",)
+
+
+def _vllm_limit(found: VllmPrediction, within: KvRange) -> str | None:
+    if found.fits:
+        return None
+    if found.outcome == "rejected_seqs":
+        sure = within.num_seqs[0] if within.num_seqs is not None else 0
+        return (
+            f"max_num_seqs {found.settings.serving.max_num_seqs:,} exceeds {found.num_blocks:,} state blocks "
+            f"(--max-num-seqs {sure or found.num_blocks})"
+        )
+    if found.outcome == "oom_weights":
+        lacking = found.rank.weight_bytes - found.rank.requested_bytes
+        return f"the weights do not fit: {format_bytes(lacking)} short"
+    missing = format_bytes(found.missing_bytes)
+    if found.outcome == "rejected_ctx" and found.largest_max_model_len:
+        return f"longest sequence that fits: {found.largest_max_model_len:,} tokens"
+    return f"no room for one sequence: {missing} short"
+
+
+def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _version: str) -> Placement:
+    device = EngineDevice(
+        memory_bytes=gpu.memory_bytes,
+        kind="cpu" if gpu.is_cpu else "cuda",
+        compute_capability=compute_capability(gpu),
+    )
+    found = predict(spec, settings, device)
+    groups = found.settings.serving.data_parallel_size
+    deployment = Deployment(
+        gpu=gpu.id,
+        engine="kvplan",
+        settings=found.settings.serving,
+        budget_bytes=found.budget_bytes,
+        weight_bytes=found.weight_bytes,
+        activation_peak_bytes=found.activation_bytes,
+        overhead_bytes=found.overhead_bytes + found.graph_bytes,
+        kv_pool_bytes=found.kv_pool_bytes,
+        num_blocks=groups * found.num_blocks,
+        block_size=found.settings.serving.block_size,
+        kv_cache_tokens=groups * found.kv_cache_tokens,
+        max_concurrency=groups * found.max_concurrency,
+        fits=found.outcome == "ok",
+        limit=_kvplan_limit(found),
+        longest_context=found.largest_context or None if found.outcome == "rejected_ctx" else None,
+        kv_range=_kvplan_range(found),
+    )
+
+    def sequences_of(num_tokens: int) -> int:
+        return groups * (found.num_blocks // max(found.layout.blocks_for(num_tokens), 1))
+
+    return Placement(deployment, sequences_of, _kvplan_notes(found))
+
+
+def _kvplan_range(found: EnginePrediction) -> KvRange | None:
+    """On a CPU the engine allocates what is predicted, to the byte; on a GPU nothing has been measured."""
+    if found.settings.device.kind != "cpu":
+        return None
+    pool, tokens, requests = found.kv_pool_bytes, found.kv_cache_tokens, found.max_concurrency
+    one = KvRange((pool, pool), (tokens, tokens), (requests, requests), ())
+    return one.of_groups(found.settings.serving.data_parallel_size)
+
+
+def _kvplan_notes(found: EnginePrediction) -> tuple[str, ...]:
+    """What several engines mean for the figures, and what is not known beforehand of a GPU."""
+    groups = found.settings.serving.data_parallel_size
+    each = (
+        () if groups == 1 else (f"{groups} engines: each holds {found.kv_cache_tokens:,} tokens of its own KV cache.",)
+    )
+    if found.settings.device.kind == "cpu":
+        return each
+    reserve = (
+        f"{format_bytes(found.overhead_bytes, digits=0)} of the overhead is reserved for the driver and libraries. Not "
+        "measured: the engine raises it at start-up where it finds more."
+    )
+    return (*each, reserve) if found.graphs is None else (*each, found.graphs.sentence(), reserve)
+
+
+def _kvplan_limit(found: EnginePrediction) -> str | None:
+    if found.outcome == "ok":
+        return None
+    if found.outcome == "rejected_ctx":
+        return f"longest sequence that fits: {found.largest_context:,} tokens"
+    needed = max(found.layout.blocks_for(1), 1)
+    short = format_bytes(found.fixed_bytes + needed * found.block_bytes - found.budget_bytes)
+    return f"{short} short of {'one block' if needed == 1 else f'the {needed:,} blocks of one token'}"
+
+
+PLACED_BY: Final[dict[str, Callable[[ModelSpec, GpuProfile, ServingSettings, str], Placement]]] = {
+    "kvplan": _place_kvplan,
+    "vllm": _place_vllm,
+}
+"""How each of ``catalog.engines.ENGINES`` places a model: model, GPU, settings, version."""

@@ -1,0 +1,63 @@
+"""The models known by name, with their main figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from kvplan.catalog.models import profiles, read_profile
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+
+SCHEMA: Final = "kvplan.models/1"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A profile. kv_bytes_per_token: of a token beyond every window; kv_window_bytes_per_token: more within them."""
+
+    name: str
+    id: str
+    aliases: tuple[str, ...]
+    architecture: str
+    num_layers: int
+    num_parameters: int
+    num_active_parameters: int
+    max_position_embeddings: int | None
+    kv_bytes_per_token: int
+    kv_window_bytes_per_token: int
+    source: str
+    date: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the model as it stands in ``kvplan models --json``."""
+        return asdict(self) | {"aliases": list(self.aliases)}
+
+
+def known_models(search: str | None = None) -> Iterator[KnownModel]:
+    """Yield the models whose name, id or alias contains ``search``."""
+    for profile in profiles():
+        names = (profile["name"], profile["id"], *profile["aliases"])
+        if search is None or any(search.casefold() in name.casefold() for name in names):
+            yield _known(profile)
+
+
+def _known(profile: Mapping[str, Any]) -> KnownModel:
+    spec = read_profile(profile)
+    dtype = serving_dtype(spec.dtype)
+    cache = size_sequence(spec, 1, CacheSettings(model_dtype=dtype, kv_dtype=dtype, encoder_tokens=1))
+    return KnownModel(
+        name=profile["name"],
+        id=spec.id,
+        aliases=tuple(profile["aliases"]),
+        architecture=spec.architecture,
+        num_layers=spec.num_layers,
+        num_parameters=spec.num_parameters,
+        num_active_parameters=spec.num_active_parameters,
+        max_position_embeddings=spec.max_position_embeddings,
+        kv_bytes_per_token=cache.bytes_per_token,
+        kv_window_bytes_per_token=cache.window_bytes_per_token,
+        source=profile["source"],
+        date=profile["date"],
+    )

@@ -1,0 +1,117 @@
+"""What one rank of kvplan's engine has of a model that several share: every layer in parts, as Tensor.split says.
+
+The engine declares its splits on its own (``kvplan_engine/description/division.py``); tests/agreement compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from kvplan.catalog.spec import (
+    DenseFeedForward,
+    FeedForward,
+    LayerSpec,
+    ModelSpec,
+    MoeFeedForward,
+    SoftmaxAttention,
+)
+from kvplan.catalog.tensors import Tensor
+from kvplan.estimate.kvplan.undivided import check_division
+from kvplan.settings import ServingSettings
+
+_NORM_OF_EMBEDDING = "word_embeddings_layernorm"
+
+
+def stage_specs(spec: ModelSpec, asked: ServingSettings) -> list[ModelSpec]:
+    """What each rank has, stage by stage: parts of a run of layers, with the embedding first and the head last.
+
+    The first stages have one layer more where they do not divide. UsageError where the engine would refuse.
+    """
+    count, num_ranks = asked.pipeline_parallel_size, asked.tensor_parallel_size
+    check_division(spec, asked)
+    if count * num_ranks == 1:
+        return [spec]
+    size, more = divmod(spec.num_layers, count)
+    firsts = [index * size + min(index, more) for index in range(count + 1)]
+    stages = (_stage(spec, range(*run), spec.num_layers) for run in pairwise(firsts))
+    return [_rank_spec(stage, num_ranks, whole_experts=asked.enable_expert_parallel) for stage in stages]
+
+
+def _stage(spec: ModelSpec, layers: range, num_layers: int) -> ModelSpec:
+    is_first, is_last = layers.start == 0, layers.stop == num_layers
+    tensors = []
+    for tensor in spec.tensors:
+        is_input = tensor.role in ("embedding", "position") or tensor.name.startswith(_NORM_OF_EMBEDDING)
+        is_both = tensor.role == "embedding" and spec.tie_word_embeddings
+        if (is_first and is_input) or (is_last and (is_both or not is_input)):
+            tensors.append(tensor)
+    # what a quantised checkpoint would hold is not asked for: such weights are refused, or widened
+    return replace(spec, layers=spec.layers[layers.start : layers.stop], tensors=tuple(tensors), checkpoint=None)
+
+
+def _rank_spec(spec: ModelSpec, count: int, *, whole_experts: bool) -> ModelSpec:
+    """A model with the layers, and the rows of embedding and head, that each of ``count`` ranks has.
+
+    The vocabulary's size stays that of the whole. Where whole experts do not divide, the first ranks have one more: it
+    is theirs.
+    """
+    if count == 1:
+        return spec
+    parts: dict[int, LayerSpec] = {}
+    for layer in spec.layers:
+        if id(layer) not in parts:
+            parts[id(layer)] = _part_of_layer(layer, count, whole_experts=whole_experts)
+    layers = tuple(parts[id(layer)] for layer in spec.layers)
+    tensors = tuple(_part(tensor, count, 1) for tensor in spec.tensors)
+    return replace(spec, layers=layers, tensors=tensors)
+
+
+def _part_of_layer(layer: LayerSpec, count: int, *, whole_experts: bool) -> LayerSpec:
+    mixer, part = layer.mixer, layer.feed_forward
+    assert mixer is None or isinstance(mixer, SoftmaxAttention)
+    heads = 1
+    if mixer is not None:
+        heads, tensors = mixer.num_kv_heads, tuple(_part(each, count, mixer.num_kv_heads) for each in mixer.tensors)
+        mixer = replace(mixer, num_heads=mixer.num_heads // count, num_kv_heads=max(heads // count, 1), tensors=tensors)
+    around = tuple(_part(tensor, count, heads) for tensor in layer.tensors)
+    if whole_experts and isinstance(part, MoeFeedForward):
+        part = _with_some_experts(part, count)
+    elif part is not None:
+        part = _part_of_feed_forward(part, count)
+    return replace(layer, mixer=mixer, feed_forward=part, tensors=around)
+
+
+def _with_some_experts(part: MoeFeedForward, count: int) -> MoeFeedForward:
+    """Some experts as a whole, and the slice of the shared one that every rank has."""
+    tensors = tuple(_some_experts(tensor, count) for tensor in part.tensors)
+    return replace(part, shared_intermediate_size=part.shared_intermediate_size // count, tensors=tensors)
+
+
+def _some_experts(tensor: Tensor, count: int) -> Tensor:
+    if not tensor.is_stacked_experts:
+        return _part(tensor, count, 1)
+    return replace(tensor, shape=(-(-tensor.shape[0] // count), *tensor.shape[1:]))
+
+
+def _part_of_feed_forward(part: FeedForward, count: int) -> FeedForward:
+    tensors = tuple(_part(tensor, count, 1) for tensor in part.tensors)
+    if isinstance(part, DenseFeedForward):
+        return replace(part, intermediate_size=part.intermediate_size // count, tensors=tensors)
+    shared = part.shared_intermediate_size // count
+    inner = part.expert_intermediate_size // count
+    return replace(part, expert_intermediate_size=inner, shared_intermediate_size=shared, tensors=tensors)
+
+
+def _part(tensor: Tensor, count: int, kv_heads: int) -> Tensor:
+    """``tensor`` on one rank. kv_heads: of its layer, each of which is on some rank as a whole."""
+    shape = tensor.shape
+    if tensor.split == "replicated" or not shape:
+        return tensor
+    axis = len(shape) - 1 if tensor.split == "row" else max(len(shape) - 2, 0)
+    if tensor.split in ("vocab", "ranks"):
+        axis = 0
+    size = -(-shape[axis] // count)
+    if tensor.split == "kv":
+        size = max(size, shape[axis] // kv_heads)
+    return replace(tensor, shape=(*shape[:axis], size, *shape[axis + 1 :]))

@@ -1,0 +1,79 @@
+"""The settings as kvplan's own engine resolves them on a device: what the user said, and its defaults for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.catalog.engines import KVPLAN_DEFAULTS
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.dtypes import cache_dtype
+from kvplan.settings import FilledSettings, ServingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDevice:
+    """The one device of a kvplan engine. ``compute_capability``: of a GPU, None where it is not known.
+
+    overhead_bytes: what was measured when a GPU was opened, None for what is usual.
+    is_counted: the engine allocates nothing on it (``load_format`` none). Then no graphs are captured, and weights that
+    are published in a quantized format have their published size.
+    """
+
+    memory_bytes: int
+    kind: Literal["cpu", "cuda"] = "cpu"
+    has_bfloat16_units: bool = False
+    compute_capability: tuple[int, int] | None = None
+    is_counted: bool = False
+    overhead_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSettings:
+    """The settings that the engine runs with, and the device it runs on."""
+
+    serving: FilledSettings
+    device: EngineDevice
+
+
+def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> ResolvedSettings:
+    """``asked`` with the engine's defaults. UsageError for a setting out of range.
+
+    KvplanError when neither the settings nor the config say how long a sequence may be.
+    """
+    asked.check()
+    if spec.drafter is not None:
+        raise UsageError("kvplan's engine does not decode speculatively.", hint="use --engine vllm")
+    max_model_len = asked.max_model_len or spec.max_position_embeddings
+    if max_model_len is None:
+        raise KvplanError(
+            f"The config of {spec.served_id} gives no maximum length.", hint="give one: --max-model-len 4096"
+        )
+    dtype = engine_dtype(spec, asked.dtype, device)
+    defaults = KVPLAN_DEFAULTS
+    serving = FilledSettings.of(
+        asked,
+        gpu_memory_utilization=asked.gpu_memory_utilization or defaults.gpu_memory_utilization,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=asked.max_num_batched_tokens or defaults.max_num_batched_tokens,
+        max_num_seqs=asked.max_num_seqs or defaults.max_num_seqs,
+        block_size=asked.block_size or defaults.block_size,
+        device_memory_bytes=asked.device_memory_bytes or device.memory_bytes,
+        dtype=dtype,
+        kv_cache_dtype=cache_dtype(dtype, asked.kv_cache_dtype),
+    )
+    return ResolvedSettings(serving, device)
+
+
+def engine_dtype(spec: ModelSpec, requested: str, device: EngineDevice) -> str:
+    """``requested``; "auto" on a CPU: bfloat16 where it computes in that, else float32.
+
+    "auto" on a GPU: as published, in bfloat16 where that is float32, and in float16 where the GPU has no bfloat16.
+    """
+    if requested != "auto":
+        return requested
+    if device.kind != "cuda":
+        return "bfloat16" if device.has_bfloat16_units and spec.dtype != "float32" else "float32"
+    has_bfloat16 = device.compute_capability is None or device.compute_capability >= (8, 0)
+    return "bfloat16" if spec.dtype != "float16" and has_bfloat16 else "float16"

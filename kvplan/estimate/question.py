@@ -1,0 +1,143 @@
+"""One question about one model, and its answer: what the command line and the Python interface decide alike.
+
+A GPU's own dtype, the checkpoint's own format, ranks of ``8xh200``, and which GPUs have kernels for a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from kvplan.catalog.devices.device_support import attends_on, check_formats, dtype_on, fallback_note
+from kvplan.catalog.devices.gpus import GpuCount
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
+from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.speculation import joined_speculation
+from kvplan.settings import ServingSettings
+from kvplan.units import format_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One row of the answer to be: how a model is stored, and how long its sequences are."""
+
+    context_tokens: int | None
+    settings: ServingSettings
+
+
+def with_kernels(gpus: Sequence[GpuCount], spec: ModelSpec, engine: EngineChoice) -> list[GpuCount]:
+    """Return those of ``gpus`` that the engine serves ``spec`` on."""
+    if engine.name != "vllm":
+        return list(gpus)
+    return [each for each in gpus if attends_on(each.gpu, spec, version=engine.version)]
+
+
+def answer_question(
+    spec: ModelSpec,
+    question: Question,
+    gpus: Sequence[GpuCount],
+    engine: EngineChoice,
+    measured: MeasuredProfiles,
+) -> Estimate:
+    """The estimate on all ``gpus``; those that differ in their number or in the dtype they run are asked apart."""
+    settings = _as_published(spec, question.settings)
+    asked = [(each.gpu, _settings_on(each, spec, settings, engine)) for each in gpus]
+    parts: list[Estimate] = []
+    for same, group in groupby(asked, key=lambda each: each[1]):
+        found = tuple(gpu for gpu, _ in group)
+        estimate = make_estimate(spec, EstimateRequest(question.context_tokens, found, engine, same), measured)
+        notes = (fallback_note(gpu, same.dtype) for gpu in found if same.dtype != settings.dtype)
+        parts.append(replace(estimate, assumptions=(*notes, *estimate.assumptions)))
+    return _joined(parts)
+
+
+def _as_published(spec: ModelSpec, settings: ServingSettings) -> ServingSettings:
+    """A format named that the checkpoint already has is the checkpoint's own, with its blocks and exceptions."""
+    published = spec.quantization
+    is_same = published is not None and published.method == settings.quantization
+    if published is None or not is_same or settings.group_size not in (None, published.group_size):
+        return settings
+    return replace(settings, quantization="auto", group_size=None)
+
+
+def _settings_on(
+    counted: GpuCount, spec: ModelSpec, settings: ServingSettings, engine: EngineChoice
+) -> ServingSettings:
+    ranks = tensor_parallel_size(counted, settings)
+    if engine.name != "vllm":
+        return replace(settings, tensor_parallel_size=ranks)
+    served = serving_dtype(spec.dtype, settings.dtype)
+    dtype = dtype_on(counted.gpu, spec, served, asked=settings.dtype, version=engine.version)
+    stored = with_quantization(spec, settings)
+    check_formats(counted.gpu, stored, settings.kv_cache_dtype, version=engine.version)
+    return replace(settings, tensor_parallel_size=ranks, dtype=settings.dtype if dtype == served else dtype)
+
+
+def tensor_parallel_size(counted: GpuCount, settings: ServingSettings) -> int:
+    """Of ``8xh200``: what is left of the count after the other parallel sizes. UsageError where they contradict it."""
+    if counted.num_gpus == 1:
+        return settings.tensor_parallel_size
+    others = settings.pipeline_parallel_size * settings.data_parallel_size
+    if counted.num_gpus % others:
+        raise UsageError(
+            f"{counted.num_gpus} x {counted.gpu.id} cannot be divided over {others} groups (--pp x --dp).",
+            hint="choose a count that is a multiple of them",
+        )
+    ranks = counted.num_gpus // others
+    if settings.tensor_parallel_size not in (1, ranks):
+        asked = settings.tensor_parallel_size
+        raise UsageError(
+            f"{counted.num_gpus} x {counted.gpu.id} contradicts --tensor-parallel-size {asked}.",
+            hint="leave one of them out",
+        )
+    return ranks
+
+
+def _joined(parts: Sequence[Estimate]) -> Estimate:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return replace(
+        first,
+        deployments=tuple(each for part in parts for each in part.deployments),
+        speeds=tuple(each for part in parts for each in part.speeds),
+        speculation=joined_speculation([part.speculation for part in parts]),
+        assumptions=tuple(dict.fromkeys(_assumptions(parts))),
+    )
+
+
+def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
+    """Those of every part as they are, others with the GPUs they were made on."""
+    for part in parts:
+        names = ", ".join(each.gpu for each in part.deployments)
+        for sentence in part.assumptions:
+            is_common = all(sentence in other.assumptions for other in parts)
+            is_named = any(sentence.startswith(each.gpu) for each in part.deployments)
+            yield sentence if is_common or is_named else f"{names}: {sentence}"
+
+
+def notes_on(answer: Estimate) -> Iterator[str]:
+    """Assumptions that change what the numbers mean.
+
+    A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve, a host's memory.
+    """
+    longest = answer.spec.max_position_embeddings
+    if longest is not None and answer.context_tokens > longest:
+        yield (
+            f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "
+            f"{answer.spec.served_id}: engines refuse them unless the rotary positions are scaled."
+        )
+    marks = (
+        " has no bfloat16",
+        "NVLink bridge",
+        " serves ",
+        " is more than the ",
+        " changes nothing.",
+        " stands in for ",
+    )
+    yield from (each for each in answer.assumptions if any(mark in each for mark in marks))

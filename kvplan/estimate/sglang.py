@@ -1,0 +1,188 @@
+"""SGLang's pools: what is free after loading, less the share that ``mem_fraction_static`` leaves to activations.
+
+    rest = free after loading - free before loading x (1 - mem_fraction_static)
+
+(srt/mem_cache/kv_cache_configurator.py of SGLang 0.5.23.) Nothing is profiled: activations and CUDA graphs must fit
+into what is left. The rest is divided once, at the start:
+
+* layers that keep every token share one pool; ``max_total_num_tokens`` is its size;
+* windows have their own pool of ``swa_full_tokens_ratio`` (0.8) times as many tokens;
+* recurrent states have their own slots: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool.
+
+Checked against published logs: tests/data/startup_logs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
+from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
+from kvplan.settings import ServingSettings
+from kvplan.units import GIB, MIB
+
+CONTEXT_BYTES = GIB // 2
+"""What the CUDA context takes before anything is loaded: 0.4 to 0.6 GiB on data-centre GPUs."""
+WINDOW_POOL_SHARE = 0.8
+STATE_POOL_RATIO = 0.9
+_WINDOWLESS_TYPES = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "olmo2", "olmo3")
+"""Models whose windows SGLang keeps like full attention (server_args.py: disable_hybrid_swa_memory)."""
+
+_META_MIB, _PREFILL_MIB_PER_TOKEN, _GRAPH_MIB_PER_ROW, _GPU_MIB = 512, 1.5, 2, 128
+_GROUP_MIB_PER_ROW, _GROUP_MIB_PER_ROW_OF_MANY, _MANY_ROWS = 3, 1.5, 300
+_LEAST_MIB_ON_LARGE_GPUS, _LARGE_GPU_MIB = 10 * 1024, 60 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SglangPrediction:
+    """Bytes of one GPU and the tokens of the pools.
+
+    ``kv_cache_tokens`` is what SGLang prints as ``max_total_num_tokens``; ``bytes_per_token`` counts the window pool's
+    share. ``kv_pool_bytes`` is everything for caches: tokens, windows and states.
+    """
+
+    device_memory_bytes: int
+    mem_fraction_static: float
+    weight_bytes: int
+    kv_pool_bytes: int
+    bytes_per_token: int
+    kv_cache_tokens: int
+    window_tokens: int = 0
+    state_slots: int = 0
+    state_pool_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Bytes on one rank: of a token in all layers that keep it, of one in all windows, of one sequence's states."""
+
+    token_bytes: int
+    window_token_bytes: int
+    state_bytes: int
+
+
+def predict_sglang(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: ServingSettings = ServingSettings(),
+    free_bytes: int | None = None,
+    version: str = "latest",
+    *,
+    dp_attention: bool = False,
+) -> SglangPrediction:
+    """The pools of ``spec`` on ``gpu``. KvplanError for caches of encoders and of compressed attention.
+
+    ``gpu_memory_utilization`` stands for ``mem_fraction_static``. ``free_bytes``: what the log says was free before
+    loading ("avail mem"), instead of the GPU's total less a context. ``version``: of SGLang.
+    ``dp_attention``: data-parallel groups attend beside each other and share the experts (``--enable-dp-attention``).
+    """
+    dtype = serving_dtype(spec.dtype, settings.dtype)
+    cells = _cells(spec, settings, dtype, sglang_release(version))
+    weight_bytes = rank_weight_bytes(
+        spec,
+        range(spec.num_layers),
+        layout=ParallelLayout.of(settings),
+        dtype=dtype,
+        formats=stored_formats(spec, settings.quantization),
+        max_model_len=spec.max_position_embeddings or 1,
+        in_float32=False,
+    )
+    total = settings.device_memory_bytes or gpu.memory_bytes
+    groups = settings.data_parallel_size if dp_attention else 1
+    static = settings.gpu_memory_utilization
+    if static is None:
+        static = default_static_fraction(total, settings.tensor_parallel_size * groups, groups)
+    free = free_bytes or total - CONTEXT_BYTES
+    rest = int(free * static) - weight_bytes
+    slots = _state_slots(rest, cells.state_bytes)
+    states = (slots + 1) * cells.state_bytes if cells.state_bytes else 0
+    pool = max(rest - states, 0)
+    if not cells.token_bytes:
+        tokens = windows = pool // max(cells.window_token_bytes, 1)
+        each = cells.window_token_bytes
+    else:
+        each = cells.token_bytes + int(WINDOW_POOL_SHARE * cells.window_token_bytes)
+        tokens = pool // each
+        windows = int(tokens * WINDOW_POOL_SHARE) if cells.window_token_bytes else 0
+    return SglangPrediction(total, static, weight_bytes, rest, each, tokens, windows, slots, states)
+
+
+def default_static_fraction(memory_bytes: int, num_gpus: int, attention_groups: int = 1) -> float:
+    """The default ``mem_fraction_static`` (server_args.py since pull request 10975 of sgl-project/sglang).
+
+    What is left out is meant for attention's own buffers, the activations of a prefill chunk, CUDA graphs, and more
+    with every GPU that shares the layers and every one of ``attention_groups`` (read in 0.5.3, 0.5.6 and 0.5.9); at
+    least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
+    """
+    total_mib = memory_bytes / MIB
+    release = sglang_release()
+    chunk, graphs = release.chunked_prefill_tokens(memory_bytes), release.largest_graph_rows(memory_bytes, num_gpus)
+    reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW + num_gpus * _GPU_MIB
+    if attention_groups > 1:
+        each = _GROUP_MIB_PER_ROW + (_GROUP_MIB_PER_ROW_OF_MANY if graphs > _MANY_ROWS else 0)
+        reserved += graphs * attention_groups * each
+    if total_mib > _LARGE_GPU_MIB:
+        reserved = max(reserved, _LEAST_MIB_ON_LARGE_GPUS)
+    return max(round((total_mib - reserved) / total_mib, 3), 0.0)
+
+
+def _state_slots(rest_bytes: int, state_bytes: int) -> int:
+    """Sequences whose states fit into their share of the rest; one more slot is padding."""
+    if not state_bytes:
+        return 0
+    budget = max(rest_bytes, 0) * STATE_POOL_RATIO / (1 + STATE_POOL_RATIO)
+    return max(int((budget - state_bytes) // state_bytes), 0)
+
+
+def sglang_cache_dtype(spec: ModelSpec, asked: str, release: SglangRelease | None = None) -> str:
+    """The KV cache's as SGLang runs with ``asked``: auto is what the checkpoint states, if the release takes that."""
+    methods = (release or sglang_release()).stated_cache
+    stated = spec.quantization.stated_cache_dtype(methods) if spec.quantization else None
+    found = stated if asked == "auto" and stated is not None else asked
+    return "fp8" if found.startswith("fp8") else found
+
+
+def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: SglangRelease) -> _Cells:
+    kv_dtype = sglang_cache_dtype(spec, settings.kv_cache_dtype, release)
+    if head_scale_bytes(kv_dtype):
+        raise UsageError(f"SGLang has no KV cache in {kv_dtype}.", hint="use --kv-cache-dtype fp8, or --engine vllm")
+    is_sparse = spec.has_indexer
+    cache = CacheSettings(
+        model_dtype=dtype,
+        kv_dtype=cache_dtype(dtype, kv_dtype),
+        tensor_parallel_size=settings.tensor_parallel_size,
+        indexer_dtype="fp8" if is_sparse else None,
+    )
+    keeps_windows = str(spec.raw_config.get("model_type", "")) not in _WINDOWLESS_TYPES
+    tokens = windows = states = 0
+    for layer in spec.layers:
+        is_convolved = layer.parallel_state is not None and layer.parallel_state.kind == "stream_conv"
+        if layer.cross_attention is not None or is_convolved:
+            raise _not_modelled(spec)
+        for entry in layer_entries(layer, cache):
+            if entry.kind in ("cross", "compressed", "index_tail"):
+                raise _not_modelled(spec)
+            states += entry.state_bytes
+            if _is_window(entry) and keeps_windows:
+                windows += entry.token_bytes
+            else:
+                tokens += entry.token_bytes
+    return _Cells(tokens, windows, states)
+
+
+def _is_window(entry: CacheEntry) -> bool:
+    return entry.kind in ("sliding", "chunked")
+
+
+def _not_modelled(spec: ModelSpec) -> KvplanError:
+    return KvplanError(
+        f"{spec.served_id} has caches for an encoder, convolved or compressed ones, whose pools in SGLang are not "
+        "modelled.",
+        hint="plan it for vLLM",
+    )

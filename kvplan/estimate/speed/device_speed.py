@@ -1,0 +1,127 @@
+"""How fast a deployment decodes and reads prompts, for an estimate: from a measured profile, else a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.devices.measured_profile import Origin
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.deployments import Placement
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model
+from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
+from kvplan.estimate.speed.queueing.loads import steady_users
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step, play_queues
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
+
+PROMPT_TOKENS: Final = 512
+ANSWER_TOKENS: Final = 128
+_AVERAGE_CONTEXT: Final = PROMPT_TOKENS + ANSWER_TOKENS // 2
+_DRAWN: Final = (1, 4, 16, 64, 256, 1024)
+"""Sequences in the steps of a picture, as far as they fit, and then as many as do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentSpeed:
+    """A deployment that serves prompts of 512 tokens and answers of 128: to one user, and to as many as fit at once.
+
+    note: what the measured profile says of itself, None for a roofline.
+    """
+
+    gpu: str
+    origin: Origin
+    note: str | None
+    num_users: int
+    alone: ServingSpeed
+    full: ServingSpeed
+    model: SpeedModel
+    rules: SchedulingRules
+    max_model_len: int
+
+    def origin_text(self, *, explain: bool) -> str:
+        """Where the step times come from, for people: in a few words, or with the data and how well they fit."""
+        device = self.model.device_speed
+        note = "roofline" if device is None else (device.note if explain else device.short_note or device.note)
+        return f"{self.origin}: {note}" if self.origin in ("measured", "calibrated") else note
+
+    def queues(self, num_users: int) -> Queues | None:
+        """What ``num_users`` users see of each other, played.
+
+        None where requests spread like theirs do not fit, and as for ``play_queues``.
+        """
+        middle = self.model.steady(num_users, "middle")
+        load = steady_users(num_users, PROMPT_TOKENS, ANSWER_TOKENS, middle.reading_share)
+        if max(map(sum, load.lengths)) > min(self.rules.pool_tokens, self.max_model_len):
+            return None
+        return play_queues(self.model, load, self.rules, middle.requests_per_second)
+
+    def explained_steps(self) -> list[ExplainedStep]:
+        """Of one sequence, of as many as fit, and of these with a prompt beside them."""
+        return [
+            *(decode_step(self.model, each, _AVERAGE_CONTEXT) for each in sorted({1, self.num_users})),
+            mixed_step(self.model, self.num_users, _AVERAGE_CONTEXT),
+        ]
+
+    def decode_steps(self) -> list[ExplainedStep]:
+        """Of more and more sequences."""
+        counts = [each for each in _DRAWN if each < self.num_users]
+        return [decode_step(self.model, each, _AVERAGE_CONTEXT) for each in (*counts, self.num_users)]
+
+
+def deployment_speeds(
+    spec: ModelSpec,
+    gpus: Sequence[GpuProfile],
+    placements: Sequence[Placement],
+    cache: CacheSettings,
+    measured: MeasuredProfiles,
+    engine: EngineChoice,
+) -> tuple[DeploymentSpeed | None, ...]:
+    """One per placement by ``engine``; None where it does not fit, or the model has no positions for such a load."""
+    return tuple(
+        _speed(spec, gpu, placement, cache, measured, engine) for gpu, placement in zip(gpus, placements, strict=True)
+    )
+
+
+def _speed(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    placement: Placement,
+    cache: CacheSettings,
+    measured: MeasuredProfiles,
+    engine: EngineChoice,
+) -> DeploymentSpeed | None:
+    deployment, longest = placement.deployment, spec.max_position_embeddings
+    if not deployment.fits or (longest is not None and longest < PROMPT_TOKENS + ANSWER_TOKENS):
+        return None
+    settings = deployment.settings
+    layout = ParallelLayout.of(settings)
+    weight_bytes = deployment.weight_bytes
+    if engine.name == "kvplan":  # vLLM has them in the host's memory
+        weight_bytes -= spec.lookup_elements * element_bytes(cache.model_dtype)
+    work = model_work(spec, weight_bytes, cache.model_dtype, layout)
+    profile = measured.for_gpu(gpu, work.speed_format, engine.name)
+    known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)
+    kv_dtype = settings.kv_cache_dtype if spec.has_indexer else cache.kv_dtype  # by the GPU's kernel
+    on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size, kv_dtype=kv_dtype)
+    kv_bytes = kv_read_bytes(spec, _AVERAGE_CONTEXT, on_a_rank)
+    each = PROMPT_TOKENS + ANSWER_TOKENS
+    room = placement.sequences_of(each)
+    # Windows and states take more of a pool for each token of a short sequence than for one of a long one.
+    pool_tokens = min(deployment.kv_cache_tokens, (room + 1) * each - 1)
+    users = max(min(room, layout.data_parallel_size * settings.max_num_seqs), 1)
+    step_tokens = settings.max_num_batched_tokens
+    model = engine_speed_model(
+        engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known, settings.moe_backend, step_tokens
+    )
+    alone, full = model.speed(1), model.speed(users)
+    rules = engine_rules(engine, settings, work, pool_tokens)
+    return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)

@@ -1,0 +1,344 @@
+"""Time to first token, time per output token and throughput: from a measured profile of the device, else a roofline.
+
+Every figure is a range, and says where it comes from (``ServingSpeed.origin``). From a roofline (bytes moved and
+operations done, by the data sheet) the low end assumes that kernels reach what well-tuned ones reach, the high end what
+ordinary deployments show. From a measured profile the range is as wide as the profile's held-out error.
+
+While users' requests follow one another, each request's prefill also delays everybody else's tokens (chunked prefill
+shares the steps).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.measured_profile import Origin
+from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
+from kvplan.estimate.speed.bounds import SpeedBounds, speed_bounds
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
+from kvplan.estimate.speed.simulation.interface import GroupClock
+from kvplan.estimate.speed.steady import (
+    PromptReading,
+    PromptsRead,
+    SharedSteps,
+    SteadyState,
+    behind_server,
+    middle_state,
+    num_decoding,
+    steady_state,
+)
+from kvplan.estimate.speed.steps.clocks import (
+    BEST,
+    DATA_SHEET,
+    USUAL,
+    DeviceSpeed,
+    Efficiency,
+    Roofline,
+)
+from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock
+from kvplan.estimate.speed.steps.step_terms import StepLoad, StepTerms, measured_terms, roofline_terms
+from kvplan.estimate.speed.steps.work import ModelWork
+
+End = Literal["best", "middle", "worst"]
+"""Which end of the ranges a steady state is at."""
+FIGURES: Final[tuple[FigureName, ...]] = ("ttft", "tpot", "throughput")
+_PROFILE_NAMES: Final[dict[FigureName, str]] = {"ttft": "ttft", "tpot": "tpot", "throughput": "output_throughput"}
+_ENDS: Final[tuple[End, End]] = ("best", "worst")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Low and high end of a figure. ``high`` is infinite where nothing bounds it: a queue that grows for ever.
+
+    ``least``, ``most``: what the data sheet allows; no end lies beyond, nor is one rounded to lie there.
+    """
+
+    low: float
+    high: float
+    least: float = 0.0
+    most: float = math.inf
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean: as many times more than the low end as less than the high one."""
+        return float((self.low * self.high) ** 0.5)
+
+    @property
+    def is_bounded(self) -> bool:
+        return math.isfinite(self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSpeed:
+    """One replica with ``num_users`` requests always in progress. Throughputs are per second and replica."""
+
+    num_users: float
+    ttft_seconds: Range
+    tpot_seconds: Range
+    e2el_seconds: Range
+    output_tokens_per_second: Range
+    requests_per_second: Range
+    bandwidth_bound: bool
+    origin: Origin = "roofline"
+    note: str | None = None
+    """What a measured profile says of itself; None for a roofline."""
+
+    @property
+    def output_tokens_per_request(self) -> float:
+        return self.output_tokens_per_second.high / max(self.requests_per_second.high, 1e-12)
+
+
+@dataclass(frozen=True)
+class SpeedModel:
+    """One instance that serves prompts of ``input_tokens`` and answers of ``output_tokens``.
+
+    ``kv_bytes``: of one sequence's cache, read by a rank that holds all layers. ``device_speed``: if it was measured.
+    ``step_tokens``: of a step; None where each reads one whole prompt. ``steps_before``: as for ``PromptReading``.
+    """
+
+    work: ModelWork
+    gpu: GpuProfile
+    input_tokens: int
+    output_tokens: int
+    kv_bytes: float
+    device_speed: DeviceSpeed | None = None
+    engine: str = "vllm"
+    engine_host: HostWork = NO_HOST
+    mixed_tile_rows: int = 1
+    front_end: FrontEnd = NO_FRONT_END
+    is_first_engine: bool = False
+    step_tokens: int | None = None
+    steps_before: float = 0.5
+
+    @property
+    def host(self) -> HostWork:
+        """What the engine's host adds to steps; speeds that were measured on the device have it in them."""
+        return NO_HOST if self.origin in ("measured", "calibrated") else self.engine_host
+
+    @property
+    def origin(self) -> Origin:
+        return "roofline" if self.device_speed is None else self.device_speed.origin
+
+    def steady(self, num_users: float, end: End) -> SteadyState:
+        """The steady state of ``num_users`` users at one end of what is likely, behind the engine's server."""
+        return behind_server(self._of_engine(num_users, end), self.front_end, self.output_tokens)
+
+    def server_share(self, num_users: float) -> float:
+        """How much of its time the server would work on what the engine answers; above 1 it bounds the throughput."""
+        return self.front_end.busy_share(self._of_engine(num_users, "middle").requests_per_second, self.output_tokens)
+
+    def _of_engine(self, num_users: float, end: End) -> SteadyState:
+        """The steady state without the server's own work."""
+        if self.device_speed is not None:
+            return self._measured(num_users, end, self.device_speed)
+        if end == "middle":
+            return middle_state(self._of_engine(num_users, "best"), self._of_engine(num_users, "worst"))
+        return self._state(self._hosted(self._roofline_steps[end]), num_users)
+
+    def bounds(self, num_users: float, num_decoding: float | None = None) -> SpeedBounds:
+        """What the data sheet allows ``num_users`` users at most, of whom ``num_decoding`` decode; None: as many as in
+        a steady state."""
+        decoding = self._decoding(num_users) if num_decoding is None else num_decoding
+        lengths = (self.input_tokens, self.output_tokens)
+        return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding)
+
+    def error_interval(self, figure: FigureName) -> ErrorInterval | None:
+        """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
+
+        Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin.
+        """
+        is_mixture, is_latent = self.work.num_experts > 0, self.work.num_latent_layers > 0
+        group = error_group(self.origin, self.engine, is_mixture, is_first=self.is_first_engine)
+        kind = combination(self.gpu.architecture, is_mixture=is_mixture, is_latent=is_latent)
+        published = published_errors().interval(group, figure, kind)
+        if self.device_speed is None or (published is not None and self.origin not in ("measured", "calibrated")):
+            return published
+        error = self.device_speed.errors[_PROFILE_NAMES[figure]]
+        return ErrorInterval(1 / (1 + error), 1 / (1 - error))
+
+    @cached_property
+    def _rooflines(self) -> dict[End, Roofline]:
+        reached: dict[End, Efficiency] = {"best": BEST, "worst": USUAL}
+        return {end: Roofline.of(self.work, self.gpu, self.kv_bytes, each) for end, each in reached.items()}
+
+    @cached_property
+    def _data_sheet(self) -> Roofline:
+        return Roofline.of(self.work, self.gpu, self.kv_bytes, DATA_SHEET)
+
+    def speed(self, num_users: float) -> ServingSpeed:
+        """``num_users`` users who each send the next request when the last one has been answered."""
+        return self.between(self.steady(num_users, "best"), self.steady(num_users, "worst"), num_users)
+
+    def between(self, best: SteadyState, worst: SteadyState | None, num_users: float) -> ServingSpeed:
+        """The ranges from ``best`` to ``worst``, as far as the data sheet allows them; without a worst one nothing
+        bounds the times."""
+        bounds = self.bounds(num_users)
+        slowest = (math.inf, math.inf, math.inf)
+        if worst is not None:  # behind a busy server a faster engine's requests wait longer for their first token
+            slowest = (max(best.ttft_seconds, worst.ttft_seconds), worst.tpot_seconds, worst.e2el_seconds)
+        first = best.ttft_seconds if worst is None else min(best.ttft_seconds, worst.ttft_seconds)
+        tokens, most = self.output_tokens, bounds.output_tokens_per_second
+        ends = (best.requests_per_second, 0.0 if worst is None else worst.requests_per_second)
+        requests = sorted(min(end, most / tokens) for end in ends)
+        return ServingSpeed(
+            num_users=num_users,
+            ttft_seconds=_above(bounds.ttft_seconds, first, slowest[0]),
+            tpot_seconds=_above(bounds.tpot_seconds, best.tpot_seconds, slowest[1]),
+            e2el_seconds=_above(bounds.e2el_seconds, best.e2el_seconds, slowest[2]),
+            output_tokens_per_second=Range(requests[0] * tokens, requests[1] * tokens, most=most),
+            requests_per_second=Range(requests[0], requests[1]),
+            bandwidth_bound=self._data_sheet.is_bandwidth_bound(num_users),
+            origin=self.origin,
+            note=None if self.device_speed is None else self.device_speed.note,
+        )
+
+    @cached_property
+    def steps(self) -> HostedSteps:
+        """The middle of what is likely, for any step that a play finds."""
+        return self._hosted(self._gpu_steps)
+
+    def _hosted(self, clock: GroupClock) -> HostedSteps:
+        work = self.work
+        return HostedSteps(clock, self.host, work.num_layers, work.num_expert_layers, self.mixed_tile_rows)
+
+    @cached_property
+    def _gpu_steps(self) -> GroupClock:
+        if self.device_speed is not None:
+            return self._measured_clock
+        return BetweenSteps(*(self._roofline_steps[end] for end in _ENDS))
+
+    @cached_property
+    def _roofline_steps(self) -> dict[End, RooflineSteps]:
+        context = self.input_tokens + self.output_tokens / 2
+        return {end: RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS}
+
+    @cached_property
+    def _measured_clock(self) -> MeasuredClock:
+        assert self.device_speed is not None, "asked for where the device was measured"
+        context = self.input_tokens + self.output_tokens / 2
+        return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
+
+    def step_terms(self, load: StepLoad) -> StepTerms:
+        """The parts of a step; of a roofline the geometric middle of both ends."""
+        return replace(self._gpu_terms(load), host=self.step_seconds(load) - self._gpu_step_seconds(load))
+
+    def _gpu_step_seconds(self, load: StepLoad) -> float:
+        """The step without what its host adds."""
+        return _seconds(replace(self.steps, host=NO_HOST), load)
+
+    def _gpu_terms(self, load: StepLoad) -> StepTerms:
+        padded = padded_pairs(
+            self.mixed_tile_rows, load.num_tokens, load.num_sequences, load.num_kv_tokens, load.num_pairs
+        )
+        load = replace(load, num_pairs=padded)
+        if self.device_speed is not None:
+            return measured_terms(self._measured_clock, load)
+        context = self.input_tokens + self.output_tokens / 2
+        best, worst = (roofline_terms(self._rooflines[end], self.kv_bytes / context, load) for end in _ENDS)
+        return best.merged(worst, lambda one, other: (one * other) ** 0.5)
+
+    def step_seconds(self, load: StepLoad) -> float:
+        """The whole step."""
+        return _seconds(self.steps, load)
+
+    def _measured(self, num_users: float, end: End, device: DeviceSpeed) -> SteadyState:
+        state = self._predicted(num_users)
+        slower = {"best": -1.0, "middle": 0.0, "worst": 1.0}[end]
+
+        def at_end(name: str, seconds: float) -> float:
+            return seconds / (1 - slower * device.errors[name])
+
+        # A throughput is predicted too high where it is slower than predicted: measured = predicted / (1 + error).
+        whole = state.e2el_seconds * (1 + slower * device.errors["output_throughput"])
+        return SteadyState(num_users, at_end("ttft", state.ttft_seconds), at_end("tpot", state.tpot_seconds), whole)
+
+    def _predicted(self, num_users: float) -> SteadyState:
+        """By the measured coefficients alone: what both ends of the range begin with."""
+        if num_users not in self._predictions:
+            self._predictions[num_users] = self._state(self.steps, num_users)
+        return self._predictions[num_users]
+
+    @cached_property
+    def _predictions(self) -> dict[float, SteadyState]:
+        """Found so far, by ``num_users``."""
+        return {}
+
+    def _state(self, steps: HostedSteps, num_users: float) -> SteadyState:
+        """By the clock that plays have: of a step in which all decode, and of those that read prompts beside them."""
+        layout, decoding = self.work.layout, self._decoding(num_users)
+        groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
+        reading = PromptReading(self._chunks(decoding), stages, self.steps_before, self.front_end.seconds(1))
+        context = self.input_tokens + self.output_tokens / 2
+        in_fullest = decoding * math.ceil(num_users / groups) / num_users  # groups have whole users
+        held = in_fullest * context
+        step = steps.seconds_beside(decoding, in_fullest, in_fullest, in_fullest, held, held)
+        others = max(decoding - 1, 0.0)
+        beside = in_fullest * others / decoding
+
+        def reading_step(read: PromptsRead) -> float:
+            prompts, prompt = read.in_fullest, self.input_tokens
+            kv_tokens = beside * context + max(prompts, 1.0) * prompt * (1 + min(prompts, 1.0)) / 2
+            pairs = beside * context + prompts * prompt * (prompt + 1) / 2
+            tokens, sequences = beside + prompts * prompt, beside + max(prompts, 1.0)
+            return steps.seconds_beside(
+                others + read.in_all * prompt, tokens, sequences, beside + prompts, kv_tokens, pairs
+            )
+
+        together = groups if self.work.steps_together else 1
+        alike = SharedSteps(step, reading_step, groups // together, together)
+        return steady_state(alike, reading, num_users, self.output_tokens)
+
+    def _decoding(self, num_users: float) -> float:
+        """Of ``num_users`` those that decode in a step, as for ``num_decoding``."""
+        if num_users not in self._found_decoding:
+            stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
+            share = min(num_users, groups)  # of the groups, those that have any users
+            of_one = num_decoding(
+                num_users / share,
+                self.output_tokens,
+                lambda decoding: self._chunks(decoding * share) / stages,
+                self.steps_before,
+            )
+            self._found_decoding[num_users] = share * of_one
+        return self._found_decoding[num_users]
+
+    @cached_property
+    def _found_decoding(self) -> dict[float, float]:
+        """By ``num_users``."""
+        return {}
+
+    def _chunks(self, decoding: float) -> float:
+        """Steps in which a prompt is read: it has what those that decode leave of their tokens."""
+        if self.step_tokens is None:
+            return 1.0
+        layout = self.work.layout
+        beside = decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
+        return self.input_tokens / max(self.step_tokens - beside, 1.0)
+
+
+def _above(least: float, low: float, high: float) -> Range:
+    return Range(max(low, least), max(high, least), least=least)
+
+
+def _seconds(steps: HostedSteps, load: StepLoad) -> float:
+    return steps.seconds_beside(
+        load.num_met, load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
+    )
+
+
+def decode_step_seconds(work: ModelWork, gpu: GpuProfile, batch: float, kv_bytes: float) -> Range:
+    """One token for each of ``batch`` sequences whose caches hold ``kv_bytes`` on average, by the data sheet."""
+    best, usual = (Roofline.of(work, gpu, kv_bytes, efficiency) for efficiency in (BEST, USUAL))
+    return Range(best.decode_seconds(batch), usual.decode_seconds(batch))
+
+
+def prefill_seconds(work: ModelWork, gpu: GpuProfile, tokens: int) -> Range:
+    """Reading a prompt of ``tokens`` tokens, alone on the GPUs, by the data sheet."""
+    best, usual = (Roofline.of(work, gpu, 0.0, efficiency) for efficiency in (BEST, USUAL))
+    return Range(best.prefill_seconds(tokens), usual.prefill_seconds(tokens))

@@ -1,0 +1,46 @@
+"""Which prompts the next step reads, and how far: those that are being read, then those that wait and have room."""
+
+from __future__ import annotations
+
+from kvplan.estimate.speed.queueing.instance import Group, Sequence
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+
+Chunk = tuple[Sequence, int]
+"""A sequence, and how many of its tokens a step computes."""
+
+
+def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
+    """What the next step reads, at most its token budget. Those that are admitted have a seat of ``group`` then."""
+    if not group.reading and not group.waiting:
+        return []
+    budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else group.num_decoding)
+    found: list[Chunk] = []
+    for sequence in group.reading:
+        number = min(sequence.known - sequence.computed, budget)
+        if number > 0:
+            found.append((sequence, number))
+            budget -= number
+    while group.waiting and budget > 0 and group.may_admit and group.num_running < rules.max_num_seqs:
+        sequence = group.waiting[0]
+        missing = sequence.known - sequence.found
+        if missing > budget and not rules.chunks_prompts and (found or missing <= rules.max_num_batched_tokens):
+            break
+        number = min(missing, budget) if rules.chunks_prompts else missing
+        if not _has_room(group, rules, sequence, number):
+            break
+        group.waiting.popleft()
+        sequence.computed = sequence.found
+        group.start(sequence)
+        found.append((sequence, number))
+        budget -= number
+    return found
+
+
+def _has_room(group: Group, rules: SchedulingRules, sequence: Sequence, num_new: int) -> bool:
+    if not group.num_running:
+        return True
+    if rules.reserves:
+        to_come = rules.reserves * (group.num_to_come + sequence.num_left)
+        return group.num_held + sequence.known + to_come <= rules.pool_tokens
+    missing_of_others = sum(each.known - each.computed for each in group.reading)
+    return group.num_held + missing_of_others + num_new <= rules.pool_tokens

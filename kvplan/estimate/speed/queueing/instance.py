@@ -1,0 +1,154 @@
+"""The sequences of one group of an instance between two steps: who waits, reads and decodes, and the tokens they hold.
+
+An instance has one group, or several data-parallel ones with a pool, seats and a token budget each. Sequences that
+decode are one sum of tokens and a queue of the steps in which they end.
+
+    ticks    decode steps so far: a sequence that starts to decode at tick t with r tokens to come ends at tick t + r
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+
+from kvplan.estimate.speed.queueing.figures import PlayedRequest
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """computed: tokens in the pool. known: tokens to be computed before the next is sampled. found: those of them that
+    the prefix cache has. num_left: tokens to be sampled. end_tick: while it decodes, when it gets its last token; 0
+    otherwise."""
+
+    request: PlayedRequest
+    number: int
+    known: int
+    computed: int = 0
+    found: int = 0
+    num_left: int = 0
+    end_tick: int = 0
+    is_running: bool = False
+
+
+class Group:
+    """pool_tokens: those of all sequences together. cached_tokens: of each prompt, in a prefix that all share.
+    late_steps: those in which a sequence is that has all of its tokens.
+    """
+
+    def __init__(self, pool_tokens: float, cached_tokens: int, late_steps: int = 0) -> None:
+        self._pool_tokens = pool_tokens
+        self._late_steps = late_steps
+        self._cached_tokens = cached_tokens
+        self.ticks = 0
+        self.waiting: deque[Sequence] = deque()
+        self.reading: list[Sequence] = []
+        self._ends: list[tuple[int, int, Sequence]] = []
+        self._order: list[Sequence] = []
+        self._end_ticks = 0
+        self.may_admit = True
+        self.num_decoding = 0
+        self.decoding_tokens = 0
+        self._reading_tokens = 0
+        self.num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return self.num_decoding + len(self.reading)
+
+    @property
+    def num_in_hand(self) -> int:
+        """Requests that run or wait."""
+        return self.num_running + len(self.waiting)
+
+    @property
+    def num_held(self) -> int:
+        """Tokens in the pool; a prefix that sequences share is held once."""
+        shared = max(self.num_decoding - 1, 0) * self._cached_tokens
+        return self.decoding_tokens + self._reading_tokens - shared
+
+    @property
+    def num_to_come(self) -> int:
+        """Tokens of the answers of those that run."""
+        decoding = self._end_ticks - self.num_decoding * self.ticks
+        return decoding + sum(each.known - each.computed + each.num_left for each in self.reading)
+
+    @property
+    def steps_to_next_end(self) -> int:
+        """Decode steps until a sequence that decodes has its last token."""
+        return self._ends[0][0] - self.ticks
+
+    def decode(self, ticks: int) -> None:
+        """Those that decode get a token in each of ``ticks`` steps."""
+        self.ticks += ticks
+        self.decoding_tokens += ticks * self.num_decoding
+
+    def start(self, sequence: Sequence) -> None:
+        """``sequence`` has a seat; its prompt is to be read."""
+        sequence.is_running = True
+        self.reading.append(sequence)
+        self._order.append(sequence)
+
+    def hold(self, sequence: Sequence, num_tokens: int) -> None:
+        """``num_tokens`` more of ``sequence``, which is being read, are in the pool."""
+        sequence.computed += num_tokens
+        self._reading_tokens += num_tokens
+
+    def first_token(self, sequence: Sequence) -> None:
+        """A prompt has been read: its sequence has a token more, and decodes now."""
+        self._leave_reading(sequence)
+        sequence.num_left -= 1
+        sequence.end_tick = self.ticks + sequence.num_left + self._late_steps
+        self.num_decoding += 1
+        self.decoding_tokens += sequence.known
+        self._end_ticks += sequence.end_tick
+        heapq.heappush(self._ends, (sequence.end_tick, sequence.number, sequence))
+
+    def take_ended(self, streamed: float) -> list[Sequence]:
+        """Those that got their last token, which clients see at ``streamed``, leave."""
+        ended = []
+        while self._ends and self._ends[0][0] <= self.ticks:
+            _, _, sequence = heapq.heappop(self._ends)
+            request = sequence.request
+            request.last = streamed
+            held = request.num_prompt_tokens + request.num_output_tokens - 1 + self._late_steps
+            self._leave_decoding(sequence, held)
+            ended.append(sequence)
+        if len(self._order) > 2 * self.num_running + 32:
+            self._order = [each for each in self._order if each.is_running]
+        return ended
+
+    def make_room(self) -> None:
+        """The newest sequences lose their tokens while the next step would not fit the pool, and nobody joins it."""
+        self.may_admit = True
+        while self.num_running > 1 and self.num_held + self.num_decoding > self._pool_tokens:
+            newest = self._order.pop()
+            if newest.is_running:
+                self._preempt(newest)
+                self.may_admit = False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        request = sequence.request
+        if sequence in self.reading:
+            sequence.is_running = False
+            self._leave_reading(sequence)
+        else:
+            left = sequence.end_tick - self.ticks - self._late_steps
+            known = request.num_prompt_tokens + request.num_output_tokens - left
+            self._ends.remove((sequence.end_tick, sequence.number, sequence))
+            heapq.heapify(self._ends)
+            self._leave_decoding(sequence, known - 1)
+            sequence.known, sequence.num_left, sequence.end_tick = known, max(left, 1), 0
+        sequence.computed = 0
+        self.waiting.appendleft(sequence)
+
+    def _leave_reading(self, sequence: Sequence) -> None:
+        self.reading.remove(sequence)
+        self._reading_tokens -= sequence.computed - sequence.found
+
+    def _leave_decoding(self, sequence: Sequence, num_tokens: int) -> None:
+        sequence.is_running = False
+        self.num_decoding -= 1
+        self.decoding_tokens -= num_tokens
+        self._end_ticks -= sequence.end_tick

@@ -1,0 +1,242 @@
+"""Continuous batching played on lengths alone, coarsely enough for hundreds of deployments in a plan.
+
+``batching`` counts every block of every sequence; here sequences that decode are one sum of tokens, and steps between
+two events (an end, an arrival, a full pool) are taken together, each as long as the middle one. The rules are
+``SchedulingRules``'.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from kvplan.estimate.speed.queueing.admission import Chunk, next_chunks
+from kvplan.estimate.speed.queueing.arrivals import NEVER, Arrivals
+from kvplan.estimate.speed.queueing.figures import PlayedFigures, of_groups, played_figures
+from kvplan.estimate.speed.queueing.instance import Group, Sequence
+from kvplan.estimate.speed.queueing.loads import PlayedLoad
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
+
+
+class GroupLoad(NamedTuple):
+    """What a step of one group does, in the words of ``StepClock``."""
+
+    num_tokens: int
+    num_sequences: int
+    num_sampled: int
+    num_kv_tokens: int
+    num_pairs: float
+
+
+class _Play:
+    """now: the end of the last step, in seconds. composed_at: when that step began, and with it the latest moment at
+    which the next one could be composed ahead."""
+
+    def __init__(self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> None:
+        self._load, self._rules, self._clock = load, rules, clock
+        late = int(rules.streams_late > 0)
+        self._groups = [Group(rules.pool_tokens, load.cached_tokens, late) for _ in range(rules.num_groups)]
+        self._arrivals = Arrivals(load, rules.front_end)
+        self._unseen: list[Sequence] = []
+        self._last = load.num_requests - load.num_cooldowns
+        self._num_counted = 0
+        self._max_running = 0
+        self._now = self._composed_at = 0.0
+
+    def run(self) -> None:
+        if self._load.num_running:
+            self._start_in_progress()
+        while self._num_counted < self._last:
+            self._send()
+            if not self._num_in_hand:
+                self._now = self._composed_at = self._arrivals.next_event()
+                continue
+            chunks = [next_chunks(group, self._rules) for group in self._groups]
+            if any(chunks):
+                self._read(chunks)
+            else:
+                self._decode()
+
+    def figures(self) -> PlayedFigures:
+        counted = self._arrivals.requests[self._load.num_warmups : self._last]
+        preemptions = sum(group.num_preemptions for group in self._groups)
+        return played_figures(counted, preemptions, self._max_running)
+
+    @property
+    def _num_in_hand(self) -> int:
+        return sum(group.num_in_hand for group in self._groups)
+
+    def _emptiest(self) -> Group:
+        """The group that is sent the next request: vLLM counts those in flight of each (DPLBAsyncMPClient)."""
+        return min(self._groups, key=lambda group: group.num_in_hand)
+
+    def _start_in_progress(self) -> None:
+        """They decode already, at places of their answers that are evenly spaced."""
+        number = self._load.num_running
+        for index in range(min(number, self._rules.max_num_seqs * self._rules.num_groups)):
+            sequence, group = self._arrivals.send_running(), self._emptiest()
+            answer = sequence.num_left
+            done = min(max(round(answer * (index + 0.5) / number), 1), max(answer - 1, 1))
+            sequence.known += done - 1
+            sequence.num_left -= done - 1
+            group.start(sequence)
+            group.hold(sequence, sequence.known)
+            sequence.request.first = self._now
+            group.first_token(sequence)
+        for group in self._groups:
+            group.make_room()
+
+    def _send(self) -> None:
+        """The engine takes in what came before the coming step was composed."""
+        self._arrivals.send(self._now)
+        until = self._composed_at if self._rules.schedules_ahead and self._num_in_hand else self._now
+        for sequence in self._arrivals.take(until):
+            self._emptiest().waiting.append(sequence)
+
+    def _spend(self, seconds: float, steps: int) -> None:
+        """``steps`` of ``seconds`` each."""
+        self._composed_at = self._now + seconds * (steps - 1)
+        self._now += seconds * steps
+
+    def _seconds(self, loads: list[GroupLoad]) -> float:
+        """Of a step with ``loads``: as long as that of the group with the most tokens, or pairs, takes."""
+        if len(loads) == 1:
+            return self._clock.seconds(*loads[0])
+        clock, met = self._clock, sum(load.num_tokens for load in loads)
+        assert isinstance(clock, GroupClock), "steps of several groups"
+        fullest = {max(loads), max(loads, key=lambda load: load.num_pairs)}
+        return max(clock.seconds_beside(met, *load) for load in fullest)
+
+    def _read(self, chunks: list[list[Chunk]]) -> None:
+        """One step in which the groups read their ``chunks``, and decode beside them where the rules mix both."""
+        self._max_running = max(self._max_running, sum(group.num_running for group in self._groups))
+        decoding = [
+            0 if self._rules.prompts_first and own else group.num_decoding
+            for group, own in zip(self._groups, chunks, strict=True)
+        ]
+        loads = [_load_of(*each) for each in zip(self._groups, decoding, chunks, strict=True)]
+        seconds = self._seconds(loads)
+        done = [_read_to_the_end(own) for own in chunks]
+        if self._rules.num_stages > 1:
+            for group, own, number, load in zip(self._groups, chunks, decoding, loads, strict=True):
+                self._note_stages(group, own, number, seconds, load)
+        begun = self._now
+        self._spend(seconds, 1)
+        num_tokens = sum(decoding) + sum(map(len, done))
+        streamed = self._arrivals.stream(self._now, self._now, 1, num_tokens)
+        self._see_first_tokens(min(streamed, begun + self._rules.streams_late))
+        for group, number, read in zip(self._groups, decoding, done, strict=True):
+            group.decode(1 if number else 0)
+            for sequence in read:
+                group.first_token(sequence)
+            self._unseen += [sequence for sequence in read if not sequence.request.first]
+        if not self._rules.streams_late:
+            self._see_first_tokens(streamed)
+        self._end_step(streamed)
+
+    def _note_stages(self, group: Group, chunks: list[Chunk], decoding: int, seconds: float, load: GroupLoad) -> None:
+        """What the chunks that end prompts still pass when the step that reads ``chunks`` ends after ``seconds``.
+
+        A step of several stages is one pass of all micro-batches, each with its share of the work. But a chunk is in
+        one of them, whole, which begins behind those before it and passes one stage after the other.
+        """
+        if not chunks:
+            return
+        stages, held = self._rules.num_stages, group.decoding_tokens + decoding if decoding else 0
+        read = sum(number for _, number in chunks)
+        in_batch = min(read, self._rules.max_num_batched_tokens // stages)
+        full = in_batch * stages / read  # a pass in which every micro-batch has as much to read as those of this one
+        tokens, sequences = decoding + in_batch * stages, decoding + stages
+        kv_tokens, pairs = held + round(full * (load.num_kv_tokens - held)), held + full * (load.num_pairs - held)
+        whole = self._clock.seconds(tokens, sequences, sequences, kv_tokens, pairs)
+        begun = 0
+        for sequence, number in chunks:
+            begun += number
+            if sequence.computed >= sequence.known and not sequence.request.first:
+                passed = math.ceil(begun / in_batch) + stages - 1
+                sequence.request.in_stages = max(passed * whole / stages - seconds, 0.0)
+
+    def _see_first_tokens(self, streamed: float) -> None:
+        """Those that clients were still to see."""
+        for sequence in self._unseen:
+            sequence.request.first = streamed
+        self._unseen.clear()
+
+    def _decode(self) -> None:
+        """As many decode steps as differ in lengths only."""
+        decoding = [group for group in self._groups if group.num_decoding]
+        count = sum(group.num_decoding for group in decoding)
+        self._max_running = max(self._max_running, count)
+        steps = max(min(_alike_steps(group, self._rules) for group in decoding), 1)
+        seconds = self._decode_seconds(decoding, steps)
+        arrival = self._next_arrival()
+        if self._now + steps * seconds > arrival:
+            steps = max(min(steps, math.ceil((arrival - self._now) / seconds)), 1)
+            seconds = self._decode_seconds(decoding, steps)
+        first_step = self._now + seconds
+        self._see_first_tokens(min(first_step, self._now + self._rules.streams_late))
+        self._spend(seconds, steps)
+        for group in decoding:
+            group.decode(steps)
+        self._end_step(self._arrivals.stream(first_step, self._now, steps, count))
+
+    def _decode_seconds(self, decoding: list[Group], steps: int) -> float:
+        """Of the middle one of ``steps`` decode steps."""
+        loads = []
+        for group in decoding:
+            count = group.num_decoding
+            middle = group.decoding_tokens + count * (steps + 1) // 2
+            loads.append(GroupLoad(count, count, count, middle, float(middle)))
+        return self._seconds(loads)
+
+    def _next_arrival(self) -> float:
+        """The next event that could change who runs; never where all seats are taken, or others wait already."""
+        seats = self._rules.max_num_seqs
+        if all(group.waiting or group.num_running >= seats for group in self._groups):
+            return NEVER
+        return self._arrivals.next_event()
+
+    def _end_step(self, streamed: float) -> None:
+        """Clients have its tokens at ``streamed``."""
+        for group in self._groups:
+            for sequence in group.take_ended(streamed):
+                self._arrivals.note_end(streamed)
+                self._num_counted += sequence.number < self._last
+            group.make_room()
+
+
+def _load_of(group: Group, decoding: int, chunks: list[Chunk]) -> GroupLoad:
+    """Of a step in which ``decoding`` of its sequences get a token; what is read of ``chunks`` is in the pool then."""
+    num_tokens, kv_tokens = decoding, group.decoding_tokens + decoding if decoding else 0
+    pairs = float(kv_tokens)
+    for sequence, number in chunks:
+        pairs += number * (sequence.computed + (number + 1) / 2)
+        group.hold(sequence, number)
+        num_tokens += number
+        kv_tokens += sequence.computed
+    num_sampled = decoding + len(_read_to_the_end(chunks))
+    return GroupLoad(num_tokens, decoding + len(chunks), num_sampled, kv_tokens, pairs)
+
+
+def _read_to_the_end(chunks: list[Chunk]) -> list[Sequence]:
+    return [sequence for sequence, _ in chunks if sequence.computed >= sequence.known]
+
+
+def _alike_steps(group: Group, rules: SchedulingRules) -> int:
+    """Decode steps until a sequence of ``group`` ends, or its pool may be full."""
+    count, room = group.num_decoding, rules.pool_tokens - group.num_held
+    return min(group.steps_to_next_end, int(room / count) if room > count else 1)
+
+
+def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFigures:
+    """What ``load`` sees of one instance. The pool of a group holds the longest request alone.
+
+    Groups that share their experts take each step together; others are played as one of them, with its share.
+    """
+    if rules.num_groups > 1 and not rules.in_step:
+        busy = min(rules.num_groups, load.max_concurrency or rules.num_groups)
+        return of_groups(play(load.shared_by(busy), rules.alone(busy), clock), busy)
+    played = _Play(load, rules, clock)
+    played.run()
+    return played.figures()

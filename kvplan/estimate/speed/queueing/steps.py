@@ -1,0 +1,120 @@
+"""Seconds of any step of an instance: prompts of many lengths read beside decoding sequences, over all its ranks.
+
+The clocks of ``clocks`` know steps of decoding and single prompts; these, and ``MeasuredClock`` itself, take what a
+play finds in a step. A step is of a whole group: with pipeline stages, one pass of all micro-batches. Data-parallel
+groups that share their experts take it together, and wait for the fullest of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.catalog.releases.vllm import VllmRelease
+from kvplan.estimate.speed.simulation.interface import GroupClock
+from kvplan.estimate.speed.steps.clocks import Roofline
+from kvplan.estimate.speed.steps.group_steps import GroupSteps
+from kvplan.estimate.speed.steps.host import HostWork
+
+
+@dataclass(frozen=True)
+class RooflineSteps(GroupSteps):
+    """By the data sheet. ``kv_bytes_per_token``: on a rank that holds all layers."""
+
+    roofline: Roofline
+    kv_bytes_per_token: float
+
+    def seconds_beside(
+        self,
+        num_met: float,
+        num_tokens: float,
+        num_sequences: float,
+        num_sampled: float,
+        num_kv_tokens: float,
+        num_pairs: float,
+    ) -> float:
+        """See ``simulation.GroupClock``."""
+        roofline, work = self.roofline, self.roofline.work
+        stages = work.layout.pipeline_parallel_size
+        fullest = work.layout.share_of_stage(num_tokens, num_sequences)
+        rows, met = num_tokens * fullest, num_met / stages
+        read = work.weights_read(met) + num_kv_tokens * fullest * self.kv_bytes_per_token / stages
+        operations = work.operations(rows, met) + self._attention(num_tokens, num_pairs) * fullest / stages
+        one = max(read / roofline.bandwidth, operations / roofline.flops)
+        return stages * one + roofline.collectives.seconds(rows, met) + roofline.step_seconds
+
+    def _attention(self, num_tokens: float, num_pairs: float) -> float:
+        """Operations of one rank that had all layers and sequences; windows see what they see on average."""
+        seen = num_pairs / max(num_tokens, 1)
+        adds = num_tokens * sum(span.multiply_adds(seen) for span in self.roofline.work.attention)
+        return 2 * adds / self.roofline.work.layout.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenSteps(GroupSteps):
+    """The geometric middle of two clocks."""
+
+    best: GroupClock
+    worst: GroupClock
+
+    def seconds_beside(self, num_met: float, *of_group: float) -> float:
+        """See ``simulation.GroupClock``."""
+        best, worst = self.best.seconds_beside(num_met, *of_group), self.worst.seconds_beside(num_met, *of_group)
+        return float((best * worst) ** 0.5)
+
+
+_FA2_TILE: Final = 64
+
+
+def mixed_tile_rows(release: VllmRelease, compute_capability: str) -> int:
+    """Of vLLM's attention in a step with prompts: 1 where each token costs what it attends to.
+
+    FlashAttention 2, before Hopper and on consumers' Blackwell, takes such a step as one call: sequences that decode
+    get a tile of 64 queries for each head, without packed heads and split caches (pull request 58013 of
+    vllm-project/vllm). The first engine called two kernels.
+    """
+    is_second = compute_capability.split(".")[0] in ("8", "12")
+    return _FA2_TILE if release.v1 and is_second else 1
+
+
+def padded_pairs(
+    tile_rows: int, num_tokens: float, num_sequences: float, num_kv_tokens: float, num_pairs: float
+) -> float:
+    """Pairs that attention computes: in a step with prompts, sequences of one token count as ``tile_rows`` queries.
+
+    The last tile of a prompt is padded too: what it sees counts as much as what a decoding sequence holds.
+    """
+    return num_pairs + (tile_rows - 1) * num_kv_tokens if num_tokens > num_sequences else num_pairs
+
+
+@dataclass(frozen=True, slots=True)
+class HostedSteps(GroupSteps):
+    """``clock``'s steps with what ``host`` adds, and attention of mixed steps as the engine's kernel does it.
+
+    mixed_tile_rows: queries that a sequence of one token is padded to in a step with prompts (``mixed_tile_rows``).
+    Data-parallel groups have a host each, and these work side by side.
+    """
+
+    clock: GroupClock
+    host: HostWork
+    num_layers: int
+    num_mixtures: int
+    mixed_tile_rows: int = 1
+
+    def seconds_beside(
+        self,
+        num_met: float,
+        num_tokens: float,
+        num_sequences: float,
+        num_sampled: float,
+        num_kv_tokens: float,
+        num_pairs: float,
+    ) -> float:
+        """See ``simulation.GroupClock``."""
+        num_pairs = padded_pairs(self.mixed_tile_rows, num_tokens, num_sequences, num_kv_tokens, num_pairs)
+        gpu = self.clock.seconds_beside(num_met, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+        layers, mixtures = self.num_layers, self.num_mixtures
+        if num_tokens > num_sequences:
+            return self.host.mixed_seconds(gpu, layers, mixtures, num_sequences, num_tokens)
+        context = num_kv_tokens / max(num_sequences, 1)
+        return self.host.decode_seconds(gpu, layers, mixtures, num_sequences, context)

@@ -1,0 +1,133 @@
+"""What requests see while they queue for each other, with intervals; and what the steps that serve them consist of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from kvplan.catalog.published_errors import ErrorInterval, FigureName
+from kvplan.estimate.speed.bounds import NO_BOUNDS, SpeedBounds
+from kvplan.estimate.speed.latency import FIGURES, Range, SpeedModel
+from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.front_end import BUSIEST
+from kvplan.estimate.speed.queueing.loads import PlayedLoad
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.steps.step_terms import StepLoad, StepTerms
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """One replica under its share of the load. ``intervals``: factors of a figure that hold 9 in 10 measurements.
+
+    ``bounds``: what the data sheet allows, where every interval ends (``between``).
+    """
+
+    figures: PlayedFigures
+    output_throughput: float
+    intervals: dict[FigureName, ErrorInterval | None]
+    bounds: SpeedBounds = field(default=NO_BOUNDS)
+
+    def between(self, name: FigureName, value: float) -> Range | None:
+        """The interval around ``value`` (seconds; tokens per second); None where nothing was ever compared."""
+        interval = self.intervals[name]
+        if interval is None:
+            return None
+        low, high = value * interval.low, value * interval.high
+        if name == "throughput":
+            most = max(self.bounds.output_tokens_per_second, value)
+            return Range(min(low, most), min(high, most), most=most)
+        least = min(self.bounds.ttft_seconds if name == "ttft" else self.bounds.tpot_seconds, value)
+        return Range(max(low, least), max(high, least), least=least)
+
+
+class ExplainedStep(NamedTuple):
+    """A step, its parts, and seconds of the whole."""
+
+    name: str
+    terms: StepTerms
+    seconds: float
+
+
+def play_queues(
+    model: SpeedModel, load: PlayedLoad, rules: SchedulingRules, requests_per_second: float
+) -> Queues | None:
+    """Percentiles of ``load``, of which ``requests_per_second`` come, by the steady state in a closed loop.
+
+    Throughput is what comes, or what the play of a closed loop answers: as many as are in flight, by the time that each
+    takes (Little's law).
+
+    None where the server's own work on so many requests leaves its event loop next to no time: the instance would wait
+    for its server then, which neither the steady state nor published measurements tell how long.
+    """
+    if rules.front_end.busy_share(requests_per_second, model.output_tokens) > BUSIEST:
+        return None
+    figures = play(load, rules, model.steps)
+    if load.max_concurrency is not None:
+        requests_per_second = load.max_concurrency / figures.e2el.mean
+    intervals = {name: model.error_interval(name) for name in FIGURES}
+    bounds = bounds_of(model, figures, requests_per_second)
+    found = Queues(figures, requests_per_second * model.output_tokens, intervals, bounds)
+    return _of_one(found, model.output_tokens) if load.max_concurrency == 1 else found
+
+
+def bounds_of(model: SpeedModel, figures: PlayedFigures, requests_per_second: float) -> SpeedBounds:
+    """What the data sheet allows in the state that was played: those who wait for their first token do not decode."""
+    in_progress = max(requests_per_second * figures.e2el.mean, 1.0)
+    decoding = requests_per_second * (figures.e2el.mean - figures.ttft.mean)
+    return model.bounds(in_progress, min(max(decoding, 1.0), in_progress))
+
+
+def _of_one(found: Queues, output_tokens: int) -> Queues:
+    """One user's tokens per second follow from both times: their interval is what these leave."""
+    ttft, tpot = found.figures.ttft.median, found.figures.tpot
+    first = found.between("ttft", ttft)
+    others = Range(0.0, 0.0) if tpot is None else found.between("tpot", tpot.median)
+    known = found.intervals["throughput"]
+    if first is None or others is None or known is None:
+        return found
+    steps = output_tokens - 1
+    whole = ttft + (0.0 if tpot is None else steps * tpot.median)
+    low, high = (whole / (end + steps * other) for end, other in ((first.high, others.high), (first.low, others.low)))
+    return replace(found, intervals=found.intervals | {"throughput": replace(known, low=low, high=high)})
+
+
+def decode_step(model: SpeedModel, running: int, context_tokens: int) -> ExplainedStep:
+    """A token for each of ``running`` sequences of ``context_tokens``."""
+    load = _decoding(model, running, context_tokens)
+    return ExplainedStep(f"{running:,} decode", model.step_terms(load), model.step_seconds(load))
+
+
+def mixed_step(model: SpeedModel, running: int, context_tokens: int) -> ExplainedStep:
+    """The same, and a whole prompt read beside them."""
+    load = _decoding(model, running, context_tokens).with_prompt(model.input_tokens)
+    name = f"{running:,} decode, a prompt of {model.input_tokens:,}"
+    return ExplainedStep(name, model.step_terms(load), model.step_seconds(load))
+
+
+def _decoding(model: SpeedModel, running: int, context_tokens: int) -> StepLoad:
+    return StepLoad.decoding(running, context_tokens, model.work.layout.data_parallel_size)
+
+
+def queues_document(found: Queues | None) -> dict[str, Any] | None:
+    """Milliseconds and tokens per second; each as [low, middle, high]."""
+    if found is None:
+        return None
+    figures, intervals = found.figures, found.intervals
+    return {
+        "ttft_p50_ms": _triple(found, "ttft", figures.ttft.median, 1000),
+        "ttft_p99_ms": _triple(found, "ttft", figures.ttft.p99, 1000),
+        "tpot_p50_ms": None if figures.tpot is None else _triple(found, "tpot", figures.tpot.median, 1000),
+        "tpot_p99_ms": None if figures.tpot is None else _triple(found, "tpot", figures.tpot.p99, 1000),
+        "output_throughput": _triple(found, "throughput", found.output_throughput),
+        "num_preemptions": figures.num_preemptions,
+        "intervals": {
+            name: None if each is None else {"num_rows": each.num_rows, "num_sources": each.num_sources}
+            for name, each in intervals.items()
+        },
+    }
+
+
+def _triple(found: Queues, name: FigureName, value: float, unit: float = 1.0) -> list[float]:
+    ends = found.between(name, value) or Range(value, value)
+    return [round(unit * each, 2) for each in (ends.low, value, ends.high)]

@@ -1,0 +1,164 @@
+"""Kernels that vLLM picks by GPU and release, where the choice decides memory.
+
+Sources (vllm-project/vllm): vllm/platforms/cuda.py (_get_backend_priorities), vllm/v1/attention/backends/flashinfer.py
+(_get_workspace_buffer, supports_sink), vllm/v1/attention/backends/fa_utils.py (8-bit caches and sinks),
+vllm/envs.py (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), and for MXFP4 the padding rules of
+vllm/model_executor/layers/quantization/mxfp4.py, later vllm/model_executor/layers/fused_moe/oracle/mxfp4.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvplan.catalog.devices.device_support import compute_capability
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.vllm import VllmRelease
+from kvplan.catalog.spec import CompressedAttention, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.errors import KvplanError
+from kvplan.estimate.dtypes import head_scale_bytes
+from kvplan.estimate.vllm.settings import runs_flashinfer
+from kvplan.settings import FilledSettings
+from kvplan.units import MIB
+
+_FLASHINFER_WORKSPACE = 394 * MIB
+_FLASHINFER_BYTES_PER_ELEMENT = 16
+_FLASHINFER_HEAD_SIZES = (64, 128, 256, 512)
+_EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3", "fp8_e5m2")
+
+_TOKENS_PER_SPLIT = 512
+_PROMPTS_GATHERED = 4
+
+MXFP4_HIDDEN_STEP = 256
+MXFP4_INNER_STEP = 64
+_MARLIN_INNER_STEP, _WIDE_INNER_STEP = 128, 256
+
+
+def attends_with_flashinfer(
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> bool:
+    """Whether FlashInfer serves the model's softmax attention: by default on Blackwell data-centre GPUs (10.x), and
+    elsewhere where FlashAttention cannot read an 8-bit cache (it can on Hopper, but not the e5m2 kind). Integers with
+    scales are read by Triton's attention alone, and so is what an index of groups chooses (Qwen 4)."""
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, SoftmaxAttention)]
+    if any(mixer.indexer is not None and mixer.indexer.key_format == "model" for mixer in mixers):
+        return False
+    capability = compute_capability(gpu)
+    if not mixers or not release.v1 or not runs_flashinfer(gpu) or head_scale_bytes(settings.kv_cache_dtype):
+        return False
+    is_large_blackwell = capability[0] == 10
+    if any(mixer.sinks for mixer in mixers) and not is_large_blackwell:
+        return False
+    if any(mixer.head_size_k not in _FLASHINFER_HEAD_SIZES for mixer in mixers):
+        return False
+    is_eight_bit = settings.kv_cache_dtype in _EIGHT_BIT_FLOATS
+    read_by_flash_attention = capability[0] == 9 and settings.kv_cache_dtype != "fp8_e5m2"
+    return is_large_blackwell or (is_eight_bit and not read_by_flash_attention)
+
+
+_WINDOWED_STATES = ("stream_conv",)
+"""Kinds of states that vLLM keeps as windows of tokens."""
+
+
+def needs_block_per_sequence(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether vLLM refuses more sequences than blocks: with states, where whole decode steps are captured.
+
+    With a drafter they are not where a kernel takes one token of each sequence alone: linear attention
+    (vllm/v1/attention/backends/linear_attn.py) and, in some releases, FlashInfer but for TensorRT-LLM's kernels.
+    """
+    kinds = {state.kind for state in spec.states} - set(_WINDOWED_STATES)
+    if not kinds or not release.needs_block_per_sequence or gpu.is_cpu or settings.enforce_eager:
+        return False
+    if not settings.num_speculative_tokens:
+        return True
+    is_plain = compute_capability(gpu)[0] != 10 and attends_with_flashinfer(spec.layers, gpu, settings, release)
+    return "linear_attention" not in kinds and (release.captures_flashinfer_drafts or not is_plain)
+
+
+def attention_workspace_bytes(
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """FlashInfer's workspace, made when the first whole graph is captured and therefore part of the graphs' estimate.
+
+    394 MiB; from 0.26 on at least 16 bytes for every batched token and element of a rank's queries. What vLLM issue
+    50780 measured per batched token (128 KiB) is this for 32 heads of 256, and the 0.52 and 0.89 GiB of issue 52872
+    differ by it.
+    """
+    if not attends_with_flashinfer(layers, gpu, settings, release):
+        return 0
+    if not release.grows_attention_workspace:
+        return _FLASHINFER_WORKSPACE
+    widths = (
+        layer.mixer.num_heads // settings.tensor_parallel_size * layer.mixer.head_size_k
+        for layer in layers
+        if isinstance(layer.mixer, SoftmaxAttention)
+    )
+    needed = settings.max_num_batched_tokens * max(widths) * _FLASHINFER_BYTES_PER_ELEMENT
+    return max(_FLASHINFER_WORKSPACE, needed)
+
+
+def attends_with_triton(gpu: GpuProfile) -> bool:
+    """Whether Triton serves latent attention: the other kernels are for Hopper and for Blackwell data-centre GPUs."""
+    return compute_capability(gpu)[0] not in (0, 9, 10)
+
+
+def check_pooled_keys(spec: ModelSpec, gpu: GpuProfile) -> None:
+    """KvplanError for pooled index keys on a GPU for which their layout is not known: all but Hopper and B200 to B300.
+
+    Consumer Blackwell keeps rows of 656 B there, AMD's kernels others (vllm/v1/attention/backends/mla, 0.33.0).
+    """
+    if spec.index_pool > 1 and compute_capability(gpu)[0] not in (9, 10):
+        raise KvplanError(
+            f"It is not known how vLLM keeps the index keys of {spec.served_id} on {gpu.id}.",
+            hint="it is on Hopper and on B200, B300, GB200 and GB300",
+        )
+
+
+def latent_split_bytes(
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """Triton's workspace for latent attention, where the release takes it in the profile run.
+
+    Float32 results of each split of the longest sequence, for every sequence, head and token that a step may decode,
+    and one more number for the softmax. A split is 512 tokens; the number of splits is a power of two, and at most
+    twice the multiprocessors (vllm/v1/attention/backends/mla/triton_mla.py, _compute_num_kv_splits and
+    reserve_workspace, read in 0.33.0).
+    """
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
+    dense = [mixer for mixer in mixers if mixer.chosen_tokens is None]
+    if not dense or not release.reserves_latent_splits or not attends_with_triton(gpu):
+        return 0
+    splits = 1 << (max(settings.max_model_len // _TOKENS_PER_SPLIT, 1) - 1).bit_length()
+    if gpu.multiprocessors:
+        splits = min(splits, 2 * gpu.multiprocessors)
+    rows = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+    heads = max(mixer.num_heads for mixer in dense) // settings.tensor_parallel_size
+    widest = max(mixer.kv_lora_rank for mixer in dense) + 1
+    return rows * heads * settings.decode_context_parallel_size * splits * widest * 4
+
+
+def gathered_bytes(layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings) -> int:
+    """FlashMLA's workspace for compressed attention, which the profile run takes: what 4 prompts read, in bfloat16.
+
+    Their compressed vectors at ``max_model_len``, a window, and a batch of tokens; and which of them each token reads
+    (vllm/models/deepseek_v4/nvidia/flashmla.py, forward_mqa, read in 0.32.0 and 0.33.0). Consumer Blackwell has
+    another kernel.
+    """
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, CompressedAttention)]
+    if not mixers or compute_capability(gpu)[0] not in (9, 10):
+        return 0
+    batch, window = settings.max_num_batched_tokens, max(mixer.window_tokens for mixer in mixers)
+    compressed = max(-(-settings.max_model_len // mixer.ratio) if mixer.ratio else 0 for mixer in mixers)
+    columns = window + max(mixer.indexer.topk if mixer.indexer else 0 for mixer in mixers)
+    vectors = _PROMPTS_GATHERED * (compressed + window + batch)
+    return vectors * mixers[0].head_size * 2 + batch * (-(-columns // 128) * 128 + 1) * 4
+
+
+def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:
+    """What a rank's inner width of MXFP4 experts is padded to a multiple of: Triton on Hopper, FlashInfer on Blackwell
+    data-centre GPUs, Marlin on the other NVIDIA GPUs, AITER on AMD's."""
+    major = compute_capability(gpu)[0]
+    if major == 9:
+        return MXFP4_INNER_STEP
+    if major == 0 or (major == 10 and release.pads_wide_experts):
+        return _WIDE_INNER_STEP
+    return _MARLIN_INNER_STEP

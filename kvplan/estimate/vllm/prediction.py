@@ -1,0 +1,344 @@
+"""vLLM's start-up predicted: memory per rank, blocks, the tokens it prints, or the error it stops with.
+
+available = total x utilization - weights - activation peak - non-torch - CUDA graphs (from 0.21 on)
+            - what the second model runner keeps for its requests (from 0.27 on)
+blocks    = available // bytes of one block, the minimum over ranks
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
+from kvplan.catalog.spec import Drafter, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.catalog.speculation.heads import multi_token_model
+from kvplan.errors import UsageError
+from kvplan.estimate.adapters import vllm_slot_bytes
+from kvplan.estimate.dtypes import head_scale_bytes
+from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
+from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
+from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
+from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
+from kvplan.estimate.vllm.kernels import (
+    MXFP4_INNER_STEP,
+    attention_workspace_bytes,
+    check_pooled_keys,
+    mxfp4_inner_step,
+    needs_block_per_sequence,
+)
+from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
+from kvplan.estimate.vllm.runners import kept_state_bytes
+from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
+from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes
+from kvplan.settings import FilledSettings, ServingSettings
+
+VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx", "rejected_seqs"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's share of its GPU. ``available_kv_bytes`` can be negative: then nothing is left."""
+
+    weight_bytes: int
+    activation: ActivationPeak
+    non_torch_bytes: int
+    cudagraph_bytes: int
+    """What the captured graphs take; part of the budget only where the release subtracts them."""
+    subtracted_graph_bytes: int
+    requested_bytes: int
+    blocks: BlockPlan
+    state_bytes: int = 0
+    """What vLLM's second model runner keeps for its requests, as far as the release's budget counts it."""
+    needs_block_per_sequence: bool = False
+    """Whether vLLM refuses a ``max_num_seqs`` above the number of blocks."""
+
+    @property
+    def available_kv_bytes(self) -> int:
+        used = self.weight_bytes + self.state_bytes + self.activation.peak_bytes + self.non_torch_bytes
+        return self.requested_bytes - used - self.subtracted_graph_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        return max(self.available_kv_bytes, 0) // self.blocks.bytes_per_block
+
+
+@dataclass(frozen=True, slots=True)
+class VllmPrediction:
+    """What vLLM prints at start-up, or why it stops. Bytes are those of ``rank``, the smallest.
+
+    ``kv_cache_tokens`` is what this release prints as "GPU KV cache size". ``missing_bytes``: how much more one request
+    would need. ``most_num_seqs``: the largest ``max_num_seqs`` that it starts with, None where blocks do not limit it.
+    """
+
+    version: str
+    settings: ResolvedSettings
+    rank: RankMemory
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    num_groups: int
+    blocks_per_request: int
+    kv_cache_tokens: int
+    max_concurrency: float
+    largest_max_model_len: int
+    missing_bytes: int
+    outcome: VllmOutcome
+    most_num_seqs: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome == "ok"
+
+
+def predict_vllm(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: ServingSettings = ServingSettings(),
+    version: str = "latest",
+    *,
+    memo: Memo | None = None,
+) -> VllmPrediction:
+    """The start-up of vLLM ``version`` with ``settings`` on as many ``gpu`` as the parallel sizes say.
+
+    ``memo`` may be shared between calls for any models. UsageError where the ranks cannot divide the model; a model
+    that does not fit is an ``outcome``, not an error.
+    """
+    release = vllm_release(version)
+    memo = {} if memo is None else memo
+    known = _with_own_drafter(memo_of(memo, spec), settings, memo)
+    spec = known.spec
+    resolved = resolve_settings(spec, gpu, settings, release)
+    known.check_division(ParallelLayout.of(resolved.serving))
+    check_pooled_keys(spec, gpu)
+    ranks = [
+        _rank_memory(known, part, gpu, resolved, release)
+        for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
+    ]
+    smallest = min(ranks, key=lambda rank: rank.num_blocks)
+    return fill_pool(smallest, smallest.available_kv_bytes, resolved, release)
+
+
+def _with_own_drafter(known: ModelMemo, settings: ServingSettings, memo: Memo) -> ModelMemo:
+    """The model with its multi-token-prediction layers as drafter, for callers that only give a number of tokens."""
+    spec, count = known.spec, settings.num_speculative_tokens
+    if spec.drafter is not None or not count:
+        return known
+    if count not in known.drafted:
+        model = multi_token_model(spec)
+        drafter = None if model is None else Drafter("mtp", spec.served_id, count, model)
+        known.drafted[count] = replace(spec, drafter=drafter)
+    return memo_of(memo, known.drafted[count])
+
+
+_EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
+
+
+def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
+    """How the KV cache is stored on one rank.
+
+    UsageError for scales of keys and values that are of unlike sizes, which vLLM has no kernels for
+    (vllm/v1/attention/backends/triton_attn_diffkv.py, supported_kv_cache_dtypes).
+    """
+    if head_scale_bytes(settings.kv_cache_dtype) and any(
+        isinstance(mixer, SoftmaxAttention) and mixer.head_size_k != mixer.head_size_v
+        for layer in spec.layers
+        for mixer in layer.mixers
+    ):
+        raise UsageError(
+            f"vLLM has no KV cache in {settings.kv_cache_dtype} for keys and values of unlike sizes, as in "
+            f"{spec.served_id}.",
+            hint="use --kv-cache-dtype fp8",
+        )
+    _check_grouped_keys(spec, settings)
+    cache = CacheSettings(
+        model_dtype=settings.dtype,
+        kv_dtype=settings.kv_cache_dtype,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        encoder_tokens=settings.encoder_tokens,
+        num_speculative_tokens=settings.num_speculative_tokens,
+    )
+    return as_vllm_stores(spec, cache)
+
+
+def _check_grouped_keys(spec: ModelSpec, settings: FilledSettings) -> None:
+    """UsageError for what the kernels of Qwen 4's attention do not take (vllm/models/qwen4_exp/nvidia/qsa.py)."""
+    if not spec.has_grouped_keys:
+        return
+    refused = {
+        f"weights in {settings.dtype}": settings.dtype != "bfloat16",
+        f"a KV cache in {settings.kv_cache_dtype}": settings.kv_cache_dtype not in ("bfloat16", *_EIGHT_BIT_FLOATS),
+        "a context divided over GPUs": settings.decode_context_parallel_size > 1,
+    }
+    found = next((what for what, is_asked in refused.items() if is_asked), None)
+    if found is not None:
+        raise UsageError(
+            f"vLLM does not serve {spec.served_id} with {found}.",
+            hint="use bfloat16, with a KV cache in bfloat16 or fp8, and no --decode-context-parallel-size",
+        )
+
+
+def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
+    """``cache`` with the index keys of sparse latent attention, which are in 8 bits whatever is asked for."""
+    return replace(cache, indexer_dtype="fp8") if spec.has_indexer else cache
+
+
+def _rank_memory(
+    known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
+) -> RankMemory:
+    spec, settings = known.spec, resolved.serving
+    parts = _rank_parts(known, part, gpu, settings, release)
+    samples = part.stop == spec.num_layers
+    peak = activation_peak(
+        spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
+    )
+    graphs = cudagraph_bytes(parts.num_layers, gpu, settings, release)
+    if graphs:
+        graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
+    keeps_state = samples and resolved.second_runner and release.counts_runner_state
+    return RankMemory(
+        weight_bytes=parts.weight_bytes + step_buffer_bytes(parts.cached, settings),
+        activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
+        non_torch_bytes=non_torch_bytes(
+            gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
+        ),
+        cudagraph_bytes=graphs,
+        subtracted_graph_bytes=graphs if resolved.subtract_graphs else 0,
+        requested_bytes=requested_bytes(settings),
+        blocks=parts.blocks,
+        state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
+        needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
+    )
+
+
+def _rank_parts(
+    known: ModelMemo, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> RankParts:
+    spec = known.spec
+    layout, quantization = ParallelLayout.of(settings), settings.quantization
+    cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
+    # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
+    is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
+    inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
+    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step)
+    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
+    if key in known.parts:
+        return known.parts[key]
+    layers = as_attended(spec, release).layers[part.start : part.stop]
+    weight_bytes = rank_weight_bytes(
+        spec,
+        part,
+        layout=layout,
+        dtype=settings.dtype,
+        formats=known.stored_formats(quantization),
+        max_model_len=settings.max_model_len,
+        with_towers=not settings.language_model_only,
+        expert_inner_step=inner_step,
+        absorbs_latents=release.v1 and release.latent_cache,
+        qwen3_positions=release.qwen3_positions,
+    )
+    weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
+    if spec.drafter is not None and part.stop == spec.num_layers:
+        weight_bytes += drafter_weight_bytes(
+            spec, spec.drafter, layout, settings.dtype, settings.max_model_len, absorbs_latents=release.v1
+        )
+        layers += cached_layers(spec.drafter)
+    blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
+    found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
+    known.parts[key] = found
+    return found
+
+
+def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """One layer of each kind: a peak is the maximum over them."""
+    found: list[LayerSpec] = []
+    for layer in layers:
+        if layer not in found:
+            found.append(layer)
+    return tuple(found)
+
+
+_HEAD_SIZES_OF_OLD_KERNELS = (64, 80, 96, 112, 128)
+
+
+def as_attended(spec: ModelSpec, release: VllmRelease) -> ModelSpec:
+    """``spec`` with the attention that ``release`` runs it with."""
+    if release.latent_cache or not spec.is_latent:
+        return spec
+    kept = {id(layer): without_latent_cache(layer) for layer in spec.layers}
+    return replace(spec, layers=tuple(kept[id(layer)] for layer in spec.layers))
+
+
+def without_latent_cache(layer: LayerSpec) -> LayerSpec:
+    """Latent attention as releases before 0.7.1 ran it: K and V of every head, padded to a size their kernels knew."""
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttention):
+        return layer
+    wanted = mixer.qk_nope_head_size + mixer.qk_rope_head_size
+    head = 256 if wanted > 128 else next(size for size in _HEAD_SIZES_OF_OLD_KERNELS if size >= wanted)
+    return replace(layer, mixer=SoftmaxAttention(mixer.num_heads, mixer.num_heads, head, head, tensors=mixer.tensors))
+
+
+def request_shape(resolved: ResolvedSettings, release: VllmRelease) -> RequestShape:
+    """One request of ``max_model_len`` tokens as the engine admits it."""
+    settings = resolved.serving
+    return RequestShape(
+        max_model_len=-(-settings.max_model_len // settings.decode_context_parallel_size),
+        in_flight_tokens=release.in_flight_batches * settings.max_num_batched_tokens,
+        states_per_request=resolved.states_per_request,
+        encoder_tokens=settings.encoder_tokens or 0,
+    )
+
+
+def fill_pool(
+    rank: RankMemory, available_bytes: int, settings: ResolvedSettings, release: VllmRelease
+) -> VllmPrediction:
+    """What ``available_bytes`` of KV memory hold on the smallest rank: blocks, concurrency, printed tokens, outcome."""
+    plan = rank.blocks
+    num_blocks = max(available_bytes, 0) // plan.bytes_per_block
+    # One block is never given out; newer releases leave it out where they ask whether a request fits.
+    checked_bytes = available_bytes - (plan.bytes_per_block if release.reserves_null_block else 0)
+    shape = request_shape(settings, release)
+    needed = blocks_per_request(plan, shape)
+    concurrency = num_blocks / needed
+    printed = printed_tokens(plan, num_blocks, concurrency, settings.serving, release)
+    contexts = settings.serving.decode_context_parallel_size
+    return VllmPrediction(
+        version=release.text,
+        settings=settings,
+        rank=rank,
+        num_blocks=num_blocks,
+        block_size=plan.block_size,
+        bytes_per_block=plan.bytes_per_block,
+        num_groups=len(plan.groups),
+        blocks_per_request=needed,
+        kv_cache_tokens=printed,
+        max_concurrency=concurrency,
+        largest_max_model_len=longest_that_fits(plan, shape, max(checked_bytes, 0)) * contexts,
+        missing_bytes=max(needed * plan.bytes_per_block - checked_bytes, 0),
+        outcome=_outcome(rank, num_blocks, checked_bytes, needed, settings.serving.max_num_seqs),
+        most_num_seqs=num_blocks if rank.needs_block_per_sequence else None,
+    )
+
+
+def printed_tokens(
+    plan: BlockPlan, num_blocks: int, concurrency: float, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """The number behind "GPU KV cache size", which changed its meaning with 0.20."""
+    if release.v1 and release.prints_concurrency_tokens:
+        return int(concurrency * settings.max_model_len)
+    return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size
+
+
+def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int, max_num_seqs: int) -> VllmOutcome:
+    """In the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
+    if rank.weight_bytes > rank.requested_bytes:
+        return "oom_weights"
+    if checked_bytes <= 0 or num_blocks < 1:
+        return "oom_kv_init"
+    if checked_bytes // rank.blocks.bytes_per_block < needed:
+        return "rejected_ctx"
+    return "rejected_seqs" if rank.needs_block_per_sequence and max_num_seqs > num_blocks else "ok"

@@ -1,0 +1,191 @@
+"""The settings as vLLM resolves them on a given GPU and release: what the user said, and its defaults for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvplan.catalog.devices.device_support import compute_capability
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.vllm import VllmRelease
+from kvplan.catalog.spec import ModelSpec, StateMixer
+from kvplan.catalog.vllm_refusals import vllm_refusal
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.kv_cache import encoder_tokens_of
+from kvplan.estimate.vllm.block_sizes import default_block_size
+from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
+from kvplan.estimate.vllm.runners import in_second_runner
+from kvplan.settings import FilledSettings, ServingSettings
+from kvplan.units import GIB
+
+_LARGE_GPU_BYTES = 70 * GIB
+_HUGE_GPU_BYTES = 160 * GIB
+_CPU_STEP_TOKENS, _CPU_ROWS = 2048, 128
+"""Of a server on one CPU; twice as many in Python (read in 0.32.0 and 0.33.0)."""
+_GB10 = (12, 1)
+_DELTA_KERNELS = (9, 10, 12)
+_FLASH_KDA_HEAD = 128
+_V0_CHUNKS_ABOVE_TOKENS = 32768
+_V0_DEFAULT_CONTEXT_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSettings:
+    """The settings vLLM runs with, what follows from them, and a sentence for each default that was taken.
+
+    ``states_per_request``: recurrent states that a request holds in each layer of state; ``subtract_graphs``: the
+    estimate of the CUDA graphs is part of the budget; ``second_runner``: vLLM's second model runner runs the model.
+    """
+
+    serving: FilledSettings
+    states_per_request: int
+    subtract_graphs: bool
+    samples_with_flashinfer: bool
+    second_runner: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def runs_flashinfer(gpu: GpuProfile) -> bool:
+    """Whether vLLM runs FlashInfer there (vllm/v1/attention/backends/flashinfer.py, supports_compute_capability)."""
+    return (8, 0) <= compute_capability(gpu) <= (12, 1)
+
+
+def resolve_settings(
+    spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease
+) -> ResolvedSettings:
+    """The settings vLLM would run with. UsageError for one out of range or that the release refuses.
+
+    KvplanError without a maximum length.
+    """
+    asked.check()
+    notes: list[str] = []
+    max_model_len = asked.max_model_len or spec.max_position_embeddings
+    if max_model_len is None:
+        raise KvplanError(
+            f"The config of {spec.served_id} gives no maximum length.", hint="give one: --max-model-len 4096"
+        )
+    if asked.max_model_len is None:
+        notes.append(f"max_model_len {max_model_len}: the model's longest.")
+    total = asked.device_memory_bytes or gpu.memory_bytes
+    utilization = asked.gpu_memory_utilization
+    if utilization is None:
+        utilization = release.gpu_memory_utilization
+        notes.append(f"gpu_memory_utilization {utilization}: vLLM {release.text}'s default.")
+    tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
+    dtype = serving_dtype(spec.dtype, asked.dtype)
+    refusal = vllm_refusal(replace(asked, max_num_batched_tokens=tokens, max_num_seqs=rows), release, dtype)
+    if refusal is not None:
+        raise UsageError(refusal.sentence, hint=refusal.hint)
+    kv_dtype, own = kv_cache_dtype(spec, gpu, asked, release, dtype)
+    notes += [own] if own else []
+    serving = FilledSettings.of(
+        asked,
+        gpu_memory_utilization=utilization,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=rows,
+        block_size=asked.block_size or default_block_size(spec, gpu, release, kv_dtype),
+        device_memory_bytes=total,
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        encoder_tokens=encoder_tokens_of(spec, asked.encoder_tokens),
+    )
+    # On a CPU the budget counts what the process holds, whichever runner it is, and nothing is captured.
+    second_runner = not gpu.is_cpu and in_second_runner(spec, asked, release)
+    return ResolvedSettings(
+        serving=serving,
+        states_per_request=_states_per_request(spec, gpu, asked, release),
+        subtract_graphs=not gpu.is_cpu and _subtracts_graphs(asked, release, second_runner),
+        samples_with_flashinfer=_samples_with_flashinfer(gpu, asked, release),
+        second_runner=second_runner,
+        notes=tuple(notes),
+    )
+
+
+def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> int:
+    keeps_prefixes = asked.enable_prefix_caching
+    if keeps_prefixes is None:
+        keeps_prefixes = release.caches_hybrid_prefixes
+    if not keeps_prefixes:
+        return 1 + asked.num_speculative_tokens
+    return 2 + _checkpoint_blocks(spec, gpu, release) + asked.num_speculative_tokens
+
+
+def _checkpoint_blocks(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease) -> int:
+    """1 where every state can be kept in the middle of a prompt.
+
+    Of a gated delta rule where FlashInfer computes it: on Hopper, and on Blackwell with CUDA 13, taken for given. Of
+    Kimi Delta Attention where FlashKDA does: on the same GPUs, heads of 128 whose decays are bounded.
+    """
+    states = spec.states
+    kinds = {mixer.kind for mixer in states}
+    if kinds & {"gated_delta_net", "kimi_delta"} and compute_capability(gpu)[0] not in _DELTA_KERNELS:
+        return 0
+    if any(mixer.kind == "kimi_delta" and not _in_flash_kda(mixer) for mixer in states):
+        return 0
+    return int(bool(kinds) and kinds <= set(release.checkpointed_states))
+
+
+def _in_flash_kda(mixer: StateMixer) -> bool:
+    return mixer.bounded and mixer.recurrent_shape[-1] == _FLASH_KDA_HEAD
+
+
+def _subtracts_graphs(asked: ServingSettings, release: VllmRelease, second_runner: bool) -> bool:
+    if second_runner and not release.second_runner_graphs:
+        return False
+    subtracts = release.graphs_in_budget if asked.estimate_cudagraphs is None else asked.estimate_cudagraphs
+    return subtracts and not asked.enforce_eager
+
+
+def _samples_with_flashinfer(gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> bool:
+    is_there = asked.has_flashinfer or release.requires_flashinfer
+    return is_there and release.samples_with_flashinfer and runs_flashinfer(gpu)
+
+
+def _batch_limits(
+    gpu: GpuProfile,
+    total_bytes: int,
+    asked: ServingSettings,
+    release: VllmRelease,
+    max_model_len: int,
+    notes: list[str],
+) -> tuple[int, int]:
+    default_tokens, default_rows = batch_defaults(gpu, total_bytes, asked.usage, release, max_model_len)
+    rows = asked.max_num_seqs or default_rows
+    where = "on a CPU" if gpu.is_cpu else "on this GPU"
+    tokens = asked.max_num_batched_tokens
+    if tokens is None:
+        tokens = min(default_tokens, rows * max_model_len) if release.v1 else default_tokens
+        notes.append(f"max_num_batched_tokens {tokens}: the default {where}.")
+    if asked.max_num_seqs is None:
+        rows = min(rows, tokens)
+        notes.append(f"max_num_seqs {rows}: the default {where}.")
+    return tokens, rows
+
+
+def batch_defaults(
+    gpu: GpuProfile, total_bytes: int, usage: str, release: VllmRelease, max_model_len: int
+) -> tuple[int, int]:
+    """(tokens, sequences) per step where the user gives none (vllm/engine/arg_utils.py, get_batch_defaults).
+
+    The first engine prefilled whole prompts, so one step had to hold the longest of them, unless prompts were so long
+    that chunking was on by itself.
+    """
+    if not release.v1:
+        chunk = release.first_engine_chunk_tokens
+        if chunk is not None and max_model_len > _V0_CHUNKS_ABOVE_TOKENS:
+            return chunk, 256
+        return max(max_model_len, _V0_DEFAULT_CONTEXT_TOKENS), 256
+    if gpu.is_cpu:
+        return (_CPU_STEP_TOKENS, _CPU_ROWS) if usage == "server" else (2 * _CPU_STEP_TOKENS, 2 * _CPU_ROWS)
+    # The driver does not report the memory of a GPU that shares its host's, so vLLM treats such a GPU as a small one.
+    # Newer releases ask CUDA for it, and make an exception of the GB10 (12.1).
+    is_small_gpu = compute_capability(gpu) in ((0, 0), _GB10)
+    is_told = not gpu.unified_memory or (release.told_unified_memory and not is_small_gpu)
+    is_meant = release.large_gpu_defaults and (release.a100_is_large or "a100" not in gpu.id)
+    is_large = is_meant and is_told and total_bytes >= _LARGE_GPU_BYTES
+    if release.huge_gpu_defaults and is_told and total_bytes >= _HUGE_GPU_BYTES:
+        return 16384, 1024
+    if is_large:
+        return (8192 if usage == "server" else 16384), 1024
+    return (2048 if usage == "server" else 8192), 256

@@ -1,0 +1,355 @@
+"""Bytes of the weights on one rank of vLLM: which part of each tensor it holds, and what an element costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from kvplan.catalog.spec import (
+    CompressedAttention,
+    LatentAttention,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+    QuantizationSpec,
+    SoftmaxAttention,
+    StateMixer,
+)
+from kvplan.catalog.tensors import Tensor
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
+from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
+from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
+from kvplan.settings import MADE_WHILE_LOADING, FilledSettings
+from kvplan.units import MIB
+
+_VOCAB_PADDING = 64
+_NUMBER_BYTES = 4
+
+
+class StoredFormats:
+    """How a model's tensors are stored, looked up once each: published lists can be long."""
+
+    def __init__(self, quantization: QuantizationSpec | None) -> None:
+        self.quantization = quantization
+        self._found: dict[tuple[int | None, str], QuantizationSpec | None] = {}
+        # By a model's address, with the model, which keeps the address its own.
+        self._kinds: dict[int, tuple[ModelSpec, tuple[int, ...]]] = {}
+
+    def of(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
+        """The format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
+        if self.quantization is None:
+            return None
+        key = (layer, tensor.name)
+        if key not in self._found:
+            self._found[key] = format_of(self.quantization, tensor, layer)
+        return self._found[key]
+
+    def kinds(self, spec: ModelSpec) -> tuple[int, ...]:
+        """A number for each layer, equal where the tensors and their formats are: most models have one or two kinds."""
+        if id(spec) not in self._kinds:
+            numbers: dict[object, int] = {}
+            keys = [
+                (layer.all_tensors, tuple(id(self.of(tensor, index)) for tensor in layer.all_tensors))
+                for index, layer in enumerate(spec.layers)
+            ]
+            self._kinds[id(spec)] = (spec, tuple(numbers.setdefault(key, len(numbers)) for key in keys))
+        return self._kinds[id(spec)][1]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShare:
+    """What decides a rank's part of the weights."""
+
+    dtype: str
+    formats: StoredFormats
+    layout: ParallelLayout
+    head_rows: int
+    """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
+    layer: int | None
+    in_float32: bool
+    """Whether what vLLM keeps in float32 is, as it is in no other engine."""
+    absorbs_latents: bool
+    """Whether attention reads the latents' upward matrix in the model's dtype, beside the quantized one.
+
+    W_UK_T and W_UV are views of one dequantized copy, and of the matrix itself where it is not quantized
+    (process_weights_after_loading of latent attention: vllm/v1/attention/backends/mla/common.py, later
+    vllm/model_executor/layers/attention/mla_attention.py; read in 0.8.0 to 0.33.0).
+    """
+    expert_inner_step: int
+    """What the inner width of MXFP4 experts is padded to a multiple of."""
+
+
+def stored_formats(spec: ModelSpec, requested: str) -> StoredFormats:
+    """The published format, else one that vLLM makes while loading (``requested``), else plain weights."""
+    if spec.quantization is not None:
+        return StoredFormats(spec.quantization)
+    return StoredFormats(NAMED_FORMATS[requested] if requested in MADE_WHILE_LOADING else None)
+
+
+def rank_weight_bytes(
+    spec: ModelSpec,
+    layers: range,
+    *,
+    layout: ParallelLayout,
+    dtype: str,
+    formats: StoredFormats,
+    max_model_len: int,
+    with_towers: bool = True,
+    in_float32: bool = True,
+    absorbs_latents: bool = False,
+    qwen3_positions: int = 4,
+    expert_inner_step: int = MXFP4_INNER_STEP,
+) -> int:
+    """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
+
+    Tables inside layers (Qwen 4's n-grams) lie in the host's memory (vllm/config/engram.py, cpu_offload).
+
+    The first stage has the embedding and the towers, the last one the head (and a second copy of a tied embedding when
+    they are different ranks).
+    """
+    parts: list[Tensor] = []
+    total = 0
+    plain = WeightShare(dtype, formats, layout, 1, None, in_float32, absorbs_latents, expert_inner_step)
+    scale = stored_scale(spec, dtype)
+    kinds, by_kind, copies = formats.kinds(spec), dict[int, int](), dict[int, int]()
+    for index in layers:
+        if kinds[index] not in by_kind:
+            share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
+            on_gpu = (tensor for tensor in spec.layers[index].all_tensors if tensor.role != "lookup")
+            by_kind[kinds[index]] = _allocated_bytes(on_gpu, share)
+            copies[kinds[index]] = _absorbed_bytes(spec.layers[index].mixer, share)
+        total += int(by_kind[kinds[index]] * scale.layers[index]) + copies[kinds[index]]
+    is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
+    for tensor in spec.tensors:
+        is_input = tensor.role in ("embedding", "position")
+        if (is_input and (is_first or (is_last and spec.tie_word_embeddings))) or (not is_input and is_last):
+            parts.append(tensor)
+    total += int(_allocated_bytes(parts, plain) * scale.outside)
+    if is_first and with_towers:
+        total += tower_bytes(spec, layout.tensor_parallel_size, dtype)
+    return total + rope_table_bytes(spec, dtype, max_model_len, qwen3_positions)
+
+
+def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> int:
+    """What layers hold for the tokens of a step: numbers of the tokens that an index chose, rows of a table.
+
+    Where latents are sparse all layers share one list of numbers (topk_indices_buffer in
+    vllm/model_executor/models/deepseek_v2.py, read in 0.11.0 to 0.19.0, later vllm/models/deepseek_v32, deepseek_v4,
+    hy_v4 and glm5next).
+
+    vLLM 0.33, vllm/models/qwen4_exp: nvidia/qsa.py (topk_indices_buffer, with one more column for how many there are)
+    and common/ngram_embedding.py (_prefetch_buffer).
+    """
+    shared, per_token = 0, 0
+    for mixer in (mixer for layer in layers for mixer in layer.mixers):
+        if isinstance(mixer, SoftmaxAttention):
+            if mixer.indexer is not None and mixer.indexer.key_format == "model":
+                per_token += (mixer.indexer.most_chosen + 1) * _NUMBER_BYTES
+        elif isinstance(mixer, StateMixer):
+            if mixer.kind == "ngram_conv":
+                values = next(tensor for tensor in mixer.tensors if tensor.name.endswith("value_proj"))
+                per_token += values.shape[1] * element_bytes(settings.dtype)
+        else:
+            shared = max(shared, _chosen(mixer))
+    return (shared * _NUMBER_BYTES + per_token) * settings.max_num_batched_tokens
+
+
+def _chosen(mixer: Mixer) -> int:
+    """Numbers of tokens in the list that sparse latents share."""
+    if isinstance(mixer, LatentAttention):
+        return mixer.chosen_tokens or 0
+    return mixer.indexer.topk if isinstance(mixer, CompressedAttention) and mixer.indexer is not None else 0
+
+
+def _absorbed_bytes(mixer: Mixer | None, share: WeightShare) -> int:
+    """The copy of the latents' upward matrix that attention reads, where there is one."""
+    if not isinstance(mixer, LatentAttention) or not share.absorbs_latents:
+        return 0
+    upward = (tensor for tensor in mixer.tensors if tensor.name.endswith(".kv_b_proj"))
+    copied = [tensor for tensor in upward if share.formats.of(tensor, share.layer) is not None]
+    return sum(prod(rank_shape(tensor, share.layout)) for tensor in copied) * element_bytes(share.dtype)
+
+
+def _head_rows(layer: LayerSpec) -> int:
+    return layer.mixer.head_size_k if isinstance(layer.mixer, SoftmaxAttention) else 1
+
+
+def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
+    """Bytes of one tensor on one rank, scales and zero points included."""
+    stored = share.formats.of(tensor, share.layer)
+    if stored is not None:
+        return quantized_bytes(_padded_shape(tensor, stored, share), stored)
+    size = _NUMBER_BYTES if tensor.in_float32 and share.in_float32 else element_bytes(share.dtype)
+    return prod(rank_shape(tensor, share.layout, share.head_rows)) * size
+
+
+def _padded_shape(tensor: Tensor, stored: QuantizationSpec, share: WeightShare) -> tuple[int, ...]:
+    """A quantized tensor on one rank."""
+    shape = rank_shape(tensor, share.layout, share.head_rows)
+    if stored.method == "mxfp4" and tensor.role == "expert":
+        return padded_experts(shape, tensor.split, share.expert_inner_step)
+    return shape
+
+
+def padded_experts(shape: tuple[int, ...], split: str, inner_step: int = MXFP4_INNER_STEP) -> tuple[int, ...]:
+    """Stacked MXFP4 experts as vLLM lays them out: hidden and each rank's inner width padded to what its kernel takes.
+
+    The steps are those of estimate.vllm.kernels. The inner width is the output of gate and up, and the input of down.
+    """
+    if len(shape) < 3:
+        return shape
+    inner_axis = len(shape) - 1 if split == "row" else len(shape) - 2
+    steps = [inner_step if axis == inner_axis else MXFP4_HIDDEN_STEP for axis in range(len(shape))]
+    return (*shape[:-2], *(-(-shape[axis] // steps[axis]) * steps[axis] for axis in (len(shape) - 2, len(shape) - 1)))
+
+
+def rank_shape(tensor: Tensor, layout: ParallelLayout, head_rows: int = 1) -> tuple[int, ...]:
+    """The tensor's shape on one rank (see ``Tensor.split``); the last dimension of a matrix is its input."""
+    tp = layout.tensor_parallel_size
+    shape = tensor.shape
+    if tensor.is_stacked_experts:
+        shape = (-(-shape[0] // layout.expert_groups), *shape[1:])
+        tp = layout.expert_slices
+    elif "shared_expert" in tensor.name:
+        tp = layout.shared_expert_slices
+    if tp == 1 or not shape or tensor.split == "replicated":
+        return _padded_vocabulary(tensor, shape)
+    if tensor.split == "vocab":
+        rows = _padded_vocabulary(tensor, shape)[0]
+        return (-(-rows // tp), *shape[1:])
+    axis = len(shape) - 1 if tensor.split == "row" else max(len(shape) - 2, 0)
+    if tensor.split == "ranks":
+        axis = 0
+    size = -(-shape[axis] // tp)
+    if tensor.split == "kv":
+        size = max(size, min(head_rows, shape[axis]))
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _padded_vocabulary(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if tensor.split != "vocab" or not shape:
+        return shape
+    return (-(-shape[0] // _VOCAB_PADDING) * _VOCAB_PADDING, *shape[1:])
+
+
+def tower_bytes(spec: ModelSpec, tensor_parallel_size: int, dtype: str) -> int:
+    """Vision and audio towers and their projectors, divided over the ranks as vLLM does; not quantized."""
+    if spec.checkpoint is not None and spec.checkpoint.towers:
+        return stored_rank_bytes(spec.checkpoint.towers, tensor_parallel_size, dtype)
+    kinds = ("vision", "audio", "encoder", "projector")
+    counted = 0
+    for extra in spec.extras:
+        if extra.kind not in kinds:
+            continue
+        counted += extra.num_parameters if extra.num_parameters is not None else _rough_tower(spec.raw_config)
+    return -(-counted // tensor_parallel_size) * element_bytes(dtype)
+
+
+def _rough_tower(config: Mapping[str, object]) -> int:
+    """A tower whose exact weights are not known: its blocks' matrices and a merger of 2 x 2 patches."""
+    section = config.get("vision_config")
+    if not isinstance(section, Mapping):
+        return 0
+    sizes = [section.get(name) for name in ("embed_dim", "intermediate_size", "num_hidden_layers")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return 0
+    hidden, inner, layers = (int(size) for size in sizes if isinstance(size, int))
+    merged = 4 * hidden
+    return layers * (4 * hidden * hidden + 3 * hidden * inner) + merged * merged + merged * hidden
+
+
+def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_positions: int) -> int:
+    """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
+
+    Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own. Where time,
+    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4, and
+    for Qwen3-VL and Qwen 3.5 as the release does.
+    """
+    rope = spec.rope
+    if rope is None:
+        return 0
+    known = spec.max_position_embeddings or max_model_len
+    positions = known
+    if rope.scaling in ("linear", "dynamic") and rope.factor:
+        positions = int(known * rope.factor)
+    elif rope.scaling == "yarn" and rope.factor and rope.original_max_position_embeddings:
+        positions = int(rope.original_max_position_embeddings * rope.factor)
+    if _has_local_rope(spec.raw_config):
+        positions += known
+    if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
+        positions *= qwen3_positions if _is_qwen3(spec.raw_config) else _SECTIONED_POSITIONS
+    return positions * rope.rotary_size * element_bytes(dtype)
+
+
+_SECTIONED_POSITIONS = 4
+
+
+def _sections(config: Mapping[str, object]) -> list[Mapping[str, object]]:
+    text = config.get("text_config")
+    return [config, *([text] if isinstance(text, Mapping) else [])]
+
+
+def _has_local_rope(config: Mapping[str, object]) -> bool:
+    """Whether sliding layers turn at a frequency of their own (Gemma 3 and later)."""
+    return any(
+        "rope_local_base_freq" in section or section.get("model_type") == "gemma3_text" for section in _sections(config)
+    )
+
+
+def _turns_in_sections(config: Mapping[str, object]) -> bool:
+    """Whether positions are those of time, height and width, each in a section of its own (Qwen2-VL and later)."""
+    ropes = [section.get(key) for section in _sections(config) for key in ("rope_parameters", "rope_scaling")]
+    return any(isinstance(rope, Mapping) and "mrope_section" in rope for rope in ropes)
+
+
+def _is_qwen3(config: Mapping[str, object]) -> bool:
+    types = (str(section.get("model_type")) for section in _sections(config))
+    return any(each.startswith(("qwen3_vl", "qwen3_5")) for each in types)
+
+
+_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_LARGE_ALLOCATION = 10 * MIB
+_SEGMENT_STEP = 2 * MIB
+_SPLIT_ABOVE = MIB
+
+
+def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
+    """Bytes as PyTorch's allocator counts them: a large tensor takes whole steps of 2 MiB.
+
+    What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others.
+    vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
+    """
+    total, merged = 0, dict[str, list[int]]()
+    for tensor in tensors:
+        sizes = _apart(tensor, share)
+        name = _merged_name(tensor.name)
+        if name is None:
+            total += sum(map(_rounded, sizes))
+        else:
+            merged[name] = [each + size for each, size in zip(merged.get(name, (0, 0)), sizes, strict=True)]
+    return total + sum(_rounded(size) for sizes in merged.values() for size in sizes)
+
+
+def _apart(tensor: Tensor, share: WeightShare) -> tuple[int, int]:
+    """(weights, their scales and what else belongs to them)."""
+    total, stored = tensor_bytes(tensor, share), share.formats.of(tensor, share.layer)
+    if stored is None:
+        return total, 0
+    packed = ceil(prod(_padded_shape(tensor, stored, share)) * stored.bits / 8)
+    return packed, total - packed
+
+
+def _merged_name(name: str) -> str | None:
+    """The tensor that ``name`` becomes a part of, beside others of the same module."""
+    module, _, last = name.rpartition(".")
+    return next((f"{module}.{names[0]}" for names in _MERGED if last in names), None)
+
+
+def _rounded(size: int) -> int:
+    if size < _LARGE_ALLOCATION:
+        return size
+    left = -size % _SEGMENT_STEP
+    return size + left if left <= _SPLIT_ABOVE else size
