@@ -15,6 +15,7 @@ A sweep that continues reads its directory here and refuses damage. A report rea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,7 @@ def _record(line: bytes) -> TrialRecord | None:
     """The record in a line without its line feed, or None. Columns that an older version did not write become None."""
     try:
         record = parse_json(line)
+        json.dumps(record, allow_nan=False)  # a sweep writes no other numbers, and none could be written again
     except ValueError:
         return None
     if not isinstance(record, dict) or record.get("schema") != TRIAL_SCHEMA or not isinstance(record.get("row"), dict):

@@ -76,7 +76,7 @@ def run_cases(
                 with _time_limit(target.seconds_per_case):
                     outcomes.counts[target.try_case(case)] += 1
             except Hang:
-                outcomes.fault(number, f"hang: no end within {target.seconds_per_case:g} s")
+                outcomes.fault(number, f"hang: no end within {target.seconds_per_case:g} s of the processor")
             except (Exception, SystemExit):  # noqa: BLE001 - whatever a user would see as a traceback is what is looked for
                 outcomes.fault(number, traceback.format_exc(limit=-6))
             seconds = time.monotonic() - began
@@ -103,16 +103,21 @@ def _keep(folder: Path, number: int, case: object) -> None:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise Hang after ``seconds`` of the processor, or six times as long by the clock: a busy machine is no hang."""
+
     def stop(number: int, frame: FrameType | None) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 6 * seconds)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -66,6 +66,7 @@ def test_a_record_with_a_cell_that_cannot_be_is_damaged(tmp_path: Path) -> None:
     assert _stored(tmp_path / "t", {"trial_id": "a", "num_prompts": 4, "burstiness": None, "of_later": []}) == 1
     assert _stored(tmp_path / "t", {"trial_id": "a", "num_prompts": 10**400}) == 0
     assert _stored(tmp_path / "t", {"trial_id": ["a"]}) == 0
+    assert _stored(tmp_path / "t", {"trial_id": "a", "of_later": float("inf")}) == 0
 
 
 @pytest.mark.parametrize(
