@@ -1,1 +1,1 @@
-"""One file per kind of input. Each has ``open_target()``, a context manager that gives a ``harness.Target``."""
+"""What is fuzzed: one file for each family of inputs. Each has ``open_target()``, a context manager."""
