@@ -59,6 +59,8 @@ def _check_entries(entries: Mapping[Any, Any], kind: Any, where: str) -> None:
             check_shape(value, hints[name], f"{where}.{name}")
         elif is_dataclass(kind):
             raise ShapeError(f"{where} has {name[:_LONGEST_SHOWN]!r}")
+        else:
+            check_shape(value, Any, f"{where}.{name[:_LONGEST_SHOWN]}")
     if missing := _needed(kind) - entries.keys():
         raise ShapeError(f"{where} lacks {min(missing)}")
 
@@ -87,8 +89,8 @@ def _needed(kind: Any) -> frozenset[str]:
 def _is_of(value: object, kind: Any) -> bool:
     """Whether the value itself, not what is in it, is of a type that is no union."""
     origin = get_origin(kind) or kind
-    if kind in (Any, object):
-        return True
+    if kind in (Any, object):  # any JSON value: NaN and infinity are none
+        return not isinstance(value, float) or _is_number(value)
     if origin is Literal:
         return isinstance(value, str) and value in get_args(kind)
     if is_typeddict(kind) or is_dataclass(kind) or origin in (dict, Mapping):

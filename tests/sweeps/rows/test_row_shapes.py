@@ -50,6 +50,8 @@ def test_what_has_the_shape_passes(value: object) -> None:
         ({"share": float("nan")}, "it.share is nan"),
         ({"share": float("inf")}, "it.share is inf"),
         ({"word": "c"}, "it.word is 'c'"),
+        ({"later": [float("nan")]}, "it.later\\[0\\] is nan"),
+        ({"any": {"x": {"y": float("inf")}}}, "it.any.x.y is inf"),
     ],
 )
 def test_what_has_not_is_named(value: object, sentence: str) -> None:
