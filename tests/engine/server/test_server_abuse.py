@@ -166,8 +166,8 @@ def test_500_streams_at_once_are_all_served(server: ServerProcess) -> None:
     {"swap_space": "4MiB", "preemption_mode": "swap", "block_size": 4},
 ], ids=["steps-ahead", "swapping"])  # fmt: skip
 def test_no_block_is_lost_where_little_fits(model_path: Path, settings: dict[str, Any]) -> None:
-    """A pool in which sequences preempt each other while clients leave."""
-    with ServerProcess(str(model_path), {"max_model_len": 128, **settings}) as server:
+    """A pool in which sequences preempt each other while clients leave; the longest request has 170 tokens."""
+    with ServerProcess(str(model_path), {"max_model_len": 176, **settings}) as server:
         memory = server.get("/server_info").json["memory"]
         spared = (memory["num_blocks"] - 600 // memory["block_size"]) * memory["block_bytes"]
         share = 0.9 - spared / memory["device_total_bytes"]
