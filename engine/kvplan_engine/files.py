@@ -69,7 +69,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     EngineError where it is none, is nested too deep, or holds half a character that cannot be written out again.
     """
     with open_file(path) as file:
-        content = file.read(LARGEST_JSON_BYTES + 1)
+        # no more than the file has: a read sets aside as many bytes as it asks for
+        content = file.read(min(os.fstat(file.fileno()).st_size, LARGEST_JSON_BYTES) + 1)
     if len(content) > LARGEST_JSON_BYTES:
         raise _too_large(path)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from typing import Final
 
@@ -24,13 +25,18 @@ _NAMED = 3
 
 def need_extra(what: str, extra: str) -> None:
     """Raise UsageError, with the line to type, if a package of ``extra`` is missing for ``what`` (``sweep --ray``)."""
-    missing = [name for name in _packages(extra) if find_spec(name) is None]
+    missing = [name for name in _packages(extra) if not _is_installed(name)]
     if missing:
         are = "a package that is not installed" if len(missing) == 1 else "packages that are not installed"
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise UsageError(
             f"`kvplan {what}` needs {are}: {', '.join(missing[:_NAMED])}{more}.", hint=f"pip install 'kvplan[{extra}]'"
         )
+
+
+def _is_installed(name: str) -> bool:
+    """What was imported already is installed, whatever it says of where it came from."""
+    return sys.modules[name] is not None if name in sys.modules else find_spec(name) is not None
 
 
 def _packages(extra: str) -> tuple[str, ...]:

@@ -211,7 +211,7 @@ def test_without_the_extra_the_way_to_it_is_said(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     model = str(write_tiny_model(tmp_path / "model"))
-    assert main(["sweep", "--model", model, "--ray", "auto"]) == 1
+    assert main(["sweep", "--model", model, "--ray", "auto"]) == 2
     error = capsys.readouterr().err
     assert "`kvplan sweep --ray` needs a package that is not installed: ray" in error
     assert "pip install 'kvplan[cluster]'" in error

@@ -16,7 +16,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize(("engine", "code"), [([], 0), (["--engine", "vllm"], 1)], ids=["own", "vllm"])
+@pytest.mark.parametrize(("engine", "code"), [([], 0), (["--engine", "vllm"], 2)], ids=["own", "vllm"])
 def test_only_another_engine_needs_the_load_extra(engine: list[str], code: int) -> None:
     words = ["sweep", "--model", "gpt2", "--device-memory", "1GiB", "--dry-run", *engine]
     done = subprocess.run(
