@@ -26,7 +26,9 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, read_json, read_text
 from kvplan.paths import user_cache_dir
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_REPOSITORY = re.compile(
+    r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?<![.-])/[A-Za-z0-9][\w.-]{0,95}(?<![.-])(?<!\.git)", re.ASCII
+)
 _CONNECT_SECONDS = 5.0
 _HAS_CLIENT = find_spec("huggingface_hub") is not None
 """A plain install has no huggingface_hub; ``plain_hub`` stands in for it."""
@@ -34,7 +36,7 @@ _ELSEWHERE = "pass a directory with the model's config.json, or the file itself"
 
 
 def is_repository_name(text: str) -> bool:
-    """``organisation/name``, as the hub writes it."""
+    """``organisation/name``, as the hub writes it and huggingface_hub takes it."""
     return _REPOSITORY.fullmatch(text) is not None
 
 

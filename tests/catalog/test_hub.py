@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_file
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from kvplan.catalog.hub import is_repository_name
+from kvplan.cli import main
 
 ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "profiles/models/gpt2.json").read_text())["config"]
@@ -152,3 +157,20 @@ def test_without_a_network_the_hint_says_what_to_pass(tmp_path, client):
     assert done.returncode == 1 and done.stdout == ""
     error, hint = done.stderr.splitlines()
     assert "is unreachable" in error and "config.json" in hint
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b--c", "a/b..c", "a--b/c", "a/b-", "a/b.", "a./b", "a/b.git", "ä/b", "a/" + "b" * 97]
+)
+def test_a_name_that_the_hub_cannot_have_is_an_unknown_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(HFValidationError):
+        validate_repo_id(name)
+    assert not is_repository_name(name)
+    assert main(["estimate", name]) == 2
+    assert capsys.readouterr().err.startswith(f"error: Unknown model '{name}'")
+
+
+@pytest.mark.parametrize("name", ["a/b", "Qwen/Qwen2.5-7B_x", "meta-llama/Llama-3.1-8B", "0/1", "a/" + "b" * 96])
+def test_a_name_that_the_hub_can_have_is_one(name: str) -> None:
+    validate_repo_id(name)
+    assert is_repository_name(name)

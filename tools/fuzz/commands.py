@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import Any, NoReturn
 
@@ -16,6 +16,18 @@ SECONDS_PER_CASE = 60.0
 """What answers within a second is not taken for hung on a machine that does much else."""
 _MAY_BE_NEGATIVE = ("kv_pool_bytes", "logged_bytes", "predicted_bytes")
 """What is left for the cache, which may be less than nothing."""
+
+
+@contextmanager
+def without_the_hub() -> Iterator[None]:
+    """Keep names that are made up from being looked up on the Hugging Face hub."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def run_command(words: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz.commands import SECONDS_PER_CASE, run_command
+from fuzz.commands import SECONDS_PER_CASE, run_command, without_the_hub
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes
 
@@ -36,7 +36,7 @@ def open_target() -> Iterator[Target[_Case]]:
     files = sorted((*(_DATA / "startup_logs").glob("*.log"), *(_DATA / "engine_outputs").rglob("*.log")))
     logs = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     lines = [line for log in logs for line in log.splitlines()]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, without_the_hub():
         path = Path(folder) / "start.log"
 
         def try_case(case: _Case) -> str:
