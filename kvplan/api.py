@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -30,36 +30,32 @@ from kvplan.commands.printing.explanations import print_explanation
 from kvplan.commands.printing.known import print_gpus, print_models
 from kvplan.commands.printing.plans import nothing_serves, print_plan
 from kvplan.commands.printing.render import OutputFormat, captured
-from kvplan.errors import KvplanError, UsageError
+from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate as EstimateAnswer
 from kvplan.estimate.deployments import Deployment as SizedDeployment
 from kvplan.estimate.document import estimate_document
 from kvplan.estimate.known_models import SCHEMA as MODELS_SCHEMA
 from kvplan.estimate.known_models import KnownModel, known_models
-from kvplan.estimate.question import Question, answer_question, notes_on, with_kernels
+from kvplan.estimate.question import ESTIMATE_SETTINGS, Question, answer_question, notes_on, with_kernels
 from kvplan.explaining.document import explanation_document
 from kvplan.explaining.explanation import Explanation as LogAccount
 from kvplan.explaining.explanation import explain_log
 from kvplan.explaining.named_model import named_model
-from kvplan.explaining.startup_log import parse_startup_log
-from kvplan.files import read_bytes
+from kvplan.explaining.reading import parse_log, read_log
 from kvplan.planner.answer.document import plan_document, plan_row
 from kvplan.planner.choices.deployment import Deployment as PlannedDeployment
-from kvplan.planner.question.asking import plan_request
+from kvplan.planner.question.asking import PLAN_SETTINGS, plan_request
 from kvplan.planner.search.fixes import Fix, cheapest_fix
 from kvplan.planner.search.plan import Plan as PlanAnswer
 from kvplan.planner.search.plan import make_plan
 from kvplan.setting_values import read_settings
 from kvplan.settings import KNOBS, ServingSettings
-from kvplan.units import MIB, parse_tokens
+from kvplan.units import parse_tokens
 
 if TYPE_CHECKING:
     import pandas
 
 Item = TypeVar("Item")
-_MOST_LOG_BYTES = 200 * MIB
-_TAKEN_APART = frozenset({"max_model_len", "quantization", "kv_cache_dtype"})
-"""Settings that ``estimate`` has as arguments of its own."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +254,7 @@ def estimate(
     spec = resolve_model(str(model), assumptions=assume)
     named = [parse_gpu_count(name) for name in _texts(gpu)]
     gpus = named or with_kernels([parse_gpu_count(name) for name in DEFAULT_GPUS], spec, choice)
-    asked = _settings(settings, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    asked = _settings(settings, ESTIMATE_SETTINGS, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if speculative_config is not None:
         asked = with_speculative_config(asked, json.dumps(dict(speculative_config)))
     question = Question(None if ctx is None else parse_tokens(str(ctx)), asked)
@@ -300,7 +296,7 @@ def plan(
     """
     request = plan_request(
         EngineChoice.parse(engine, known=("vllm",)),
-        _settings(settings),
+        _settings(settings, PLAN_SETTINGS),
         users=users,
         request_rate=request_rate,
         ctx_avg=_text(ctx_avg),
@@ -335,21 +331,10 @@ def explain(log: str | Path, *, model: str | None = None, gpu: str | None = None
     is no such log.
     """
     is_text = isinstance(log, str) and "\n" in log
-    text = (
-        str(log)
-        if is_text
-        else read_bytes(Path(log), _MOST_LOG_BYTES, hint="pass a log file or its text").decode(
-            "utf-8", errors="replace"
-        )
-    )
-    found = parse_startup_log(text)
-    if not found.has_figures:
-        raise KvplanError(
-            "The log says nothing about memory or KV cache in the words of vLLM or SGLang.",
-            hint="pass the log of such a server's start",
-        )
+    found, note = parse_log(str(log).encode(errors="replace"), "The log") if is_text else read_log(Path(log))
     spec = named_model(model, found.model)
-    return Explanation(explain_log(found, spec, None if gpu is None else find_gpu(gpu)))
+    answer = explain_log(found, spec, None if gpu is None else find_gpu(gpu))
+    return Explanation(answer if note is None else replace(answer, notes=(note, *answer.notes)))
 
 
 def models(search: str | None = None) -> Models:
@@ -362,13 +347,15 @@ def gpus(search: str | None = None) -> Gpus:
     return Gpus(tuple(known_gpus(search)))
 
 
-def _settings(given: Mapping[str, Any], **more: str) -> ServingSettings:
-    """Read settings by vLLM's names; UsageError for a name that is none. ``device_memory`` is the option's name."""
+def _settings(given: Mapping[str, Any], known: Sequence[str], **more: str) -> ServingSettings:
+    """Read settings by vLLM's names, of those that are ``known`` to the question. UsageError for any other.
+
+    ``device_memory``: the name of the option for ``device_memory_bytes``.
+    """
     named = {"device_memory_bytes" if name == "device_memory" else name: value for name, value in given.items()}
-    known = {each.name for each in fields(ServingSettings)} - _TAKEN_APART
     for name in named:
         if name not in known:
-            raise UsageError(f"kvplan has no setting '{name}'.", hint=f"one of {', '.join(sorted(known))}")
+            raise UsageError(f"kvplan has no setting '{name}' here.", hint=f"one of {', '.join(sorted(known))}")
     return read_settings({name: _written(name, value) for name, value in (named | more).items()})
 
 

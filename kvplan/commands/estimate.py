@@ -33,7 +33,7 @@ from kvplan.commands.options.shared import (
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.question import answer_question, notes_on, with_kernels
+from kvplan.estimate.question import ESTIMATE_SETTINGS, answer_question, notes_on, with_kernels
 from kvplan.estimate.ways_to_fit import Asked, ways_to_fit
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.setting_values import split_list
@@ -101,29 +101,7 @@ Format = Annotated[OutputFormat, typer.Option("--format", help="Output format.",
 AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", rich_help_panel=OUTPUT_PANEL)]
 
 
-@takes_settings(
-    "dtype",
-    "group_size",
-    "language_model_only",
-    "encoder_tokens",
-    "enable_lora",
-    "max_loras",
-    "max_lora_rank",
-    "device_memory_bytes",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "enable_expert_parallel",
-    "nvlink_bridge",
-    "moe_backend",
-    "gpu_memory_utilization",
-    "block_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "speculative_model",
-    "num_speculative_tokens",
-    "acceptance_rate",
-)
+@takes_settings(*ESTIMATE_SETTINGS)
 def estimate(
     models: Models,
     ctx: Contexts = None,

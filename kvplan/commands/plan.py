@@ -26,7 +26,7 @@ from kvplan.commands.options.shared import (
 )
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
-from kvplan.planner.question.asking import plan_request
+from kvplan.planner.question.asking import PLAN_SETTINGS, plan_request
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings
@@ -68,19 +68,7 @@ AsJson = Annotated[
 
 
 @takes_groups
-@takes_settings(
-    "gpu_memory_utilization",
-    "max_num_batched_tokens",
-    "block_size",
-    "dtype",
-    "group_size",
-    "encoder_tokens",
-    "enable_lora",
-    "max_loras",
-    "max_lora_rank",
-    "nvlink_bridge",
-    "moe_backend",
-)
+@takes_settings(*PLAN_SETTINGS)
 def plan(
     model: Model,
     load: LoadOptions,

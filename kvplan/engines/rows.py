@@ -16,6 +16,7 @@ from kvplan.workload.requests import RequestSpec
 _KNOWN_BEFORE: Final = (
     "engine",
     "engine_version",
+    "kernels",
     "device",
     "device_memory_bytes",
     "dtype",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Final
 
 from kvplan.catalog.devices.device_support import attends_on, check_formats, dtype_on, fallback_note
 from kvplan.catalog.devices.gpus import GpuCount
@@ -20,6 +21,31 @@ from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.speculation import joined_speculation
 from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens
+
+ESTIMATE_SETTINGS: Final = (
+    "dtype",
+    "group_size",
+    "language_model_only",
+    "encoder_tokens",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "device_memory_bytes",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+    "nvlink_bridge",
+    "moe_backend",
+    "gpu_memory_utilization",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "speculative_model",
+    "num_speculative_tokens",
+    "acceptance_rate",
+)
+"""Settings that an estimate takes by name, beside the lists of contexts and formats."""
 
 
 @dataclass(frozen=True, slots=True)

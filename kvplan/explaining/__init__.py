@@ -2,7 +2,7 @@
 
 startup_log, patterns    what the log says, and how engines word it
 explanation              ``explain_log``: the log against our prediction, and the changes that would help
-named_model              the model that a log is of
+reading, named_model     a log from a file or a pipe; the model that it is of
 ways_out                 what helps an engine that stopped, from its own words
 cpu_host                 the account of vLLM on a CPU
 document                 an explanation as JSON

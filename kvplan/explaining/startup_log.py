@@ -119,7 +119,6 @@ def parse_startup_log(text: str) -> StartupLog:
         failure=failure,
         crash=None if failure is not None else _crash(text),
         device="cpu" if is_cpu else "gpu",
-        phase=None,
         wording=None if is_sglang else next((release for words, release in patterns.WORDINGS if words in text), None),
         **counts,
     )

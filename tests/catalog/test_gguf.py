@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from gguf_bytes import header, tensor, text
 
 from kvplan.catalog.gguf.header import BLOCK_SIZES, read_gguf_header
 from kvplan.catalog.models import resolve_model
@@ -117,20 +118,6 @@ def test_a_directory_with_two_gguf_models_asks_for_one(tmp_path):
     with pytest.raises(KvplanError, match="holds 2 GGUF models") as caught:
         resolve_model(str(tmp_path))
     assert caught.value.hint == f"name one of them: {tmp_path / 'small-Q4_K_M.gguf'}"
-
-
-def header(*entries: bytes, tensors: tuple[bytes, ...] = ()) -> bytes:
-    """A header of these entries and tensors, each as it is stored."""
-    counts = struct.pack("<IQQ", 3, len(tensors), len(entries))
-    return b"GGUF" + counts + b"".join(entries) + b"".join(tensors)
-
-
-def text(words: str) -> bytes:
-    return struct.pack("<Q", len(words)) + words.encode()
-
-
-def tensor(name: str, *shape: int, kind: int = 0, offset: int = 0) -> bytes:
-    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
 ALIGNMENT = text("general.alignment")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +234,7 @@ def test_no_server_is_one_sentence_and_a_hint(capsys: pytest.CaptureFixture[str]
 def test_a_missing_package_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = "kvplan.commands.options.extras.find_spec"
-    monkeypatch.setattr(where, lambda name: None if name == "httptools" else object())
+    monkeypatch.setitem(sys.modules, "httptools", None)  # what Python itself takes for a package that is missing
     code, _, talk = run(capsys, "http://127.0.0.1:9")
     assert code == 2
     assert "needs a package that is not installed: httptools" in talk

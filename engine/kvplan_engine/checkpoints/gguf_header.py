@@ -30,7 +30,7 @@ _NUMPY_KINDS = {"B": "u1", "b": "i1", "<H": "<u2", "<h": "<i2", "<I": "<u4", "<i
 _DEFAULT_ALIGNMENT = 32
 _MOST_TENSORS, _MOST_KEYS, _MOST_DIMENSIONS, _MOST_VALUES = 1_000_000, 100_000, 4, 2**48
 _MOST_ELEMENTS = 8_000_000
-"""In all arrays of the metadata: a vocabulary, its scores, types and merges."""
+"""Elements of all arrays of the metadata together: a vocabulary, its scores, types and merges."""
 _Entry = TypeVar("_Entry")
 
 

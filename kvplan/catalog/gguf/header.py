@@ -23,7 +23,7 @@ _STRING, _ARRAY = 8, 9
 _LARGEST_HEADER = 512 * 1024**2
 _MOST_TENSORS, _MOST_ENTRIES, _MOST_DIMENSIONS = 1_000_000, 100_000, 4
 _MOST_ELEMENTS = 8_000_000
-"""In all arrays of the metadata: a vocabulary, its scores, types and merges."""
+"""Elements of all arrays of the metadata together: a vocabulary, its scores, types and merges."""
 _ALIGNMENT_KEY, _DEFAULT_ALIGNMENT = "general.alignment", 32
 _KEPT_ARRAY = 4096
 """Longer arrays (vocabularies) are skipped; only their length is kept."""

@@ -35,7 +35,7 @@ def need_extra(what: str, extra: str) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """What was imported already is installed, whatever it says of where it came from."""
+    """Return whether a package can be imported; one that was imported already can."""
     return sys.modules[name] is not None if name in sys.modules else find_spec(name) is not None
 
 

@@ -15,7 +15,6 @@ from kvplan.explaining.startup_log import Phase, StartupLog, parse_startup_log
 from kvplan.runs.statuses import Status
 
 _CONTEXT: Final = re.compile(r"max seq len|larger than the maximum number of tokens")
-_SEQUENCES: Final = re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache\s+blocks \((\d+)\)")
 _TOO_LONG: Final = re.compile(
     r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len \(\w+=([\d.]+)"
 )
@@ -45,10 +44,6 @@ def read_failure(ending: Ending) -> Failure:
     usage = _USAGE.search(ending.log)
     if usage:
         return Failure("crash", f"vLLM refuses its command line: {usage.group(1)}", stops_sweep=True)
-    refused_seats = _SEQUENCES.search(ending.log)
-    if refused_seats:
-        most = refused_seats.group(1)
-        return Failure("rejected_seqs", f"{refused_seats.group(0)}. Lower --max-num-seqs to {most} or less.")
     too_long = _TOO_LONG.search(ending.log)
     if too_long and ending.stage == "starting":
         asked, longest = int(too_long[1]), int(float(too_long[2].rstrip(".")))
@@ -69,6 +64,9 @@ def _recognised(found: StartupLog) -> Failure:
     if _CONTEXT.search(found.failure):
         longest = found.largest_max_model_len
         return Failure("rejected_ctx", sentence, largest_max_model_len=longest, context_limited_by="pool")
+    if found.num_state_blocks is not None:
+        reason = found.failure.partition(". ")[0].rstrip(".")
+        return Failure("rejected_seqs", f"{reason}. Lower --max-num-seqs to {found.num_state_blocks} or less.")
     if found.is_out_of_memory:
         status, phase = _BY_PHASE[found.phase]
         memory = found.memory

@@ -151,7 +151,6 @@ def server_figures(server: ServerView) -> Row:
     row: Row = {
         "engine": readings[-1].engine,
         "engine_version": server.limits.version,
-        "kernels": server.limits.kernels,
         "data_parallel_size": readings[-1].num_engines,
         "kv_cache_tokens": readings[-1].cache.kv_cache_size_tokens,
         "kv_usage_mean": float(np.mean(usages)) if usages else None,
@@ -160,8 +159,7 @@ def server_figures(server: ServerView) -> Row:
         "max_running": int(max(running)) if running else None,
         "max_waiting": int(max(waiting)) if waiting else None,
     }
-    limits = server.limits
-    told = {"device": limits.device, "device_memory_bytes": limits.device_memory_bytes, "dtype": limits.dtype}
+    told = {name: getattr(server.limits, name) for name in ("kernels", "device", "device_memory_bytes", "dtype")}
     row |= cast(Row, {name: value for name, value in told.items() if value is not None})
     if server.limits.max_num_seqs or readings[-1].max_num_seqs:
         row["max_num_seqs"] = server.limits.max_num_seqs or readings[-1].max_num_seqs or 0

@@ -17,6 +17,20 @@ from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
 
 DEFAULTS: Final = PlanRequest()
+PLAN_SETTINGS: Final = (
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "block_size",
+    "dtype",
+    "group_size",
+    "encoder_tokens",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "nvlink_bridge",
+    "moe_backend",
+)
+"""Settings that every deployment of a plan shares; the others are what a plan finds."""
 _COUNT: Final = re.compile(r"\d{1,9}")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from gguf_bytes import header, tensor, text
 
 from kvplan_engine.checkpoints.gguf import open_gguf
 from kvplan_engine.checkpoints.gguf_config import read_gguf_config
@@ -55,10 +56,10 @@ def test_it_is_what_the_gguf_package_reads(path: Path) -> None:
     expected = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     del expected["tokenizer.ggml.tokens"]
     assert file.metadata == expected
-    assert list(file.tensors) == [tensor.name for tensor in reader.tensors]
-    for tensor in reader.tensors:
-        stored = file.tensors[tensor.name]
-        assert (stored.shape, stored.kind) == (tuple(tensor.shape.tolist()), tensor.tensor_type)
+    assert list(file.tensors) == [each.name for each in reader.tensors]
+    for each in reader.tensors:
+        stored = file.tensors[each.name]
+        assert (stored.shape, stored.kind) == (tuple(each.shape.tolist()), each.tensor_type)
         assert stored.first_byte == tensor.data_offset
         ours = gguf.dequantize(file.bytes_of(tensor.name), tensor.tensor_type)
         np.testing.assert_array_equal(ours, gguf.dequantize(tensor.data, tensor.tensor_type))
@@ -85,20 +86,6 @@ def test_a_tensor_that_is_not_all_there_is_said(path: Path, tmp_path: Path) -> N
     short.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(EngineError, match="tensor Q4_1 of a GGUF file cannot be read"):
         read_gguf(short).bytes_of("Q4_1")
-
-
-def header(*entries: bytes, tensors: tuple[bytes, ...] = ()) -> bytes:
-    """A header of these entries and tensors, each as it is stored."""
-    counts = struct.pack("<IQQ", 3, len(tensors), len(entries))
-    return b"GGUF" + counts + b"".join(entries) + b"".join(tensors)
-
-
-def text(words: str) -> bytes:
-    return struct.pack("<Q", len(words)) + words.encode()
-
-
-def tensor(name: str, *shape: int, kind: int = 0, offset: int = 0) -> bytes:
-    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
 ALIGNMENT = text("general.alignment")

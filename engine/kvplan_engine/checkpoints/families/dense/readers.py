@@ -14,7 +14,7 @@ from kvplan_engine.errors import EngineError
 
 Config = Mapping[str, Any]
 MISTRAL_WINDOW, SOLAR_WINDOW = 4096, 2047
-"""Of a config that does not mention the window: the defaults of MistralConfig and SolarConfig."""
+"""Windows of configs that do not mention one: the defaults of MistralConfig and SolarConfig."""
 _LARGEST_WITH_ROPE = 4096
 """Hidden size of Baichuan 7B; the config does not say which positions a model has."""
 _UNKNOWN_OF_PANGU = ("param_sink_number", "interleaved_sliding_window", "qk_nope_head_dim", "n_routed_experts")
@@ -92,7 +92,7 @@ def read_ministral3(config: Config) -> ModelDescription:
 
 
 def read_pangu(config: Config) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/openpangu.py): its code comes with the checkpoint."""
+    """Read it as vLLM does (vllm/model_executor/models/openpangu.py): its code comes with the checkpoint."""
     for key in _UNKNOWN_OF_PANGU:
         if config.get(key):
             raise EngineError(f"the engine does not know what layers of openPangu keep with {key}.")

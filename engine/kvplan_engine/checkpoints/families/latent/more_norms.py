@@ -23,7 +23,7 @@ def read_axk1(config: dict[str, Any]) -> ModelDescription:
 
 
 def read_pangu_ultra(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/openpangu.py): its code comes with the checkpoint."""
+    """Read it as vLLM does (vllm/model_executor/models/openpangu.py): its code comes with the checkpoint."""
     found = read_deepseek({**config, "attention_bias": False, "scoring_func": "sigmoid"})
     corrected = bool(config.get("router_enable_expert_bias", False))
     norms = Norms("rms", found.norm.eps, "both" if config.get("sandwich_norm", False) else "before")

@@ -207,7 +207,9 @@ def read_param2(config: Config) -> ModelDescription:
 
 
 def _ernie_sparse(config: Config) -> list[bool]:
-    """From ``moe_layer_start_index`` to ``moe_layer_end_index`` (-1: the last), every ``moe_layer_interval``-th."""
+    """Tell the mixtures: from ``moe_layer_start_index`` to ``moe_layer_end_index`` (-1: the last), every
+    ``moe_layer_interval``-th.
+    """
     number = int(config["num_hidden_layers"])
     first, step = whole(config, "moe_layer_start_index", default=1), whole(config, "moe_layer_interval", default=1)
     end = whole(config, "moe_layer_end_index", default=-1)

@@ -77,7 +77,7 @@ def read_gemma3(config: dict[str, Any]) -> ModelDescription:
 
 
 def read_rnj1(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/rnj1.py): none of its layers has a window."""
+    """Read it as vLLM does (vllm/model_executor/models/rnj1.py): none of its layers has a window."""
     number = int(config["num_hidden_layers"])
     if "chunked_attention" in (config.get("layer_types") or ()):
         raise EngineError("the engine does not know which tokens chunked layers of Rnj-1 keep.")
@@ -283,7 +283,7 @@ def read_gemma4(config: dict[str, Any]) -> ModelDescription:
 
 
 def _with_global_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """With the full layers' sizes by their old names: newer configs list them layer by layer. The last one is full."""
+    """Add the full layers' sizes by their old names: newer configs list them layer by layer. The last one is full."""
     names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
     listed = config.get("per_layer_config") or {}
     last = listed.get(str(int(config["num_hidden_layers"]) - 1)) or {}
@@ -319,7 +319,7 @@ def _gemma4_attention(config: dict[str, Any], kind: str, reads_layer: int | None
 
 
 def _full_rope(config: dict[str, Any], size: int) -> Rope:
-    """Of the full layers' heads of ``size``: only the first pairs turn, at the pace that they have in a whole head."""
+    """Frequencies of the full layers' heads of ``size``: the first pairs alone turn, at their pace in a whole head."""
     parameters = (config.get("rope_parameters") or {}).get("full_attention") or {}
     kind = parameters.get("rope_type", "proportional")
     share = parameters.get("partial_rotary_factor", 0.25) if kind == "proportional" else 1.0

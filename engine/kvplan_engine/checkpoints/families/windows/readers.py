@@ -398,7 +398,7 @@ def _olmo3_attention(config: dict[str, Any], kind: str) -> Attention:
 
 
 def read_plamo3(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/plamo3.py)."""
+    """Read it as vLLM does (vllm/model_executor/models/plamo3.py)."""
     norm = norms(config, "rms_plus_one", "both")
     plain = {**config, "attention_bias": False}
     layers = [

@@ -1,0 +1,50 @@
+"""A start-up log as it lies in a file or comes through a pipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvplan.errors import KvplanError
+from kvplan.explaining.startup_log import StartupLog, parse_startup_log
+from kvplan.files import read_bytes, read_standard_input
+from kvplan.units import MIB
+
+_LARGEST_BYTES: Final = 200 * MIB
+_ENDS_BYTES: Final = MIB
+"""Of a longer log: the start, and how it ended. Between them stand requests that were served."""
+_HINT: Final = "pass a log file, or the part of one that holds the start"
+
+
+class ReadLog(NamedTuple):
+    """What a log says, and a note where only its ends were read."""
+
+    log: StartupLog
+    note: str | None
+
+
+def read_log(path: Path) -> ReadLog:
+    """Read a log; ``-`` is standard input, and a pipe that the shell passes on is read to its end.
+
+    KvplanError where it cannot be read, or is no start-up log.
+    """
+    if str(path) == "-":
+        content = read_standard_input(_LARGEST_BYTES, hint=_HINT)
+    else:
+        content = read_bytes(path, _LARGEST_BYTES, hint=_HINT, may_be_piped=True)
+    return parse_log(content, str(path))
+
+
+def parse_log(content: bytes, name: str) -> ReadLog:
+    """Parse a log, whatever its bytes are. ``name``: what messages call it. KvplanError where it is no start-up log."""
+    note = None
+    if len(content) > 2 * _ENDS_BYTES:
+        note = f"Of {name} the first and the last {_ENDS_BYTES // MIB} MiB were read."
+        content = content[:_ENDS_BYTES] + b"\n" + content[-_ENDS_BYTES:]
+    log = parse_startup_log(content.decode("utf-8", errors="replace"))
+    if not log.has_figures:
+        raise KvplanError(
+            f"{name} says nothing about memory or KV cache in the words of vLLM or SGLang.",
+            hint="pass the log of such a server's start",
+        )
+    return ReadLog(log, note)
