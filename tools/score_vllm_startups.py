@@ -4,6 +4,7 @@
     --models FILE  configs of models that no profile ships
     --rows         one line per row, worst first
     --groups       the errors by source and by version, to see where a constant drifts
+    --kinds        the errors by kind of deployment: set, format, layers, drafter, GPU family, release ...
     --ranges       how many start-ups lie in their 90 % interval, with spreads fitted to the other sources and to all
 
 Grade A rows are predicted end to end (weights, available memory, tokens), grade B rows from the observed memory to
@@ -31,10 +32,12 @@ from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
+from startup_kinds import Placed, print_kinds, row_set  # noqa: E402
 from startup_ranges import print_ranges  # noqa: E402
 from startup_rows import (  # noqa: E402
     Row,
     is_campaign,
+    is_newest,
     load_models,
     number,
     read_rows,
@@ -58,6 +61,7 @@ class RowScore:
     id: str
     grade: str
     campaign: bool
+    newest: bool
     modified: bool
     source: str
     version: str
@@ -70,6 +74,7 @@ class RowScore:
     failed: bool = False
     predicted_to_fit: bool | None = None
     detail: str = ""
+    placed: Placed | None = None
 
 
 def score_rows(rows: Iterable[Row], models: dict[str, dict[str, object]]) -> list[RowScore]:
@@ -82,6 +87,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         "id": row["id"],
         "grade": grade,
         "campaign": is_campaign(row),
+        "newest": is_newest(row),
         "modified": is_modified_build(row["vllm_version"]),
         "source": row_source(row),
         "version": ".".join(map(str, vllm_release(row_version(row)).version[:2])),
@@ -97,6 +103,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         predicted = predict_vllm(spec, gpu, settings, row_version(row))
     except KvplanError as error:
         return RowScore(reason=error.message, **base)  # type: ignore[arg-type]
+    base["placed"] = Placed(row, spec, gpu, settings)
     observed = number(row["available_kv_gib"])
     if grade == "B" and observed is not None:
         refilled = fill_pool(predicted.rank, int(observed * GIB), predicted.settings, vllm_release(row_version(row)))
@@ -174,11 +181,13 @@ def summarize(name: str, scores: Sequence[RowScore]) -> Summary:
 
 
 def summaries(scores: Sequence[RowScore]) -> list[Summary]:
-    plain = [score for score in scores if not score.modified]
+    whole = [score for score in scores if score.grade == "A"]
+    plain = [score for score in whole if not score.modified]
     sets = {
-        "A, campaign": [score for score in plain if score.grade == "A" and score.campaign],
-        "A, other sources": [score for score in plain if score.grade == "A" and not score.campaign],
-        "  and modified builds": [score for score in scores if score.grade == "A" and not score.campaign],
+        "A, campaign": [score for score in plain if score.campaign],
+        "A, other sources": [score for score in plain if not score.campaign and not score.newest],
+        "  and modified builds": [score for score in whole if not score.campaign and not score.newest],
+        "A, newest": [score for score in plain if score.newest],
         "B, memory to tokens": [score for score in scores if score.grade == "B"],
         "C, partial": [score for score in scores if score.grade == "C"],
     }
@@ -254,12 +263,25 @@ def _print_group(name: str, group: Sequence[RowScore], others: Sequence[RowScore
     print(f"  {name[:55]:55s} {len(group):4d}  {_signed(mean):>9}  {_signed(furthest):>9}  {without}")
 
 
+def print_by_kind(scores: Sequence[RowScore]) -> None:
+    """Grade A end to end, by kind: of all sets together, and of those beside the campaign."""
+    found = [
+        (score.placed, score.token_deviation)
+        for score in scores
+        if score.grade == "A" and not score.modified and score.placed and score.token_deviation is not None
+    ]
+    print_kinds("KV tokens by kind, all sets", found)
+    outside = [(placed, error) for placed, error in found if row_set(placed.row) != "campaign"]
+    print_kinds("KV tokens by kind, no campaign", outside)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--csv", type=Path, default=DATA / "vllm_startups.csv")
     parser.add_argument("--models", type=Path, default=DATA / "vllm_startup_models.json")
     parser.add_argument("--rows", action="store_true", help="one line per row, worst first")
     parser.add_argument("--groups", action="store_true", help="errors by source and by version")
+    parser.add_argument("--kinds", action="store_true", help="errors by kind of deployment")
     parser.add_argument("--ranges", action="store_true", help="how many start-ups lie in their 90 %% interval")
     arguments = parser.parse_args()
     rows, models = read_rows(arguments.csv), load_models(arguments.models)
@@ -267,6 +289,8 @@ def main() -> int:
     print_report(scores, per_row=arguments.rows)
     if arguments.groups:
         print_groups(scores)
+    if arguments.kinds:
+        print_by_kind(scores)
     if arguments.ranges:
         print_ranges(rows, models)
     return 0

@@ -29,7 +29,7 @@ COLUMNS = (
     "max_model_len", "max_num_batched_tokens", "max_num_seqs", "tp", "pp", "dtype", "quantization",
     "kv_cache_dtype", "enforce_eager", "block_size", "weights_gib", "non_torch_gib", "activation_peak_gib",
     "cudagraph_gib", "available_kv_gib", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency_x", "outcome",
-    "inferred", "verbatim",
+    "inferred", "verbatim", "collected",
 )
 # fmt: on
 
@@ -69,7 +69,7 @@ def row_spec(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
     """The row's model: a shipped profile, a config of ours, or a model of the same name in another format."""
     profile = find_profile(row["model"])
     if profile is not None:
-        return read_profile(profile)
+        return _as_served(read_profile(profile), row.get("quantization", ""))
     entry = models.get(row["model"])
     if entry is not None:
         return read_config(entry["config"], model_id=row["model"])  # type: ignore[arg-type]
@@ -89,6 +89,7 @@ _FORMAT_SUFFIXES = {
     "w8a8": "int8",
     "int8": "int8",
     "awq-int4": "awq",
+    "awq-4bit": "awq",
     "w4a16-ct": "int4",
     "autoround": "int4",
     "nvfp4": "nvfp4",
@@ -140,6 +141,15 @@ def _in_format(spec: ModelSpec, form: str | None) -> ModelSpec:
     return replace(spec, quantization=NAMED_FORMATS[form])
 
 
+def _as_served(spec: ModelSpec, method: str) -> ModelSpec:
+    """``spec`` in the row's format where that is another than the profile's: a checkpoint made from the same model."""
+    form = NAMED_FORMATS.get(method.removesuffix("_marlin"))
+    own = spec.quantization
+    if form is None or own is None or own.method == form.method:
+        return spec
+    return replace(spec, quantization=form)
+
+
 def row_version(row: Row) -> str:
     if row["vllm_version"]:
         return row["vllm_version"]
@@ -155,6 +165,11 @@ def row_source(row: Row) -> str:
 def is_campaign(row: Row) -> bool:
     """Whether the row is one of the campaign that makes half of the rows of grade A."""
     return CAMPAIGN in row["source_url"]
+
+
+def is_newest(row: Row) -> bool:
+    """Whether the row was collected after the others, and so after what was fitted to them."""
+    return bool(row["collected"])
 
 
 def row_gpu(row: Row) -> GpuProfile:

@@ -46,7 +46,7 @@ rows = sys.modules["startup_rows"]
 @pytest.fixture(scope="module")
 def everything():  # type: ignore[no-untyped-def]
     data = ROOT / "tests" / "data"
-    read = rows.read_rows(data / "vllm_startups.csv")
+    read = [row for row in rows.read_rows(data / "vllm_startups.csv") if not rows.is_newest(row)]
     return tool.read_startups(read, rows.load_models(data / "vllm_startup_models.json"))
 
 
