@@ -17,11 +17,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from kvplan.catalog.checkpoint.comparison import stored_dtype, widest_dtype, with_checkpoint
 from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.plain_hub import HubError, config_path, parameter_counts
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec_of_checkpoint import stored_dtype, widest_dtype, with_checkpoint
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, read_json, read_text
 from kvplan.paths import user_cache_dir

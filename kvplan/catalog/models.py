@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.catalog.checkpoint.comparison import stored_dtype, with_checkpoint
 from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec_of_checkpoint import stored_dtype, with_checkpoint
 from kvplan.catalog.variants import find_variant
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, read_text

@@ -22,7 +22,7 @@ from kvplan.catalog.spec import (
     MoeFeedForward,
     SoftmaxAttention,
 )
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.settings import LoraSlots, ServingSettings
@@ -153,7 +153,7 @@ def _vllm_products(spec: ModelSpec, layer: LayerSpec, layout: ParallelLayout) ->
 def _engine_products(spec: ModelSpec, layer: LayerSpec, layout: ParallelLayout) -> Iterator[Product]:
     if isinstance(layer.mixer, SoftmaxAttention):
         yield from _attention_products(spec, layer.mixer, layout.tensor_parallel_size)
-    if isinstance(layer.feed_forward, DenseFeedForward):
+    if not isinstance(layer.feed_forward, MoeFeedForward):  # experts have no adapters there
         yield from _mlp_products(spec, layer.feed_forward, layout.tensor_parallel_size)
 
 
@@ -177,8 +177,10 @@ def _has_keys_as_values(mixer: SoftmaxAttention) -> bool:
 
 
 def _mlp_products(spec: ModelSpec, part: FeedForward | None, tp: int, *, is_fused: bool = False) -> Iterator[Product]:
-    if not isinstance(part, DenseFeedForward):
+    if part is None:
         return
+    if not isinstance(part, DenseFeedForward):  # mixtures have a function of their own
+        raise unhandled_kind(part, "_mlp_products")
     number = 2 if part.gated else 1
     inner = -(-part.intermediate_size // tp)
     yield Product(spec.hidden_size, number * inner, num_stacked=1 if is_fused else number)
