@@ -56,8 +56,8 @@ _HEAD = re.compile(
     r"|^\W{0,8}(?:command|args|cmd|entrypoint|ExecStart|\w{0,40}(?:ARGS|CMD|OPTS|FLAGS|COMMAND))\W{0,3}[:=]"
 )
 """What begins a command, or the list of a container's arguments."""
-_ONLY_OPTIONS = re.compile(r"""^[\s>$#|▎"'`\[(,\-]{0,12}?(?:--[a-z]|-(?:tp|pp|dp|dcp|ep)\b)""")
-_PROSE = re.compile(r"(?:[a-z]{2,20}[,.:;]? ){2}[a-z]{2,20}|\b(?:fix|help|work|fail)(?:s|ed)?\b")
+_ONLY_OPTIONS = re.compile(r"""^[\s>$|▎"'`\[(,\-]{0,40}?(?:--[a-z]|-(?:tp|pp|dp|dcp|ep)\b)""")
+_PROSE = re.compile(r"(?:[a-z]{2,20}[,.:;]? ){2}[a-z]{2,20}|\b(?:fix|help|work|fail)(?:e?s|ed)?\b")
 """Words in a row: a sentence about an option is no command."""
 _MENTION = re.compile(
     r"\b(?:[Ww]ith|[Uu]sing|[Aa]rgs?|[Ff]lags?|[Oo]ptions?|[Ss]ettings?|[Rr]un(?:ning)?|[Ll]aunched)[:\s]{1,3}[`'\"]?"
@@ -66,7 +66,7 @@ _MENTION = re.compile(
 """Options in a sentence that says what was run."""
 _ENGINE_LINE = re.compile(
     r"\[\w{1,60}\.py:\d{1,6}\]|\b(?:INFO|WARNING|ERROR|DEBUG) [\d-]{5,10} |\b\w{1,60}(?:Error|Exception): "
-    r"|[Tt]o serve at least one|^\W{0,6}(?:proceed|Based on|Raise|Try)\b"
+    r"|[Tt]o serve at least one|Replace gpu_memory_utilization|^\W{0,6}(?:proceed|Based on|Raise|Try)\b"
 )
 _LIST_VALUE = re.compile(r"""^\s*(?:-\s+)?["']?[\w./:{}"'-]{1,300}["']?,?\s*$""")
 _OPTION = re.compile(
@@ -76,9 +76,11 @@ _OPTION = re.compile(
 _SERVED = re.compile(r"\b(?:vllm|sglang) serve[\s\\]{1,40}['\"]?([^\s'\"-][^\s'\"]{0,300})")
 _CONFIG_LINE = re.compile(
     r"""^\s{0,20}(?:-\s)?(?:export |ENV |-e )?["']?([A-Za-z][\w-]{3,50})["']?\s?[:=]\s?"""
-    r"""["']?([\w.]{1,40})["']?\s*(?:#.*)?$"""
+    r"""["']?([\w./-]{1,200})["']?\s*(?:#.*)?$"""
 )
 """``tensor-parallel-size: 2`` in a file for --config, ``MAX_MODEL_LEN=32768`` in a container's environment."""
+_COMMENT = re.compile(r"(?<=\S)\s{1,40}#\s.*$|^\s{0,40}#\s*-.*$")
+"""What follows a setting, or a setting that is commented out."""
 _LONGEST_LINE: Final = 4000
 _WHOLE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kKmMgGtT]?)")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -93,7 +95,7 @@ class Statement(NamedTuple):
 
 def pasted_settings(text: str) -> Iterator[Statement]:
     """Yield what pasted commands say, in their order; values that are out of range are passed over."""
-    lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
+    lines = [_COMMENT.sub("", line[:_LONGEST_LINE]) for line in text.splitlines()]
     for command in _commands(lines):
         served = _SERVED.search(command)
         if served:
@@ -134,7 +136,8 @@ def _commands(lines: list[str]) -> Iterator[str]:
 def _statement(option: str, value: str | None, *, needs_long_name: bool = False) -> Iterator[Statement]:
     """Yield what an option says; of names that stand alone only those of several words are meant."""
     folded = option.lower().replace("_", "-") if "." not in option else option
-    if needs_long_name and folded.count("-") < 2 and folded not in ("max-model-len", "enforce-eager"):
+    is_long = folded.count("-") > 1 or folded == "enforce-eager" or (folded == "model" and "/" in (value or ""))
+    if needs_long_name and not is_long:
         return
     if folded in _FLAGS:
         flag, is_on = _FLAGS[folded]

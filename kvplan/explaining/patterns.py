@@ -60,6 +60,8 @@ CPU_MEMORY: tuple[tuple[str, str], ...] = (
     ("budget_bytes", rf"with {AMOUNT} requested memory for the worker"),
     ("budget_bytes", rf"CPU memory utilization \({DECIMAL}, {AMOUNT}\)"),
     ("budget_bytes", rf"requested memory for kv \(-?{DECIMAL}/{AMOUNT}\)"),
+    ("budget_bytes", rf"more than the {AMOUNT} of CPU memory reserved for it"),
+    ("used_bytes", rf"The worker already uses {AMOUNT}"),
     ("used_bytes", rf"{AMOUNT} memory was consumed by non-kv usages"),
     ("kv_pool_bytes", rf"(?:Explicitly|Auto) set \(({DECIMAL})/"),
     ("kv_pool_bytes", rf"larger than the available KV cache memory \({AMOUNT}\)"),
@@ -74,6 +76,7 @@ CPU_SIGNS = (
     "[cpu_worker.py",
     "[cpu_model_runner.py",
     "Available memory on node",
+    "of CPU memory reserved for it",
 )
 SGLANG_SIGNS = (
     "ServerArgs(",
@@ -82,6 +85,8 @@ SGLANG_SIGNS = (
     "SWAKVPool",
     "DSV4 pool sizes",
     "max_total_num_tokens",
+    "SWA pool cap",
+    "memory capacity is unbalanced",
     "mem-fraction-static",
     "mem_fraction_static",
 )
@@ -127,7 +132,7 @@ COUNTS: tuple[tuple[str, str], ...] = (
     ("num_blocks", rf"(?:GPU|CUDA|cuda) blocks: {WHOLE}"),
     ("kv_cache_tokens", rf"[GC]PU KV cache size: {WITH_COMMAS} tokens"),
     ("kv_cache_tokens", rf"max_total_num_tokens={WHOLE}"),
-    ("kv_cache_tokens", rf"#tokens: {WHOLE}, K size"),
+    ("kv_cache_tokens", rf"(?:is allocated|KV cache allocated)\..{{0,80}}#tokens: {WHOLE}, KV? size"),
     ("kv_cache_tokens", rf"DSV4 pool sizes: full={WHOLE}"),
     ("kv_cache_tokens", rf"full_layer_tokens={WHOLE}"),
     ("kv_cache_tokens", rf"SWAKVPool mem usage: {_BETWEEN}full size: {WHOLE}"),
@@ -137,6 +142,7 @@ COUNTS: tuple[tuple[str, str], ...] = (
 )
 CONCURRENCY = rf"Maximum concurrency for [\d,]{{1,20}} tokens per request: ({DECIMAL})x"
 LEAST_STATIC_FRACTION = rf"Raise --mem-fraction-static above ({DECIMAL})"
+LEAST_CPU_SHARE = rf"increase `--gpu-memory-utilization` to more than ({DECIMAL})"
 NAMES: tuple[tuple[str, str], ...] = (
     ("model", r"""(?:\bmodel|model_path)['"]?[=:]\s*['"]([^'"\n]{1,500})['"]"""),
     ("model", r"with config: model=([\w./-]{1,300}),"),
@@ -174,13 +180,18 @@ UTILIZATION = (
 FITTED_LENGTH = r"Auto-fit max_model_len: (?:reduced from \d+ to|full model context length) (\d{1,15})"
 """vLLM, where --max-model-len is -1 or auto."""
 COMPILED_UP_TO = r"""compile_ranges_(?:endpoints|split_points)['"]?[=:] ?\[(?:\d{1,9}, ){0,20}(\d{1,9})\]"""
+ASKED_GRAPHS = re.compile(
+    r"--compilation[-_]config|(?<!\S)-cc\b|--(?:max-)?cudagraph-capture-size"
+    r"|non-default args:[^\n]{0,3000}cudagraph_capture"
+)
+"""Where a user says which graphs are captured, and nothing follows from them."""
 CAPTURED_UP_TO = r"""max_cudagraph_capture_size['"]?[=:] ?(\d{1,9})"""
 _RELEASE = r"v?(\d{1,2}\.\d{1,3}[\w.+]{0,80})"
 VLLM_VERSIONS = (
     rf"(?:vLLM API server version|LLM engine \()\s*{_RELEASE}",
     rf"[▀-▟][^\n]{{0,40}}\bversion {_RELEASE}",
     rf"(?i:\bvllm[ _]?version)['\"]?\s?[:=]?\s{{0,20}}['\"]?{_RELEASE}",
-    r"(?i:\bvllm)(?: |==|: ?|  +)v?(0\.\d{1,3}[\w.+]{0,80})",
+    r"(?i:\bvllm)(?:==|[: \t`'\"*]{0,20})v?(0\.\d{1,3}[\w.+]{0,80})",
     r"\bvllm-(0\.\d{1,3}\.\d[\w.+]{0,80})",
     r"[\w./-]{0,100}vllm[\w./-]{0,100}:v?(0\.\d{1,3}[\w.+]{0,80})",
     r"rocm/vllm[\w.:/-]{0,100}?vllm_(0\.\d{1,3}(?:\.\d{1,3})?)",
@@ -188,15 +199,15 @@ VLLM_VERSIONS = (
 """The engine's own line, its banner, people's words, packages, and tags of images."""
 SGLANG_VERSIONS = (
     rf"(?i:\bsglang[ _]?version)['\"]?\s?[:=]?\s{{0,20}}['\"]?{_RELEASE}",
-    r"(?i:\bsglang)(?: |==|: ?|  +)v?(0\.\d{1,3}[\w.+]{0,80})",
+    r"(?i:\bsglang)(?:==|[: \t`'\"*]{0,20})v?(0\.\d{1,3}[\w.+]{0,80})",
     r"\bsglang-(0\.\d{1,3}\.\d[\w.+]{0,80})",
     r"[\w./-]{0,100}sglang[\w./-]{0,100}:v?(0\.\d{1,3}[\w.+]{0,80})",
 )
 GPU_NAMES = (
     r"device_name=([\w-]{2,80}?)(?=,|\.json|['\"\]\s])",
-    r"\bGPU \d{1,2}: ((?:NVIDIA|AMD|Tesla)[\w .-]{2,60}?)(?=\s*(?:\(|,|$|\n))",
+    r"(?:\bGPU |(?m:^ {0,8}))\d{1,2}: ((?:NVIDIA|AMD|Tesla)[\w .-]{2,60}?)(?=\s*(?:\(|,|$|\n|\d{3,6} ?MiB))",
     r"\| +\d{1,2} +((?:NVIDIA|Tesla)[\w .-]{2,40}?) {2,}(?:On|Off) ",
-    r"(?i:device[ _]name|gpu name|gpu model)\s*[:=]\s*['\"]?((?:NVIDIA|AMD|Tesla)[\w .-]{2,60})",
+    r"(?i:device name|gpu name|gpu model)\s*[:=]\s*['\"]?((?:NVIDIA|AMD|Tesla)[\w .-]{2,60})",
 )
 """Names that drivers give devices: in a kernel's file, in what torch or nvidia-smi lists."""
 FLASH_ATTENTION = r"Using FlashAttention version (\d)"
@@ -229,7 +240,7 @@ FAILURES = (
     rf"(To serve at least one request with the models?'s max seq len{_REST})",
     rf"(The model's max seq len \(\d+\) is larger than the maximum number of tokens{_REST})",
     rf"(Cannot auto-fit max_model_len{_REST})",
-    rf"(max_num_seqs \(\d+\) exceeds available Mamba cache blocks{_REST})",
+    rf"((?:max_num_seqs \(\d+\) )?exceeds available Mamba cache blocks{_REST})",
     rf"(No available memory for the cache blocks{_REST})",
     rf"(Loaded weights leave no GPU memory for the KV cache{_REST})",
     rf"(Not enough GPU memory for hybrid \(mamba/linear-attention\) state cache{_REST})",
@@ -237,7 +248,7 @@ FAILURES = (
     rf"((?:The DSV4 )?SWA pool cap \({_BETWEEN}leaves no room{_REST})",
     rf"(byte budget \d+ cannot fit ONE worst-case request{_REST})",
     rf"(The memory capacity is unbalanced{_REST})",
-    rf"((?:CUDA|HIP|XPU) out of memory\. Tried to allocate{_REST})",
+    rf"((?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate{_REST})",
     rf"(memory allocation failed with OOM on device{_REST})",
     rf"({re.escape(WITHOUT_NVML)}{_REST})",
     rf"({REFUSED_BY_DRIVER}{_REST})",
@@ -284,7 +295,8 @@ PHASES: tuple[tuple[str, str], ...] = (
     (
         "vision",
         r"embed_multimodal|get_multimodal_embeddings|_process_(?:image|video)_input|dummy_encoder_outputs"
-        r"|_execute_mm_encoder|get_(?:image|video)_features",
+        r"|_execute_mm_encoder|get_(?:image|video)_features|vit_attn_wrappers|profile run for multi-modal"
+        r"|models/(?:clip|siglip\d?|pixtral|\w{0,30}vit)\.py",
     ),
     ("profiling", r"determine_available_memory|profile_run|determine_num_available_blocks"),
     ("loading", r"in load_model|load_weights|Starting to load model|Failed to load model"),

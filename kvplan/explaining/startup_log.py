@@ -8,6 +8,7 @@ includes the weights.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -63,7 +64,8 @@ class StartupLog:
     """One start of an engine. ``failure`` is the sentence about memory it stopped with, None when it came up.
 
     ``crash``: another error that ended it. ``num_state_blocks``: sequences that a refused hybrid has states for.
-    ``least_static_fraction``: what SGLang says ``mem_fraction_static`` must be above. ``has_given_pool``: the cache has
+    ``least_static_fraction``: what SGLang says ``mem_fraction_static`` must be above; ``least_share``: the same of
+    ``gpu_memory_utilization`` and vLLM on a CPU. ``has_given_pool``: the cache has
     what --kv-cache-memory-bytes says, instead of what a share of the GPU leaves.
     ``gpu_names``: devices that it names; ``platform``: rocm or xpu where it is not NVIDIA's; ``notes``: what places say
     differently, and what was read off others.
@@ -82,6 +84,7 @@ class StartupLog:
     largest_max_model_len: int | None = None
     num_state_blocks: int | None = None
     least_static_fraction: float | None = None
+    least_share: float | None = None
     has_given_pool: bool = False
     failure: str | None = None
     crash: str | None = None
@@ -122,7 +125,7 @@ def parse_startup_log(text: str) -> StartupLog:
     memory = _cpu_memory(text) if is_cpu else _memory(text, stated.settings)
     failure = first_match(text, patterns.FAILURES)
     concurrency = re.findall(patterns.CONCURRENCY, text)
-    least = re.search(patterns.LEAST_STATIC_FRACTION, text)
+    least, share = (re.search(each, text) for each in (patterns.LEAST_STATIC_FRACTION, patterns.LEAST_CPU_SHARE))
     log = StartupLog(
         engine="sglang" if is_sglang else "vllm",
         model=stated.model,
@@ -131,6 +134,7 @@ def parse_startup_log(text: str) -> StartupLog:
         memory=memory,
         max_concurrency=min(map(float, concurrency), default=None),
         least_static_fraction=float(least.group(1)) if least else None,
+        least_share=float(share.group(1)) if share else None,
         has_given_pool=_has_given_pool(text, stated.settings),
         failure=failure,
         crash=None if failure is not None else _crash(text),
@@ -146,22 +150,27 @@ def parse_startup_log(text: str) -> StartupLog:
 
 
 def _unwrapped(text: str) -> str:
-    """The text with the engines' long sentences on one line each, as some pages break and quote them."""
+    """The text with the engines' long sentences on one line each, as some pages break and quote them.
+
+    Terminals break within words, too, and all lines at one width.
+    """
     lines: list[str] = []
-    joined = 0
-    for line in text.splitlines():
+    given = text.splitlines()
+    widths = Counter(map(len, given))
+    for index, line in enumerate(given):
         bare = line.lstrip(_QUOTES)
-        if lines and joined < _MOST_JOINED and patterns.WRAPS.search(lines[-1]) and not patterns.NEW_LINE.match(bare):
-            lines[-1] = f"{lines[-1].rstrip()} {bare}"[:_LONGEST_JOINED]
-            joined += 1
-        else:
-            lines.append(line)
-            joined = 0
+        if lines and not patterns.NEW_LINE.match(bare) and len(lines[-1]) < _LONGEST_JOINED:
+            before = given[index - 1]
+            if patterns.WRAPS.search(lines[-1]):
+                is_cut = len(before) >= _LEAST_WIDTH and widths[len(before)] > 1
+                lines[-1] = lines[-1] + line if is_cut else f"{lines[-1].rstrip()} {bare}"
+                continue
+        lines.append(line)
     return "\n".join(lines)
 
 
 _QUOTES = " \t>|▎│"
-_MOST_JOINED, _LONGEST_JOINED = 8, 4000
+_LONGEST_JOINED, _LEAST_WIDTH = 2000, 60
 
 
 def _usable(total_bytes: int | None) -> int | None:
@@ -187,12 +196,11 @@ def _crash(text: str) -> str | None:
 
     An engine that does not say that it is gone has ended, too, where an error stands alone and nothing says it serves.
     """
-    gone = patterns.STOPPED.search(text)
+    gone, killed = patterns.STOPPED.search(text), patterns.KILLED.search(text)
     raised: list[str] = patterns.RAISED.findall(text)
+    if killed is not None:
+        return killed.group(0).strip()
     if gone is None:
-        killed = patterns.KILLED.search(text)
-        if killed is not None:
-            return killed.group(0).strip()
         alone = None if patterns.UP.search(text) else patterns.ENDED_BY.search(text)
         return None if alone is None else alone.group(1).strip()
     told = (error for error in raised if not any(words in error for words in patterns.SECONDHAND))

@@ -46,14 +46,21 @@ def stated_settings(text: str, *, is_sglang: bool) -> StatedSettings:
     """Read every setting that ``text`` states in any form."""
     notes: list[str] = []
     printed = _printed(text, notes, is_sglang=is_sglang)
-    pasted = _pasted(text, notes)
-    for name, value in pasted.items():
+    pasted = _pasted(text)
+    for name, values in pasted.items():
+        is_single = name in _SINGLE and not (is_sglang and name in _SGLANG_ADJUSTS)
+        option = "" if name == "model" else KNOBS[name].option
         if name not in printed or printed[name] == "auto":
-            printed[name] = value
-        elif name in _SINGLE and printed[name] != value and not (is_sglang and name in _SGLANG_ADJUSTS):
-            option, engine = KNOBS[name].option, _written(printed[name])
+            printed[name] = values[0]
+            if is_single and len(values) > 1:
+                said = " and ".join(map(_written, values[:3]))
+                notes.append(
+                    f"Pasted commands have {option} {said}: {_written(values[0])}, which stands first, counts."
+                )
+        elif is_single and printed[name] not in values:
+            engine = _written(printed[name])
             notes.append(
-                f"A pasted command has {option} {_written(value)}, and the engine printed {engine}: it counts."
+                f"A pasted command has {option} {_written(values[0])}; the engine printed {engine}, which counts."
             )
     model = printed.pop("model", None)
     _derive(text, printed, notes)
@@ -62,13 +69,12 @@ def stated_settings(text: str, *, is_sglang: bool) -> StatedSettings:
     return StatedSettings(ServingSettings(**usable), model, _version(text, is_sglang=is_sglang), tuple(notes))
 
 
-def _pasted(text: str, notes: list[str]) -> dict[str, Any]:
-    """What commands say: of several the first counts, as its log comes first."""
-    found: dict[str, Any] = {}
+def _pasted(text: str) -> dict[str, list[Any]]:
+    """What commands say, each value once."""
+    found: dict[str, list[Any]] = {}
     for name, value in pasted_settings(text):
-        if found.setdefault(name, value) != value and name in _SINGLE:
-            note = f"Pasted commands have {KNOBS[name].option} {_written(found[name])} and {_written(value)}"
-            notes.append(f"{note}: the first counts where the engine prints none.")
+        if value not in found.setdefault(name, []):
+            found[name].append(value)
     return found
 
 
@@ -130,7 +136,7 @@ def _derive(text: str, found: dict[str, Any], notes: list[str]) -> None:
         found["max_num_batched_tokens"] = int(ends.group(1))
         notes.append(f"--max-num-batched-tokens {ends.group(1)} is read off the sizes that vLLM compiled for.")
     captured = re.search(patterns.CAPTURED_UP_TO, text)
-    if captured is None or found.get("max_num_seqs") is not None:
+    if captured is None or patterns.ASKED_GRAPHS.search(text) or found.get("max_num_seqs") is not None:
         return
     largest, step = int(captured.group(1)), 1 + found.get("num_speculative_tokens", 0)
     rows = largest // (2 * step)

@@ -69,6 +69,8 @@ def ways_out(log: StartupLog) -> Iterator[Change]:
         if share is None or share < _MOST_USEFUL_SHARE:
             sentence = f"raise --gpu-memory-utilization if nothing else uses the GPU, {sentence}"
         yield Change(sentence)
+    if "Cannot auto-fit" in failure:
+        yield Change(f"{_more_memory(log)}use more GPUs, or a checkpoint with fewer bits per weight: no token fits")
     yield from _sglang_pools(failure)
     if "Error in memory profiling" in failure:
         yield Change(

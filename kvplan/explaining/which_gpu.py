@@ -17,7 +17,8 @@ from kvplan.explaining.startup_log import StartupLog
 from kvplan.units import GIB, format_bytes
 
 _SAME_BYTES: Final = 15 * GIB // 1000
-"""Totals are printed in hundredths of a GiB, and drivers differ by a few MiB."""
+_OTHER_BYTES: Final = 30 * GIB // 1000
+"""Totals are printed in hundredths of a GiB, and drivers differ by a few MiB: another card must be farther off."""
 _SAME_SHARE: Final = 0.002
 _NEAR_SHARE: Final = 0.02
 _MOST_NAMED: Final = 6
@@ -62,12 +63,10 @@ def _allowed(log: StartupLog) -> tuple[GpuProfile, ...]:
 
 
 def _named(names: Sequence[str], allowed: Sequence[GpuProfile]) -> tuple[GpuProfile, ...]:
-    found: list[GpuProfile] = []
-    for name in names:
-        gpu = _profile(name)
-        if gpu is not None and gpu in allowed and gpu not in found:
-            found.append(gpu)
-    return tuple(found)
+    """The profiles of all ``names``, none where one of them has none: it may be the one that serves."""
+    found = [_profile(name) for name in names]
+    known = [gpu for gpu in found if gpu is not None]
+    return tuple(gpu for gpu in dict.fromkeys(known) if gpu in allowed) if len(known) == len(found) else ()
 
 
 def _profile(name: str) -> GpuProfile | None:
@@ -86,8 +85,9 @@ def _of_size(log: StartupLog, gpus: Sequence[GpuProfile]) -> tuple[tuple[GpuProf
     memory = log.memory
     if memory.total_bytes is not None:
         total, size = memory.total_bytes, format_bytes(memory.total_bytes)
-        same = [gpu for gpu in gpus if abs(gpu.memory_bytes - total) <= _SAME_BYTES]
-        return tuple(same if len(same) == 1 else _within(gpus, total, total, _NEAR_SHARE)), size
+        close = [gpu for gpu in gpus if abs(gpu.memory_bytes - total) <= _OTHER_BYTES]
+        is_plain = len(close) == 1 and abs(close[0].memory_bytes - total) <= _SAME_BYTES
+        return tuple(close if is_plain else _within(gpus, total, total, _NEAR_SHARE)), size
     if log.engine == "sglang" and memory.free_bytes is not None:
         total = memory.free_bytes + CONTEXT_BYTES
         size = f"about {format_bytes(total)}"
