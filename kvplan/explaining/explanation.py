@@ -106,7 +106,9 @@ def explain_log(
         notes.append("kvplan predicts the same for all of them." if compared else "So nothing is compared.")
     explain = _explain_sglang if log.engine == "sglang" else _explain_vllm
     parts, predicted, changes = explain(log, spec, compared, notes)
-    worded = (replace(each, sentence=in_words_of(log.engine, each.sentence)) for each in (*ways_out(log), *changes))
+    worded = (
+        replace(each, sentence=in_words_of(log.engine, each.sentence)) for each in (*ways_out(log, gpus), *changes)
+    )
     known = gpus[0] if len(gpus) == 1 else None
     return Explanation(log, known, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
 
@@ -361,7 +363,7 @@ def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: Vllm
         yield from _ways_to_fit(log, spec, gpu, prediction)
         return
     now = _held_tokens(prediction)
-    for sentence, settings in _variants(log, prediction):
+    for sentence, settings in _variants(log, gpu, prediction):
         changed = _tried(log, spec, gpu, settings)
         if changed is None:
             continue
@@ -404,9 +406,9 @@ def _held_tokens(prediction: VllmPrediction) -> int:
     return int(prediction.max_concurrency * prediction.settings.serving.max_model_len)
 
 
-def _variants(log: StartupLog, prediction: VllmPrediction) -> Iterator[tuple[str, ServingSettings]]:
+def _variants(log: StartupLog, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[tuple[str, ServingSettings]]:
     settings, resolved, rank = log.settings, prediction.settings.serving, prediction.rank
-    share = reachable_share(log.memory)
+    share = reachable_share(log.memory, (gpu,))
     if share >= resolved.gpu_memory_utilization + _SMALLEST_RAISE:
         yield f"raise --gpu-memory-utilization to {share:g}", replace(settings, gpu_memory_utilization=share)
     samples_much = rank.activation.decided_by == "sampler" or rank.state_bytes > 0

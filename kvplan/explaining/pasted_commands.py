@@ -79,6 +79,10 @@ _CONFIG_LINE = re.compile(
     r"""["']?([\w./-]{1,200})["']?\s*(?:#.*)?$"""
 )
 """``tensor-parallel-size: 2`` in a file for --config, ``MAX_MODEL_LEN=32768`` in a container's environment."""
+_MAYBE = re.compile(
+    r"--[a-z]|(?<![\w-])-(?:tp|pp|dp|dcp|ep)\b|\bserve\b|(?i:utilization|model|max[-_]num|parallel|kv[-_]cache|eager|dtype"
+    r"|quantiz|command|args|cmd|flags|opts|entrypoint|exec|fraction|prefix)"
+)
 _COMMENT = re.compile(r"(?<=\S)\s{1,40}#\s.*$|^\s{0,40}#\s*-.*$")
 """What follows a setting, or a setting that is commented out."""
 _LONGEST_LINE: Final = 4000
@@ -95,14 +99,14 @@ class Statement(NamedTuple):
 
 def pasted_settings(text: str) -> Iterator[Statement]:
     """Yield what pasted commands say, in their order; values that are out of range are passed over."""
-    lines = [_COMMENT.sub("", line[:_LONGEST_LINE]) for line in text.splitlines()]
+    lines = _worth_reading(text)
     for command in _commands(lines):
         served = _SERVED.search(command)
         if served:
             yield Statement("model", served.group(1))
         for match in _OPTION.finditer(command):
             yield from _statement(match.group(1), match.group(2))
-    for line in lines:
+    for line in filter(None, lines):
         if _ENGINE_LINE.search(line):
             continue
         mention = None if _is_of_a_command(line) else _MENTION.search(line)
@@ -113,8 +117,19 @@ def pasted_settings(text: str) -> Iterator[Statement]:
             yield from _statement(stated.group(1), stated.group(2), needs_long_name=True)
 
 
+def _worth_reading(text: str) -> list[str]:
+    """The lines that may say something, and the one after each, which may be a value; the others are empty."""
+    lines: list[str] = []
+    is_near = False
+    for line in text.splitlines():
+        says = _MAYBE.search(line, 0, _LONGEST_LINE) is not None
+        lines.append(_COMMENT.sub("", line[:_LONGEST_LINE]) if says or is_near else "")
+        is_near = says
+    return lines
+
+
 def _is_of_a_command(line: str) -> bool:
-    if _ENGINE_LINE.search(line):
+    if not line or _ENGINE_LINE.search(line):
         return False
     return bool(_HEAD.search(line) or (_ONLY_OPTIONS.match(line) and not _PROSE.search(line)))
 

@@ -154,6 +154,7 @@ NAMES: tuple[tuple[str, str], ...] = (
 NUMBER_SETTINGS: tuple[tuple[str, str], ...] = (
     ("max_model_len", r"""(?:max_model_len|max_seq_len|context_len|context_length)['"]?[=:]\s*(\d{1,15})(?!\d)"""),
     ("max_model_len", rf"Maximum concurrency for {WITH_COMMAS} tokens"),
+    ("max_model_len", rf"models?'s max seq len \({WHOLE}\)"),
     ("max_num_batched_tokens", r"""(?:max_num_batched_tokens|chunked_prefill_size)['"]?[=:]\s*(\d{1,15})(?!\d)"""),
     ("max_num_seqs", r"""(?:max_num_seqs|max_running_requests)['"]?[=:]\s*(\d{1,15})(?!\d)"""),
     ("max_num_seqs", rf"max_num_seqs \({WHOLE}\) exceeds available"),

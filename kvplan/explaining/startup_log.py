@@ -326,6 +326,8 @@ def _total_range(text: str, estimate: int | None) -> tuple[int, int] | None:
 
 def _sglang_pools(text: str) -> list[int]:
     """What each rank set aside for caches: K and V (or one latent cache), windows, states, a draft model's too."""
+    if not any(sign in text for sign in patterns.SGLANG_SIGNS):
+        return []
     by_rank: dict[str, float] = {}
     windows: dict[str, float] = {}
     for line in text.splitlines():

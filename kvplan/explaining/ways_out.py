@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.explaining.patterns import KILLED, WITHOUT_NVML
 from kvplan.explaining.startup_log import LogMemory, Phase, StartupLog
@@ -24,8 +26,8 @@ class Change:
     gained_tokens: int | None = None
 
 
-def ways_out(log: StartupLog) -> Iterator[Change]:
-    """Changes that the log itself suggests; those that a prediction suggests come on top."""
+def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[Change]:
+    """Changes that the log itself suggests; those that a prediction suggests come on top. ``gpus``: it may be of."""
     memory, failure = log.memory, log.failure
     if log.has_given_pool and memory.kv_pool_bytes is not None:
         yield Change(
@@ -50,11 +52,14 @@ def ways_out(log: StartupLog) -> Iterator[Change]:
         yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache")
     if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
         missing = memory.needed_kv_bytes - memory.kv_pool_bytes
-        yield Change(f"one request of the maximum length needs {format_bytes(missing)} more KV cache on each GPU")
+        yield Change(
+            f"one request of the maximum length needs {format_bytes(missing)} more KV cache on each GPU"
+            + _raised_by(log, missing, gpus)
+        )
     if log.num_state_blocks:
         yield Change(
             f"set --max-num-seqs {log.num_state_blocks}: each running sequence takes a block of states, and CUDA "
-            f"graphs are captured for all of them; or {_more_memory(log)}use more GPUs"
+            f"graphs are captured for all of them; or {_more_memory(log, gpus)}use more GPUs"
         )
     if "Free memory on device" in failure and memory.free_bytes and memory.total_bytes:
         yield Change(
@@ -70,7 +75,9 @@ def ways_out(log: StartupLog) -> Iterator[Change]:
             sentence = f"raise --gpu-memory-utilization if nothing else uses the GPU, {sentence}"
         yield Change(sentence)
     if "Cannot auto-fit" in failure:
-        yield Change(f"{_more_memory(log)}use more GPUs, or a checkpoint with fewer bits per weight: no token fits")
+        yield Change(
+            f"{_more_memory(log, gpus)}use more GPUs, or a checkpoint with fewer bits per weight: no token fits"
+        )
     yield from _sglang_pools(failure)
     if "Error in memory profiling" in failure:
         yield Change(
@@ -78,7 +85,7 @@ def ways_out(log: StartupLog) -> Iterator[Change]:
             "of its own"
         )
     if "Externally held weights" in failure or "multimodal GPU decoding" in failure:
-        yield Change(f"{_more_memory(log)}leave less of the GPU to what is held outside the engine")
+        yield Change(f"{_more_memory(log, gpus)}leave less of the GPU to what is held outside the engine")
     if "leave no GPU memory" in failure:
         yield Change(_beside_the_weights(log.least_static_fraction))
     if log.is_out_of_memory:
@@ -91,17 +98,33 @@ _MOST_USEFUL_SHARE: Final = 0.95
 """What vLLM does not see (its own context, fragments, other processes) must fit into the rest."""
 
 
-def reachable_share(memory: LogMemory) -> float:
+_MOST_OF_SHARED_MEMORY: Final = 0.9
+"""Of memory that a GPU shares with its host, which takes a part: people serve DGX Sparks with 0.7 to 0.9."""
+
+
+def reachable_share(memory: LogMemory, gpus: Sequence[GpuProfile] = ()) -> float:
     """The largest --gpu-memory-utilization that is worth a try: vLLM refuses a share that is not free at the start."""
     if memory.free_bytes is None or not memory.total_bytes:
-        return _MOST_USEFUL_SHARE
+        return _MOST_OF_SHARED_MEMORY if any(gpu.unified_memory for gpu in gpus) else _MOST_USEFUL_SHARE
     return min(_MOST_USEFUL_SHARE, int(memory.free_bytes / memory.total_bytes * 100) / 100)
 
 
-def _more_memory(log: StartupLog) -> str:
+def _raised_by(log: StartupLog, missing: int, gpus: Sequence[GpuProfile]) -> str:
+    """``: raise --gpu-memory-utilization to 0.82``; nothing where that is not to be had."""
+    share, most = log.settings.gpu_memory_utilization, reachable_share(log.memory, gpus)
+    totals = [log.memory.total_bytes] if log.memory.total_bytes else [gpu.memory_bytes for gpu in gpus]
+    if log.has_given_pool:
+        return ": raise --kv-cache-memory-bytes by that"
+    if share is None or not totals:
+        return ": raise --gpu-memory-utilization if it is below what is free"
+    raised = math.ceil((share + missing / min(totals)) * 100) / 100
+    return f": raise --gpu-memory-utilization to {raised:g}" if raised <= most else ""
+
+
+def _more_memory(log: StartupLog, gpus: Sequence[GpuProfile]) -> str:
     """``raise --gpu-memory-utilization, or ``; nothing where that is no way out."""
     share = log.settings.gpu_memory_utilization
-    if log.has_given_pool or (share is not None and share >= reachable_share(log.memory)):
+    if log.has_given_pool or (share is not None and share >= reachable_share(log.memory, gpus)):
         return ""
     return "raise --gpu-memory-utilization, or "
 

@@ -21,6 +21,8 @@ _OTHER_BYTES: Final = 30 * GIB // 1000
 """Totals are printed in hundredths of a GiB, and drivers differ by a few MiB: another card must be farther off."""
 _SAME_SHARE: Final = 0.002
 _NEAR_SHARE: Final = 0.02
+_MOST_IN_USE_BYTES: Final = 3 * GIB // 2
+"""What contexts and a desktop hold before SGLang looks at what is free."""
 _MOST_NAMED: Final = 6
 _MEMORY_IN_NAME: Final = re.compile(r"[\s-]*\d+ ?gb\b.*$")
 
@@ -92,7 +94,8 @@ def _of_size(log: StartupLog, gpus: Sequence[GpuProfile]) -> tuple[tuple[GpuProf
         total = memory.free_bytes + CONTEXT_BYTES
         size = f"about {format_bytes(total)}"
         same = _within(gpus, total, total, _SAME_SHARE)
-        return tuple(same if len(same) == 1 else _within(gpus, total, total, _NEAR_SHARE)), size
+        near = _within(gpus, memory.free_bytes, memory.free_bytes + _MOST_IN_USE_BYTES, 0)
+        return tuple(same if len(same) == 1 else near), size
     if memory.total_range is not None:
         low, high = memory.total_range
         return tuple(_within(gpus, low, high, _NEAR_SHARE / 4)), f"{format_bytes(low)} to {format_bytes(high)}"

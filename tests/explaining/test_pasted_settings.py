@@ -189,8 +189,8 @@ def test_a_sentence_that_a_page_broke_is_whole_again() -> None:
 
 def test_a_sentence_that_a_terminal_cut_within_words_is_whole_again() -> None:
     sentence = (
-        "ValueError: To serve at least one request with the model's max seq len (100000), (4.26 GiB KV cache is needed, "
-        "which is larger than the available KV cache memory (4.25 GiB). Based on the available memory, the estimated "
+        "ValueError: To serve at least one request with the model's max seq len (100000), (4.26 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (4.25 GiB). Based on the available memory, the estimated "
         "maximum model length is 99840."
     )
     cut = "\n".join(sentence[start : start + 80] for start in range(0, len(sentence), 80))
