@@ -80,7 +80,9 @@ CPU_SIGNS = (
 )
 SGLANG_SIGNS = (
     "ServerArgs(",
-    "KV Cache is allocated",
+    "Cache is allocated.",
+    "Load weight begin.",
+    "Load weight end.",
     "KV cache allocated",
     "SWAKVPool",
     "DSV4 pool sizes",

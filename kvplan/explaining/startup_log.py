@@ -253,7 +253,7 @@ def _sizes(text: str, table: Iterable[tuple[str, str]]) -> dict[str, int]:
 
 def _cpu_memory(text: str) -> LogMemory:
     """Of several workers the first counts: each has a node of its own."""
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for name, pattern in patterns.CPU_MEMORY:
         match = None if name in found else re.search(pattern, text)
         if match:
@@ -268,7 +268,7 @@ def _cpu_memory(text: str) -> LogMemory:
 
 
 def _memory(text: str, stated: ServingSettings) -> LogMemory:
-    found: dict[str, int] = _sizes(text, patterns.OUT_OF_MEMORY)
+    found: dict[str, Any] = dict(_sizes(text, patterns.OUT_OF_MEMORY))
     for name, pattern in patterns.OUT_OF_MEMORY_BYTES:
         match = None if name in found else re.search(pattern, text)
         if match:

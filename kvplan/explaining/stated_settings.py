@@ -7,7 +7,7 @@ so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -89,7 +89,8 @@ def _printed(text: str, notes: list[str], *, is_sglang: bool) -> dict[str, Any]:
     if fitted:
         numbers["max_model_len"] = [int(fitted.group(1).replace(",", ""))]
     shares = [float(share) for pattern in patterns.UTILIZATION for share in re.findall(pattern, text)]
-    for name, values in (*numbers.items(), ("gpu_memory_utilization", shares)):
+    said_of: dict[str, list[Any]] = {**numbers, "gpu_memory_utilization": shares}
+    for name, values in said_of.items():
         different = list(dict.fromkeys(values))
         if different:
             found[name] = different[0]
@@ -165,7 +166,7 @@ def overridden(stated: ServingSettings, given: ServingSettings) -> tuple[Serving
     return ServingSettings(**(_named(stated) | changed)), tuple(notes)
 
 
-def _named(settings: ServingSettings) -> Mapping[str, Any]:
+def _named(settings: ServingSettings) -> dict[str, Any]:
     """Those that are not left open."""
     values = {name: getattr(settings, name) for name in KNOBS}
     return {name: value for name, value in values.items() if value != KNOBS[name].default}

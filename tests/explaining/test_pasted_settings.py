@@ -42,7 +42,7 @@ COMMANDS = [
         TP2 | {"kv_cache_dtype": "fp8", "enforce_eager": True},
     ),
     (
-        "    command:\n      - --model\n      - org/m\n      - --tensor-parallel-size\n      - \"2\"\n"
+        '    command:\n      - --model\n      - org/m\n      - --tensor-parallel-size\n      - "2"\n'
         "      - --max-model-len=16384    # caps the window, to save memory\n      # - --max-num-seqs=4",
         TP2 | {"max_model_len": 16384},
     ),
@@ -77,7 +77,7 @@ COMMANDS = [
         "vllm serve org/m --no-enable-prefix-caching --enable-expert-parallel",
         {"enable_prefix_caching": False, "enable_expert_parallel": True},
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "settings"), COMMANDS, ids=range(len(COMMANDS)))
@@ -98,9 +98,11 @@ SGLANG = [
             "tensor_parallel_size": 2,
         },
     ),
-    ("sglang serve --model-path org/m --tp-size=8 --dp-size 8 --disable-radix-cache",
-     {"tensor_parallel_size": 8, "data_parallel_size": 8, "enable_prefix_caching": False}),
-]  # fmt: skip
+    (
+        "sglang serve --model-path org/m --tp-size=8 --dp-size 8 --disable-radix-cache",
+        {"tensor_parallel_size": 8, "data_parallel_size": 8, "enable_prefix_caching": False},
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "settings"), SGLANG)
@@ -190,8 +192,8 @@ def test_a_sentence_that_a_page_broke_is_whole_again() -> None:
 def test_a_sentence_that_a_terminal_cut_within_words_is_whole_again() -> None:
     sentence = (
         "ValueError: To serve at least one request with the model's max seq len (100000), (4.26 GiB KV cache is "
-        "needed, which is larger than the available KV cache memory (4.25 GiB). Based on the available memory, the estimated "
-        "maximum model length is 99840."
+        "needed, which is larger than the available KV cache memory (4.25 GiB). Based on the available memory, the "
+        "estimated maximum model length is 99840."
     )
     cut = "\n".join(sentence[start : start + 80] for start in range(0, len(sentence), 80))
     log = parse_startup_log(cut)

@@ -90,9 +90,7 @@ PUBLISHED = [
         "max_num_seqs (1024) exceeds",
         ("set --max-num-seqs 939",),
     ),
-    Published(
-        "vllm-oom-capturing-gemma-4-e4b", {}, "memory allocation failed", ("--enforce-eager",), ("raise",)
-    ),
+    Published("vllm-oom-capturing-gemma-4-e4b", {}, "memory allocation failed", ("--enforce-eager",), ("raise",)),
     Published("vllm-oom-mig-gemma-3-1b", {"max_model_len": 32768}, "NVML_SUCCESS", ("(MIG)",), ("raise",)),
     Published(
         "vllm-0.29-given-pool",
@@ -123,7 +121,7 @@ PUBLISHED = [
         ("--tensor-parallel-size",),
         ("lower --gpu-memory-utilization",),
     ),
-]  # fmt: skip
+]
 
 
 def explained(case: Published) -> Explanation:
@@ -179,8 +177,8 @@ def test_a_peak_whose_graphs_are_not_printed_is_compared_with_both() -> None:
     text = (
         "Initializing a V1 LLM engine (v0.31.0) with config: model='org/m', enforce_eager=False\n"
         "Free memory on device (78.84/79.25 GiB) on startup. Desired GPU memory utilization is (0.92, 72.91 GiB). "
-        "Actual usage is 15.26 GiB for consumed memory (weights + non-torch), 1.44 GiB for peak activation, and 0.23 GiB "
-        "for CUDAGraph memory.\nModel loading took 15.0 GiB memory\n"
+        "Actual usage is 15.26 GiB for consumed memory (weights + non-torch), 1.44 GiB for peak activation, and 0.23 "
+        "GiB for CUDAGraph memory.\nModel loading took 15.0 GiB memory\n"
     )
     log = parse_startup_log(text)
     assert log.memory.activation_bytes is None
