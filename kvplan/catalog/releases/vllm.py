@@ -20,6 +20,7 @@ HybridPolicy = Literal["full", "min_layers", "balanced"]
 SecondRunnerPolicy = Literal["none", "listed", "dense", "all"]
 SecondSamplerKind = Literal["copy", "logits", "processed"]
 LatentKernel = Literal["triton", "cutlass", "flashinfer"]
+CompressedLayout = Literal["none", "tuples", "slots", "packed", "kinds"]
 ExpertKernel = Literal["triton", "flashinfer_trtllm"]
 
 
@@ -58,6 +59,7 @@ class VllmRelease:
     keeps_moe_workspace: bool
     grows_attention_workspace: bool
     reserves_latent_splits: bool
+    long_index_prompts: int
     pads_wide_experts: bool
     expert_chunk_tokens: int | None
     qwen3_positions: int
@@ -74,6 +76,8 @@ class VllmRelease:
     hybrid: HybridPolicy
     pads_odd_pages: bool
     packs_odd_pages: bool
+    compressed_layout: CompressedLayout
+    prints_compressed_bytes: bool
     prints_concurrency_tokens: bool
     reserves_null_block: bool
     in_flight_batches: int

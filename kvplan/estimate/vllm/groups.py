@@ -31,6 +31,7 @@ from kvplan.estimate.kv_cache import (
     refuse_scales,
 )
 from kvplan.estimate.vllm.pages import LayerPage, PageKind, compressed_pages, stream_pages, without_streams
+from kvplan.estimate.vllm.tuples import tuple_layout
 
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
@@ -65,6 +66,8 @@ class KvGroup:
 
     page: LayerPage
     num_layers: int
+    num_bytes: int | None = None
+    """Its pages in one block, where the concurrency that is printed weighs groups by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,12 @@ class BlockPlan:
     bytes_per_block: int
     asked_block_size: int | None = None
     """``--block-size`` where blocks of some groups are others by design (compressed attention)."""
+    admitted_bytes: int | None = None
+    """What the check whether one request fits asks for a block, where that is more than the block takes."""
+
+    @property
+    def bytes_per_admitted_block(self) -> int:
+        return self.bytes_per_block if self.admitted_bytes is None else self.admitted_bytes
 
     @property
     def block_size(self) -> int:
@@ -100,6 +109,15 @@ def blocks_per_request(plan: BlockPlan, shape: RequestShape) -> int:
     return sum(_group_blocks(group.page, shape) for group in plan.groups)
 
 
+def printed_blocks_per_request(plan: BlockPlan, shape: RequestShape) -> int:
+    """What the concurrency that is printed divides by: those blocks, or their bytes in blocks of the first group."""
+    sizes = [group.num_bytes for group in plan.groups]
+    if None in sizes:
+        return blocks_per_request(plan, shape)
+    total = sum(_group_blocks(group.page, shape) * (group.num_bytes or 0) for group in plan.groups)
+    return _ceil_div(total, sizes[0] or 1)
+
+
 def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
     length, window = shape.max_model_len, page.window_tokens or 0
     if page.kind in ("state", "ngram_state"):
@@ -119,13 +137,14 @@ def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
 def longest_that_fits(plan: BlockPlan, shape: RequestShape, pool_bytes: int) -> int:
     """The largest ``max_model_len``, at most the given one, of which one request fits the pool; 0 when none does."""
     low, high = 0, shape.max_model_len
-    if blocks_per_request(plan, shape) * plan.bytes_per_block <= pool_bytes:
+    block_bytes = plan.bytes_per_admitted_block
+    if blocks_per_request(plan, shape) * block_bytes <= pool_bytes:
         return high
-    if plan.bytes_per_block > pool_bytes:
+    if block_bytes > pool_bytes:
         return 0
     while low < high:
         middle = (low + high + 1) // 2
-        needed = blocks_per_request(plan, replace(shape, max_model_len=middle)) * plan.bytes_per_block
+        needed = blocks_per_request(plan, replace(shape, max_model_len=middle)) * block_bytes
         low, high = (middle, high) if needed <= pool_bytes else (low, middle - 1)
     return low
 
@@ -140,14 +159,15 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
+    if any(isinstance(layer.mixer, CompressedAttention) for layer in layers):
+        return _compressed_plan(pages, block_size, release)
     has_rings = any(page.kind == "ring" for page in pages)
     if has_rings and not release.packs_odd_pages:
         raise KvplanError(f"vLLM {release.text} has no pooled index keys.", hint="try a later release: vllm@0.33")
     if has_rings and cache.kv_dtype == "fp8_ds_mla":
         raise KvplanError("It is not known how vLLM keeps fp8_ds_mla beside pooled index keys.", hint="use fp8")
     if release.packs_odd_pages and (has_rings or not _can_be_made_equal(pages)):
-        is_compressed = any(isinstance(layer.mixer, CompressedAttention) for layer in layers)
-        return replace(_packed_plan(pages), asked_block_size=block_size if is_compressed else None)
+        return _packed_plan(pages)
     return _hybrid_plan(_equal_pages(pages, release), release)
 
 
@@ -332,6 +352,21 @@ def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
         groups.extend(KvGroup(found[0], each + (1 if index < left else 0)) for index in range(num_groups))
     stride = lcm(*(page.stride_bytes for page in pages))
     return BlockPlan(tuple(groups), _ceil_div(bytes_per_block, stride) * stride)
+
+
+def _compressed_plan(pages: list[LayerPage], block_size: int, release: VllmRelease) -> BlockPlan:
+    if release.compressed_layout == "none":
+        raise KvplanError(f"vLLM {release.text} has no compressed attention.", hint="try a later release: vllm@0.33")
+    if release.compressed_layout == "kinds":
+        return replace(_packed_plan(pages), asked_block_size=block_size)
+    found = tuple_layout(pages, release.compressed_layout)
+    weighs = release.prints_compressed_bytes
+    return BlockPlan(
+        groups=tuple(KvGroup(each.page, each.num_layers, each.num_bytes if weighs else None) for each in found.groups),
+        bytes_per_block=found.bytes_per_block,
+        asked_block_size=block_size,
+        admitted_bytes=found.admitted_bytes,
+    )
 
 
 def _sizes(found: Sequence[LayerPage]) -> Counter[int]:

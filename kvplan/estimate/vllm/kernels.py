@@ -27,6 +27,10 @@ _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 _TOKENS_PER_SPLIT = 512
 _PROMPTS_GATHERED = 4
+_INDEXED_PROMPTS, _LONG_PROMPT = 5, 256 * 1024
+_KEYS_PER_LATENT = 576 * 2 // 132
+INDEXER_LOGIT_BYTES = 512 * MIB
+"""What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
 MXFP4_HIDDEN_STEP = 256
 MXFP4_INNER_STEP = 64
@@ -151,6 +155,32 @@ def gathered_bytes(layers: Sequence[LayerSpec], gpu: GpuProfile, settings: Fille
     columns = window + max(mixer.indexer.topk if mixer.indexer else 0 for mixer in mixers)
     vectors = _PROMPTS_GATHERED * (compressed + window + batch)
     return vectors * mixers[0].head_size * 2 + batch * (-(-columns // 128) * 128 + 1) * 4
+
+
+def index_workspace_bytes(layers: Sequence[LayerSpec], settings: FilledSettings, release: VllmRelease) -> int:
+    """A sparse indexer's workspace, which the profile run takes: keys of prompts in 8 bits, each with its scale.
+
+    As many as 5 prompts of ``max_model_len`` have in FlashMLA's workspace of 1,152 B each, where a key takes 132 B, and
+    one of them for each pool of tokens; from 0.32 on of 2 prompts where they are longer than 256k
+    (vllm/model_executor/layers/sparse_attn_indexer.py and get_max_prefill_buffer_size in
+    vllm/v1/attention/backends/mla/indexer.py, read in 0.19.0 to 0.33.0).
+    """
+    mixers = (mixer for layer in layers for mixer in layer.mixers)
+    found = [_indexed(mixer) for mixer in mixers if isinstance(mixer, (LatentAttention, CompressedAttention))]
+    if not release.keeps_moe_workspace:  # no workspace is kept
+        return 0
+    is_long = settings.max_model_len > _LONG_PROMPT
+    prompts = release.long_index_prompts if is_long else _INDEXED_PROMPTS
+    keys = _KEYS_PER_LATENT * prompts * settings.max_model_len
+    return max((keys // pool * (head_size + 4) for head_size, pool in found if pool), default=0)
+
+
+def _indexed(mixer: LatentAttention | CompressedAttention) -> tuple[int, int]:
+    """Elements of an index key, and of how many tokens each is; (0, 0) without an indexer."""
+    if mixer.indexer is None:
+        return 0, 0
+    pool = mixer.ratio or 1 if isinstance(mixer, CompressedAttention) else mixer.indexer.pool
+    return mixer.indexer.head_size, pool
 
 
 def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:

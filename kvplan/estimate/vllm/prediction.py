@@ -22,7 +22,14 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
-from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
+from kvplan.estimate.vllm.groups import (
+    BlockPlan,
+    RequestShape,
+    blocks_per_request,
+    longest_that_fits,
+    plan_blocks,
+    printed_blocks_per_request,
+)
 from kvplan.estimate.vllm.kernels import (
     MXFP4_INNER_STEP,
     attention_workspace_bytes,
@@ -71,7 +78,8 @@ class VllmPrediction:
     """What vLLM prints at start-up, or why it stops. Bytes are those of ``rank``, the smallest.
 
     ``kv_cache_tokens`` is what this release prints as "GPU KV cache size". ``missing_bytes``: how much more one request
-    would need. ``most_num_seqs``: the largest ``max_num_seqs`` that it starts with, None where blocks do not limit it.
+    would need. ``blocks_per_request``: what the printed concurrency divides by. ``most_num_seqs``: the largest
+    ``max_num_seqs`` that it starts with, None where blocks do not limit it.
     """
 
     version: str
@@ -302,8 +310,9 @@ def fill_pool(
     # One block is never given out; newer releases leave it out where they ask whether a request fits.
     checked_bytes = available_bytes - (plan.bytes_per_block if release.reserves_null_block else 0)
     shape = request_shape(settings, release)
-    needed = blocks_per_request(plan, shape)
-    concurrency = num_blocks / needed
+    needed_bytes = blocks_per_request(plan, shape) * plan.bytes_per_admitted_block
+    counted = printed_blocks_per_request(plan, shape)
+    concurrency = num_blocks / counted
     printed = printed_tokens(plan, num_blocks, concurrency, settings.serving, release)
     contexts = settings.serving.decode_context_parallel_size
     return VllmPrediction(
@@ -314,12 +323,12 @@ def fill_pool(
         block_size=plan.block_size,
         bytes_per_block=plan.bytes_per_block,
         num_groups=len(plan.groups),
-        blocks_per_request=needed,
+        blocks_per_request=counted,
         kv_cache_tokens=printed,
         max_concurrency=concurrency,
         largest_max_model_len=longest_that_fits(plan, shape, max(checked_bytes, 0)) * contexts,
-        missing_bytes=max(needed * plan.bytes_per_block - checked_bytes, 0),
-        outcome=_outcome(rank, num_blocks, checked_bytes, needed, settings.serving.max_num_seqs),
+        missing_bytes=max(needed_bytes - checked_bytes, 0),
+        outcome=_outcome(rank, num_blocks, checked_bytes, needed_bytes, settings.serving.max_num_seqs),
         most_num_seqs=num_blocks if rank.needs_block_per_sequence else None,
     )
 
@@ -333,12 +342,14 @@ def printed_tokens(
     return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size
 
 
-def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int, max_num_seqs: int) -> VllmOutcome:
+def _outcome(
+    rank: RankMemory, num_blocks: int, checked_bytes: int, needed_bytes: int, max_num_seqs: int
+) -> VllmOutcome:
     """In the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
     if rank.weight_bytes > rank.requested_bytes:
         return "oom_weights"
     if checked_bytes <= 0 or num_blocks < 1:
         return "oom_kv_init"
-    if checked_bytes // rank.blocks.bytes_per_block < needed:
+    if checked_bytes < needed_bytes:
         return "rejected_ctx"
     return "rejected_seqs" if rank.needs_block_per_sequence and max_num_seqs > num_blocks else "ok"
