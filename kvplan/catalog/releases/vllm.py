@@ -46,6 +46,7 @@ class VllmRelease:
     nvlink_parallel_gib: float | None
     neighbour_gib: float
     graphs_in_budget: bool
+    peak_activation_has_graphs: bool
     huge_graph_sizes: bool
     counts_runner_state: bool
     blas_before_budget: bool
