@@ -143,14 +143,20 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: ResolvedSettings, 
     logits = rows * vocabulary * size
     if resolved.second_runner:
         copies = _second_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
-    elif resolved.samples_with_flashinfer:
+    elif resolved.samples_with_flashinfer and not release.warms_native_sampler:
         copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
-    elif release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
-        scratch_rows = min(gpu.multiprocessors or rows, rows)
-        copies = (TRITON_LOGIT_COPIES * rows + scratch_rows) * vocabulary * 4
     else:
-        copies = SORT_LOGIT_COPIES * rows * vocabulary * 4
+        copies = _first_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
     return hidden + logits + copies
+
+
+def _first_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
+    """Rows of float32 logits in PyTorch's sampler, which some releases run after FlashInfer's."""
+    if release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
+        found = TRITON_LOGIT_COPIES * rows + min(gpu.multiprocessors or rows, rows)
+    else:
+        found = SORT_LOGIT_COPIES * rows
+    return max(found, FLASHINFER_LOGIT_COPIES * rows) if resolved.samples_with_flashinfer else found
 
 
 def _second_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:

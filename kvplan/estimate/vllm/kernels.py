@@ -63,19 +63,26 @@ _WINDOWED_STATES = ("stream_conv",)
 """Kinds of states that vLLM keeps as windows of tokens."""
 
 
-def needs_block_per_sequence(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
-    """Whether vLLM refuses more sequences than blocks: with states, where whole decode steps are captured.
+def captures_whole_steps(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether decode steps are captured whole, and not in pieces between attention layers.
 
     With a drafter they are not where a kernel takes one token of each sequence alone: linear attention
-    (vllm/v1/attention/backends/linear_attn.py) and, in some releases, FlashInfer but for TensorRT-LLM's kernels.
+    (vllm/v1/attention/backends/linear_attn.py) and, in some releases, FlashInfer but for TensorRT-LLM's kernels
+    (vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes).
     """
-    kinds = {state.kind for state in spec.states} - set(_WINDOWED_STATES)
-    if not kinds or not release.needs_block_per_sequence or gpu.is_cpu or settings.enforce_eager:
+    if settings.enforce_eager or gpu.is_cpu:
         return False
     if not settings.num_speculative_tokens:
         return True
     is_plain = compute_capability(gpu)[0] != 10 and attends_with_flashinfer(spec.layers, gpu, settings, release)
-    return "linear_attention" not in kinds and (release.captures_flashinfer_drafts or not is_plain)
+    is_linear = any(state.kind == "linear_attention" for state in spec.states)
+    return not is_linear and (release.captures_flashinfer_drafts or not is_plain)
+
+
+def needs_block_per_sequence(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether vLLM refuses more sequences than blocks: with states, where whole decode steps are captured."""
+    kinds = {state.kind for state in spec.states} - set(_WINDOWED_STATES)
+    return bool(kinds) and release.needs_block_per_sequence and captures_whole_steps(spec, gpu, settings, release)
 
 
 def attention_workspace_bytes(

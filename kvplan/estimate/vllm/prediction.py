@@ -19,8 +19,14 @@ from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
-from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
+from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak, decoder_bytes
+from kvplan.estimate.vllm.budget import (
+    cudagraph_bytes,
+    largest_graph,
+    non_torch_bytes,
+    piece_graph_bytes,
+    requested_bytes,
+)
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
 from kvplan.estimate.vllm.groups import (
     BlockPlan,
@@ -33,6 +39,7 @@ from kvplan.estimate.vllm.groups import (
 from kvplan.estimate.vllm.kernels import (
     MXFP4_INNER_STEP,
     attention_workspace_bytes,
+    captures_whole_steps,
     check_pooled_keys,
     mxfp4_inner_step,
     needs_block_per_sequence,
@@ -203,9 +210,7 @@ def _rank_memory(
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
     )
-    graphs = cudagraph_bytes(parts.num_layers, gpu, settings, release)
-    if graphs:
-        graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
+    graphs = _graph_bytes(spec, parts, gpu, settings, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     return RankMemory(
         weight_bytes=parts.weight_bytes + step_buffer_bytes(parts.cached, settings),
@@ -220,6 +225,20 @@ def _rank_memory(
         state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
         needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
     )
+
+
+def _graph_bytes(
+    spec: ModelSpec, parts: RankParts, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """vLLM's estimate of a rank's CUDA graphs, with what is first made while they are captured."""
+    largest = largest_graph(spec, gpu, settings, release)
+    if captures_whole_steps(spec, gpu, settings, release):
+        workspace = attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
+        return cudagraph_bytes(parts.num_layers, gpu, settings, largest) + workspace
+    if settings.enforce_eager or gpu.is_cpu:
+        return 0
+    step = replace(settings, max_num_batched_tokens=largest)
+    return piece_graph_bytes(decoder_bytes(spec, parts.layer_kinds, step, release), largest)
 
 
 def _rank_parts(

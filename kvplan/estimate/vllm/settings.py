@@ -13,6 +13,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import encoder_tokens_of
 from kvplan.estimate.vllm.block_sizes import default_block_size
+from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
 from kvplan.settings import FilledSettings, ServingSettings
@@ -27,6 +28,12 @@ _DELTA_KERNELS = (9, 10, 12)
 _FLASH_KDA_HEAD = 128
 _V0_CHUNKS_ABOVE_TOKENS = 32768
 _V0_DEFAULT_CONTEXT_TOKENS = 2048
+
+
+_UNIFIED_NOTE = (
+    f"{UNIFIED_EXTRA_GIB:g} GiB of the overhead are what vLLM's processes take of the memory that GPU and host share; "
+    "page cache in use, compilers and other programs count as well, so that start-ups differ by several GiB."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ def resolve_settings(
         raise UsageError(refusal.sentence, hint=refusal.hint)
     kv_dtype, own = kv_cache_dtype(spec, gpu, asked, release, dtype)
     notes += [own] if own else []
+    if gpu.unified_memory and not gpu.is_cpu:
+        notes.append(_UNIFIED_NOTE)
     serving = FilledSettings.of(
         asked,
         gpu_memory_utilization=utilization,

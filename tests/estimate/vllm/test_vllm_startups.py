@@ -170,6 +170,17 @@ def test_stand_ins_are_found_by_name(model: str, identity: str, method: str | No
     assert (spec.quantization is None) if method is None else spec.quantization is not None
 
 
+def test_the_activation_peak_is_read_without_the_graphs_that_newer_releases_print_with_it() -> None:
+    """0.27.1 printed 3.78 GiB, 1.94 of them estimated for graphs (W006); until 0.26 they stand apart."""
+    row = {"vllm_version": "0.27.1", "activation_peak_gib": "3.78", "inferred": "[A] graphs estimated 1.94"}
+    row["verbatim"] = ""
+    assert rows.row_activation_gib(row) == pytest.approx(1.84)
+    assert rows.row_activation_gib(row | {"vllm_version": "0.26.0"}) == pytest.approx(3.78)
+    assert rows.row_activation_gib(row | {"inferred": "[A]"}) is None
+    printed = row | {"inferred": "[A]", "verbatim": "Estimated CUDA graph memory: -0.81 GiB total"}
+    assert rows.row_graph_estimate_gib(printed) == pytest.approx(-0.81)
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [("2x NVIDIA RTX 3090 (24GB)", "RTX 3090"), ("A100-SXM4-80GB", "A100-SXM4-80GB"), ("Tesla T4 x2", "T4")],
