@@ -26,6 +26,8 @@ it first looked (llamastash/llamastash, src/launch/admission.rs and pull request
 are left. Not fitted to start-ups, of which some lie below and more above. 30 GiB are possible while it compiles
 (eugr/spark-vllm-docker, pull request 286).
 """
+_CPU_EXTRA_GIB = 1.0
+"""On a CPU, what the build for CPUs takes of the host beside the weights."""
 _HOPPER = 9
 _GRAPH_SIZES_AT_512 = 51
 _LARGEST_GRAPH, _LARGEST_GRAPH_ON_BLACKWELL = 512, 1024
@@ -54,7 +56,7 @@ def non_torch_bytes(
     if settings.tensor_parallel_size > 1 or exchanges_tokens:
         total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
-        total += UNIFIED_EXTRA_GIB
+        total += _CPU_EXTRA_GIB if gpu.is_cpu else UNIFIED_EXTRA_GIB
     return int(total * GIB)
 
 

@@ -1,7 +1,7 @@
 """vLLM's start-up predicted: memory per rank, blocks, the tokens it prints, or the error it stops with.
 
 available = total x utilization - weights - activation peak - non-torch - CUDA graphs (from 0.21 on)
-            - what the second model runner keeps for its requests (from 0.27 on)
+            - what the second model runner keeps for its requests (from 0.27 on), or what --kv-cache-memory-bytes says
 blocks    = available // bytes of one block, the minimum over ranks
 """
 
@@ -45,6 +45,8 @@ from kvplan.estimate.vllm.kernels import (
     needs_block_per_sequence,
 )
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
+from kvplan.estimate.vllm.modalities import as_limited
+from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
 from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes
@@ -69,11 +71,23 @@ class RankMemory:
     """What vLLM's second model runner keeps for its requests, as far as the release's budget counts it."""
     needs_block_per_sequence: bool = False
     """Whether vLLM refuses a ``max_num_seqs`` above the number of blocks."""
+    given_pool_bytes: int | None = None
+    """``--kv-cache-memory-bytes``: the pool is that, whatever is left, and all of the GPU is the budget."""
+
+    @property
+    def used_bytes(self) -> int:
+        """All that the budget has beside the pool."""
+        used = self.weight_bytes + self.state_bytes + self.activation.peak_bytes + self.non_torch_bytes
+        return used + self.subtracted_graph_bytes
 
     @property
     def available_kv_bytes(self) -> int:
-        used = self.weight_bytes + self.state_bytes + self.activation.peak_bytes + self.non_torch_bytes
-        return self.requested_bytes - used - self.subtracted_graph_bytes
+        return self.requested_bytes - self.used_bytes if self.given_pool_bytes is None else self.given_pool_bytes
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What the GPU is short of for a pool of a given size."""
+        return max(self.used_bytes + (self.given_pool_bytes or 0) - self.requested_bytes, 0)
 
     @property
     def num_blocks(self) -> int:
@@ -125,7 +139,7 @@ def predict_vllm(
     release = vllm_release(version)
     memo = {} if memo is None else memo
     known = _with_own_drafter(memo_of(memo, spec), settings, memo)
-    spec = known.spec
+    spec, settings = known.spec, as_limited(known.spec, settings)
     resolved = resolve_settings(spec, gpu, settings, release)
     known.check_division(ParallelLayout.of(resolved.serving))
     check_pooled_keys(spec, gpu)
@@ -212,18 +226,21 @@ def _rank_memory(
     )
     graphs = _graph_bytes(spec, parts, gpu, settings, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
+    given = settings.kv_cache_memory_bytes
+    weights = parts.weight_bytes + step_buffer_bytes(parts.cached, settings)
     return RankMemory(
-        weight_bytes=parts.weight_bytes + step_buffer_bytes(parts.cached, settings),
+        weight_bytes=weights - offloaded_bytes(spec, part, gpu, settings, weights),
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
         non_torch_bytes=non_torch_bytes(
             gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
         ),
         cudagraph_bytes=graphs,
-        subtracted_graph_bytes=graphs if resolved.subtract_graphs else 0,
-        requested_bytes=requested_bytes(settings),
+        subtracted_graph_bytes=graphs if resolved.subtract_graphs or given is not None else 0,
+        requested_bytes=requested_bytes(settings) if given is None else settings.device_memory_bytes,
         blocks=parts.blocks,
         state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
         needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
+        given_pool_bytes=given,
     )
 
 
@@ -346,7 +363,7 @@ def fill_pool(
         kv_cache_tokens=printed,
         max_concurrency=concurrency,
         largest_max_model_len=longest_that_fits(plan, shape, max(checked_bytes, 0)) * contexts,
-        missing_bytes=max(needed_bytes - checked_bytes, 0),
+        missing_bytes=max(needed_bytes - checked_bytes, rank.lacking_bytes, 0),
         outcome=_outcome(rank, num_blocks, checked_bytes, needed_bytes, settings.serving.max_num_seqs),
         most_num_seqs=num_blocks if rank.needs_block_per_sequence else None,
     )
@@ -367,7 +384,7 @@ def _outcome(
     """In the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
     if rank.weight_bytes > rank.requested_bytes:
         return "oom_weights"
-    if checked_bytes <= 0 or num_blocks < 1:
+    if checked_bytes <= 0 or num_blocks < 1 or rank.lacking_bytes:
         return "oom_kv_init"
     if checked_bytes < needed_bytes:
         return "rejected_ctx"

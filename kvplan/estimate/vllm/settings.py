@@ -114,7 +114,8 @@ def resolve_settings(
 def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> int:
     keeps_prefixes = asked.enable_prefix_caching
     if keeps_prefixes is None:
-        keeps_prefixes = release.caches_hybrid_prefixes
+        # Models of states alone keep none by themselves (vllm/config/model.py, is_prefix_caching_supported).
+        keeps_prefixes = release.caches_hybrid_prefixes and not spec.has_only_states
     if not keeps_prefixes:
         return 1 + asked.num_speculative_tokens
     return 2 + _checkpoint_blocks(spec, gpu, release) + asked.num_speculative_tokens
