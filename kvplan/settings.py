@@ -299,6 +299,12 @@ class ServingSettings:
         panel=GPU_PANEL,
         sweep_axis=SweepAxis(example="1,2,4 or 1..8*2"),
     )
+    pp_layer_partition: str | None = _knob(
+        None,
+        "Layers of each pipeline stage, such as 20,22,22 (vLLM's VLLM_PP_LAYER_PARTITION). Default: an even split.",
+        kind="text",
+        panel=GPU_PANEL,
+    )
     data_parallel_size: int = _knob(
         1,
         "Groups of GPUs that each hold a whole copy of the attention layers and serve requests of their own; "

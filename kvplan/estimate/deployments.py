@@ -108,7 +108,13 @@ def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: Serv
     return replace(placement, notes=notes if bridges is None else (*notes, bridges))
 
 
-_OF_VLLM: Final = ("kv_cache_memory_bytes", "cpu_offload_gb", "limit_mm_per_prompt", "skip_mm_profiling")
+_OF_VLLM: Final = (
+    "kv_cache_memory_bytes",
+    "cpu_offload_gb",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
+    "pp_layer_partition",
+)
 
 
 def check_options(engine: EngineChoice, settings: ServingSettings) -> None:

@@ -34,6 +34,7 @@ ESTIMATE_SETTINGS: Final = (
     "device_memory_bytes",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "pp_layer_partition",
     "data_parallel_size",
     "enable_expert_parallel",
     "nvlink_bridge",

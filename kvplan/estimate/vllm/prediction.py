@@ -145,7 +145,9 @@ def predict_vllm(
     check_pooled_keys(spec, gpu)
     ranks = [
         _rank_memory(known, part, gpu, resolved, release)
-        for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
+        for part in pipeline_slices(
+            spec.num_layers, resolved.serving.pipeline_parallel_size, resolved.serving.pp_layer_partition
+        )
     ]
     smallest = min(ranks, key=lambda rank: rank.num_blocks)
     return fill_pool(smallest, smallest.available_kv_bytes, resolved, release)

@@ -149,6 +149,24 @@ def test_the_encoders_run_can_be_skipped() -> None:
     assert skipped.available_kv_bytes > whole.available_kv_bytes
 
 
+def stages(partition: str | None, stages: int = 2) -> VllmPrediction:
+    return predict("llama-3.1-70b", "h100", pipeline_parallel_size=stages, pp_layer_partition=partition)
+
+
+def test_stages_can_be_divided_by_hand() -> None:
+    """VLLM_PP_LAYER_PARTITION (vllm/distributed/utils.py, get_pp_indices): the stage with the fewest blocks decides."""
+    even, uneven = stages(None), stages("30,50")
+    assert stages("40,40").rank == even.rank
+    spec = resolve_model("llama-3.1-70b")
+    each = sum(tensor.num_elements for tensor in spec.layers[0].all_tensors) * 2
+    assert uneven.rank.weight_bytes - even.rank.weight_bytes == pytest.approx(10 * each, rel=0.001)
+    assert uneven.bytes_per_block * 40 == even.bytes_per_block * 50
+    for refused in ("40", "40,41", "80,0", "a,b", "20,20,40", ""):
+        with pytest.raises(UsageError, match="--pp-layer-partition") as error:
+            stages(refused)
+        assert "40,40" in (error.value.hint or "")
+
+
 def document(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
     main(["estimate", "llama-3.1-8b", "--gpu", "l40s", "--json", *options])
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
