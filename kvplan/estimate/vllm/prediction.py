@@ -221,7 +221,7 @@ def _rank_memory(
     known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
 ) -> RankMemory:
     spec, settings = known.spec, resolved.serving
-    parts = _rank_parts(known, part, gpu, settings, release)
+    parts = _rank_parts(known, part, gpu, resolved, release)
     samples = part.stop == spec.num_layers
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
@@ -261,11 +261,11 @@ def _graph_bytes(
 
 
 def _rank_parts(
-    known: ModelMemo, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+    known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
 ) -> RankParts:
-    spec = known.spec
+    spec, settings = known.spec, resolved.serving
     layout, quantization = ParallelLayout.of(settings), settings.quantization
-    cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
+    cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens, resolved.state_chunk)
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
@@ -292,7 +292,8 @@ def _rank_parts(
             spec, spec.drafter, layout, settings.dtype, settings.max_model_len, absorbs_latents=release.v1
         )
         layers += cached_layers(spec.drafter)
-    blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
+    kept = cache_settings(spec, settings)
+    blocks = plan_blocks(layers, kept, settings.block_size, release, state_chunk=resolved.state_chunk)
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
     known.parts[key] = found
     return found

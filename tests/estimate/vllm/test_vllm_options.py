@@ -76,6 +76,27 @@ def test_cached_prefixes_keep_a_state_more(model: str, version: str, asked: bool
     assert found.settings.states_per_request == states
 
 
+def hybrid(version: str, asked: bool | None = None) -> VllmPrediction:
+    return predict("nemotron-3-nano-30b", "h100", version, enable_prefix_caching=asked, max_model_len=65_536)
+
+
+def test_mamba_kept_the_state_behind_every_block_in_some_releases() -> None:
+    """mamba_cache_mode "all": blocks of whole chunks of 128 tokens, and a state for each.
+
+    vllm/v1/kv_cache_interface.py, MambaSpec.max_memory_usage_bytes of 0.26.0; vllm/platforms/interface.py,
+    _align_hybrid_block_size.
+    """
+    for found in (hybrid("0.26.0"), hybrid("0.25.0", True)):
+        blocks = -(-65_536 // found.block_size)
+        assert found.block_size % 128 == 0
+        assert found.blocks_per_request == found.num_groups * blocks
+    without, later = hybrid("0.26.0", False), hybrid("0.28.0")
+    attention = -(-65_536 // without.block_size)
+    assert without.blocks_per_request == attention + without.num_groups - 1
+    assert later.blocks_per_request == attention + 2 * (later.num_groups - 1)  # two states
+    assert any("--no-enable-prefix-caching" in note for note in hybrid("0.27.1").settings.notes)
+
+
 def test_offloaded_weights_are_not_on_the_gpu() -> None:
     whole = predict().rank
     assert whole.weight_bytes - predict(cpu_offload_gb=4).rank.weight_bytes == 4 * GIB
