@@ -21,5 +21,5 @@ def offloaded_bytes(spec: ModelSpec, part: range, gpu: GpuProfile, settings: Fil
         return 0
     is_first, is_last = part.start == 0, part.stop == spec.num_layers
     kept = [tensor for tensor in spec.tensors if (is_first if tensor.role in ("embedding", "position") else is_last)]
-    outside = count_elements(kept) * element_bytes(settings.dtype) // settings.tensor_parallel_size
+    outside = count_elements(tuple(kept)) * element_bytes(settings.dtype) // settings.tensor_parallel_size
     return max(min(int(settings.cpu_offload_gb * GIB), weight_bytes - outside), 0)
