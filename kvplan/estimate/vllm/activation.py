@@ -37,6 +37,7 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
 from kvplan.estimate.vllm.kernels import (
     INDEXER_LOGIT_BYTES,
+    compressed_workspace_bytes,
     gathered_bytes,
     index_workspace_bytes,
     latent_split_bytes,
@@ -96,7 +97,7 @@ def activation_peak(
     encoder, kept = 0, 0
     if vision is not None:
         encoder, kept = _encoder_stage(vision, spec, settings)
-    kept += kept_reduction_bytes(spec, num_layers, settings, release)
+    kept += kept_reduction_bytes(spec, num_layers, settings, release) + compressed_workspace_bytes(layers, gpu)
     layers_bytes = max(decoder_bytes(spec, layers, settings, release), first_awq_bytes(spec, layers, settings, release))
     experts = moe_workspace_bytes(layers, settings, release)
     # Experts and attention have one workspace, as large as the larger of both needs it.

@@ -22,6 +22,7 @@ from kvplan.units import MIB
 
 _FLASHINFER_WORKSPACE = 394 * MIB
 _FLASHINFER_BYTES_PER_ELEMENT = 16
+_COMPRESSED_WORKSPACE = 128 * MIB
 _FLASHINFER_HEAD_SIZES = (64, 128, 256, 512)
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
@@ -162,6 +163,13 @@ def gathered_bytes(layers: Sequence[LayerSpec], gpu: GpuProfile, settings: Fille
     columns = window + max(mixer.indexer.topk if mixer.indexer else 0 for mixer in mixers)
     vectors = _PROMPTS_GATHERED * (compressed + window + batch)
     return vectors * mixers[0].head_size * 2 + batch * (-(-columns // 128) * 128 + 1) * 4
+
+
+def compressed_workspace_bytes(layers: Sequence[LayerSpec], gpu: GpuProfile) -> int:
+    """FlashInfer's workspace for compressed attention on consumer Blackwell, made in the profile run and kept
+    (vllm/models/deepseek_v4/nvidia/flashinfer_sparse.py, read in 0.25.0 and 0.33.0)."""
+    is_compressed = any(isinstance(layer.mixer, CompressedAttention) for layer in layers)
+    return _COMPRESSED_WORKSPACE if is_compressed and compute_capability(gpu)[0] == 12 else 0
 
 
 def index_workspace_bytes(layers: Sequence[LayerSpec], settings: FilledSettings, release: VllmRelease) -> int:

@@ -23,11 +23,12 @@ from kvplan.estimate.vllm.groups import (
     plan_blocks,
     printed_blocks_per_request,
 )
-from kvplan.estimate.vllm.kernels import gathered_bytes, index_workspace_bytes
+from kvplan.estimate.vllm.kernels import compressed_workspace_bytes, gathered_bytes, index_workspace_bytes
 from kvplan.estimate.vllm.pages import compressed_pages
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.weights import rope_table_bytes, stream_buffer_bytes
 from kvplan.settings import ServingSettings
-from kvplan.units import GIB
+from kvplan.units import GIB, MIB
 
 RELEASE = vllm_release("0.33.0")
 CACHE = CacheSettings(kv_dtype="fp8")
@@ -147,6 +148,7 @@ def test_the_workspace_holds_what_four_prompts_read() -> None:
     found = gathered_bytes(FLASH, find_gpu("h200"), settings)
     assert found == 4 * (7_500 + 128 + 8_192) * 1_024 + 8_192 * 641 * 4
     assert gathered_bytes(FLASH, find_gpu("rtx-5090"), settings) == 0
+    assert [compressed_workspace_bytes(FLASH, find_gpu(gpu)) for gpu in ("rtx-5090", "h200")] == [128 * MIB, 0]
 
 
 def test_the_indexers_workspace_holds_the_keys_of_five_long_prompts() -> None:
@@ -159,6 +161,14 @@ def test_the_indexers_workspace_holds_the_keys_of_five_long_prompts() -> None:
     latent = resolve_model("deepseek-v3.2").layers
     assert index_workspace_bytes(latent, settings, vllm_release("0.25.0")) == 40 * 30_000 * 132
     assert index_workspace_bytes(resolve_model("deepseek-v3").layers, settings, vllm_release("0.25.0")) == 0
+
+
+def test_tables_and_streams_beside_the_weights() -> None:
+    """Two tables of 65,536 x 16 positions in float32, and 4 streams of each of a step's tokens in 16 bits."""
+    spec = resolve_model("deepseek-v4-flash")
+    assert rope_table_bytes(spec, "bfloat16", 30_000, 4) == 2 * 1_048_576 * 64 * 4
+    assert stream_buffer_bytes(spec, predict().settings.serving) == 8_192 * 4 * 4_096 * 2
+    assert stream_buffer_bytes(resolve_model("deepseek-v3"), predict().settings.serving) == 0
 
 
 def test_unknown_records_are_refused() -> None:
