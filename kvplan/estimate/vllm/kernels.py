@@ -190,6 +190,24 @@ def index_workspace_bytes(layers: Sequence[LayerSpec], settings: FilledSettings,
     return max((keys // pool * (head_size + 4) for head_size, pool in found if pool), default=0)
 
 
+def index_graph_bytes(layers: Sequence[LayerSpec], settings: FilledSettings, largest: int, *, whole: bool) -> int:
+    """What a sparse indexer adds to the estimate of graphs, whose largest has ``largest`` tokens.
+
+    Before pieces are captured a step runs without attention, for which the indexer sets its room for scores aside
+    (``INDEXER_LOGIT_BYTES``); PyTorch's allocator keeps it, and the estimate is what is no longer free. Whole steps
+    have the scores of each token that decodes against max_model_len (pooled) tokens, in float32, in their pool
+    (sparse_attn_indexer.py and vllm/utils/deep_gemm.py, read in 0.25.0 and 0.33.0).
+    """
+    mixers = (mixer for layer in layers for mixer in layer.mixers)
+    pools = [_indexed(mixer)[1] for mixer in mixers if isinstance(mixer, (LatentAttention, CompressedAttention))]
+    found = [pool for pool in pools if pool]
+    if not found:
+        return 0
+    rows = min(settings.max_num_seqs * (1 + settings.num_speculative_tokens), largest)
+    scores = rows * (settings.max_model_len // min(found)) * 4 if whole else 0
+    return max(INDEXER_LOGIT_BYTES, scores) + scores
+
+
 def _indexed(mixer: LatentAttention | CompressedAttention) -> tuple[int, int]:
     """Elements of an index key, and of how many tokens each is; (0, 0) without an indexer."""
     if mixer.indexer is None:

@@ -41,6 +41,7 @@ from kvplan.estimate.vllm.kernels import (
     attention_workspace_bytes,
     captures_whole_steps,
     check_pooled_keys,
+    index_graph_bytes,
     mxfp4_inner_step,
     needs_block_per_sequence,
 )
@@ -251,14 +252,16 @@ def _graph_bytes(
     spec: ModelSpec, parts: RankParts, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> int:
     """vLLM's estimate of a rank's CUDA graphs, with what is first made while they are captured."""
-    largest = largest_graph(spec, gpu, settings, release)
-    if captures_whole_steps(spec, gpu, settings, release):
-        workspace = attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
-        return cudagraph_bytes(parts.num_layers, gpu, settings, largest) + workspace
     if settings.enforce_eager or gpu.is_cpu:
         return 0
+    largest, layers = largest_graph(spec, gpu, settings, release), parts.layer_kinds
+    whole = captures_whole_steps(spec, gpu, settings, release)
+    scores = index_graph_bytes(layers, settings, largest, whole=whole)
+    if whole:
+        workspace = attention_workspace_bytes(layers, gpu, settings, release)
+        return cudagraph_bytes(parts.num_layers, gpu, settings, largest) + workspace + scores
     step = replace(settings, max_num_batched_tokens=largest)
-    return piece_graph_bytes(decoder_bytes(spec, parts.layer_kinds, step, release), largest)
+    return piece_graph_bytes(decoder_bytes(spec, layers, step, release), largest)
 
 
 def _rank_parts(

@@ -23,7 +23,12 @@ from kvplan.estimate.vllm.groups import (
     plan_blocks,
     printed_blocks_per_request,
 )
-from kvplan.estimate.vllm.kernels import compressed_workspace_bytes, gathered_bytes, index_workspace_bytes
+from kvplan.estimate.vllm.kernels import (
+    compressed_workspace_bytes,
+    gathered_bytes,
+    index_graph_bytes,
+    index_workspace_bytes,
+)
 from kvplan.estimate.vllm.pages import compressed_pages
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.weights import rope_table_bytes, stream_buffer_bytes
@@ -161,6 +166,18 @@ def test_the_indexers_workspace_holds_the_keys_of_five_long_prompts() -> None:
     latent = resolve_model("deepseek-v3.2").layers
     assert index_workspace_bytes(latent, settings, vllm_release("0.25.0")) == 40 * 30_000 * 132
     assert index_workspace_bytes(resolve_model("deepseek-v3").layers, settings, vllm_release("0.25.0")) == 0
+
+
+def test_graphs_keep_the_indexers_room_for_scores() -> None:
+    """512 MiB of a step without attention, and of a whole step 192 tokens x 262,144 vectors in float32: with two draft
+    tokens and 64 sequences of 1,048,576 tokens."""
+    settings = replace(predict(num_speculative_tokens=2).settings.serving, max_num_seqs=64, max_model_len=1_048_576)
+    scores = 192 * 262_144 * 4
+    assert index_graph_bytes(FLASH, settings, 384, whole=True) == 512 * MIB + scores
+    assert index_graph_bytes(FLASH, settings, 384, whole=False) == 512 * MIB
+    many = replace(settings, max_num_seqs=1024, num_speculative_tokens=0)
+    assert index_graph_bytes(FLASH, many, 512, whole=True) == 2 * 512 * 262_144 * 4
+    assert index_graph_bytes(resolve_model("llama-3.1-8b").layers, settings, 384, whole=True) == 0
 
 
 def test_tables_and_streams_beside_the_weights() -> None:
