@@ -236,6 +236,7 @@ def estimate(
     *,
     gpu: str | Iterable[str] | None = None,
     ctx: int | str | None = None,
+    max_model_len: int | str | None = None,
     quantization: str = "auto",
     kv_cache_dtype: str = "auto",
     engine: str = "vllm",
@@ -246,9 +247,10 @@ def estimate(
 ) -> Estimate:
     """Size ``model`` as ``kvplan estimate`` does.
 
-    gpu: names such as "h100" or "8xh200", by default a handful of common ones. ctx: tokens per sequence, also as "16k".
-    settings: the command's other options by vLLM's names, such as ``gpu_memory_utilization=0.95``, as numbers or as
-    text ("80GiB"). KvplanError where it cannot be answered; a model that does not fit is an answer.
+    gpu: names such as "h100" or "8xh200", by default a handful of common ones. ctx: tokens per sequence, also as "16k";
+    max_model_len is vLLM's name for it. settings: the command's other options by vLLM's names, such as
+    ``gpu_memory_utilization=0.95``, as numbers or as text ("80GiB"). KvplanError where it cannot be answered; a model
+    that does not fit is an answer.
     """
     choice = EngineChoice.parse(engine)
     spec = resolve_model(str(model), assumptions=assume)
@@ -257,7 +259,10 @@ def estimate(
     asked = _settings(settings, ESTIMATE_SETTINGS, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if speculative_config is not None:
         asked = with_speculative_config(asked, json.dumps(dict(speculative_config)))
-    question = Question(None if ctx is None else parse_tokens(str(ctx)), asked)
+    if ctx is not None and max_model_len is not None:
+        raise UsageError("ctx cannot be used with max_model_len.", hint="give one of them; they mean the same here")
+    tokens = max_model_len if ctx is None else ctx
+    question = Question(None if tokens is None else parse_tokens(str(tokens)), asked)
     return Estimate(answer_question(spec, question, gpus, choice, load_measured(calibration)))
 
 

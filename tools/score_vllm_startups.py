@@ -44,7 +44,9 @@ from startup_rows import (  # noqa: E402
     load_models,
     number,
     read_rows,
+    row_activation_gib,
     row_gpu,
+    row_graph_estimate_gib,
     row_settings,
     row_source,
     row_spec,
@@ -124,11 +126,12 @@ def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, e
     if base["grade"] == "C":
         deviation = None
     memory_error = _error(rank.available_kv_bytes / GIB, available) if end_to_end else None
+    graphs = f"{_said(row_graph_estimate_gib(row))}; took {row['cudagraph_gib']}"
     detail = (
         f"weights {rank.weight_bytes / GIB:.2f} ({row['weights_gib']}), activation "
-        f"{rank.activation.peak_bytes / GIB:.2f} {rank.activation.decided_by} ({row['activation_peak_gib']}), "
+        f"{rank.activation.peak_bytes / GIB:.2f} {rank.activation.decided_by} ({_said(row_activation_gib(row))}), "
         f"non-torch {rank.non_torch_bytes / GIB:.2f} ({row['non_torch_gib']}), graphs {rank.cudagraph_bytes / GIB:.2f} "
-        f"({row['cudagraph_gib']}), KV {rank.available_kv_bytes / GIB:.2f} ({row['available_kv_gib']}), "
+        f"({graphs}), KV {rank.available_kv_bytes / GIB:.2f} ({row['available_kv_gib']}), "
         f"tokens {predicted.kv_cache_tokens} ({row['kv_cache_tokens']}), blocks {predicted.num_blocks} "
         f"({row['num_gpu_blocks']}), concurrency {predicted.max_concurrency:.2f} ({row['max_concurrency_x']}), "
         f"{predicted.outcome}"
@@ -143,6 +146,10 @@ def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, e
         detail=detail,
         **base,  # type: ignore[arg-type]
     )
+
+
+def _said(gib: float | None) -> str:
+    return "" if gib is None else f"{gib:.2f}"
 
 
 def _deviation(predicted: float, observed: float | None) -> float | None:

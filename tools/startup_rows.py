@@ -15,6 +15,7 @@ from pathlib import Path
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu, load_gpus
 from kvplan.catalog.models import find_profile, profiles, read_profile
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.weights import NAMED_FORMATS
@@ -210,6 +211,26 @@ def _total_gib(row: Row) -> float | None:
 
 _STARTED_WITH_WHOLE_EXPERTS = ("V080",)
 """Start-ups that do not say so: vLLM refuses slices of an 8-bit expert that are no multiple of 128 wide (192 here)."""
+
+
+_GRAPH_ESTIMATE = re.compile(r"(?:estimate logged|graphs estimated|[Ee]stimated CUDA graph memory:?) (-?\d+(?:\.\d+)?)")
+
+
+def row_graph_estimate_gib(row: Row) -> float | None:
+    """vLLM's own estimate of its graphs, which it subtracts; what they then took stands in ``cudagraph_gib``."""
+    match = _GRAPH_ESTIMATE.search(row["inferred"]) or _GRAPH_ESTIMATE.search(row["verbatim"])
+    return None if match is None else float(match.group(1))
+
+
+def row_activation_gib(row: Row) -> float | None:
+    """The activation peak that the log prints, without the graph estimate that newer releases print in one with it.
+
+    None where that is not known.
+    """
+    peak, estimate = number(row["activation_peak_gib"]), row_graph_estimate_gib(row)
+    if peak is None or not vllm_release(row_version(row)).peak_activation_has_graphs:
+        return peak
+    return None if estimate is None else peak - estimate
 
 
 def row_settings(row: Row) -> ServingSettings:

@@ -55,6 +55,10 @@ Contexts = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+LongestSequences = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TOKENS", help="vLLM's name for --ctx; give one of them.", rich_help_panel=MODEL_PANEL),
+]
 Assumptions = Annotated[
     list[str] | None,
     typer.Option(help="KEY=VALUE for a key missing from the config; repeatable.", rich_help_panel=MODEL_PANEL),
@@ -105,6 +109,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", r
 def estimate(
     models: Models,
     ctx: Contexts = None,
+    max_model_len: LongestSequences = None,
     assume: Assumptions = None,
     quantization: Weights = None,
     gpu: Gpus = None,
@@ -124,7 +129,9 @@ def estimate(
     Several models, contexts or formats make one table.
     """
     chosen = chosen_format(output_format, as_json=as_json)
-    lists = Lists(*map(split_list, (ctx, gpu, quantization, kv_cache_dtype)))
+    if ctx and max_model_len:
+        raise UsageError("--ctx cannot be used with --max-model-len.", hint="give one of them; they mean the same here")
+    lists = Lists(*map(split_list, (ctx or max_model_len, gpu, quantization, kv_cache_dtype)))
     choice = EngineChoice.parse(engine)
     gpus = [parse_gpu_count(name) for name in lists.gpus or DEFAULT_GPUS]
     asked = questions(lists, with_speculative_config(settings, speculative_config))

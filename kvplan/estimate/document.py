@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
@@ -144,6 +144,7 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
         "enable_expert_parallel": settings.enable_expert_parallel,
         "device_memory_bytes": settings.device_memory_bytes,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
+        **{name: getattr(settings, name) for name in _OPTIONS},
         "budget_bytes": deployment.budget_bytes,
         "weight_bytes": deployment.weight_bytes,
         "activation_peak_bytes": deployment.activation_peak_bytes,
@@ -164,6 +165,17 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
         "fits": deployment.fits,
         "limit": deployment.limit,
     }
+
+
+_OPTIONS: Final = (
+    "kv_cache_memory_bytes",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "cpu_offload_gb",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
+)
+"""Settings that change what the figures are made of; as asked for, null where the engine decides."""
 
 
 def _ends(name: str, ends: tuple[float, float] | None) -> dict[str, float | None]:

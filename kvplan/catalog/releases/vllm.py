@@ -20,6 +20,7 @@ HybridPolicy = Literal["full", "min_layers", "balanced"]
 SecondRunnerPolicy = Literal["none", "listed", "dense", "all"]
 SecondSamplerKind = Literal["copy", "logits", "processed"]
 LatentKernel = Literal["triton", "cutlass", "flashinfer"]
+CompressedLayout = Literal["none", "tuples", "slots", "packed", "kinds"]
 ExpertKernel = Literal["triton", "flashinfer_trtllm"]
 
 
@@ -54,11 +55,13 @@ class VllmRelease:
     sampler: SamplerKind
     samples_with_flashinfer: bool
     requires_flashinfer: bool
+    warms_native_sampler: bool
     keeps_reduced_tensors: bool
     awq_keeps_partial_sums: bool
     keeps_moe_workspace: bool
     grows_attention_workspace: bool
     reserves_latent_splits: bool
+    long_index_prompts: int
     pads_wide_experts: bool
     expert_chunk_tokens: int | None
     qwen3_positions: int
@@ -75,10 +78,13 @@ class VllmRelease:
     hybrid: HybridPolicy
     pads_odd_pages: bool
     packs_odd_pages: bool
+    compressed_layout: CompressedLayout
+    prints_compressed_bytes: bool
     prints_concurrency_tokens: bool
     reserves_null_block: bool
     in_flight_batches: int
     caches_hybrid_prefixes: bool
+    keeps_every_state: tuple[str, ...]
     checkpointed_states: tuple[str, ...]
     needs_block_per_sequence: bool
     captures_flashinfer_drafts: bool

@@ -98,7 +98,8 @@ class VllmModel:
             settings = settings.with_changes(device_memory_bytes=self.device.memory_bytes, gpu_memory_utilization=share)
         if self.is_eager:
             settings = settings.with_changes(enforce_eager=True)
-        found = predict_vllm(self.spec, self._profile(), settings, self.version)
+        measured = settings.with_changes(kv_cache_memory_bytes=None)
+        found = predict_vllm(self.spec, self._profile(), measured, self.version)
         if given is None:
             return found
         filled = fill_pool(found.rank, given, found.settings, vllm_release(self.version))

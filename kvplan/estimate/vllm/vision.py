@@ -1,8 +1,9 @@
 """What vLLM's profile run feeds a vision encoder: how many of the largest images, their pixels, patches and tokens.
 
 The encoder's budget is the larger of ``max_num_batched_tokens`` and the tokens of the largest image; as many images
-are profiled as it holds, at most one per sequence (vllm/v1/worker/utils.py, MultiModalBudget). Sizes of the largest
-image are those of each family's processor.
+are profiled as it holds, and as all sequences may have (vllm/v1/worker/utils.py, later
+vllm/multimodal/encoder_budget.py, MultiModalBudget, read in 0.12.0 to 0.33.0). Sizes of the largest image are those of
+each family's processor.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.vllm.modalities import NO_LIMIT, modality_limits
 from kvplan.settings import FilledSettings
 
 _CHANNELS = 3
@@ -59,16 +61,21 @@ def vision_profile(spec: ModelSpec, settings: FilledSettings) -> VisionProfile |
     """The encoder's part of the profile run; None for models without one, or whose image sizes are unknown."""
     config = spec.raw_config
     section = config.get("vision_config")
-    if not isinstance(section, Mapping) or settings.language_model_only:
+    if not isinstance(section, Mapping) or settings.language_model_only or settings.skip_mm_profiling:
         return None
     reader = _READERS.get(str(config.get("model_type", "")))
     image = reader(config, section) if reader is not None else None
     if image is None or image.tokens < 1:
         return None
-    budget = max(settings.max_num_batched_tokens, image.tokens)
+    limits = modality_limits(settings.limit_mm_per_prompt)
+    most = limits.get("image", NO_LIMIT)
+    if not most and not limits.get("video", NO_LIMIT):
+        return None
     num_items = settings.max_num_seqs
     if not image.for_each_sequence:
-        num_items = max(min(budget // image.tokens, num_items), 1)
+        budget = max(settings.max_num_batched_tokens, image.tokens)
+        in_prompt = max(min(most, settings.max_model_len // image.tokens), 1)
+        num_items = max(min(budget // image.tokens, num_items * in_prompt), 1)
     width = _RESIDUAL_WIDTHS * image.hidden_size + image.held_width + image.inner_width // settings.tensor_parallel_size
     return VisionProfile(num_items, image.pixels, image.patches, image.tokens, width, image.deepstack_outputs)
 
