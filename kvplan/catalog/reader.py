@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplan.catalog.architectures import of_type
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization import read_quantization
+from kvplan.catalog.quantization.reading import read_quantization
 from kvplan.catalog.registry import find_reader, known_architectures
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
