@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final, Literal
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rules
@@ -35,19 +36,20 @@ def read_compressed_tensors(section: ConfigView, naming: ModuleNaming) -> Quanti
 
 def _ignored(section: ConfigView) -> tuple[Rule, ...]:
     """An entry is a whole name, or a regular expression after ``re:``; experts are asked one by one."""
-    return tuple(_by_name(None, names(section, "ignore")))
+    return tuple(_by_name(None, names(section, "ignore"), "both"))
 
 
 def read_groups(section: ConfigView, exempt: Iterable[Rule], naming: ModuleNaming) -> QuantizationSpec | None:
     """Return the formats of ``config_groups`` for what ``exempt`` leaves.
 
-    The first target that names a module decides, whichever group it is in; only where none does, the first that names
-    its class. "Linear" is a class that experts belong to as well.
+    The first target that names a module decides, whichever group it is in; where none names what vLLM merges, the first
+    that names a part of it; where none does, the first that names its class. "Linear" is a class of experts as well.
     """
     targets: dict[str, QuantizationSpec] = {}
     for stored, listed in _groups(section):
         targets |= dict.fromkeys(listed, stored)  # a target that two groups name is the later one's, in its old place
-    by_name = (rule for target, stored in _runs(targets) for rule in _by_name(stored, target))
+    runs = tuple(_runs(targets))
+    by_name = (rule for merged in _MERGED for listed, stored in runs for rule in _by_name(stored, listed, merged))
     by_class = (
         Rule(stored, kinds=(kind,))
         for target, stored in (*targets.items(), *_experts_as_linear(targets))
@@ -75,11 +77,16 @@ def _runs(targets: dict[str, QuantizationSpec]) -> Iterable[tuple[tuple[str, ...
         yield tuple(run), last
 
 
-def _by_name(stored: QuantizationSpec | None, listed: tuple[str, ...]) -> Iterable[Rule]:
+_MERGED: Final[tuple[Literal["whole", "parts"], ...]] = ("whole", "parts")
+
+
+def _by_name(
+    stored: QuantizationSpec | None, listed: tuple[str, ...], merged: Literal["whole", "parts", "both"]
+) -> Iterable[Rule]:
     literal = tuple(entry for entry in listed if not entry.startswith("re:"))
     patterns = tuple(entry[3:] for entry in listed if entry.startswith("re:"))
-    yield Rule(stored, Names("equal", literal, of_experts="each"))
-    yield Rule(stored, Names("match", patterns, of_experts="each"))
+    yield Rule(stored, Names("equal", literal, of_experts="each", of_merged=merged))
+    yield Rule(stored, Names("match", patterns, of_experts="each", of_merged=merged))
 
 
 def _groups(section: ConfigView) -> Iterable[tuple[QuantizationSpec, tuple[str, ...]]]:

@@ -42,14 +42,16 @@ _REGULAR: Final = ("match", "fullmatch", "search")
 
 @dataclass(frozen=True)
 class Names:
-    """A published list and how its entries are compared. ``of_experts``: the names by which it calls experts.
+    """A published list and how its entries are compared.
 
-    ``each`` are the matrices of an expert, "group" all routed experts of a layer as one module.
+    ``of_experts``: the names by which it calls experts. ``each`` are the matrices of an expert, "group" all routed
+    experts of a layer as one module. ``of_merged``: those of what vLLM merges, "whole" or in "parts".
     """
 
     mode: Mode
     entries: tuple[str, ...]
     of_experts: Literal["each", "group", "both"] = "both"
+    of_merged: Literal["whole", "parts", "both"] = "both"
 
     def has(self, module: Module) -> bool:
         """Whether an entry names ``module``, or what vLLM merges it into."""
@@ -62,9 +64,11 @@ class Names:
             if self.mode in ("equal", "contains", "below")
             else (module.names, module.merged)
         )
-        if module.kind == "experts" and self.of_experts != "both":
-            return own if self.of_experts == "each" else merged
-        return (*own, *merged)
+        if module.kind == "experts":
+            return {"each": own, "group": merged, "both": (*own, *merged)}[self.of_experts]
+        if not merged:
+            return own
+        return {"parts": own, "whole": merged, "both": (*own, *merged)}[self.of_merged]
 
     @cached_property
     def _test(self) -> Callable[[str], bool]:

@@ -52,17 +52,24 @@ def _algorithm(section: ConfigView, name: str) -> QuantizationSpec:
 def _excluded(ignored: tuple[str, ...]) -> tuple[Rule, ...]:
     """is_layer_excluded: whole names, parts of names, and globs.
 
-    ``path*`` is taken apart into ``path`` and ``path.*`` (apply_vllm_mapper), so that it exempts every name with that
-    part.
+    ``path*`` stands for ``path`` and ``path.*`` (apply_vllm_mapper).
     """
-    parts = tuple(entry[:-1] if entry.endswith("*") and entry[-2:] != ".*" else entry for entry in ignored)
-    of_experts = tuple(entry for entry in ignored if "experts" in entry)
+    listed = tuple(each for entry in ignored for each in _taken_apart(entry))
+    of_experts = tuple(entry for entry in listed if "experts" in entry)
     return (
-        Rule(None, Names("equal", ignored, of_experts="group")),
+        Rule(None, Names("equal", listed, of_experts="group")),
         Rule(None, Names("contains", of_experts, of_experts="group"), kinds=("experts",)),
-        Rule(None, Names("within", parts, of_experts="group")),
-        Rule(None, Names("glob", ignored, of_experts="group")),
+        Rule(None, Names("within", listed, of_experts="group")),
+        Rule(None, Names("glob", tuple(entry for entry in listed if _is_glob(entry)), of_experts="group")),
     )
+
+
+def _taken_apart(entry: str) -> tuple[str, ...]:
+    return (entry[:-1], f"{entry[:-1]}.*") if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "." else (entry,)
+
+
+def _is_glob(entry: str) -> bool:
+    return any(character in entry for character in "*?[")
 
 
 def _read_mixed(section: ConfigView, ignored: tuple[str, ...], naming: ModuleNaming) -> QuantizationSpec | None:

@@ -22,16 +22,15 @@ _PATH: Final = re.compile(
     r"^(?:(?:base_model|model|language_model|text_model|llm|thinker|transformer|backbone|decoder|gpt_neox|encoder(?=\.\w))\.)*"
     r"(?:(?:layers|h|blocks)\.(?=\d)|(?=(?:embed_tokens|embed_tokens_per_layer|lm_head)$))"
 )
-_EXPERT: Final = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
 
 
 def plain_name(name: str) -> str:
-    """``name`` without the path to the language model's layers; one expert for all."""
+    """``name`` without the path to the language model's layers."""
     found = _PATH.match(name)
     if found is not None and not ("encoder." in found.group() and not found.group().startswith("transformer.")):
         start = "layers." if found.group().endswith(("layers.", "h.", "blocks.")) else ""
-        name = start + name[found.end() :]
-    return _EXPERT.sub("0", name)
+        return start + name[found.end() :]
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +83,14 @@ _HEADS: Final = ("lm_head", "head", "output_layer", "embed_out")
 class Family:
     """How checkpoints of a kind name things. ``roots``: what stands before a layer's number.
 
-    ``renamed``: the start of a name within a layer as kvplan has it, and as these checkpoints do.
+    ``renamed``: the start of a name within a layer as kvplan has it, and as these checkpoints do; ``both``: some of
+    them do, others have kvplan's. ``gated``: whether MLPs have a gate, which vLLM merges with the way up.
     """
 
     roots: tuple[str, ...] = ("model.layers",)
     renamed: tuple[tuple[str, str], ...] = ()
+    both: bool = False
+    gated: bool = True
 
 
 def _joint(attention: str, out: str, up: str, down: str, root: str = "transformer.h") -> Family:
@@ -107,8 +109,10 @@ _QUERY_KEY_VALUE: Final = (
 )
 _GPT2: Final = _joint("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 _FAMILIES: Final[Mapping[str, Family]] = {
-    "nemotron_h": Family(("backbone.layers", "model.layers"), (("self_attn", "mixer"),)),
-    "deepseek_v4": Family(("layers", "model.layers"), (("self_attn", "attn"), ("mlp", "ffn"))),
+    "nemotron_h": Family(("backbone.layers", "model.layers"), (("self_attn", "mixer"),), gated=False),
+    "nemotron": Family(gated=False),
+    "arcee": Family(gated=False),
+    "deepseek_v4": Family(("layers", "model.layers"), (("self_attn", "attn"), ("mlp", "ffn")), both=True),
     "llama4": Family(renamed=(("mlp", "feed_forward"),)),
     "lfm2": Family(renamed=(("self_attn.o_proj", "self_attn.out_proj"),)),
     "lfm2_moe": Family(renamed=(("self_attn.o_proj", "self_attn.out_proj"),)),
@@ -167,17 +171,20 @@ class ModuleNaming:
 
     def _module(self, tensor: Tensor, starts: tuple[str, ...]) -> Module:
         paths = self._paths(tensor.name)
-        inner = [_inner(path) for path in paths]
+        is_expert = tensor.role == "expert"
+        inner = [(_of_expert if is_expert else _of_linear)(path) for path in paths]
         names = [f"{start}{name}" for start in starts for own, _ in inner for name in own]
-        merged = [f"{start}{name}" for start in starts for _, whole in inner for name in whole]
-        return make_module("experts" if tensor.role == "expert" else "linear", names, merged)
+        whole = [name for _, names in inner for name in names if self.family.gated or not name.endswith("gate_up_proj")]
+        merged = [f"{start}{name}" for start in starts for name in whole]
+        return make_module("experts" if is_expert else "linear", names, merged)
 
     def _paths(self, name: str) -> tuple[str, ...]:
         """The name within a layer, as it is and as this family has it."""
         found = [name]
         for ours, theirs in self.family.renamed:
             if name == ours or name.startswith(f"{ours}."):
-                found.append(theirs + name[len(ours) :])
+                known = theirs + name[len(ours) :]
+                found = [name, known] if self.family.both else [known]
                 break
         return (
             *found,
@@ -192,15 +199,22 @@ def _outside(tensor: Tensor) -> Module:
     return make_module("embedding", (f"{path}.{tensor.name}" for path in paths))
 
 
-def _inner(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _of_linear(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of a matrix within its layer, and of what vLLM merges it into."""
     block, dot, last = path.rpartition(".")
-    own = tuple(f"{block}{dot}{name}" for name in (last, *_OTHERWISE.get(last, ())))
-    if ".*" in block or block.endswith("experts"):
-        group = block.partition(".*")[0]
-        return tuple(name.replace(".*", ".0") for name in own), (group,)
     whole = _MERGED.get(last)
-    return own, () if whole is None else (f"{block}{dot}{whole}",)
+    return _spelled(path), () if whole is None else (f"{block}{dot}{whole}",)
+
+
+def _of_expert(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the first expert's matrix within its layer, and of the experts together."""
+    names = tuple(name.replace(".*", ".0") for name in _spelled(path))
+    return names, (path.partition(".*")[0] if ".*" in path else path.rpartition(".")[0],)
+
+
+def _spelled(path: str) -> tuple[str, ...]:
+    block, dot, last = path.rpartition(".")
+    return tuple(f"{block}{dot}{name}" for name in (last, *_OTHERWISE.get(last, ())))
 
 
 def naming_of(config: Mapping[str, Any]) -> ModuleNaming:
@@ -211,4 +225,4 @@ def naming_of(config: Mapping[str, Any]) -> ModuleNaming:
     if inner is None:
         return ModuleNaming(known)
     own = () if known.roots == _PLAIN.roots else known.roots
-    return ModuleNaming(Family((*_WRAPPED, *own), known.renamed))
+    return ModuleNaming(Family((*_WRAPPED, *own), known.renamed, known.both, known.gated))
