@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from kvplan.catalog.reader import read_config
 from kvplan.estimate.weights import size_weights
@@ -61,7 +62,7 @@ def _check_models() -> bool:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000, help="how many cases (default 10000)")
+    parser.add_argument("--count", type=int, default=10_000, help="how many that vLLM loads (default 10000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--transformers", action="store_true", help="compare the models with transformers' first")
     parser.add_argument("--show", type=int, help="print one case and stop")
@@ -71,15 +72,22 @@ def main(words: Sequence[str] | None = None) -> int:
         print(model.name, json.dumps(section, indent=1), check_case(arguments.show), sep="\n")
         return 0
     good = not arguments.transformers or _check_models()
-    outcomes = [check_case(seed) for seed in range(arguments.first, arguments.first + arguments.count)]
-    sized = [outcome for outcome in outcomes if outcome.counted is not None]
+    sized, refused = list[Outcome](), 0
+    for seed in count(arguments.first):
+        if len(sized) == arguments.count:
+            break
+        outcome = check_case(seed)
+        if outcome.counted is None:
+            refused += 1
+        else:
+            sized.append(outcome)
     wrong = [outcome for outcome in sized if not outcome.agrees]
     for outcome in wrong[:20]:
         print(outcome)
     print("cases by loader:", dict(Counter(outcome.loader for outcome in sized)))
     print(
         f"{len(sized):,} cases: kvplan = independent count in {len(sized) - len(wrong):,}; "
-        f"{len(outcomes) - len(sized):,} more that vLLM refuses"
+        f"{refused:,} more that vLLM refuses"
     )
     return 0 if good and not wrong else 1
 

@@ -310,3 +310,33 @@ def test_a_towers_layers_are_not_the_language_models() -> None:
 )
 def test_names_without_the_path_to_the_layers(name: str, plain: str) -> None:
     assert plain_name(name) == plain
+
+
+def _notes(**section: Any) -> list[str]:
+    return [note for note in llama(**section).assumptions if "vLLM 0.33" in note or "exempts" in note]
+
+
+def test_what_vllm_would_refuse_is_a_note() -> None:
+    groups = {"a": {"targets": ["re:.*q_proj$"], "weights": EIGHT}, "b": {"targets": ["Linear"], "weights": FOUR}}
+    (note,) = _notes(quant_method="gptq", bits=4, group_size=128, dynamic={r"+:.*\.q_proj": {"bits": 8}})
+    merged = "model.layers.0.self_attn.qkv_proj"
+    assert note == f"vLLM 0.33 refuses this checkpoint: it merges the parts of {merged}, whose formats differ."
+    (note,) = _notes(quant_method="compressed-tensors", config_groups=groups, ignore=[r"re:.*\.up_proj"])
+    assert merged in note
+    assert _notes(quant_method="gptq", bits=4, group_size=128) == []
+
+
+def test_what_the_config_leaves_open_is_a_note() -> None:
+    (note,) = _notes(quant_method="modelopt", quant_algo="NVFP4")
+    assert note == "The head counts as quantized: no entry of the list exempts it, and vLLM 0.33 loads it so."
+    (note,) = _notes(quant_method="fp8", modules_to_not_convert=["lm_head", "self_attn", "mlp"])
+    assert (
+        note == "'self_attn' and 1 more in the quantization_config: no effect, as vLLM 0.33 compares whole names here."
+    )
+    profile = find_profile("gemma-3-4b")
+    assert profile is not None
+    groups = {"group_0": {"targets": ["Linear"], "weights": EIGHT}}
+    for ignore, is_open in ((["lm_head"], True), (["lm_head", "re:.*vision_tower.*"], False)):
+        section = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignore}
+        spec = read_config({**profile["config"], "quantization_config": section}, model_id="with a tower")
+        assert any("exempts no module of the tower" in note for note in spec.assumptions) is is_open

@@ -266,7 +266,8 @@ def modelopt(model: SmallModel, config: Config, module: ServedModule) -> Stored 
     if not found and shards != [module.prefix]:
         found = _agreed(layers.get(shard) for shard in shards)
     if not found:
-        found = next((algo for name, algo in layers.items() if name.startswith(f"{module.prefix}.")), None)
+        below = [algo for name, algo in layers.items() if name.startswith(f"{module.prefix}.")]
+        found = _agreed(below) if below else None
     return MODELOPT[found] if found else None
 
 

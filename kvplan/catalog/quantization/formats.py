@@ -46,6 +46,19 @@ class ModuleRules:
         """Return the format of ``module``; None: unquantized."""
         return next((rule.stored for rule in self.rules if rule.has(module)), None)
 
+    def of_tensor(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
+        """Return the format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
+        key = (layer, tensor.name, tensor.role, tensor.never_quantized)
+        if key not in self._known:
+            module = self.naming.of(tensor, layer)
+            self._known[key] = None if module is None else self.of(module)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[object, ...], QuantizationSpec | None]:
+        """What was asked: estimates ask the same for every GPU."""
+        return {}
+
     @cached_property
     def formats(self) -> tuple[QuantizationSpec, ...]:
         """Every format that a rule names, in order."""
@@ -87,8 +100,7 @@ class QuantizationSpec:
         if self.rules is None:
             is_matrix = tensor.role in ("linear", "expert") and len(tensor.shape) > 1
             return self if is_matrix and not tensor.never_quantized else None
-        module = self.rules.naming.of(tensor, layer)
-        return None if module is None else self.rules.of(module)
+        return self.rules.of_tensor(tensor, layer)
 
     def of_multi_token(self, tensor: Tensor, index: int, first: int) -> QuantizationSpec | None:
         """Return the same of a layer for multi-token prediction, the ``index``-th after ``first`` layers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.quantization.compressed import read_groups
@@ -18,6 +19,8 @@ from kvplan.catalog.quantization.modules import ModuleKind, ModuleNaming
 from kvplan.catalog.quantization.recipes import ALGORITHMS
 from kvplan.catalog.quantization.sections import entries, names
 
+_TOWERS: Final = ("vision_tower", "vision_model", "vit_large_projector")
+"""Parts of names that are exempt without being listed."""
 _KINDS: tuple[ModuleKind, ...] = ("linear", "experts", "head")
 
 
@@ -39,7 +42,8 @@ def read_modelopt(section: ConfigView, naming: ModuleNaming) -> QuantizationSpec
 
 def read_excluding(stored: QuantizationSpec, ignored: tuple[str, ...], naming: ModuleNaming) -> QuantizationSpec | None:
     """Return one format for everything that ``ignored`` does not exempt."""
-    return with_rules(*_excluded(ignored), Rule(stored, kinds=_KINDS), naming=naming)
+    towers = Rule(None, Names("within", _TOWERS))
+    return with_rules(*_excluded(ignored), towers, Rule(stored, kinds=_KINDS), naming=naming)
 
 
 def _algorithm(section: ConfigView, name: str) -> QuantizationSpec:

@@ -86,8 +86,13 @@ def _of_one_level(weight: ConfigView, num_bits: int, scheme: object, inputs: obj
             scale_dtype="fp8" if is_power else "bfloat16",
             has_zero_points=weight.config.get("symmetric") is False,
         )
-    granularity = "channel" if scheme == "per_channel" else "tensor"
-    return QuantizationSpec("quark", num_bits, granularity, scale_dtype="float32", static_input_scale=is_static)
+    return QuantizationSpec(
+        "quark",
+        num_bits,
+        "channel" if scheme == "per_channel" else "tensor",
+        scale_dtype="float32",
+        static_input_scale=is_static,
+    )
 
 
 def _of_two_levels(weight: list[Any], given: ConfigView) -> QuantizationSpec:
