@@ -33,7 +33,7 @@ from kvplan.estimate.vllm.kernels import (
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
-from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes
+from kvplan.estimate.vllm.weights import per_layer_input_bytes, rank_weight_bytes, step_buffer_bytes
 from kvplan.settings import FilledSettings, ServingSettings
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx", "rejected_seqs"]
@@ -200,7 +200,9 @@ def _rank_memory(
         graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     return RankMemory(
-        weight_bytes=parts.weight_bytes + step_buffer_bytes(parts.cached, settings),
+        weight_bytes=parts.weight_bytes
+        + step_buffer_bytes(parts.cached, settings)
+        + per_layer_input_bytes(spec, settings),
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
         non_torch_bytes=non_torch_bytes(
             gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
