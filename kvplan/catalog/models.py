@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.catalog.checkpoint.safetensors import read_files
+from kvplan.catalog.quantization import beside
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.spec_of_checkpoint import stored_dtype, with_checkpoint
@@ -70,6 +71,8 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
         path = folder / "config.json"
     content = read_text(path, LARGEST_CONFIG_BYTES, hint="pass a directory with a published config.json, or the file")
     config = parse_config(content, where=str(path))
+    if path.name == "config.json":
+        config = beside.with_file(config, path.with_name(beside.FILE_NAME))
     model_id = path.parent.name if path.name == "config.json" else path.stem
     files = None if folder is None else read_files(folder)
     dtype = None if files is None else stored_dtype(files)

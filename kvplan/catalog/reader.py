@@ -9,7 +9,8 @@ from typing import Any
 
 from kvplan.catalog.architectures import of_type
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization import read_quantization
+from kvplan.catalog.quantization.notes import quantization_notes
+from kvplan.catalog.quantization.reading import read_quantization
 from kvplan.catalog.registry import find_reader, known_architectures
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
@@ -96,6 +97,11 @@ def _read(
     if reader is None:
         raise _unknown(architecture, view)
     body = reader(view)
+    quantization = read_quantization(view)
+    tensors = [layer.all_tensors for layer in body.layers]
+    has_towers = any(extra.kind in ("vision", "audio") for extra in body.extras)
+    for note in quantization_notes(quantization, tensors, body.tensors, has_towers=has_towers):
+        view.assume(note)
     return ModelSpec(
         id=model_id,
         architecture=architecture,
@@ -110,7 +116,7 @@ def _read(
         rope=body.rope,
         further_ropes=body.further_ropes,
         residual_streams=body.residual_streams,
-        quantization=read_quantization(view),
+        quantization=quantization,
         extras=body.extras,
         assumptions=tuple(view.assumptions),
         aliases=aliases,

@@ -8,12 +8,13 @@ of elements; what an element costs is decided later, by the dtype of the weights
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint
+from kvplan.catalog.quantization.formats import QuantizationSpec as QuantizationSpec
 from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
 
 WindowKind = Literal["full", "sliding", "chunked"]
@@ -205,38 +206,6 @@ class LayerSpec:
     def all_tensors(self) -> tuple[Tensor, ...]:
         parts = (self.mixer, self.parallel_state, self.cross_attention, self.feed_forward)
         return sum((part.tensors for part in parts if part is not None), ()) + self.tensors
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizationSpec:
-    """How the published weights are stored, as ``quantization_config`` says it.
-
-    ``method`` is the loader's name (awq, gptq, fp8, compressed-tensors, modelopt, mxfp4, bitsandbytes, ...).
-    ``bits`` per quantized weight; one scale per ``group_size`` weights of a row, or per ``block_shape`` tile, or per
-    output channel / per tensor (``granularity``). ``ignore`` are the module names and patterns that stay unquantized,
-    ``targets`` those that are quantized this way (empty: every linear layer). ``others`` are further formats in the
-    same checkpoint, for the modules that their ``targets`` name. ``kv_cache_dtype``: what the checkpoint was calibrated
-    for; engines take it by themselves for some values of ``quant_method``, the config's own word for the format.
-    """
-
-    method: str
-    bits: float
-    granularity: Literal["group", "block", "channel", "tensor"]
-    group_size: int | None = None
-    block_shape: tuple[int, int] | None = None
-    scale_dtype: str = "float16"
-    has_zero_points: bool = False
-    has_act_order: bool = False
-    static_input_scale: bool = False
-    ignore: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    kv_cache_dtype: str | None = None
-    quant_method: str = ""
-    others: tuple[QuantizationSpec, ...] = ()
-
-    def stated_cache_dtype(self, methods: Collection[str]) -> str | None:
-        """``kv_cache_dtype`` for an engine that takes it from checkpoints whose ``quant_method`` begins like these."""
-        return self.kv_cache_dtype if self.quant_method.startswith(tuple(methods)) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,10 @@ _FP8_OF_META: Final = NamedFormat(
     "fp8, one scale per channel; the attention and the first and last layers in 16 bits",
     {
         "quant_method": "fbgemm_fp8",
-        "modules_to_not_convert": ["lm_head", "self_attn", "model.layers.0", "model.layers.125"],
+        "modules_to_not_convert": [
+            *(f"model.layers.{layer}.self_attn.{part}_proj" for layer in range(126) for part in "qkvo"),
+            *(f"model.layers.{layer}.mlp.{part}_proj" for layer in (0, 125) for part in ("gate", "up", "down")),
+        ],
     },
 )
 """Meta's own fp8 of Llama 3.1 405B, after llama-405B-FP8.py of huggingface/huggingface-llama-recipes."""
