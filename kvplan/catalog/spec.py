@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
@@ -250,6 +250,10 @@ class RopeSpec:
     original_max_position_embeddings: int | None = None
 
 
+SCALED_ALREADY: Final = frozenset(("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"))
+"""Scalings of rotary positions whose configs state the longest length with the scaling in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExtraModule:
     """What a checkpoint carries beside the causal language model; loaded (or not) apart and named apart.
@@ -358,6 +362,23 @@ class ModelSpec:
     def title(self) -> str:
         """``meta-llama/Llama-3.1-8B-Instruct (sized as meta-llama/Llama-3.1-8B)``."""
         return self.served_id if self.sized_as is None else f"{self.served_id} (sized as {self.sized_as})"
+
+    @property
+    def longest_context(self) -> int | None:
+        """Tokens that vLLM takes in one sequence, None where the config says no length.
+
+        A scaling of the rotary positions multiplies those of the config by its factor, but for the kinds whose configs
+        state the scaled length already, and Gemma 3 (``_get_and_verify_max_len`` of vllm/config/model.py).
+        """
+        positions = self.max_position_embeddings
+        if positions is None or "gemma3" in self.model_type:
+            return positions
+        factors = [
+            rope.factor
+            for rope in (self.rope, *self.further_ropes)
+            if rope is not None and rope.factor and rope.scaling not in SCALED_ALREADY
+        ]
+        return int(positions * factors[-1]) if factors else positions
 
     @cached_property
     def is_latent(self) -> bool:

@@ -456,8 +456,8 @@ def size_sequence(spec: ModelSpec, context_tokens: int, settings: CacheSettings)
     A window that no sequence of the model fills (Phi-3.5: 262,144 of 131,072 positions) is full attention.
     """
     components = components_of(spec.layers, settings)
-    if spec.max_position_embeddings is not None:
-        components = _without_idle_windows(components, max(spec.max_position_embeddings, context_tokens))
+    if spec.longest_context is not None:
+        components = _without_idle_windows(components, max(spec.longest_context, context_tokens))
     return KvCacheSize(context_tokens, components)
 
 
