@@ -110,13 +110,22 @@ def _read(
         rope=body.rope,
         further_ropes=body.further_ropes,
         residual_streams=body.residual_streams,
-        quantization=read_quantization(view),
+        quantization=read_quantization(_with_expert_dtype(view)),
         extras=body.extras,
         assumptions=tuple(view.assumptions),
         aliases=aliases,
         source=source,
         raw_config=config,
     )
+
+
+def _with_expert_dtype(view: ConfigView) -> ConfigView:
+    """DeepSeek V4.1 says inside ``quantization_config`` what V4 says beside it (vLLM's DeepseekV41Config)."""
+    section = view.section("quantization_config")
+    if section is None or not section.has("expert_dtype") or view.has("expert_dtype"):
+        return view
+    merged = {**view.config, "expert_dtype": section.config["expert_dtype"]}
+    return ConfigView(merged, path=view.path, assumptions=view.assumptions)
 
 
 def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

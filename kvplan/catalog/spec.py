@@ -106,6 +106,9 @@ class LatentAttention:
 class CompressedAttention:
     """DeepSeek V4's attention: one vector per token (key and value at once) in a short window, and beyond it one
     vector for every ``ratio`` tokens (None: the window alone). ``indexer``: one small key per compressed vector.
+
+    keeps_vectors: False where the layer reads the vectors, and the keys, of one before it. chooses: False where it
+    reads what another layer's indexer chose. window_block: tokens of the window in one of vLLM's blocks.
     """
 
     num_heads: int
@@ -114,6 +117,9 @@ class CompressedAttention:
     ratio: int | None = None
     indexer: SparseIndexer | None = None
     tensors: tuple[Tensor, ...] = ()
+    keeps_vectors: bool = True
+    chooses: bool = True
+    window_block: int = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> 
     size = element_bytes(settings.kv_dtype)
     head, window = mixer.head_size, mixer.window_tokens
     yield CacheEntry("sliding", 1, head, window, head * size, 0, f"{head} x {size} B")
-    if mixer.ratio is None:
+    if mixer.ratio is None or not mixer.keeps_vectors:
         return
     ratio = mixer.ratio
     yield CacheEntry("compressed", 1, head, None, -(-head * size // ratio), 0, f"{head} x {size} B / {ratio} tokens")
