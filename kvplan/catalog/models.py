@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -101,13 +102,30 @@ def _gguf_in(folder: Path) -> Path | None:
 
 
 def _did_you_mean(name: str) -> str:
-    """Up to three names: those that go on where ``name`` ends, then those most like it."""
-    from difflib import get_close_matches
+    """Up to three names: those that go on where ``name`` ends, then those of its family that begin most like it.
+
+    Of a family that none is of, those that differ by a misprint.
+    """
+    from difflib import SequenceMatcher, get_close_matches
 
     asked, names = name.rsplit("/", 1)[-1].casefold(), profile_names()
     longer = [each for each in names if asked and each.startswith(f"{asked}-")]
-    close = list(dict.fromkeys((*longer, *get_close_matches(asked, names, n=3, cutoff=0.5))))[:3]
+    family = [each for each in names if _family(each) == _family(asked)]
+
+    def likeness(each: str) -> tuple[bool, int, float]:
+        begun = next(
+            (index for index, (one, two) in enumerate(zip(asked, each, strict=False)) if one != two), len(each)
+        )
+        return not asked.startswith(f"{each}-"), -begun, -SequenceMatcher(None, asked, each).ratio()
+
+    alike = sorted(family, key=likeness) if family else get_close_matches(asked, names, n=3, cutoff=0.75)
+    close = list(dict.fromkeys((*longer, *alike)))[:3]
     return f"did you mean {', '.join(close)}? " if close else ""
+
+
+def _family(name: str) -> str:
+    """The letters that a name begins with: ``qwen`` of ``qwen3.5-9b``."""
+    return re.match("[a-z]*", name)[0]  # type: ignore[index]
 
 
 def _no_such_model(name: str) -> UsageError:

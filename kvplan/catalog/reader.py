@@ -97,7 +97,7 @@ def _read(
     if reader is None:
         raise _unknown(architecture, view)
     body = reader(view)
-    quantization = read_quantization(view)
+    quantization = read_quantization(_with_expert_dtype(view))
     tensors = [layer.all_tensors for layer in body.layers]
     has_towers = any(extra.kind in ("vision", "audio") for extra in body.extras)
     for note in quantization_notes(quantization, tensors, body.tensors, has_towers=has_towers):
@@ -123,6 +123,15 @@ def _read(
         source=source,
         raw_config=config,
     )
+
+
+def _with_expert_dtype(view: ConfigView) -> ConfigView:
+    """DeepSeek V4.1 says inside ``quantization_config`` what V4 says beside it (vLLM's DeepseekV41Config)."""
+    section = view.section("quantization_config")
+    if section is None or not section.has("expert_dtype") or view.has("expert_dtype"):
+        return view
+    merged = {**view.config, "expert_dtype": section.config["expert_dtype"]}
+    return ConfigView(merged, path=view.path, assumptions=view.assumptions)
 
 
 def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.quantization.formats import QuantizationSpec as QuantizationSpec
@@ -107,6 +107,9 @@ class LatentAttention:
 class CompressedAttention:
     """DeepSeek V4's attention: one vector per token (key and value at once) in a short window, and beyond it one
     vector for every ``ratio`` tokens (None: the window alone). ``indexer``: one small key per compressed vector.
+
+    keeps_vectors: False where the layer reads the vectors, and the keys, of one before it. chooses: False where it
+    reads what another layer's indexer chose. window_block: tokens of the window in one of vLLM's blocks.
     """
 
     num_heads: int
@@ -115,6 +118,9 @@ class CompressedAttention:
     ratio: int | None = None
     indexer: SparseIndexer | None = None
     tensors: tuple[Tensor, ...] = ()
+    keeps_vectors: bool = True
+    chooses: bool = True
+    window_block: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,10 @@ class RopeSpec:
     scaling: str | None = None
     factor: float | None = None
     original_max_position_embeddings: int | None = None
+
+
+SCALED_ALREADY: Final = frozenset(("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"))
+"""Scalings of rotary positions whose configs state the longest length with the scaling in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +337,23 @@ class ModelSpec:
     def title(self) -> str:
         """``meta-llama/Llama-3.1-8B-Instruct (sized as meta-llama/Llama-3.1-8B)``."""
         return self.served_id if self.sized_as is None else f"{self.served_id} (sized as {self.sized_as})"
+
+    @property
+    def longest_context(self) -> int | None:
+        """Tokens that vLLM takes in one sequence, None where the config says no length.
+
+        A scaling of the rotary positions multiplies those of the config by its factor, but for the kinds whose configs
+        state the scaled length already, and Gemma 3 (``_get_and_verify_max_len`` of vllm/config/model.py).
+        """
+        positions = self.max_position_embeddings
+        if positions is None or "gemma3" in self.model_type:
+            return positions
+        factors = [
+            rope.factor
+            for rope in (self.rope, *self.further_ropes)
+            if rope is not None and rope.factor and rope.scaling not in SCALED_ALREADY
+        ]
+        return int(positions * factors[-1]) if factors else positions
 
     @cached_property
     def is_latent(self) -> bool:

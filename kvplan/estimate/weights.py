@@ -193,7 +193,9 @@ def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> Weig
     for place in _placed(spec, quantization):
         tensor = place.tensor
         found = format_of(quantization, tensor, place.layer_index)
-        if found is None:
+        if tensor.stored_bytes is not None:
+            label, size = f"{8 * tensor.stored_bytes:g}-bit table", int(tensor.num_elements * tensor.stored_bytes)
+        elif found is None:
             label, size = dtype, tensor.num_elements * element_bytes(dtype)
         else:
             label, size = format_label(found), quantized_bytes(tensor.shape, found)
