@@ -16,13 +16,12 @@ from typing import Final
 
 from kvplan.catalog.spec import (
     DenseFeedForward,
-    FeedForward,
     LayerSpec,
     ModelSpec,
     MoeFeedForward,
     SoftmaxAttention,
 )
-from kvplan.errors import KvplanError, unhandled_kind
+from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.settings import LoraSlots, ServingSettings
@@ -176,11 +175,11 @@ def _has_keys_as_values(mixer: SoftmaxAttention) -> bool:
     return any(name.endswith("k_proj") for name in names) and not any(name.endswith("v_proj") for name in names)
 
 
-def _mlp_products(spec: ModelSpec, part: FeedForward | None, tp: int, *, is_fused: bool = False) -> Iterator[Product]:
+def _mlp_products(
+    spec: ModelSpec, part: DenseFeedForward | None, tp: int, *, is_fused: bool = False
+) -> Iterator[Product]:
     if part is None:
         return
-    if not isinstance(part, DenseFeedForward):  # mixtures have a function of their own
-        raise unhandled_kind(part, "_mlp_products")
     number = 2 if part.gated else 1
     inner = -(-part.intermediate_size // tp)
     yield Product(spec.hidden_size, number * inner, num_stacked=1 if is_fused else number)
