@@ -22,7 +22,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +47,17 @@ from kvplan.estimate.vllm.ranges import (
     standing,
 )
 from kvplan.units import GIB
-from startup_rows import Row, is_campaign, number, row_gpu, row_settings, row_source, row_spec, row_version
+from startup_rows import (
+    Row,
+    is_campaign,
+    number,
+    row_gpu,
+    row_graph_estimate_gib,
+    row_settings,
+    row_source,
+    row_spec,
+    row_version,
+)
 
 LEVEL: Final = 0.9
 PRIORS: Final[dict[Cause, float]] = {
@@ -104,7 +113,7 @@ class Startup:
     they are printed. Where the start-up was compared before anything was mended for it, it is the error of that day,
     and ``is_first_sight`` says so. ``memory_error_gib`` is that of the memory as printed, and ``layout_ratio`` by what
     the tokens differ from those that this memory would hold. ``weights_gib``, ``peak_gib`` and ``graphs_gib`` are
-    predicted less logged.
+    predicted less logged; of graphs the log's estimate counts, which is what is subtracted.
     """
 
     id: str
@@ -210,7 +219,7 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     is_same_rank = is_alone or _agree(available, observed)
     ratio = _layout_ratio(row, found, first, is_alone=is_alone)
     is_same, is_comparable = is_same_rank or ratio is not None, is_whole and not _shares_gpu(row)
-    weights, peak, graphs = number(row["weights_gib"]), number(row["activation_peak_gib"]), _graphs_gib(row)
+    weights, peak = number(row["weights_gib"]), number(row["activation_peak_gib"])
     return Startup(
         id=row["id"],
         source=row_source(row),
@@ -228,7 +237,7 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
         layout_ratio=ratio,
         weights_gib=rank.weight_bytes / GIB - weights if weights and is_same_rank else None,
         peak_gib=rank.activation.peak_bytes / GIB - peak if peak and is_same_rank and is_whole else None,
-        graphs_gib=rank.cudagraph_bytes / GIB - graphs if graphs and graphs > 0 and rank.cudagraph_bytes else None,
+        graphs_gib=_graphs_error_gib(row, found, gpu),
     )
 
 
@@ -254,10 +263,10 @@ def _shares_gpu(row: Row) -> bool:
     return "other memory on the GPU" in row["inferred"]
 
 
-def _graphs_gib(row: Row) -> float | None:
-    """The release's estimate where the log prints it, else what capture took."""
-    estimate = re.search(r"estimate logged ([\d.]+)", row["inferred"])
-    return float(estimate[1]) if estimate else number(row["cudagraph_gib"])
+def _graphs_error_gib(row: Row, found: VllmPrediction, gpu: GpuProfile) -> float | None:
+    """Predicted less what the release itself estimated; not where it estimates by memory that others take, too."""
+    estimate, graphs = row_graph_estimate_gib(row), found.rank.cudagraph_bytes / GIB
+    return None if estimate is None or not graphs or gpu.unified_memory else graphs - estimate
 
 
 def _observed_tokens(row: Row, found: VllmPrediction) -> float | None:

@@ -50,7 +50,6 @@ class VllmRelease:
     huge_graph_sizes: bool
     counts_runner_state: bool
     blas_before_budget: bool
-    has_startups: bool
     # the profile run
     sampler: SamplerKind
     samples_with_flashinfer: bool
