@@ -225,7 +225,7 @@ def profile(model: str, dtype: str, batch: int) -> None:
     one_call = best_seconds(engine.step, 10)
     engine.model.decoder.layer_run = None
     timer = PartTimer(engine)
-    engine._runner.forward = timer.timed("forward", engine._runner.forward)  # type: ignore[method-assign]
+    engine.serving.runner.forward = timer.timed("forward", engine.serving.runner.forward)  # type: ignore[method-assign]
     best, parts = float("inf"), dict[str, float]()
     for _ in range(10):
         timer.seconds.clear()

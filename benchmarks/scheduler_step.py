@@ -102,7 +102,7 @@ class Stopwatch:
 def without_model(engine: Engine) -> Stopwatch:
     """Leave the forward pass of ``engine`` out, and time the parts of its steps."""
     logits = torch.zeros(engine.config.max_num_seqs, VOCAB_SIZE)
-    watch, runner = Stopwatch(), engine._runner
+    watch, runner = Stopwatch(), engine.serving.runner
     if not engine.config.is_counted:
         runner.forward = lambda batch: logits[: len(batch.sampled)]  # type: ignore[method-assign]
     watch.watch(runner, "forward", "forward", always=True)
@@ -110,7 +110,7 @@ def without_model(engine: Engine) -> Stopwatch:
     watch.watch(runner.sampler, "sample_step", "sample", always=True)
     watch.watch(engine.scheduler, "schedule", "schedule")
     watch.watch(engine.scheduler, "commit", "commit")
-    watch.watch(engine._output_processor, "take", "take")
+    watch.watch(engine.serving.output_processor, "take", "take")
     return watch
 
 

@@ -38,8 +38,8 @@ from kvplan.estimate.known_models import SCHEMA as MODELS_SCHEMA
 from kvplan.estimate.known_models import KnownModel, known_models
 from kvplan.estimate.question import ESTIMATE_SETTINGS, Question, answer_question, notes_on, with_kernels
 from kvplan.explaining.document import explanation_document
+from kvplan.explaining.explanation import EXPLAIN_SETTINGS, explain_log, of_engine
 from kvplan.explaining.explanation import Explanation as LogAccount
-from kvplan.explaining.explanation import explain_log
 from kvplan.explaining.named_model import named_model
 from kvplan.explaining.reading import parse_log, read_log
 from kvplan.planner.answer.document import plan_document, plan_row
@@ -329,16 +329,27 @@ def plan(
     return Plan(found, cheapest_fix(found, measured))
 
 
-def explain(log: str | Path, *, model: str | None = None, gpu: str | None = None) -> Explanation:
+def explain(
+    log: str | Path,
+    *,
+    model: str | None = None,
+    gpu: str | None = None,
+    engine: str | None = None,
+    quantization: str = "auto",
+    kv_cache_dtype: str = "auto",
+    **settings: Any,
+) -> Explanation:
     """Account for the memory of a server from its start-up log, as ``kvplan explain`` does.
 
-    log: a Path, or the text itself where it has more than one line; a text of one line is a path. KvplanError where it
-    is no such log.
+    log: a Path, or the text itself where it has more than one line; a text of one line is a path. settings: by vLLM's
+    names, as in ``estimate``; they count before those of the log. KvplanError where it is no such log.
     """
     is_text = isinstance(log, str) and "\n" in log
     found, note = parse_log(str(log).encode(errors="replace"), "The log") if is_text else read_log(Path(log))
+    found = of_engine(found, engine)
     spec = named_model(model, found.model)
-    answer = explain_log(found, spec, None if gpu is None else find_gpu(gpu))
+    given = _settings(settings, EXPLAIN_SETTINGS, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    answer = explain_log(found, spec, None if gpu is None else find_gpu(gpu), given)
     return Explanation(answer if note is None else replace(answer, notes=(note, *answer.notes)))
 
 

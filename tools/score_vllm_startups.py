@@ -5,6 +5,7 @@
     --rows         one line per row, worst first
     --groups       the errors by source and by version, to see where a constant drifts
     --kinds        the errors by kind of deployment: set, format, layers, drafter, GPU family, release ...
+    --write-ranges  profiles/errors/startups.json, from which the interval is made
     --ranges       how many start-ups lie in their 90 % interval, with spreads fitted to the other sources and to all
 
 Grade A rows are predicted end to end (weights, available memory, tokens), grade B rows from the observed memory to
@@ -28,12 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from kvplan.catalog.releases.vllm import is_modified_build, vllm_release  # noqa: E402
+from kvplan.catalog.startup_errors import FILE  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
+from kvplan.paths import profiles_dir  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
 from startup_kinds import Placed, print_kinds, row_set  # noqa: E402
-from startup_ranges import print_ranges  # noqa: E402
+from startup_ranges import Startup, print_ranges, read_first_sight, read_startups, write_ranges  # noqa: E402
 from startup_rows import (  # noqa: E402
     Row,
     is_campaign,
@@ -290,8 +293,13 @@ def main() -> int:
     parser.add_argument("--groups", action="store_true", help="errors by source and by version")
     parser.add_argument("--kinds", action="store_true", help="errors by kind of deployment")
     parser.add_argument("--ranges", action="store_true", help="how many start-ups lie in their 90 %% interval")
+    parser.add_argument("--write-ranges", action="store_true", help="write what the interval is made from")
     arguments = parser.parse_args()
     rows, models = read_rows(arguments.csv), load_models(arguments.models)
+
+    def startups() -> list[Startup]:
+        return read_startups(rows, models, read_first_sight(DATA / "vllm_startups_first_sight.csv"))
+
     scores = score_rows(rows, models)
     print_report(scores, per_row=arguments.rows)
     if arguments.groups:
@@ -299,7 +307,9 @@ def main() -> int:
     if arguments.kinds:
         print_by_kind(scores)
     if arguments.ranges:
-        print_ranges(rows, models)
+        print_ranges(startups())
+    if arguments.write_ranges:
+        write_ranges(startups(), profiles_dir() / FILE)
     return 0
 
 

@@ -28,6 +28,10 @@ enum kvplan_status {
 // Float lanes per vector of this build: 16 (AVX-512), 8 (AVX2) or 4.
 int kvplan_lanes(void);
 
+// Bytes of the struct of this name as the library was compiled, 0 for a name that is none. A caller that declares the
+// structs in another language compares its own.
+int64_t kvplan_structure_bytes(const char* name);
+
 // Whether products with packed bfloat16 weights run in AMX's tiles from now on: `wanted` (-1: as before, at first so),
 // where the kernels were compiled for them, the system permits them and they give what plain loops give. Not while
 // products run.

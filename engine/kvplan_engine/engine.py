@@ -5,24 +5,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvplan_engine.adapters.dummy import dummy_adapter
-from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.layout_waste import layout_waste_pct
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.device.process_memory import available_memory_bytes
 from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.capacity.account import refuse_beams, refuse_what_needs_logits
-from kvplan_engine.execution.loop.output_processor import OutputProcessor
-from kvplan_engine.execution.loop.step_loop import StepLoop
 from kvplan_engine.execution.loop.step_observer import UNOBSERVED, StepObserver
-from kvplan_engine.execution.starting import start
+from kvplan_engine.execution.serving import Serving, make_serving
+from kvplan_engine.execution.starting import Started, start
+from kvplan_engine.models.counted_model import EngineModel
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
-from kvplan_engine.offload.assembly import make_offload
 from kvplan_engine.requests.adapter import AdapterKey, LoRARequest
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
 from kvplan_engine.requests.outputs import StepOutput
@@ -34,13 +31,11 @@ from kvplan_engine.requests.stop import StopChecker
 from kvplan_engine.requests.value_types import checked_token_ids
 from kvplan_engine.scheduling.beam_search import make_beam_request
 from kvplan_engine.scheduling.scheduler import Scheduler
-from kvplan_engine.scheduling.statistics import count_step, scheduler_stats
+from kvplan_engine.scheduling.statistics import scheduler_stats
 from kvplan_engine.transformers_backend.model import TransformersDecoder, TransformersModel
 
-_PARTS_OF_A_MODEL = ("model", "_carver")
 MOST_TOUCHED_BYTES = 1 << 30
 """Of a pool before it serves: memory that is first written costs 0.7 to 1.6 ms for each MiB."""
-_PARTS_OF_A_POOL = ("_runner", "_offload", "_requests", "_output_processor", "_loop", "prefix_cache", "scheduler")
 
 
 class Engine:
@@ -55,14 +50,45 @@ class Engine:
     def __init__(self, config: EngineConfig, *, source: Any = None, tokenizer: Any = None) -> None:
         self.config = config
         started = start(config, config.model if source is None else source)
-        self.device, self.model, self._carver = started.device, started.model, started.carver
-        self.ranks = started.ranks
-        self._stops = StopChecker(self.model.config.eos_token_ids, tokenizer)
+        self.device, self.ranks = started.device, started.ranks
+        self._started: Started | None = started  # None once it is closed
+        self._serving: Serving | None = None  # and while it has no pool
+        self._stops = StopChecker(started.model.config.eos_token_ids, tokenizer)
         try:
             self._make_pool()
         except BaseException:
             self._end_ranks()
             raise
+
+    @property
+    def model(self) -> EngineModel:
+        """The loaded model; EngineError once the engine is closed."""
+        return self._open.model
+
+    @property
+    def serving(self) -> Serving:
+        """What serves from the pool; EngineError where there is no pool."""
+        if self._serving is not None:
+            return self._serving
+        if self._started is None:
+            raise _closed()
+        raise EngineError("the engine has no pool.", hint="reconfigure it with settings that fit")
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who runs in each step, and who owns which block."""
+        return self.serving.scheduler
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """What is cached in the pool."""
+        return self.serving.prefix_cache
+
+    @property
+    def _open(self) -> Started:
+        if self._started is None:
+            raise _closed()
+        return self._started
 
     @property
     def decoder(self) -> Decoder | TransformersDecoder:
@@ -88,7 +114,7 @@ class Engine:
     @property
     def has_pool(self) -> bool:
         """False once it is closed, and after a ``reconfigure`` that failed."""
-        return "scheduler" in self.__dict__
+        return self._serving is not None
 
     def close(self) -> None:
         """Write the cached KV to disk if there is a disk cache, and free all memory: pool, workspace and weights.
@@ -96,8 +122,7 @@ class Engine:
         Requests that still run are dropped. Using the engine afterwards is an EngineError; closing it again is not.
         """
         self._drop_pool()
-        for name in _PARTS_OF_A_MODEL:
-            self.__dict__.pop(name, None)
+        self._started = None
         self._end_ranks()
         self.device.release_unused()
 
@@ -111,56 +136,22 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # so that a type checker still reports attributes that do not exist
-
-        def __getattr__(self, name: str) -> Any:
-            """Called for what is missing: the parts of an engine that is closed or has no pool."""
-            if name in _PARTS_OF_A_MODEL or (name in _PARTS_OF_A_POOL and "model" not in self.__dict__):
-                raise EngineError("the engine is closed.", hint="start a new one")
-            if name in _PARTS_OF_A_POOL:
-                raise EngineError("the engine has no pool.", hint="reconfigure it with settings that fit")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def _drop_pool(self) -> None:
-        if "_offload" in self.__dict__:
-            self._offload.close()
-        for name in _PARTS_OF_A_POOL:
-            self.__dict__.pop(name, None)
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            serving.offload.close()
+            del serving
         if self.device.is_asynchronous:
             gc.collect()  # an error raised in a step may keep its frames, and so tensors, alive in a cycle
         self.device.release_unused()
 
     def _make_pool(self) -> None:
         """Workspace, pool, scheduler and step loop for ``self.config``."""
-        config, model = self.config, self.model
-        carving = self._carver.carve(config)
-        self.memory = memory = carving.memory
-        self.max_model_len = carving.max_model_len
-        self._runner = carving.runner
-        pool = BlockPool(memory.num_blocks, carving.layout)
-        salt = repr((model.config, model.dtype, config.kv_dtype(model.dtype))).encode()
-        self.prefix_cache = PrefixCache(pool, enabled=config.caches_prefixes, salt=salt)
-        self._offload = make_offload(config, memory, pool, model, self._runner.make_mover, carving.seconds_per_token)
-        self.scheduler = Scheduler(
-            config,
-            self.max_model_len,
-            pool,
-            self.prefix_cache,
-            self._offload.preemption,
-            self._offload.tiers,
-            self._offload.log,
-        )
-        self._requests: dict[str, Request] = {}
-        self._output_processor = OutputProcessor(self.scheduler, self._stops, self._requests, self.max_model_len)
+        config, started = self.config, self._open
+        carving = started.carver.carve(config)
+        self.memory, self.max_model_len = carving.memory, carving.max_model_len
         runs_ahead = self.device.is_asynchronous if config.async_scheduling is None else config.async_scheduling
-        self._loop = StepLoop(
-            self.scheduler,
-            self._runner,
-            self._offload.mover,
-            self._output_processor,
-            partial(count_step, self.scheduler, memory.block_bytes),
-            runs_ahead=runs_ahead,
-        )
+        self._serving = make_serving(config, started.model, carving, self._stops, runs_ahead)
 
     def touch_blocks(self, num_blocks: int) -> None:
         """Write to the ``num_blocks`` blocks that the pool hands out first, before a measurement. Nothing may have run.
@@ -168,9 +159,9 @@ class Engine:
         A CPU's memory is backed page by page as it is first written: without this the first steps measure the operating
         system, on a virtual machine whose host backs memory so too up to 5 ms for 2 MiB. A GPU's is backed at once.
         """
-        assert self._loop.num_steps == 0, "the prefix cache would find blocks that are empty"
+        assert self.serving.loop.num_steps == 0, "the prefix cache would find blocks that are empty"
         if not self.device.is_asynchronous:
-            self._runner.touch(min(num_blocks, self.memory.num_blocks))
+            self.serving.runner.touch(min(num_blocks, self.memory.num_blocks))
 
     def touch_pool(self) -> int:
         """Write to the blocks that requests hold first, before any of them has to wait for memory: returns bytes.
@@ -212,7 +203,7 @@ class Engine:
         request = Request(request_id, prompt_token_ids, params, prompt=prompt, adapter=adapter, cache_salt=cache_salt)
         request.stop_ids = self._stops.stop_ids(params)
         self.scheduler.add(request)
-        self._requests[request_id] = request
+        self.serving.requests[request_id] = request
         return request
 
     def add_beam_search(
@@ -236,12 +227,12 @@ class Engine:
         )
         self.scheduler.add(request)
         group.start(request.sequences)
-        self._requests[request_id] = request
+        self.serving.requests[request_id] = request
         return request
 
     def _checked_prompt(self, request_id: str, prompt_token_ids: list[int]) -> list[int]:
         prompt_token_ids = checked_token_ids("a prompt", prompt_token_ids)
-        if request_id in self._requests:
+        if request_id in self.serving.requests:
             raise EngineError(f"request id '{request_id}' is in use.")
         vocab_size = self.model.config.vocab_size
         if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
@@ -279,7 +270,7 @@ class Engine:
 
     @property
     def _adapters_in_use(self) -> set[AdapterKey]:
-        return {request.adapter for request in self._requests.values() if request.adapter is not None}
+        return {request.adapter for request in self.serving.requests.values() if request.adapter is not None}
 
     def abort(self, request_id: str, index: int | None = None) -> bool:
         """Stop a request, or only its sample ``index``, and return the blocks. Whether nothing of it is left.
@@ -287,7 +278,7 @@ class Engine:
         One that is unknown or finished is not an error. Samples other than 0 exist from the first token on, so that a
         request whose sample 0 is stopped before it has ended.
         """
-        request = self._requests.get(request_id)
+        request = self.serving.requests.get(request_id)
         if request is None:
             return True
         for sequence in request.sequences:
@@ -295,7 +286,7 @@ class Engine:
                 self.scheduler.finish(sequence, FinishReason.ABORT)
         is_over = index is None or request.is_finished
         if is_over:
-            del self._requests[request_id]
+            del self.serving.requests[request_id]
         return is_over
 
     def has_unfinished_requests(self) -> bool:
@@ -316,29 +307,29 @@ class Engine:
         With async scheduling these are the tokens of the step before. [] when there are none yet, or nothing to do.
         RankDied where several ranks share every layer and one of them is lost.
         """
-        outputs = self._loop.step()
+        outputs = self.serving.loop.step()
         if self.ranks is not None and self.device.is_asynchronous:
             self.ranks.check()  # collectives on a GPU that were ended for its sake have left anything
         return outputs
 
     def observe_steps(self, observer: StepObserver | None) -> None:
         """Tell ``observer`` of every step from now on, None to stop. A reconfigured engine has none."""
-        self._loop.observer = UNOBSERVED if observer is None else observer
+        self.serving.loop.observer = UNOBSERVED if observer is None else observer
 
     @property
     def stats(self) -> StepStats:
         """Counts and times of the step whose tokens came last: another object for each."""
-        return self._loop.stats
+        return self.serving.loop.stats
 
     def get_stats(self) -> dict[str, Any]:
         """KV usage, queues and cache hits now, under the names of vLLM's metrics where it has them."""
         return {
             **scheduler_stats(self.scheduler),
-            **self._offload.get_stats(),
-            "num_steps": self._loop.num_steps,
-            "num_steps_ahead": self._loop.num_ahead,
-            "num_graph_replays": self._runner.num_graph_replays,
-            "longest_stall_seconds": self._output_processor.longest_stall_seconds,
+            **self.serving.offload.get_stats(),
+            "num_steps": self.serving.loop.num_steps,
+            "num_steps_ahead": self.serving.loop.num_ahead,
+            "num_graph_replays": self.serving.runner.num_graph_replays,
+            "longest_stall_seconds": self.serving.output_processor.longest_stall_seconds,
             "memory": asdict(self.memory),
         }
 
@@ -351,3 +342,7 @@ class Engine:
     def check(self) -> None:
         """Assert every invariant of scheduler and pool (tests run it after every step)."""
         self.scheduler.check()
+
+
+def _closed() -> EngineError:
+    return EngineError("the engine is closed.", hint="start a new one")

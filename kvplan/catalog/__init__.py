@@ -6,10 +6,12 @@ spec, tensors    a model, layer by layer (``ModelSpec``), and its weights, tenso
 models           from what a user types to a ModelSpec: profile, directory, config.json, GGUF file, hub id
 variants         names of quantized and mirrored checkpoints whose shape ships under another name
 reader, registry from a config.json to a ModelSpec: the reader that the row of its architecture names
+body             what such a reader returns: a model without its name
 config_view      checked access to a config's keys
 parts            attention, feed-forward, mixture: the parts that the readers assemble
 families/        one module per kind of architecture
 checkpoint/      what the weights beside a config.json are, from their headers
+spec_of_checkpoint   a ModelSpec with its checkpoint, and where the two do not agree
 speculation/     what drafts tokens for a model: its own layers, a second model, heads
 gguf/            the same from a GGUF file's header
 quantization     ``quantization_config``: which weights are stored how

@@ -9,7 +9,8 @@ from typing import Any
 
 from kvplan.catalog.architectures import of_type
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization import read_quantization
+from kvplan.catalog.quantization.notes import quantization_notes
+from kvplan.catalog.quantization.reading import read_quantization
 from kvplan.catalog.registry import find_reader, known_architectures
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
@@ -96,6 +97,11 @@ def _read(
     if reader is None:
         raise _unknown(architecture, view)
     body = reader(view)
+    quantization = read_quantization(_with_expert_dtype(view))
+    tensors = [layer.all_tensors for layer in body.layers]
+    has_towers = any(extra.kind in ("vision", "audio") for extra in body.extras)
+    for note in quantization_notes(quantization, tensors, body.tensors, has_towers=has_towers):
+        view.assume(note)
     return ModelSpec(
         id=model_id,
         architecture=architecture,
@@ -110,13 +116,22 @@ def _read(
         rope=body.rope,
         further_ropes=body.further_ropes,
         residual_streams=body.residual_streams,
-        quantization=read_quantization(view),
+        quantization=quantization,
         extras=body.extras,
         assumptions=tuple(view.assumptions),
         aliases=aliases,
         source=source,
         raw_config=config,
     )
+
+
+def _with_expert_dtype(view: ConfigView) -> ConfigView:
+    """DeepSeek V4.1 says inside ``quantization_config`` what V4 says beside it (vLLM's DeepseekV41Config)."""
+    section = view.section("quantization_config")
+    if section is None or not section.has("expert_dtype") or view.has("expert_dtype"):
+        return view
+    merged = {**view.config, "expert_dtype": section.config["expert_dtype"]}
+    return ConfigView(merged, path=view.path, assumptions=view.assumptions)
 
 
 def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 
 from kvplan.catalog.architectures import Architecture, architectures
-from kvplan.catalog.families.common import Body, Reader
+from kvplan.catalog.body import Body, Reader
 
 _FAMILIES = "kvplan.catalog.families."
 

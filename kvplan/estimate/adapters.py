@@ -16,7 +16,6 @@ from typing import Final
 
 from kvplan.catalog.spec import (
     DenseFeedForward,
-    FeedForward,
     LayerSpec,
     ModelSpec,
     MoeFeedForward,
@@ -153,7 +152,7 @@ def _vllm_products(spec: ModelSpec, layer: LayerSpec, layout: ParallelLayout) ->
 def _engine_products(spec: ModelSpec, layer: LayerSpec, layout: ParallelLayout) -> Iterator[Product]:
     if isinstance(layer.mixer, SoftmaxAttention):
         yield from _attention_products(spec, layer.mixer, layout.tensor_parallel_size)
-    if isinstance(layer.feed_forward, DenseFeedForward):
+    if not isinstance(layer.feed_forward, MoeFeedForward):  # experts have no adapters there
         yield from _mlp_products(spec, layer.feed_forward, layout.tensor_parallel_size)
 
 
@@ -176,8 +175,10 @@ def _has_keys_as_values(mixer: SoftmaxAttention) -> bool:
     return any(name.endswith("k_proj") for name in names) and not any(name.endswith("v_proj") for name in names)
 
 
-def _mlp_products(spec: ModelSpec, part: FeedForward | None, tp: int, *, is_fused: bool = False) -> Iterator[Product]:
-    if not isinstance(part, DenseFeedForward):
+def _mlp_products(
+    spec: ModelSpec, part: DenseFeedForward | None, tp: int, *, is_fused: bool = False
+) -> Iterator[Product]:
+    if part is None:
         return
     number = 2 if part.gated else 1
     inner = -(-part.intermediate_size // tp)

@@ -174,7 +174,7 @@ def with_quantization(spec: ModelSpec, asked: ServingSettings) -> ModelSpec:
 
 
 def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int:
-    longest = spec.max_position_embeddings
+    longest = spec.max_position_embeddings if request.engine.name == "kvplan" else spec.longest_context
     if request.context_tokens is None:
         if longest is None:
             raise UsageError(f"The config of {spec.served_id} gives no maximum length.", hint="give one: --ctx 32k")

@@ -195,7 +195,7 @@ def _given_range(found: VllmPrediction) -> KvRange:
     """A pool of a given size is exactly that."""
     pool, tokens, concurrency = found.rank.available_kv_bytes, found.kv_cache_tokens, found.max_concurrency
     seqs = None if found.most_num_seqs is None else (found.most_num_seqs, found.most_num_seqs)
-    return KvRange((pool, pool), (tokens, tokens), (concurrency, concurrency), (), seqs)
+    return KvRange((pool, pool), (tokens, tokens), (concurrency, concurrency), (), num_seqs=seqs)
 
 
 def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:

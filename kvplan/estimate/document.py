@@ -25,7 +25,7 @@ def estimate_document(answer: Estimate) -> dict[str, Any]:
         "kv_cache": _cache_document(answer),
         "deployments": [
             deployment_figures(deployment)
-            | {"range_causes": range_causes(deployment)}
+            | {"range_causes": range_causes(deployment), "range_evidence": range_evidence(deployment)}
             | {"performance": None if speed is None else speed_document(speed)}
             for deployment, speed in zip(answer.deployments, answer.speeds, strict=True)
         ],
@@ -189,6 +189,20 @@ def range_causes(deployment: Deployment) -> list[dict[str, object]]:
     found = deployment.kv_range
     causes = () if found is None else found.causes
     return [{"cause": each.cause, "bytes": each.num_bytes, "meaning": each.sentence} for each in causes]
+
+
+def range_evidence(deployment: Deployment) -> dict[str, object] | None:
+    """How many start-ups stand behind the interval, of which kind there are the fewest, and the sentence for people."""
+    known = None if deployment.kv_range is None else deployment.kv_range.known
+    if known is None:
+        return None
+    return {
+        "num_startups": known.num_startups,
+        "rarest_kind": known.rarest,
+        "num_sources_of_rarest_kind": known.num_sources,
+        "unseen_layout": known.unseen_layout,
+        "sentence": known.sentence,
+    }
 
 
 def speed_document(speed: DeploymentSpeed) -> dict[str, object]:

@@ -318,7 +318,7 @@ def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> 
     size = element_bytes(settings.kv_dtype)
     head, window = mixer.head_size, mixer.window_tokens
     yield CacheEntry("sliding", 1, head, window, head * size, 0, f"{head} x {size} B")
-    if mixer.ratio is None:
+    if mixer.ratio is None or not mixer.keeps_vectors:
         return
     ratio = mixer.ratio
     yield CacheEntry("compressed", 1, head, None, -(-head * size // ratio), 0, f"{head} x {size} B / {ratio} tokens")
@@ -473,8 +473,8 @@ def size_sequence(spec: ModelSpec, context_tokens: int, settings: CacheSettings)
     A window that no sequence of the model fills (Phi-3.5: 262,144 of 131,072 positions) is full attention.
     """
     components = components_of(spec.layers, settings)
-    if spec.max_position_embeddings is not None:
-        components = _without_idle_windows(components, max(spec.max_position_embeddings, context_tokens))
+    if spec.longest_context is not None:
+        components = _without_idle_windows(components, max(spec.longest_context, context_tokens))
     return KvCacheSize(context_tokens, components)
 
 

@@ -21,8 +21,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.gguf.header import BLOCK_SIZES
-from kvplan.catalog.spec import DenseFeedForward, LatentAttention, ModelSpec, MoeFeedForward, SoftmaxAttention
-from kvplan.errors import KvplanError, UsageError
+from kvplan.catalog.spec import (
+    DenseFeedForward,
+    FeedForward,
+    LatentAttention,
+    ModelSpec,
+    MoeFeedForward,
+    SoftmaxAttention,
+)
+from kvplan.errors import KvplanError, UsageError, unhandled_kind
 from kvplan.estimate.weights import size_weights
 
 PADDING: Final = 256
@@ -232,12 +239,14 @@ def _compute_bytes(spec: ModelSpec, batch: int, stream_tokens: int) -> int:
     return batch * (per_token + _MASK_BYTES * stream_tokens)
 
 
-def _intermediate(feed_forward: object) -> int:
+def _intermediate(feed_forward: FeedForward | None) -> int:
+    if feed_forward is None:
+        return 0
     if isinstance(feed_forward, DenseFeedForward):
         return feed_forward.intermediate_size
     if isinstance(feed_forward, MoeFeedForward):
         return feed_forward.experts_per_token * feed_forward.expert_intermediate_size
-    return 0
+    raise unhandled_kind(feed_forward, "_intermediate")
 
 
 def _padded(tokens: int) -> int:

@@ -159,7 +159,7 @@ def notes_on(answer: Estimate) -> Iterator[str]:
 
     A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve, a host's memory.
     """
-    longest = answer.spec.max_position_embeddings
+    longest = answer.spec.longest_context
     if longest is not None and answer.context_tokens > longest:
         yield (
             f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "

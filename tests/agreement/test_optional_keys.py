@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from engine_account import engine_outcome
 
-from kvplan.catalog.checkpoint.comparison import stored_dtype
 from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.models import find_profile, profile_names
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec_of_checkpoint import stored_dtype
 from kvplan.errors import KvplanError
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype

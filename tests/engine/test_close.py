@@ -29,7 +29,7 @@ settings = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 12
 host = {"swap_space": "64MiB", "preemption_mode": "swap"}
 with LLM(sys.argv[1], dtype="float32", device="cpu", **settings, **host) as llm:
     pool_bytes = llm.engine.memory.kv_pool_bytes
-    llm.engine._runner.kv.planes.zero_()
+    llm.engine.serving.runner.kv.planes.zero_()
     resident, private = resident_memory_bytes(), private_memory_bytes()
 gc.collect()
 print(pool_bytes, resident - resident_memory_bytes(), private - private_memory_bytes())

@@ -26,15 +26,8 @@ from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.kernels.arguments import check_vector
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
-from kvplan_engine.kernels.cpu.library import (
-    KV_STORAGE_CODES,
-    STATUS_BAD_INDEX,
-    STATUS_OK,
-    STORAGE_CODES,
-    AttentionArgs,
-    CpuKernels,
-    KvWriteArgs,
-)
+from kvplan_engine.kernels.cpu.library import KV_STORAGE_CODES, STATUS_BAD_INDEX, STATUS_OK, STORAGE_CODES, CpuKernels
+from kvplan_engine.kernels.cpu.step_args import AttentionArgs, KvWriteArgs
 
 
 class CpuBackend:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, PackedLinearArgs
+from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_activation
+from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
 from kvplan_engine.layers.projection import StoredWeight
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.kernels.cpu.library import CpuKernels, PackedLinearArgs
+from kvplan_engine.kernels.cpu.library import CpuKernels
 from kvplan_engine.kernels.cpu.packed import packs_activation
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised, stacked_args
+from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 from kvplan_engine.kernels.rounded_inputs import rounded_inputs
 from kvplan_engine.layers.projection import Projection, StoredWeight

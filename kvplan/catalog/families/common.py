@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvplan.catalog.body import Body as Body
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.parts import FULL, Window, chunked, sliding
-from kvplan.catalog.spec import ExtraModule, LayerSpec, RopeSpec
-from kvplan.catalog.tensors import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A model without its name: the part of a ``ModelSpec`` that only the family's reader can know."""
-
-    layers: tuple[LayerSpec, ...]
-    tensors: tuple[Tensor, ...]
-    hidden_size: int
-    vocab_size: int
-    tied: bool
-    max_position_embeddings: int | None
-    rope: RopeSpec | None = None
-    extras: tuple[ExtraModule, ...] = ()
-    further_ropes: tuple[RopeSpec, ...] = ()
-    residual_streams: int = 1
-
-
-Reader = Callable[[ConfigView], Body]
+from kvplan.catalog.spec import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +73,12 @@ def read_rope(
     if scaling is None:
         return RopeSpec(theta, rotary)
     kind = scaling.text("rope_type", "type", default="default")
+    if kind == "default":
+        return RopeSpec(theta, rotary)
     return RopeSpec(
         theta=theta,
         rotary_size=rotary,
-        scaling=None if kind == "default" else kind,
+        scaling=kind,
         factor=scaling.number("factor", default=1.0),
         original_max_position_embeddings=scaling.optional_integer("original_max_position_embeddings"),
     )

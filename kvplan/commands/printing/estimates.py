@@ -14,6 +14,7 @@ from kvplan.commands.printing.ranges import (
     limit_cell,
     print_ranges,
     range_cell,
+    range_warnings,
 )
 from kvplan.commands.printing.render import (
     OutputFormat,
@@ -118,6 +119,9 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         if explain:
             _print_budgets(answer)
             print_ranges(answer)
+        else:
+            for warning in range_warnings(answer):
+                print_sentence(f"note: {warning}", indent="", further="  ")
         print_speeds(answer, explain=explain)
     print_speculation(answer)
     if explain:

@@ -17,6 +17,7 @@ from kvplan.catalog.spec import (
     SoftmaxAttention,
 )
 from kvplan.catalog.tensors import Tensor
+from kvplan.errors import unhandled_kind
 from kvplan.estimate.kvplan.undivided import check_division
 from kvplan.settings import ServingSettings
 
@@ -98,9 +99,11 @@ def _part_of_feed_forward(part: FeedForward, count: int) -> FeedForward:
     tensors = tuple(_part(tensor, count, 1) for tensor in part.tensors)
     if isinstance(part, DenseFeedForward):
         return replace(part, intermediate_size=part.intermediate_size // count, tensors=tensors)
-    shared = part.shared_intermediate_size // count
-    inner = part.expert_intermediate_size // count
-    return replace(part, expert_intermediate_size=inner, shared_intermediate_size=shared, tensors=tensors)
+    if isinstance(part, MoeFeedForward):
+        shared = part.shared_intermediate_size // count
+        inner = part.expert_intermediate_size // count
+        return replace(part, expert_intermediate_size=inner, shared_intermediate_size=shared, tensors=tensors)
+    raise unhandled_kind(part, "_part_of_feed_forward")
 
 
 def _part(tensor: Tensor, count: int, kv_heads: int) -> Tensor:

@@ -14,7 +14,7 @@ from kvplan.catalog.spec import (
     SoftmaxAttention,
     StateMixer,
 )
-from kvplan.errors import UsageError
+from kvplan.errors import UsageError, unhandled_kind
 from kvplan.estimate.kvplan.scratch import layer_input_elements
 from kvplan.settings import ServingSettings
 
@@ -100,10 +100,12 @@ def _divided_sizes(layer: LayerSpec, *, whole_experts: bool) -> Iterator[tuple[i
         yield mixer.num_heads, "attention heads"
     if isinstance(part, DenseFeedForward):
         yield part.intermediate_size, "inner elements of an MLP"
-    if isinstance(part, MoeFeedForward):
+    elif isinstance(part, MoeFeedForward):
         if not whole_experts:
             yield part.expert_intermediate_size, "inner elements of an expert"
         yield part.shared_intermediate_size, "inner elements of the shared expert"
+    elif part is not None:
+        raise unhandled_kind(part, "_divided_sizes")
 
 
 def _check_sizes(layer: LayerSpec, count: int, *, whole_experts: bool) -> None:

@@ -30,7 +30,7 @@ from kvplan.catalog.spec import (
     ModelSpec,
     MoeFeedForward,
 )
-from kvplan.errors import unhandled_kind
+from kvplan.errors import KvplanError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.parallel import ParallelLayout
@@ -251,7 +251,12 @@ def _experts_width(part: MoeFeedForward, layout: ParallelLayout) -> int:
 def _hidden_of(part: MoeFeedForward) -> int:
     """The hidden size as the experts' own matrices say it: the input width of the gate, up or down projection."""
     routers = [tensor.shape[-1] for tensor in part.tensors if tensor.role == "router" and len(tensor.shape) > 1]
-    return routers[0] if routers else 0
+    if not routers:
+        raise KvplanError(
+            "A mixture without a router's matrix has no width here: its buffers are not sized.",
+            hint="this is a gap in kvplan: please report it with the model's name",
+        )
+    return routers[0]
 
 
 def moe_workspace_bytes(layers: tuple[LayerSpec, ...], settings: FilledSettings, release: VllmRelease) -> int:

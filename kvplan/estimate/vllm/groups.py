@@ -31,6 +31,7 @@ from kvplan.estimate.kv_cache import (
 )
 from kvplan.estimate.vllm.packing import packed_groups
 from kvplan.estimate.vllm.pages import PER_REQUEST, LayerPage, PageKind, compressed_pages, stream_pages, without_streams
+from kvplan.estimate.vllm.shared_pages import is_shared, shared_pages
 from kvplan.estimate.vllm.tuples import tuple_layout
 
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
@@ -203,6 +204,9 @@ def _layer_pages(
     pages: list[LayerPage] = []
     for layer, entries, of_layer in zip(layers, per_layer, states, strict=True):
         pages.extend(stream_pages(layer, cache.tensor_parallel_size))
+        if is_shared(layer.mixer):
+            pages.extend(shared_pages(layer.mixer, block_size, cache.kv_dtype, cache.num_speculative_tokens))
+            continue
         if isinstance(layer.mixer, CompressedAttention):
             pages.extend(compressed_pages(layer.mixer, block_size))
             continue

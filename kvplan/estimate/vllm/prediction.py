@@ -50,7 +50,12 @@ from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
-from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes, stream_buffer_bytes
+from kvplan.estimate.vllm.weights import (
+    per_layer_input_bytes,
+    rank_weight_bytes,
+    step_buffer_bytes,
+    stream_buffer_bytes,
+)
 from kvplan.settings import FilledSettings, ServingSettings
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx", "rejected_seqs"]
@@ -231,7 +236,7 @@ def _rank_memory(
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     given = settings.kv_cache_memory_bytes
     weights = parts.weight_bytes + step_buffer_bytes(parts.cached, settings)
-    weights += stream_buffer_bytes(spec, settings) if samples else 0
+    weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
     return RankMemory(
         weight_bytes=weights - offloaded_bytes(spec, part, gpu, settings, weights),
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,

@@ -69,7 +69,7 @@ def resolve_settings(
     """
     asked.check()
     notes: list[str] = []
-    max_model_len = asked.max_model_len or spec.max_position_embeddings
+    max_model_len = asked.max_model_len or spec.longest_context
     if max_model_len is None:
         raise KvplanError(
             f"The config of {spec.served_id} gives no maximum length.", hint="give one: --max-model-len 4096"

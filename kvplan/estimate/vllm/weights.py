@@ -167,6 +167,17 @@ def stream_buffer_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
     return settings.max_num_batched_tokens * spec.residual_streams * spec.hidden_size * element_bytes(settings.dtype)
 
 
+def per_layer_input_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
+    """What models that see keep of a step's per-layer inputs, made with the weights (Gemma 3n, Gemma 4).
+
+    ``per_layer_embeddings`` in vllm/model_executor/models/gemma3n_mm.py and gemma4_mm.py (read in 0.32 and 0.33).
+    """
+    table = next((tensor for tensor in spec.tensors if tensor.name == "embed_tokens_per_layer"), None)
+    if table is None or not isinstance(spec.raw_config.get("text_config"), Mapping):
+        return 0
+    return settings.max_num_batched_tokens * table.shape[1] * element_bytes(settings.dtype)
+
+
 def _chosen(mixer: Mixer) -> int:
     """Numbers of tokens in the list that sparse latents share."""
     if isinstance(mixer, LatentAttention):

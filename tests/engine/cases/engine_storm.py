@@ -113,7 +113,7 @@ def _run_round(storm: Storm, llm: LLM, plain: LLM, wishes: list[_Wish], rng: ran
     waiting, requests, stops = iter(enumerate(wishes)), [], Counter[int]()
     is_over = False
     for step in range(_STEP_LIMIT):
-        while not is_over and len(engine._requests) < _MOST_BESIDE and rng.random() < 0.7:
+        while not is_over and len(engine.serving.requests) < _MOST_BESIDE and rng.random() < 0.7:
             number, wish = next(waiting, (-1, None))
             if wish is None:
                 is_over = True
@@ -137,7 +137,7 @@ def _count(storm: Storm, llm: LLM, wishes: list[_Wish], requests: list[Request])
     engine = llm.engine
     engine.step()  # takes the tokens that were on their way as the last request was stopped
     stats = llm.get_stats()
-    assert not engine._requests, f"requests are held though none is unfinished: {list(engine._requests)}"
+    assert not engine.serving.requests, f"requests are held though none is unfinished: {list(engine.serving.requests)}"
     assert engine.scheduler.num_orphan_tokens == 0, "tokens of nobody are waited for"
     storm.num_requests += len(wishes)
     storm.num_leaked_blocks += stats["num_used_blocks"]

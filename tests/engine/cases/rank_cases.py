@@ -110,7 +110,7 @@ def check_memory(engine: Engine) -> int:
         assert found.weight_bytes == memory.weight_bytes
         assert found.activation_bytes == memory.activation_bytes
     assert memory.overhead_bytes == predicted.overhead_bytes, "a rank took more than is kept back"
-    needs = [_own_needs(memory), *engine._carver.needs]
+    needs = [_own_needs(memory), *engine._open.carver.needs]
     assert len(needs) == config.num_ranks
     assert memory.num_blocks == min(each.num_blocks(memory.budget_bytes) for each in needs)
     if config.pipeline_parallel_size == 1:

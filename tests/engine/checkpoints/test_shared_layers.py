@@ -80,7 +80,7 @@ def test_a_shared_layer_computes_what_an_equal_one_of_its_own_does(
         assert len({id(part.qkv) for part in parts}) == num_held
         assert [part.index for part in parts] == [0, 1, 2]
         answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
-        logits.append(llm.engine._runner.workspace["logits"][:2].clone())
+        logits.append(llm.engine.serving.runner.workspace["logits"][:2].clone())
     assert answers[0] == answers[1]
     assert torch.equal(*logits)
     assert logits[0].std() > 0

@@ -26,7 +26,7 @@ def start(checkpoint: Checkpoint, **settings: object) -> LLM:
 
 def owner_of(llm: LLM, place: str) -> tuple[Any, str]:
     """The object and the method that a step goes through at ``place``."""
-    loop = llm.engine._loop
+    loop = llm.engine.serving.loop
     return {
         "move": (loop._mover, "run"),
         "prepare": (loop._runner, "prepare"),
@@ -92,6 +92,6 @@ def test_nobody_waits_for_the_tokens_of_a_failed_answer(
             with pytest.raises(Failure):
                 llm.generate(prompts, SamplingParams(n=n, max_tokens=NUM_TOKENS))
             assert llm.engine.scheduler.num_orphan_tokens == 0
-            assert not llm.engine._requests
+            assert not llm.engine.serving.requests
             assert llm.get_stats()["num_used_blocks"] == 0
     assert answer(llm, ragged_prompts(), NUM_TOKENS) == expected_tokens["llama"]

@@ -14,7 +14,7 @@ SETTINGS = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 12
 def test_the_first_blocks_are_written_before_anything_has_run(checkpoints: dict[str, Checkpoint]) -> None:
     with LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="192MiB", **SETTINGS) as llm:
         engine = llm.engine
-        planes = engine._runner.kv.planes  # type: ignore[attr-defined]
+        planes = engine.serving.runner.kv.planes  # type: ignore[attr-defined]
         planes.fill_(255)
         engine.touch_blocks(3)
         assert not planes[:, :3].any()
@@ -28,7 +28,7 @@ def test_the_first_blocks_are_written_before_anything_has_run(checkpoints: dict[
 
 def test_pages_of_one_layer_in_neighbouring_blocks_lie_side_by_side(checkpoints: dict[str, Checkpoint]) -> None:
     with LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="192MiB", **SETTINGS) as llm:
-        kv, memory = llm.engine._runner.kv, llm.engine.memory  # type: ignore[attr-defined]
+        kv, memory = llm.engine.serving.runner.kv, llm.engine.memory  # type: ignore[attr-defined]
         layers = [kv.of(layer) for layer in range(len(kv.layers))]
         assert kv.planes.shape[0] == len(layers) > 1
         for layer in layers:
@@ -43,7 +43,7 @@ def test_a_pool_is_touched_as_far_as_requests_reach_memory_lasts_and_a_bound_all
     """4 sequences of 128 tokens hold 32 blocks of 16; the pool has more."""
     with LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="192MiB", **SETTINGS) as llm:
         engine = llm.engine
-        planes, block_bytes = engine._runner.kv.planes, engine.memory.block_bytes  # type: ignore[attr-defined]
+        planes, block_bytes = engine.serving.runner.kv.planes, engine.memory.block_bytes  # type: ignore[attr-defined]
         assert engine.memory.num_blocks > 32
 
         def touched() -> int:

@@ -150,6 +150,6 @@ def test_temperatures_beyond_float32(llm: LLM, temperature: float) -> None:
 
 
 def _check_nothing_is_queued(llm: LLM) -> None:
-    assert not llm.engine._requests
+    assert not llm.engine.serving.requests
     assert not llm.engine.has_unfinished_requests()
     assert llm.get_stats()["num_used_blocks"] == 0

@@ -140,12 +140,12 @@ def test_beams_share_blocks_and_copy_only_tails(checkpoints: dict[str, Checkpoin
 
 def count_copies(engine: Any) -> int:
     """Run one step; the copies-on-write it began with."""
-    run, seen = engine._offload.mover.run, []
-    engine._offload.mover.run = lambda transfers: (seen.extend(transfers), run(transfers))
+    run, seen = engine.serving.offload.mover.run, []
+    engine.serving.offload.mover.run = lambda transfers: (seen.extend(transfers), run(transfers))
     try:
         engine.step()
     finally:
-        engine._offload.mover.run = run
+        engine.serving.offload.mover.run = run
     return sum(isinstance(transfer, BlockCopy) for transfer in seen)
 
 

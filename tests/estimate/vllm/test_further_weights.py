@@ -14,7 +14,13 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.prediction import predict_vllm
-from kvplan.estimate.vllm.weights import rank_shape, rank_weight_bytes, step_buffer_bytes, stored_formats
+from kvplan.estimate.vllm.weights import (
+    per_layer_input_bytes,
+    rank_shape,
+    rank_weight_bytes,
+    step_buffer_bytes,
+    stored_formats,
+)
 from kvplan.settings import ServingSettings
 from kvplan.units import MIB
 
@@ -79,6 +85,17 @@ def test_the_list_of_chosen_tokens_that_layers_share(model: str, chosen: int) ->
     asked = ServingSettings(tensor_parallel_size=4, max_num_batched_tokens=4096, max_model_len=8192)
     settings = predict_vllm(spec, find_gpu("b200"), asked).settings.serving
     assert step_buffer_bytes(spec.layers, settings) == 4 * chosen * 4096
+
+
+def test_a_steps_per_layer_inputs_are_kept_by_models_that_see() -> None:
+    """per_layer_embeddings of gemma3n_mm.py: 35 layers of 256 numbers for every token of a step."""
+    text = resolve_model("gemma-3n-e4b")
+    seeing = replace(text, raw_config={"text_config": text.raw_config})
+    asked = ServingSettings(max_num_batched_tokens=4096, max_model_len=8192)
+    settings = predict_vllm(text, find_gpu("b200"), asked).settings.serving
+    assert per_layer_input_bytes(seeing, settings) == 4096 * 35 * 256 * 2
+    assert per_layer_input_bytes(text, settings) == 0
+    assert per_layer_input_bytes(resolve_model("gemma-3-4b"), settings) == 0
 
 
 @pytest.mark.parametrize(

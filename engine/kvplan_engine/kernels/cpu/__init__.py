@@ -1,6 +1,8 @@
 """The compiled CPU kernels (csrc/cpu).
 
-library      the C functions and their argument structures, typed
+library      the C functions, typed
+step_args    the structures of a layer of a step, and of what it is made of
+structures   every structure by its name in C, and the check of their sizes when the library is loaded
 ops          the operations of ``kernels.interface``
 packed       a weight packed once, and the product with it
 quantised    the same of a weight in few bits

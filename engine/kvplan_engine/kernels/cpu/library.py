@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import platform
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,10 +16,18 @@ from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, 
 from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
 from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
-from kvplan_engine.kernels.cpu.lora_args import LoraRowsArgs, LoraSlotsArgs
 from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
+from kvplan_engine.kernels.cpu.step_args import (
+    AttentionArgs,
+    KvWriteArgs,
+    LayersArgs,
+    NormArgs,
+    PackedLinearArgs,
+    WeightFormatArgs,
+)
+from kvplan_engine.kernels.cpu.structures import check_structures
 
 log = logging.getLogger(__name__)
 
@@ -32,187 +40,19 @@ STATUS_OK = 0
 STATUS_BAD_INDEX = 1
 
 
-class AttentionArgs(ctypes.Structure):
-    """struct kvplan_attention."""
-
-    _fields_ = (
-        ("query", c_void_p),
-        ("out", c_void_p),
-        ("query_row_stride", c_int64),
-        ("query_head_stride", c_int64),
-        ("out_row_stride", c_int64),
-        ("out_head_stride", c_int64),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("block_stride", c_int64),
-        ("num_blocks", c_int64),
-        ("block_tables", c_void_p),
-        ("block_table_stride", c_int64),
-        ("block_table_width", c_int64),
-        ("value_tables", c_void_p),
-        ("seq_lens", c_void_p),
-        ("query_starts", c_void_p),
-        ("num_sequences", c_int64),
-        ("num_tokens", c_int64),
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_size", c_int64),
-        ("block_size", c_int64),
-        ("window", c_int64),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("sinks", c_void_p),
-        ("storage", c_int32),
-        ("kv_storage", c_int32),
-        ("slopes", c_void_p),
-        ("value_size", c_int64),
-        ("value_stride", c_int64),
-        ("chosen", c_void_p),
-        ("chosen_stride", c_int64),
-        ("key_scales", c_void_p),
-        ("value_scales", c_void_p),
-    )
-
-
-class KvWriteArgs(ctypes.Structure):
-    """struct kvplan_kv_write."""
-
-    _fields_ = (
-        ("key", c_void_p),
-        ("value", c_void_p),
-        ("key_row_stride", c_int64),
-        ("key_head_stride", c_int64),
-        ("value_row_stride", c_int64),
-        ("value_head_stride", c_int64),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("block_stride", c_int64),
-        ("num_blocks", c_int64),
-        ("slots", c_void_p),
-        ("value_slots", c_void_p),
-        ("num_tokens", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_size", c_int64),
-        ("block_size", c_int64),
-        ("storage", c_int32),
-        ("kv_storage", c_int32),
-        ("value_size", c_int64),
-        ("key_scales", c_void_p),
-        ("value_scales", c_void_p),
-    )
-
-
-class NormArgs(ctypes.Structure):
-    """struct kvplan_norm."""
-
-    _fields_ = (
-        ("delta", c_void_p),
-        ("x", c_void_p),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_void_p),
-        ("rows", c_int64),
-        ("width", c_int64),
-        ("delta_stride", c_int64),
-        ("x_stride", c_int64),
-        ("out_stride", c_int64),
-        ("eps", c_float),
-        ("storage", c_int32),
-        ("heads", c_int64),
-    )
-
-
-class WeightFormatArgs(ctypes.Structure):
-    """struct kvplan_weight_format."""
-
-    _fields_ = (
-        ("code_book", c_void_p),
-        ("input_order", c_void_p),
-        ("bits", c_int32),
-        ("zero", c_int32),
-        ("group", c_int32),
-        ("scale_storage", c_int32),
-        ("has_minimum", c_int32),
-        ("block", c_int32),
-        ("rounds_inputs", c_int32),
-    )
-
-
-class PackedLinearArgs(ctypes.Structure):
-    """struct kvplan_packed_linear."""
-
-
-PackedLinearArgs._fields_ = (
-    ("x", c_void_p),
-    ("packed", c_void_p),
-    ("bias", c_void_p),
-    ("out", c_void_p),
-    ("x_stride", c_int64),
-    ("out_stride", c_int64),
-    ("rows", c_int64),
-    ("inputs", c_int64),
-    ("outputs", c_int64),
-    ("activation", c_int32),
-    ("storage", c_int32),
-    ("format", POINTER(WeightFormatArgs)),
-    ("slots", POINTER(LoraSlotsArgs)),
-    ("corrected", POINTER(LoraRowsArgs)),
-    ("next", POINTER(PackedLinearArgs)),  # why they are not named in the class
-)
-
-
-class LayerArgs(ctypes.Structure):
-    """struct kvplan_layer."""
-
-    _fields_ = (
-        *((name, PackedLinearArgs) for name in ("qkv", "output", "up", "down")),
-        *((name, NormArgs) for name in ("mlp_norm", "next_norm", "query_norm", "key_norm")),
-        *((name, NormArgs) for name in ("attention_post_norm", "mlp_post_norm")),
-        ("mixture", POINTER(MixtureArgs)),
-        *((name, c_int64) for name in ("place", "key_offset", "value_offset")),
-    )
-
-
-class LayerPlaceArgs(ctypes.Structure):
-    """struct kvplan_layer_place."""
-
-    _fields_ = (
-        ("attention", POINTER(AttentionArgs)),
-        ("write", POINTER(KvWriteArgs)),
-        ("cos_sin", c_void_p),
-        ("rope_rows", c_int64),
-        ("rotary", c_int64),
-    )
-
-
-class LayersArgs(ctypes.Structure):
-    """struct kvplan_layers."""
-
-    _fields_ = (
-        ("layers", POINTER(LayerArgs)),
-        ("num_layers", c_int64),
-        ("places", POINTER(LayerPlaceArgs)),
-        *((name, c_void_p) for name in ("hidden", "normed", "delta", "qkv", "inner")),
-        *((name, c_void_p) for name in ("expert_ids", "expert_weights", "expert_inner")),
-        ("positions", c_void_p),
-        ("last_attention", POINTER(AttentionArgs)),
-        ("last_rows", c_void_p),
-        ("last_hidden", c_void_p),
-        ("corrected", POINTER(LoraRowsArgs)),
-        ("last_corrected", POINTER(LoraRowsArgs)),
-        ("operation_seconds", POINTER(c_double)),
-    )
-
-
 LAYER_OPERATIONS = ("qkv", "rope", "write_kv", "attention", "output", "norms", "up", "down", "mixture")
 """enum kvplan_layer_operation: the order of LayersArgs.operation_seconds."""
 
 
 class CpuKernels:
-    """One loaded library. Its methods are the C functions: they return a status, and check indices only."""
+    """One loaded library. Its methods are the C functions: they return a status, and check indices only.
+
+    OSError or AttributeError for a file that is no library of ours, KernelStructureError for one of other structures.
+    """
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
+        check_structures(self._function("kvplan_structure_bytes", c_char_p, result=c_int64))
         self.lanes: int = self._function("kvplan_lanes")()
         self.paged_attention = self._function("kvplan_paged_attention", POINTER(AttentionArgs), c_int)
         self.tokens_read_once = self._function("kvplan_tokens_read_once", POINTER(AttentionArgs), result=c_int64)

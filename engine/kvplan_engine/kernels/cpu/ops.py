@@ -19,7 +19,8 @@ from kvplan_engine.kernels.arguments import (
     check_rotation,
     check_rows,
 )
-from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, NormArgs, cpu_kernels
+from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, cpu_kernels
+from kvplan_engine.kernels.cpu.step_args import NormArgs
 from kvplan_engine.kernels.input_rows import InputRows
 
 

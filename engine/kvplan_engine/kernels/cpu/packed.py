@@ -8,7 +8,8 @@ import torch
 
 from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
-from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs
+from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
+from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
 
 ACTIVATION_CODES = {None: 0, "gelu_new": 1, "gelu": 2, "silu_and_mul": 3, "gelu_tanh_and_mul": 4, "relu2": 6}
 """What may follow the product, with its number on the C side."""

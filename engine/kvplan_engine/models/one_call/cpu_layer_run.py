@@ -10,15 +10,9 @@ import torch
 
 from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.attention.cpu import CpuBackend, raise_for
-from kvplan_engine.kernels.cpu.library import (
-    LAYER_OPERATIONS,
-    STATUS_OK,
-    CpuKernels,
-    LayerArgs,
-    LayerPlaceArgs,
-    LayersArgs,
-)
+from kvplan_engine.kernels.cpu.library import LAYER_OPERATIONS, STATUS_OK, CpuKernels
 from kvplan_engine.kernels.cpu.lora import rows_args
+from kvplan_engine.kernels.cpu.step_args import LayerArgs, LayerPlaceArgs, LayersArgs
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder_layer import DecoderLayer

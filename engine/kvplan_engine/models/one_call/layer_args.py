@@ -8,7 +8,7 @@ from ctypes import pointer
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.model import Layer
 from kvplan_engine.description.uniform import attention_of
-from kvplan_engine.kernels.cpu.library import LayerArgs, PackedLinearArgs
+from kvplan_engine.kernels.cpu.step_args import LayerArgs, PackedLinearArgs
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.feed_forwards.mixture_part import MixturePart

@@ -14,7 +14,7 @@ import torch
 
 from kvplan_engine.attention.backend import AttentionInputs
 from kvplan_engine.attention.cpu import CpuBackend
-from kvplan_engine.kernels.cpu.library import AttentionArgs, LayerArgs, LayerPlaceArgs
+from kvplan_engine.kernels.cpu.step_args import AttentionArgs, LayerArgs, LayerPlaceArgs
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.mixers.attention_part import AttentionPart

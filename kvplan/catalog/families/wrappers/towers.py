@@ -199,6 +199,26 @@ def _phi3_vision(vision: ConfigView, outer: ConfigView, text_hidden: int) -> Tow
     return TowerCount(found.tower, projector + 2 * wide, found.num_layers)
 
 
+def _gemma4_audio(audio: ConfigView, text_hidden: int) -> TowerCount:
+    """Gemma 4's conformer: two MLPs, attention with relative positions and a gated convolution in each layer.
+
+    Gemma4AudioModel of transformers, which vLLM builds (vllm/model_executor/models/gemma4_mm.py).
+    """
+    hidden, heads = audio.integer("hidden_size", default=1024), audio.integer("num_attention_heads", default=8)
+    layers, kernel = audio.layers(*_LAYER_KEYS, default=12), audio.integer("conv_kernel_size", default=5)
+    channels = audio.integers("subsampling_conv_channels", minimum=1) or [128, 32]
+    if len(channels) != 2:
+        raise audio.reject("subsampling_conv_channels", "two whole numbers")
+    first, second = channels
+    mlp = _mlp(hidden, 4 * hidden, bias=False) + 2 * hidden
+    attention = _attention(hidden, bias=False) + hidden * hidden + hidden // heads
+    convolution = 3 * hidden * hidden + kernel * hidden + 2 * hidden
+    start = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
+    out = audio.integer("output_proj_dims", default=1536)
+    tower = start + layers * (2 * mlp + attention + convolution + 3 * hidden) + _linear(hidden, out, bias=True)
+    return TowerCount(tower, out * text_hidden, layers)
+
+
 _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
@@ -261,8 +281,17 @@ def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
         reader = None if is_own else _TOWERS.get(kind) or _TOWERS.get(outer_type)
         found.extend(_vision_modules(reader(vision, view, text_hidden) if reader else None))
     if architecture in _HEARING or any(view.section(name) is not None for name in _AUDIO_SECTIONS):
-        found.append(ExtraModule("audio tower", "audio", None))
+        found.extend(_audio_modules(view, text_hidden))
     return tuple(found)
+
+
+def _audio_modules(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
+    audio = view.section("audio_config")
+    if audio is None or audio.text("model_type", default="") != "gemma4_audio":
+        return (ExtraModule("audio tower", "audio", None),)
+    count = _gemma4_audio(audio, text_hidden)
+    tower = ExtraModule("audio tower", "audio", count.tower, count.num_layers)
+    return (tower, ExtraModule("audio projector", "projector", count.projector))
 
 
 def _ocr(architecture: str, view: ConfigView, text_hidden: int) -> TowerCount | None:

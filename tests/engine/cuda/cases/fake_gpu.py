@@ -247,7 +247,7 @@ def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
 
 def device_tensors(engine: Engine) -> list[torch.Tensor]:
     """One tensor in each piece of memory that ``engine`` holds on its device."""
-    runner = engine._runner
+    runner = engine.serving.runner
     assert runner.kv is not None
     found = [runner.workspace["hidden"], runner.kv.planes, *engine.model.weights.values()]
     found += [runner.chooser.tokens.chosen, runner._batches._numbers]

@@ -159,7 +159,7 @@ class LateGpu(TrackedGpu):
     @contextmanager
     def late(self, engine: Engine) -> Iterator[None]:
         """From here on ``engine`` runs as late as it may."""
-        runner = engine._runner
+        runner = engine.serving.runner
         self.take_in(*device_tensors(engine))
         prepare, batches = runner.prepare, []
 

@@ -42,5 +42,5 @@ def test_greedy_tokens_are_those_of_the_reference(
     take_gpu(monkeypatch, FakeGpu())
     llm = LLM(str(tmp_path), **settings)
     assert llm.engine.model.attention.name == "cuda"
-    assert llm.engine._runner.kv.dtype is stored
+    assert llm.engine.serving.runner.kv.dtype is stored
     assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected

@@ -93,7 +93,7 @@ def test_the_end_of_a_long_prompt_is_cut_and_tokens_are_transformers(
     prompt = np.random.default_rng(3).integers(1, 384, 133).tolist()
     sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 1, "max_model_len": 160}
     llm = LLM(path, dtype="float32", **sizes)
-    parts = llm.engine._runner.workspace[ATTENTION_PARTS].zero_()
+    parts = llm.engine.serving.runner.workspace[ATTENTION_PARTS].zero_()
     (output,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(temperature=0.0, max_tokens=3))
     assert output.outputs[0].token_ids == greedy(model, [prompt], 3)[0]
     assert parts.any(), "nothing was cut"

@@ -40,7 +40,7 @@ def test_each_rank_computes_on_its_own_gpu_and_all_meet_in_the_same_order(
     rng = np.random.default_rng(3)
     prompts = [rng.integers(1, 384, length).tolist() for length in (5, 40)]
     with LLM(str(path), **SETTINGS, tensor_parallel_size=num_ranks, pipeline_parallel_size=num_stages) as llm:
-        runners = fake.runners(llm.engine._runner)
+        runners = fake.runners(llm.engine.serving.runner)
         assert sorted(fake.gpus) == sorted(runners) == list(range(total))
         for calls in fake.calls.values():
             calls.clear()  # of profile steps, whose workspaces may be others

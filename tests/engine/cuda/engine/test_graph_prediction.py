@@ -91,7 +91,7 @@ def test_the_launches_of_a_captured_step_are_those_predicted(
     take_gpu(monkeypatch, FakeGpu())
     limits = {"max_num_batched_tokens": TOKENS, "max_num_seqs": 5, "max_model_len": 48}
     engine = Engine(EngineConfig(model=str(path), load_format="dummy", dtype="float32", enable_lora=adapters, **limits))
-    graphs = engine._runner.graphs
+    graphs = engine.serving.runner.graphs
     assert graphs is not None
     spec = resolve_model(str(path))
     launches = {(size.num_tokens, size.has_prompts): len(graph.calls) for size, graph in graphs._graphs.items()}
@@ -142,7 +142,7 @@ def test_no_step_is_captured_where_experts_are_launched_one_by_one(
     limits = {"max_num_batched_tokens": 4, "max_num_seqs": 1, "max_model_len": 16}
     own = {"load_format": "dummy", "dtype": "float32", "quantization": quantization}
     engine = Engine(EngineConfig(model=str(path), **own, **limits))
-    assert engine._runner.graph_sizes == ()
+    assert engine.serving.runner.graph_sizes == ()
     assert launches_each_expert(resolve_model(str(path)), "float32", quantization)
 
 

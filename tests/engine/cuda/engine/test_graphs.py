@@ -286,7 +286,7 @@ def test_memory_that_ends_while_running_is_survived(gpt2: tuple[str, torch.nn.Mo
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
 
-    runner = llm.engine._runner
+    runner = llm.engine.serving.runner
     graphs, runner.graphs = runner.graphs, None
     runner.workspace.scratch = fail  # type: ignore[method-assign]
     with pytest.raises(OutOfDeviceMemory) as info:

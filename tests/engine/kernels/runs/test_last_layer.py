@@ -18,7 +18,7 @@ def _run(
 ) -> tuple[list[torch.Tensor], torch.Tensor, list[int | None]]:
     """Logits of each step, the pool afterwards, and how many rows each step's last layer had (None: all)."""
     engine = make_engine(config, "float32", one_call)
-    runner = engine._runner
+    runner = engine.serving.runner
     logits, rows = [], []
     if not narrowed:
         monkeypatch.setattr(BatchBuilder, "_batch", _of_all_rows)

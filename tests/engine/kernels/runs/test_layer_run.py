@@ -100,8 +100,8 @@ def start_engine(config: dict[str, object], dtype: str) -> Engine:
             max_model_len=96,
         )
     )
-    assert engine._runner.kv is not None
-    engine._runner.kv.planes.zero_()
+    assert engine.serving.runner.kv is not None
+    engine.serving.runner.kv.planes.zero_()
     return engine
 
 
@@ -133,7 +133,7 @@ def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tu
     tokens = []
     while engine.has_unfinished_requests():
         tokens += [(output.request_id, list(output.new_token_ids)) for output in engine.step()]
-    kv = engine._runner.kv.planes.view(engine._runner.kv.dtype).clone()
+    kv = engine.serving.runner.kv.planes.view(engine.serving.runner.kv.dtype).clone()
     engine.close()
     return tokens, kv
 
@@ -193,7 +193,7 @@ def test_onednns_products_agree_with_ours(config: dict[str, object], monkeypatch
         engine = start_engine(config, "bfloat16")
         engine.add_request("0", [3, 14, 15, 92, 65], SamplingParams(temperature=0.0, max_tokens=1))
         engine.step()
-        pools.append(engine._runner.kv.planes.view(engine._runner.kv.dtype).float())
+        pools.append(engine.serving.runner.kv.planes.view(engine.serving.runner.kv.dtype).float())
         engine.close()
     onednn.packs_for_amx.cache_clear()
     assert pools[0].abs().max() > 0

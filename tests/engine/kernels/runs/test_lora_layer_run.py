@@ -35,7 +35,7 @@ def _run(folder: Path, dtype: str, one_call: bool) -> tuple[list[list[int]], tor
     """Tokens of prompts with either adapter or none, one longer than a step, and the pool afterwards."""
     settings = {"dtype": dtype, "device": "cpu", "device_memory": "256MiB", "max_num_batched_tokens": 24}
     with LLM(str(folder / "model"), **settings, max_model_len=96, enable_lora=True, max_loras=2) as llm:
-        decoder, kv = llm.engine.model.decoder, llm.engine._runner.kv
+        decoder, kv = llm.engine.model.decoder, llm.engine.serving.runner.kv
         assert decoder.layer_run is not None, "this model's layers are all the kernels', yet the slow loop runs"
         if not one_call:
             decoder.layer_run = None

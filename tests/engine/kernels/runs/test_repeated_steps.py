@@ -6,7 +6,7 @@ import pytest
 from test_layer_run import GEMMA3, GPT2, make_engine
 
 from kvplan_engine import Engine, SamplingParams
-from kvplan_engine.kernels.cpu.library import LayersArgs
+from kvplan_engine.kernels.cpu.step_args import LayersArgs
 from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
 from kvplan_engine.models.step_space import StepSpace
 

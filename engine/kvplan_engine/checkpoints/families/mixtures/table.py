@@ -233,7 +233,15 @@ def read_ernie4_5_moe(config: Config) -> ModelDescription:
     mixer = attention(config, rope=turns, qkv_bias=bias, output_bias=bias)
     norm = norms({"rms_norm_eps": 1e-5, **config})
     return decoder(
-        config, norm, mixer, mixture, _ernie_sparse(config), dense=mlp(keys), tied=True, max_positions=131072
+        config,
+        norm,
+        mixer,
+        mixture,
+        _ernie_sparse(config),
+        dense=mlp(keys),
+        tied=True,
+        head_bias=bias,
+        max_positions=131072,
     )
 
 

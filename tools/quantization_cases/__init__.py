@@ -1,0 +1,7 @@
+"""Generated checkpoints in mixed formats, counted twice: by kvplan, and from vLLM's modules one by one.
+
+models      small models as vLLM builds them: its modules with their prefixes, classes and shards, listed by hand
+rules       which format each of these modules is in: vLLM's loaders in short, module by module
+stored      what a matrix takes in a format
+generate    random quantization_config sections of every loader
+"""
