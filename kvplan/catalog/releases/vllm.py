@@ -55,6 +55,7 @@ class VllmRelease:
     samples_with_flashinfer: bool
     requires_flashinfer: bool
     warms_native_sampler: bool
+    float_vision_rotary: bool
     keeps_reduced_tensors: bool
     awq_keeps_partial_sums: bool
     keeps_moe_workspace: bool

@@ -93,7 +93,7 @@ def activation_peak(
     settings = resolved.serving
     workspace = blas_workspace_bytes(gpu, release)
     looks = release.second_runner_encoder or not resolved.second_runner
-    vision = vision_profile(spec, settings) if looks else None
+    vision = vision_profile(spec, settings, release) if looks else None
     encoder, kept = 0, 0
     if vision is not None:
         encoder, kept = _encoder_stage(vision, spec, settings)

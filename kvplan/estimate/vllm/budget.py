@@ -15,15 +15,15 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.settings import FilledSettings
 from kvplan.units import GIB, MIB
 
-UNIFIED_EXTRA_GIB = 2.0
+UNIFIED_EXTRA_GIB = 2.5
 """On a GPU that shares its host's memory, what the engine's processes take of the host counts as well.
 
 vLLM takes psutil's available memory for what is free there (vllm/utils/mem_utils.py, MemorySnapshot.measure, read in
 0.12.0 to 0.33.0): the heap of its processes, compilers and the rest of the host count as memory that torch does not
 see. On a GB10 vLLM 0.28 took 5.4 to 6.7 GiB of MemAvailable beside weights and pool, of which 2.6 to 2.7 were gone when
-it first looked (llamastash/llamastash, src/launch/admission.rs and pull request 81). Without what comes after the pool
-(graphs, and what torch holds of their warm-up: about 0.5 each) and what is outside torch on any GPU (0.25), 1.5 to 2.8
-are left. Not fitted to start-ups, of which some lie below and more above. 30 GiB are possible while it compiles
+it first looked (llamastash/llamastash, src/launch/admission.rs and pull request 81). Without the graphs, which come
+after the pool (about 0.5), and what is outside torch on any GPU (0.25), 2.0 to 3.3 are left. Not fitted to start-ups:
+two sources lie a GiB below it and five 2 to 10 above. 30 GiB are possible while it compiles
 (eugr/spark-vllm-docker, pull request 286).
 """
 _CPU_EXTRA_GIB = 1.0

@@ -12,6 +12,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.vllm.activation import cublas_bytes
 from kvplan.estimate.vllm.budget import largest_graph
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
@@ -105,6 +106,24 @@ def test_mxfp4_experts_are_padded_for_the_kernel() -> None:
     assert padded_experts((32, 2880, 2880), "row", 128) == (32, 3072, 2944)
     triton, marlin = (predict("gpt-oss-20b", gpu).rank.weight_bytes for gpu in ("h100", "l40s"))
     assert (marlin - triton) / GIB == pytest.approx(0.22, abs=0.02)  # 13.72 GiB on a GB10 against 13.48
+
+
+def encoder_widths(model: str, version: str, ranks: int = 1) -> float:
+    """Hidden widths of each of 65,536 patches that are alive in the encoder, without pixels and cuBLAS's workspace."""
+    settings = {"tensor_parallel_size": ranks, "max_num_batched_tokens": 2048}
+    found = predict(model, "a100-80gb-sxm", version, **settings)
+    section = model_of(model).raw_config["vision_config"]
+    patches, hidden = 65_536, section.get("hidden_size", 1280)
+    pixels = patches * 3 * section["patch_size"] ** 2 * section["temporal_patch_size"]
+    workspace = cublas_bytes(find_gpu("a100-80gb-sxm"))
+    return (found.rank.activation.encoder_bytes - workspace - 2 * pixels) / (2 * patches * hidden)
+
+
+def test_vision_encoders_turn_queries_in_the_models_dtype_from_012_on() -> None:
+    """Qwen3-VL's block (vllm/model_executor/models/qwen3_vl.py): its positions, input and norm, the attention's output
+    as wide on every rank; qkv (3), q and k before and after the rotation (4) and what attention makes (1) divided."""
+    assert encoder_widths("qwen3.5-27b", "0.19.0") == 4 + 8
+    assert encoder_widths("qwen3.5-27b", "0.19.0", ranks=4) == 4 + 8 / 4
 
 
 def test_language_model_only_leaves_out_the_tower_and_its_profile() -> None:
