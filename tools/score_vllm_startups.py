@@ -32,6 +32,7 @@ from kvplan.catalog.releases.vllm import is_modified_build, vllm_release  # noqa
 from kvplan.catalog.startup_errors import FILE  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
+from kvplan.estimate.vllm.kinds import deployment_kinds  # noqa: E402
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
 from kvplan.paths import profiles_dir  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
@@ -108,7 +109,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         predicted = predict_vllm(spec, gpu, settings, row_version(row))
     except KvplanError as error:
         return RowScore(reason=error.message, **base)  # type: ignore[arg-type]
-    base["placed"] = Placed(row, spec, gpu, settings)
+    base["placed"] = Placed(row, deployment_kinds(spec, gpu, predicted))
     observed = number(row["available_kv_gib"])
     if grade == "B" and observed is not None:
         refilled = fill_pool(predicted.rank, int(observed * GIB), predicted.settings, vllm_release(row_version(row)))

@@ -51,6 +51,7 @@ from startup_rows import (
     Row,
     is_campaign,
     number,
+    row_activation_gib,
     row_gpu,
     row_graph_estimate_gib,
     row_settings,
@@ -219,7 +220,7 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     is_same_rank = is_alone or _agree(available, observed)
     ratio = _layout_ratio(row, found, first, is_alone=is_alone)
     is_same, is_comparable = is_same_rank or ratio is not None, is_whole and not _shares_gpu(row)
-    weights, peak = number(row["weights_gib"]), number(row["activation_peak_gib"])
+    weights, peak = number(row["weights_gib"]), row_activation_gib(row)
     return Startup(
         id=row["id"],
         source=row_source(row),
