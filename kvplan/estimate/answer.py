@@ -28,6 +28,7 @@ from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
+from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
@@ -41,12 +42,13 @@ DEFAULT_IN_FLIGHT_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class EstimateRequest:
-    """The question about a model. ``context_tokens`` None: the model's longest."""
+    """The question about a model. ``context_tokens`` None: the model's longest. ``learned``: what a log showed."""
 
     context_tokens: int | None = None
     gpus: tuple[GpuProfile, ...] = ()
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
+    learned: LearnedStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def make_estimate(
     cache = _cache_settings(spec, asked, request.engine, dtype, notes)
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
-    placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
+    placements = [place(spec, gpu, request.engine, settings, request.learned) for gpu in gpus]
     cache = _as_kept(spec, cache, placements)
     release = vllm_release(request.engine.version) if request.engine.name == "vllm" else None
     batches = release.in_flight_batches if release is not None else 1

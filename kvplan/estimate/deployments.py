@@ -19,6 +19,7 @@ from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import KvRange, kv_range
 from kvplan.settings import KNOBS, FilledSettings, ServingSettings
@@ -99,9 +100,20 @@ class Placement:
     notes: tuple[str, ...] = ()
 
 
-def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: ServingSettings) -> Placement:
-    """``spec`` on ``gpu`` under ``engine``. UsageError where the ranks cannot divide it."""
-    placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
+def place(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    engine: EngineChoice,
+    settings: ServingSettings,
+    learned: LearnedStart | None = None,
+) -> Placement:
+    """``spec`` on ``gpu`` under ``engine``. ``learned``: what a log of vLLM showed. UsageError as ``predict_vllm``."""
+    if learned is None:
+        placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
+    else:
+        found = predict_as_learned(learned, spec, gpu, settings, engine.version)
+        placement = _as_placed(spec, gpu, found.prediction)
+        placement = replace(placement, notes=(*found.notes, *placement.notes))
     filled = placement.deployment.settings
     bridges = bridge_note(gpu, ParallelLayout.of(filled))
     notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings))
@@ -156,7 +168,10 @@ def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple
 
 
 def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
-    found = predict_vllm(spec, gpu, settings, version)
+    return _as_placed(spec, gpu, predict_vllm(spec, gpu, settings, version))
+
+
+def _as_placed(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction) -> Placement:
     rank = found.rank
     groups = found.settings.serving.data_parallel_size
     within = (_given_range(found) if rank.given_pool_bytes is not None else kv_range(spec, gpu, found)).of_groups(

@@ -19,6 +19,7 @@ from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.speculation import joined_speculation
+from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens
 
@@ -76,6 +77,7 @@ def answer_question(
     gpus: Sequence[GpuCount],
     engine: EngineChoice,
     measured: MeasuredProfiles,
+    learned: LearnedStart | None = None,
 ) -> Estimate:
     """The estimate on all ``gpus``; those that differ in their number or in the dtype they run are asked apart."""
     settings = _as_published(spec, question.settings)
@@ -83,7 +85,7 @@ def answer_question(
     parts: list[Estimate] = []
     for same, group in groupby(asked, key=lambda each: each[1]):
         found = tuple(gpu for gpu, _ in group)
-        estimate = make_estimate(spec, EstimateRequest(question.context_tokens, found, engine, same), measured)
+        estimate = make_estimate(spec, EstimateRequest(question.context_tokens, found, engine, same, learned), measured)
         notes = (fallback_note(gpu, same.dtype) for gpu in found if same.dtype != settings.dtype)
         parts.append(replace(estimate, assumptions=(*notes, *estimate.assumptions)))
     return _joined(parts)
@@ -172,5 +174,8 @@ def notes_on(answer: Estimate) -> Iterator[str]:
         " is more than the ",
         " changes nothing.",
         " stands in for ",
+        " of the log",
+        "The log ",
+        "settings that decide it differ",
     )
     yield from (each for each in answer.assumptions if any(mark in each for mark in marks))

@@ -64,6 +64,8 @@ _MENTION = re.compile(
     r"((?:--?[a-z][\w.-]{0,60}(?:[= ][\w./:-]{1,120})?[`'\"]?[ ,]{0,2}(?:and )?[`'\"]?){1,30})"
 )
 """Options in a sentence that says what was run."""
+_SHORT_SIZE = re.compile(r"\b(TP|PP|DP) ?= ?(\d{1,4})\b")
+"""``TP=2``, as reports have it."""
 _ENGINE_LINE = re.compile(
     r"\[\w{1,60}\.py:\d{1,6}\]|\b(?:INFO|WARNING|ERROR|DEBUG) [\d-]{5,10} |\b\w{1,60}(?:Error|Exception): "
     r"|[Tt]o serve at least one|Replace gpu_memory_utilization|^\W{0,6}(?:proceed|Based on|Raise|Try)\b"
@@ -80,8 +82,8 @@ _CONFIG_LINE = re.compile(
 )
 """``tensor-parallel-size: 2`` in a file for --config, ``MAX_MODEL_LEN=32768`` in a container's environment."""
 _MAYBE = re.compile(
-    r"--[a-z]|(?<![\w-])-(?:tp|pp|dp|dcp|ep)\b|\bserve\b|(?i:utilization|model|max[-_]num|parallel|kv[-_]cache|eager|dtype"
-    r"|quantiz|command|args|cmd|flags|opts|entrypoint|exec|fraction|prefix)"
+    r"--[a-z]|(?<![\w-])-(?:tp|pp|dp|dcp|ep)\b|\bserve\b|(?i:utilization|model|max[-_]num|parallel|kv[-_]cache|eager"
+    r"|dtype|[tpd]p ?=|quantiz|command|args|cmd|flags|opts|entrypoint|exec|fraction|prefix)"
 )
 _COMMENT = re.compile(r"(?<=\S)\s{1,40}#\s.*$|^\s{0,40}#\s*-.*$")
 """What follows a setting, or a setting that is commented out."""
@@ -111,6 +113,8 @@ def pasted_settings(text: str) -> Iterator[Statement]:
             continue
         mention = None if _is_of_a_command(line) else _MENTION.search(line)
         for match in _OPTION.finditer(mention.group(1)) if mention else ():
+            yield from _statement(match.group(1), match.group(2))
+        for match in _SHORT_SIZE.finditer(line):
             yield from _statement(match.group(1), match.group(2))
         stated = _CONFIG_LINE.match(line)
         if stated:

@@ -213,6 +213,12 @@ GPU_NAMES = (
     r"(?i:device name|gpu name|gpu model)\s*[:=]\s*['\"]?((?:NVIDIA|AMD|Tesla)[\w .-]{2,60})",
 )
 """Names that drivers give devices: in a kernel's file, in what torch or nvidia-smi lists."""
+GPUS_IN_WORDS = re.compile(
+    r"\b(GB10|DGX Spark|H100 (?:PCIe|NVL)|H[12]00|H20|B[23]00|GB200|GH200|A100[ -](?:PCIe|40GB|80GB)|A100|A10G"
+    r"|L40S|L40|L20|RTX PRO 6000|RTX [AP]?\d{4}(?: Ti)?(?: SUPER)?|MI\d{3}X|A6000)\b"
+)
+"""GPUs as people name them, where no driver does."""
+OF_AN_ENGINE = re.compile(r"\[\w{1,60}\.py:\d{1,6}\]|\bpid=\d|_name=")
 FLASH_ATTENTION = r"Using FlashAttention version (\d)"
 PLATFORMS: tuple[tuple[str, str], ...] = (
     (

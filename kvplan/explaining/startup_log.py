@@ -140,7 +140,7 @@ def parse_startup_log(text: str) -> StartupLog:
         crash=None if failure is not None else _crash(text),
         device="cpu" if is_cpu else "gpu",
         wording=None if is_sglang else next((release for words, release in patterns.WORDINGS if words in text), None),
-        gpu_names=tuple(dict.fromkeys(name for pattern in patterns.GPU_NAMES for name in re.findall(pattern, text))),
+        gpu_names=_gpu_names(text),
         platform=next((name for name, pattern in patterns.PLATFORMS if re.search(pattern, text)), None),
         flash_attention=_flash_attention(text),
         notes=stated.notes,
@@ -184,6 +184,15 @@ def _usable(total_bytes: int | None) -> int | None:
 
 def _has_given_pool(text: str, stated: ServingSettings) -> bool:
     return stated.kv_cache_memory_bytes is not None or any(words in text for words in patterns.GIVEN_POOL)
+
+
+def _gpu_names(text: str) -> tuple[str, ...]:
+    """As drivers name devices; where none does, as people do."""
+    names: list[str] = [name for pattern in patterns.GPU_NAMES for name in re.findall(pattern, text)]
+    if not names and patterns.GPUS_IN_WORDS.search(text):
+        lines = (line for line in text.splitlines() if not patterns.OF_AN_ENGINE.search(line))
+        names = [name for line in lines for name in patterns.GPUS_IN_WORDS.findall(line)]
+    return tuple(dict.fromkeys(names))
 
 
 def _flash_attention(text: str) -> int | None:

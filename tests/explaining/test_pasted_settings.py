@@ -53,6 +53,7 @@ COMMANDS = [
     ),
     ("    command: --model org/m --dtype auto --tensor-parallel-size 2", TP2),
     ("      - vllm serve org/m\n        --tensor-parallel-size 2\n        --max-num-seqs 8", TP2 | {"max_num_seqs": 8}),
+    ("On two of them (TP=2) I serve:\n--model org/m", TP2),
     ("ExecStart=/usr/bin/vllm serve org/m --tensor-parallel-size 2", TP2),
     (
         "model: org/m\ntensor-parallel-size: 2\ngpu-memory-utilization: 0.8\nenforce-eager: true",

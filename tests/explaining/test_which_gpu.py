@@ -32,6 +32,9 @@ TOTAL = "Free memory on device (1.0/{} GiB) on startup. Desired GPU memory utili
         ),
         ("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n" + TOTAL.format("79.25"), ["a100-80gb-sxm"]),
         ("|   0  NVIDIA GeForce RTX 3060          On  |\n" + TOTAL.format("11.63"), ["rtx-3060"]),
+        ("On 2x DGX Spark (TP=2), Available KV cache memory: 22.5 GiB", ["gb10"]),
+        ("2 x RTX 3090, vLLM 0.21.0\nAvailable KV cache memory: 22.5 GiB", ["rtx-3090"]),
+        ("It works on an A100, but not on an H20\nAvailable KV cache memory: 22.5 GiB", []),
         ("0: NVIDIA GeForce RTX 5070 Ti 16303MiB\n1: NVIDIA GeForce RTX 5090 D 32607MiB", []),
     ],
 )

@@ -1,6 +1,7 @@
 """vLLM's start-up predicted, release by release: the memory of each rank, blocks, and what it prints or fails with.
 
 prediction       ``predict_vllm``: everything put together
+learned          a prediction that keeps what a start-up of the same model and GPU showed
 memo             what predictions of one model share, kept with the model itself
 ranges           how far the KV pool can lie from it, and why
 settings         what a release makes of the user's settings on a GPU (``ResolvedSettings``)
