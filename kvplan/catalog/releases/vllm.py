@@ -60,6 +60,7 @@ class VllmRelease:
     reserves_latent_splits: bool
     pads_wide_experts: bool
     expert_chunk_tokens: int | None
+    projects_shared_keys: bool
     qwen3_positions: int
     # the second model runner
     second_runner: SecondRunnerPolicy
