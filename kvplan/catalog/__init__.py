@@ -14,7 +14,7 @@ checkpoint/      what the weights beside a config.json are, from their headers
 spec_of_checkpoint   a ModelSpec with its checkpoint, and where the two do not agree
 speculation/     what drafts tokens for a model: its own layers, a second model, heads
 gguf/            the same from a GGUF file's header
-quantization     ``quantization_config``: which weights are stored how
+quantization/    ``quantization_config``: in which format each module is, by the rules of vLLM's loaders
 hub              config.json and safetensors headers from the Hugging Face hub; plain_hub: without its client
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 architectures    what profiles/architectures.json says of each architecture: reader, how it runs, GGUF, vLLM

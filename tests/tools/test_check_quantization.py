@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from check_quantization import check_case
+from check_quantization import check_case, check_profile
 from quantization_cases.models import MODELS, SmallModel, check_against_transformers
 
 CASES = 400
@@ -25,3 +25,17 @@ def test_generated_checkpoints_are_sized_as_vllm_builds_them() -> None:
 def test_the_listed_models_are_those_of_transformers(model: SmallModel) -> None:
     listed, built = check_against_transformers(model)
     assert listed == built
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3-30b-a3b-fp8", "gemma-4-26b-a4b-nvfp4", "qwen3.6-35b-a3b-nvfp4", "nemotron-3-nano-30b-a3b-nvfp4"),
+        *("gpt-oss-20b", "llama-3.3-70b-instruct-fp8-dynamic", "kimi-k2.5", "glm-5.1-nvfp4"),
+    ],
+)
+def test_a_profile_is_sized_as_vllm_builds_it(name: str) -> None:
+    """``--profiles`` counts the other ones."""
+    outcome = check_profile(name)
+    assert outcome.planned == outcome.counted

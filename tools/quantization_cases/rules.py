@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any
 
@@ -279,6 +280,9 @@ def fp8(model: SmallModel, config: Config, module: ServedModule) -> Stored | Non
         return None
     if _is_skipped(module, _list(model, config.get("ignored_layers") or config.get("modules_to_not_convert"))):
         return None
+    if model.config.get("model_type") == "deepseek_v4" and model.config.get("expert_dtype", "fp4") == "fp4":
+        packed = NVFP4_STATIC if config.get("moe_quant_algo") == "NVFP4" else MXFP4
+        return packed if module.kind == "RoutedExperts" else replace(FP8_TILE, scale_bytes=1)
     if config.get("weight_block_size"):
         return FP8_TILE
     return FP8_STATIC if config["activation_scheme"] == "static" else FP8_MATRIX

@@ -16,7 +16,7 @@ from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rul
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.quantization.modules import ModuleKind, ModuleNaming
 from kvplan.catalog.quantization.recipes import MXFP4, NVFP4
-from kvplan.catalog.quantization.sections import bits, names
+from kvplan.catalog.quantization.sections import bits, block_shape, names
 
 _CLASSES: tuple[tuple[ModuleKind, tuple[str, ...]], ...] = (
     ("linear", ("columnparallellinear", "rowparallellinear", "qkvparallellinear", "replicatedlinear")),
@@ -110,15 +110,13 @@ def weight_format(weights: ConfigView, layout: str, activations: ConfigView | No
     num_bits = bits(weights, "num_bits")
     is_float = weights.text("type", default="int") == "float"
     size = weights.integer("group_size", default=0, minimum=-1, maximum=2**20)
-    strategy = weights.text("strategy", default="group" if size > 0 else "tensor")
-    has_static_inputs = activations is not None and activations.config.get("dynamic") is False
+    strategy = weights.text("strategy", default="group" if size > 0 else "channel" if size < 0 else "tensor")
+    has_static_inputs = activations is not None and activations.config.get("dynamic") is not True
     if strategy in ("group", "tensor_group") and size > 0:
         return _in_groups(weights, num_bits, size, strategy, is_float=is_float, has_static_inputs=has_static_inputs)
     if strategy == "block":
-        shape = weights.integers("block_structure", minimum=1) or [128, 128]
-        return QuantizationSpec(
-            "compressed-tensors", num_bits, "block", block_shape=(shape[0], shape[-1]), scale_dtype="float32"
-        )
+        shape = _tile(weights)
+        return QuantizationSpec("compressed-tensors", num_bits, "block", block_shape=shape, scale_dtype="float32")
     is_packed = not is_float and (num_bits < 8 or layout == "pack-quantized")
     return QuantizationSpec(
         "compressed-tensors",
@@ -128,6 +126,17 @@ def weight_format(weights: ConfigView, layout: str, activations: ConfigView | No
         has_zero_points=is_packed and not weights.flag("symmetric", default=True),
         static_input_scale=is_float and has_static_inputs,
     )
+
+
+def _tile(weights: ConfigView) -> tuple[int, int]:
+    """``block_structure``: two numbers, or "128x128"."""
+    given = weights.config.get("block_structure")
+    if isinstance(given, str):
+        sides = [int(side) for side in given.split("x") if side.isascii() and side.isdigit() and 0 < len(side) < 7]
+        if len(sides) != 2 or not all(sides):
+            raise weights.reject("block_structure", "two whole numbers")
+        return sides[0], sides[1]
+    return block_shape(weights, "block_structure") or (128, 128)
 
 
 def _in_groups(

@@ -64,6 +64,7 @@ class VllmRelease:
     long_index_prompts: int
     pads_wide_experts: bool
     expert_chunk_tokens: int | None
+    projects_shared_keys: bool
     qwen3_positions: int
     # the second model runner
     second_runner: SecondRunnerPolicy

@@ -284,7 +284,7 @@ def _rank_parts(
         return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
     weight_bytes = rank_weight_bytes(
-        spec,
+        as_loaded(spec, release),
         part,
         layout=layout,
         dtype=settings.dtype,
@@ -326,6 +326,26 @@ def as_attended(spec: ModelSpec, release: VllmRelease) -> ModelSpec:
         return spec
     kept = {id(layer): without_latent_cache(layer) for layer in spec.layers}
     return replace(spec, layers=tuple(kept[id(layer)] for layer in spec.layers))
+
+
+def as_loaded(spec: ModelSpec, release: VllmRelease) -> ModelSpec:
+    """``spec`` with the matrices that ``release`` makes and never uses."""
+    if not release.projects_shared_keys or not spec.architecture.startswith(("Gemma3n", "Gemma4")):
+        return spec
+    return replace(spec, layers=tuple(_with_unused_keys(spec, layer) for layer in spec.layers))
+
+
+def _with_unused_keys(spec: ModelSpec, layer: LayerSpec) -> LayerSpec:
+    """A layer that reads another one's cache, with matrices of keys and values like that one's."""
+    mixer = layer.mixer
+    if not isinstance(mixer, SoftmaxAttention) or mixer.kv_shared_with is None:
+        return layer
+    source = spec.layers[mixer.kv_shared_with].mixer
+    unused = () if source is None else tuple(each for each in source.tensors if each.name.endswith(_UNUSED))
+    return replace(layer, mixer=replace(mixer, tensors=mixer.tensors + unused))
+
+
+_UNUSED = (".k_proj", ".v_proj", ".k_norm")
 
 
 def without_latent_cache(layer: LayerSpec) -> LayerSpec:
