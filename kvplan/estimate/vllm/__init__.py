@@ -12,6 +12,6 @@ runners          which of vLLM's two model runners has a model, and what the sec
 activation       the peak of the profile run: encoder, decoder, sampler
 vision           what the profile run feeds a vision encoder
 budget, kernels  memory outside torch, CUDA graphs, kernels' workspaces and paddings
-groups, pages    how layers of several kinds share one pool of blocks
+groups, pages    how layers of several kinds share one pool of blocks; shared_pages: those of DeepSeek V4.1
 first_awq, torch_allocator   AWQ before 0.3.0, and PyTorch's allocator, which decided its peak
 """
