@@ -151,7 +151,7 @@ def choose_architecture(view: ConfigView) -> str:
     model_type = view.text("model_type", default="")
     for architecture in named:
         if architecture.endswith(_NOT_GENERATING):
-            raise _not_causal(architecture)
+            raise _not_causal(architecture, model_type)
     if not named and model_type in _NOT_LANGUAGE_MODELS:
         raise _not_causal(f"model_type '{model_type}'")
     if named and find_reader(named[0]) is not None:
@@ -162,6 +162,8 @@ def choose_architecture(view: ConfigView) -> str:
         return named[0]
     known = of_type(model_type)
     if known is not None:
+        if named:
+            _check_bare_model(view, named[0], known.architecture)
         return known.architecture
     if named or model_type:
         return named[0] if named else f"model_type '{model_type}'"
@@ -171,7 +173,28 @@ def choose_architecture(view: ConfigView) -> str:
     )
 
 
-def _not_causal(what: str) -> KvplanError:
+def _check_bare_model(view: ConfigView, named: str, architecture: str) -> None:
+    """Note what a decoder without a head is sized as; KvplanError for one that looks both ways (EmbeddingGemma)."""
+    text = view.section("text_config") or view
+    if text.config.get("use_bidirectional_attention") is True or text.config.get("is_causal") is False:
+        raise KvplanError(
+            f"{named} looks both ways: it is served for pooling and keeps no KV cache.",
+            hint=f"--assume architectures={architecture} sizes it as a decoder",
+        )
+    view.assume(
+        f"{named} is sized as {architecture}, head included: as a pooling model vLLM loads no head, and keeps the KV "
+        "cache of the decoder."
+    )
+
+
+def _not_causal(what: str, model_type: str = "") -> KvplanError:
+    """vLLM serves decoders with another head for pooling, over the KV cache of the model that generates."""
+    known = of_type(model_type)
+    if known is not None and model_type not in _NOT_LANGUAGE_MODELS:
+        return KvplanError(
+            f"{what} generates no text: vLLM serves it for pooling, with the KV cache of its decoder.",
+            hint=f"--assume architectures={known.architecture} sizes that decoder, with the head that generates",
+        )
     return KvplanError(
         f"{what} is not a causal language model: it generates no text and keeps no KV cache.",
         hint="pass a model that generates text",

@@ -21,7 +21,7 @@ from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
-from kvplan.estimate.vllm.ranges import KvRange, kv_range
+from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range
 from kvplan.settings import KNOBS, FilledSettings, ServingSettings
 from kvplan.units import format_bytes
 
@@ -112,7 +112,7 @@ def place(
         placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
     else:
         found = predict_as_learned(learned, spec, gpu, settings, engine.version)
-        placement = _as_placed(spec, gpu, found.prediction)
+        placement = _as_placed(spec, gpu, found.prediction, found.explained)
         placement = replace(placement, notes=(*found.notes, *placement.notes))
     filled = placement.deployment.settings
     bridges = bridge_note(gpu, ParallelLayout.of(filled))
@@ -171,12 +171,13 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
     return _as_placed(spec, gpu, predict_vllm(spec, gpu, settings, version))
 
 
-def _as_placed(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction) -> Placement:
+def _as_placed(
+    spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction, explained: frozenset[Cause] = frozenset()
+) -> Placement:
     rank = found.rank
     groups = found.settings.serving.data_parallel_size
-    within = (_given_range(found) if rank.given_pool_bytes is not None else kv_range(spec, gpu, found)).of_groups(
-        groups
-    )
+    is_given = rank.given_pool_bytes is not None
+    within = (_given_range(found) if is_given else kv_range(spec, gpu, found, explained=explained)).of_groups(groups)
     deployment = Deployment(
         gpu=gpu.id,
         engine=f"vllm@{found.version}",

@@ -130,7 +130,7 @@ def test_layers_of_other_kinds():
         ),
         ({"architectures": ["CLIPModel"], "model_type": "clip"}, "CLIPModel is not a causal language model"),
         ({"model_type": "siglip"}, "model_type 'siglip' is not a causal language model"),
-        ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "is not a causal"),
+        ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "serves it for pooling"),
         ({"architectures": "LlamaForCausalLM"}, "'architectures' is 'LlamaForCausalLM'; expected a list"),
         ({"architectures": [7]}, "a list of texts"),
         ({}, "neither 'architectures' nor 'model_type'"),
@@ -236,3 +236,24 @@ def test_a_scaling_stretches_the_longest_context_as_in_vllm(scaling, longest):
 
 def test_gemma_3_states_the_stretched_length():
     assert resolve_model("gemma-3-27b").longest_context == 131_072
+
+
+def test_a_decoder_that_is_served_for_pooling_keeps_a_cache():
+    """vLLM's pooling models are decoders with another head, over the same KV cache."""
+    config = {**config_of("qwen3-8b"), "architectures": ["Qwen3ForSequenceClassification"]}
+    with pytest.raises(KvplanError, match="with the KV cache of its decoder") as caught:
+        read(config)
+    assert "architectures=Qwen3ForCausalLM" in caught.value.hint
+    with pytest.raises(KvplanError, match="keeps no KV cache"):
+        read({"architectures": ["BertForSequenceClassification"], "model_type": "bert"})
+
+
+def test_a_model_without_a_head_says_what_it_is_sized_as():
+    spec = read({**config_of("qwen3-8b"), "architectures": ["Qwen3Model"]})
+    assert spec.assumptions[0].startswith("Qwen3Model is sized as Qwen3ForCausalLM, head included")
+
+
+def test_a_model_that_looks_both_ways_keeps_no_cache():
+    config = {**config_of("gemma-3-1b"), "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+    with pytest.raises(KvplanError, match="looks both ways"):
+        read(config)

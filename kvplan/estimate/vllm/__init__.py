@@ -15,7 +15,7 @@ vision           what the profile run feeds a vision encoder
 modalities       how many images, videos and sounds a prompt may have (``--limit-mm-per-prompt``)
 offloading       weights in the host's memory (``--cpu-offload-gb``)
 budget, kernels  memory outside torch, CUDA graphs, kernels' workspaces and paddings
-groups, pages    how layers of several kinds share one pool of blocks
+groups, pages    how layers of several kinds share one pool of blocks; shared_pages: those of DeepSeek V4.1
 packing          layers of unequal pages side by side in a block
 tuples           how releases before 0.29 lay out compressed attention
 first_awq, torch_allocator   AWQ before 0.3.0, and PyTorch's allocator, which decided its peak

@@ -16,6 +16,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm
+from kvplan.estimate.vllm.ranges import Cause
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB
 
@@ -47,6 +48,17 @@ class LearnedPrediction(NamedTuple):
 
     prediction: VllmPrediction
     notes: tuple[str, ...]
+    explained: frozenset[Cause] = frozenset()
+    """Causes of an interval that the log leaves nothing of."""
+
+
+_SHOWN: Final[dict[str, tuple[Cause, ...]]] = {
+    "weights": ("plain weights", "quantized weights", "exact weights"),
+    "activations": ("activations", "encoder"),
+    "CUDA graphs": ("CUDA graphs",),
+    "what it does not tell apart": ("GPU and release", "kind of deployment", "several GPUs", "unified memory"),
+}
+"""Causes of an interval that each figure of a log shows. What is outside torch stays: it differs from start to start."""
 
 
 class _Kept(NamedTuple):
@@ -86,7 +98,12 @@ def predict_as_learned(
         subtracted_graph_bytes=rank.subtracted_graph_bytes + kept.get("CUDA graphs", 0),
     )
     adjusted = fill_pool(rank, rank.available_kv_bytes, found.settings, vllm_release(version))
-    return LearnedPrediction(adjusted, tuple(_notes(figures, kept, learned, filled, found.version)))
+    explained = (
+        frozenset(cause for name in kept for cause in _SHOWN.get(name, ()))
+        if found.version == learned.version
+        else frozenset()
+    )
+    return LearnedPrediction(adjusted, tuple(_notes(figures, kept, learned, filled, found.version)), explained)
 
 
 def _holds(figure: _Kept, asked: FilledSettings, logged: FilledSettings) -> bool:

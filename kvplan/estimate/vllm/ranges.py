@@ -227,12 +227,20 @@ def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPredictio
 
 
 def kv_range(
-    spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction, errors: StartupErrors | None = None
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    predicted: VllmPrediction,
+    errors: StartupErrors | None = None,
+    explained: frozenset[Cause] = frozenset(),
 ) -> KvRange:
-    """Return the interval around ``predicted``, the prediction for ``spec`` on ``gpu``; by default with what ships."""
+    """Return the interval around ``predicted``, the prediction for ``spec`` on ``gpu``; by default with what ships.
+
+    ``explained``: causes that a log of the deployment's own leaves nothing of.
+    """
     errors = startup_errors() if errors is None else errors
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
-    factor, amounts = errors.factors[known.group], range_amounts(spec, gpu, predicted, errors.evidence)
+    factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, errors.evidence)
+    amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
     low = max(available - half, 0)
     high = max(min(available + half, predicted.rank.requested_bytes), 0)
