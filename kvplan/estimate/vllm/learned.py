@@ -58,7 +58,7 @@ _SHOWN: Final[dict[str, tuple[Cause, ...]]] = {
     "CUDA graphs": ("CUDA graphs",),
     "what it does not tell apart": ("GPU and release", "kind of deployment", "several GPUs", "unified memory"),
 }
-"""Causes of an interval that each figure of a log shows. What is outside torch stays: it differs from start to start."""
+"""Causes of an interval that each figure of a log shows. What is outside torch stays: it differs between starts."""
 
 
 class _Kept(NamedTuple):
