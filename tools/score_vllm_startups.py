@@ -55,6 +55,7 @@ from startup_rows import (  # noqa: E402
 )
 
 DATA = ROOT / "tests" / "data"
+FIRST_SIGHT = DATA / "vllm_startups_first_sight.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class RowScore:
     token_deviation: float | None = None
     failed: bool = False
     predicted_to_fit: bool | None = None
+    observed_tokens: float | None = None
     detail: str = ""
     placed: Placed | None = None
 
@@ -144,6 +146,7 @@ def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, e
         token_error=None if deviation is None else abs(deviation),
         token_deviation=deviation,
         predicted_to_fit=predicted.fits,
+        observed_tokens=tokens,
         detail=detail,
         **base,  # type: ignore[arg-type]
     )
@@ -228,6 +231,7 @@ def print_report(scores: Sequence[RowScore], *, per_row: bool) -> None:
         share = f"{item.num_scored}/{item.num_rows}"
         columns = "  ".join(_percent(pair) for pair in (item.weights, item.memory, item.tokens))
         print(f"{item.name:24s} {share:>10}  {columns}")
+    _print_first_sight(scores)
     _print_modified(scores)
     failed, wrong = failures(scores)
     print(f"failed for lack of memory: {len(failed) - len(wrong)} of {len(failed)} predicted not to fit")
@@ -237,6 +241,23 @@ def print_report(scores: Sequence[RowScore], *, per_row: bool) -> None:
     print(f"not scored: {len(left_out)} of {len(scores)}")
     for score in left_out:
         print(f"  {score.id} {score.model}: {score.reason}")
+
+
+def first_sight_errors(scores: Sequence[RowScore]) -> list[float]:
+    """|error| of KV tokens of the newest rows of grade A, as predicted before anything was mended for them."""
+    first = read_first_sight(FIRST_SIGHT)
+    newest = (score for score in scores if score.newest and score.grade == "A" and not score.modified)
+    return [
+        abs(first[score.id].tokens / score.observed_tokens - 1)
+        for score in newest
+        if score.id in first and score.observed_tokens and first[score.id].tokens
+    ]
+
+
+def _print_first_sight(scores: Sequence[RowScore]) -> None:
+    errors = first_sight_errors(scores)
+    if errors:
+        print(f"{'  at first sight':24s} {len(errors):>10}  {'':42s}{_percent(_spread(errors))}")
 
 
 def _print_modified(scores: Sequence[RowScore]) -> None:
@@ -299,7 +320,7 @@ def main() -> int:
     rows, models = read_rows(arguments.csv), load_models(arguments.models)
 
     def startups() -> list[Startup]:
-        return read_startups(rows, models, read_first_sight(DATA / "vllm_startups_first_sight.csv"))
+        return read_startups(rows, models, read_first_sight(FIRST_SIGHT))
 
     scores = score_rows(rows, models)
     print_report(scores, per_row=arguments.rows)

@@ -86,6 +86,7 @@ _OTHER_RANK: Final = 0.01
 """Where a log's memory and its tokens disagree by more, the memory is that of another rank than the smallest."""
 _OTHER_LAYOUT: Final = 0.05
 """Tokens per byte that differ by more come from another layout, or another format, of the cache."""
+_OTHER_LAYOUT_OF_RANKS: Final = 1.5
 
 Amounts = dict[Cause, float]
 
@@ -232,8 +233,10 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
         kinds=deployment_kinds(spec, gpu, found),
         tokens=tokens if is_whole else None,
         pool_gib=available if is_whole and is_same_rank else None,
-        pool_error_gib=first.pool_gib - observed if is_comparable and observed else None,
-        memory_error_gib=first.pool_gib - available if is_comparable and available is not None and is_same else None,
+        pool_error_gib=first.pool_gib - observed if is_comparable and observed and observed > 0 else None,
+        memory_error_gib=first.pool_gib - available
+        if is_comparable and available is not None and available > 0 and is_same
+        else None,
         is_first_sight=is_first_sight,
         layout_ratio=ratio,
         weights_gib=rank.weight_bytes / GIB - weights if weights and is_same_rank else None,
@@ -245,13 +248,13 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
 def _layout_ratio(row: Row, found: VllmPrediction, first: FirstSight, *, is_alone: bool) -> float | None:
     """Tokens that a log prints, over those that its memory would hold in the predicted layout; grades A and B.
 
-    Ranks of one engine differ by a little; where several GPUs are further apart, it is the layout.
+    Of several GPUs a log may print one's memory and another's tokens: only what is far apart is the layout.
     """
     tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
     if row["inferred"].strip()[1:2] not in ("A", "B") or not tokens or not available or not first.tokens:
         return None
     ratio = tokens / (available / first.pool_gib * first.tokens)
-    return ratio if is_alone or abs(ratio - 1) > _OTHER_LAYOUT else None
+    return ratio if is_alone or max(ratio, 1 / ratio) > _OTHER_LAYOUT_OF_RANKS else None
 
 
 def _agree(available: float | None, observed: float | None) -> bool:

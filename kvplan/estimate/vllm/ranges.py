@@ -71,7 +71,7 @@ _HALVED_AFTER: Final = 5
 """Start-ups of a GPU family and age of vLLM after which its uncertainty is half of one that nobody has compared."""
 
 
-Group = Literal["well compared", "unified memory", "unseen kind", "others"]
+Group = Literal["well compared", "unified memory", "rare kind", "others"]
 """Groups of deployments whose errors were compared with each other, each with a factor of its own."""
 
 
@@ -170,8 +170,8 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
     group: Group = "others"
     if named["GPU"] == UNIFIED:
         group = "unified memory"
-    elif unseen is not None or sources[rarest] == 0:
-        group = "unseen kind"
+    elif unseen is not None or sources[rarest] < 2:
+        group = "rare kind"
     elif num_startups >= WELL_COMPARED:
         group = "well compared"
     return Standing(group, num_startups, rarest, sources[rarest], unseen)

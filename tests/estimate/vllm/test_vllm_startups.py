@@ -46,6 +46,10 @@ def test_the_page_says_what_the_scores_say(scores) -> None:  # type: ignore[no-u
         number = sum(1 for score in of_set if score.token_deviation is not None and not score.modified)
         median, p90 = summary(scores, name).tokens
         assert f"start-up logs of {said} | {number} | {median:.2%} | {p90:.2%} |".replace("%", " %") in page
+    errors = tool.first_sight_errors(scores)
+    median, p90 = tool._spread(errors)
+    said = f"start-ups collected later, at first sight | {len(errors)} | {median:.2%} | {p90:.2%} |"
+    assert said.replace("%", " %") in page
     shown = sum(1 for score in scores if score.token_deviation is not None and not score.newest)
     assert f"The picture shows {shown} start-ups" in page
 
