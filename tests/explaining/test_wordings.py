@@ -185,6 +185,16 @@ def test_the_python_call_takes_settings_too() -> None:
         kvplan.explain(LOGS / "vllm-0.22-stated-utilization.log", acceptance_rate=0.5)
 
 
+def test_the_settings_that_were_read_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(LOGS / "vllm-0.27-qwen3.8-27b-gb10.log")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "settings read: --gpu-memory-utilization 0.92, --max-model-len 786432, --no-enable-prefix-caching" in shown
+    read = kvplan.explain(LOGS / "sglang-qwq-32b-tp4-l4.log").to_dict()["settings"]
+    assert (read["tensor_parallel_size"], read["gpu_memory_utilization"]) == (4, 0.85)
+    assert main(["explain", str(LOGS / "sglang-qwq-32b-tp4-l4.log")]) == 0
+    assert "--mem-fraction-static 0.85" in " ".join(capsys.readouterr().out.split())
+
+
 def test_another_engine_than_the_logs_is_refused() -> None:
     log = parse_startup_log("Available KV cache memory: 2.0 GiB")
     with pytest.raises(UsageError, match="The log is one of vllm, not of sglang"):
