@@ -254,7 +254,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
 def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
     """What to do where too little is left when everything is in place, or more than a share can be raised by.
 
-    The latter is so where the log does not say the share, and it was far below the default.
+    The latter is so where the log does not say the share: it may be far below the default.
     """
     left = log.memory.left_bytes
     if left is None:
@@ -264,7 +264,9 @@ def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
             f"only {format_bytes(left)} is left for long prompts: if they run out of memory, lower "
             "--gpu-memory-utilization or --max-num-batched-tokens"
         )
-    elif _raised_static(log, found) >= 1:
+        return
+    is_unstated = log.settings.gpu_memory_utilization is None and left > 2 * _LEFT_FOR_PREFILL_BYTES
+    if is_unstated or _raised_static(log, found) >= 1:
         yield Change(f"{format_bytes(left)} is left beside the caches: raise --gpu-memory-utilization from what it was")
 
 
@@ -279,7 +281,7 @@ def _sglang_variants(
     log: StartupLog, spec: ModelSpec, found: SglangPrediction
 ) -> Iterator[tuple[str, ServingSettings]]:
     settings, memory, static = log.settings, log.memory, found.mem_fraction_static
-    if memory.left_bytes is not None:
+    if memory.left_bytes is not None and settings.gpu_memory_utilization is not None:
         raised = _raised_static(log, found)
         if static < raised < 1:
             yield f"raise --gpu-memory-utilization to {raised}", replace(settings, gpu_memory_utilization=raised)

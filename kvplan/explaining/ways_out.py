@@ -197,9 +197,9 @@ _BY_ENCODER: Final = (
     "(--limit-mm-per-prompt)"
 )
 _BY_STEP: Final = (
-    "{tried} in one piece is more than the whole GPU has, at any --gpu-memory-utilization: lower "
-    "--max-num-batched-tokens, --max-num-seqs or --max-model-len; where the model takes pictures, "
-    "--limit-mm-per-prompt or --skip-mm-profiling"
+    "{tried} in one piece is more than the whole GPU has, at any --gpu-memory-utilization. Where the model takes "
+    "pictures: start without trying the largest (--skip-mm-profiling), or allow fewer and smaller ones "
+    "(--limit-mm-per-prompt); else lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
 )
 
 

@@ -167,6 +167,20 @@ def test_vllms_pools_are_read(text: str, pool_gib: float, is_given: bool) -> Non
     assert (log.memory.kv_pool_bytes, log.has_given_pool) == (round(pool_gib * GIB), is_given)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tried to allocate 2.00 GiB. GPU 0 has a total capacty of 23.65 GiB of which 1.50 GiB is free.",
+        "Tried to allocate 2.00 GiB (GPU 0; 23.65 GiB total capacity; 21.00 GiB already allocated; 1.50 GiB free; 1)",
+        "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 1.50 GiB is free. Including",
+    ],
+)
+def test_torch_words_a_refusal_by_its_release(text: str) -> None:
+    memory = parse_startup_log(f"torch.cuda.OutOfMemoryError: CUDA out of memory. {text}").memory
+    figures = (memory.total_bytes, memory.free_bytes, memory.tried_bytes)
+    assert [round((number or 0) / GIB, 2) for number in figures] == [23.65, 1.5, 2.0]
+
+
 def test_an_option_counts_before_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     log = str(LOGS / "vllm-0.22-stated-utilization.log")
     options = ("--gpu", "l40s", "--gpu-memory-utilization", "0.9", "--tp", "2", "--engine", "vllm@0.25")
