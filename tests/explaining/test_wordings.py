@@ -181,6 +181,15 @@ def test_torch_words_a_refusal_by_its_release(text: str) -> None:
     assert [round((number or 0) / GIB, 2) for number in figures] == [23.65, 1.5, 2.0]
 
 
+def test_a_given_pool_is_what_is_lowered() -> None:
+    """A share of the GPU has no effect beside --kv-cache-memory-bytes."""
+    answer = explained(
+        "reserved 3.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes config and skipped profiling\n"
+        "CUDA out of memory. Tried to allocate 2.00 GiB.\nin capture_model"
+    )
+    assert "lower --kv-cache-memory-bytes or --max-num-seqs" in sentences(answer)
+
+
 def test_an_option_counts_before_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     log = str(LOGS / "vllm-0.22-stated-utilization.log")
     options = ("--gpu", "l40s", "--gpu-memory-utilization", "0.9", "--tp", "2", "--engine", "vllm@0.25")
