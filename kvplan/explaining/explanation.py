@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -14,6 +14,7 @@ from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.kv_cache import KvCacheSize
 from kvplan.estimate.sglang import SglangPrediction, predict_sglang, sglang_cache_dtype
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.explaining.account import Counts, Part, parts_beside_the_pool, parts_of
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
@@ -49,24 +50,6 @@ _LEFT_FOR_PREFILL_BYTES = 2 * GIB
 """What SGLang should keep beside weights, caches and graphs: it profiles nothing, so prompts must fit into the rest."""
 _MANY_SEQUENCES = 256
 _SMALLEST_RAISE = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One line of the account: bytes as logged and as predicted, None where one of them is not known."""
-
-    name: str
-    logged_bytes: int | None
-    predicted_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The capacity that was predicted; None where it is not known."""
-
-    kv_cache_tokens: int | None = None
-    num_blocks: int | None = None
-    max_concurrency: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,21 +178,21 @@ _Account = tuple[tuple[Part, ...], Counts, tuple[Change, ...]]
 
 def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, notes: list[str]) -> _Account:
     if spec is None or gpu is None:
-        return _parts(log, None), Counts(), ()
+        return parts_of(log, None), Counts(), ()
     found = _predict(log, spec, gpu, notes)
     if found is None:
-        return _parts(log, None), Counts(), ()
+        return parts_of(log, None), Counts(), ()
     if log.has_given_pool:
         notes.append("--kv-cache-memory-bytes says how large the KV cache is, so kvplan does not predict it.")
-        return _parts_beside_the_pool(log, found), Counts(), ()
+        return parts_beside_the_pool(log, found), Counts(), ()
     counts = Counts(found.kv_cache_tokens, found.num_blocks, found.max_concurrency)
     if _is_another_checkpoint(log, found):
         notes.append(
             "The checkpoint is stored otherwise than kvplan takes it to be, by the memory in the log: name its format "
             "with --quantization, or its config with --model."
         )
-        return _parts(log, found), counts, ()
-    return _parts(log, found), counts, tuple(_changes(log, spec, gpu, found))
+        return parts_of(log, found), counts, ()
+    return parts_of(log, found), counts, tuple(_changes(log, spec, gpu, found))
 
 
 _OTHER_WEIGHTS_SHARE = 0.15
@@ -224,7 +207,7 @@ def _is_another_checkpoint(log: StartupLog, found: VllmPrediction) -> bool:
 
 
 def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, notes: list[str]) -> _Account:
-    empty = _parts(log, None)
+    empty = parts_of(log, None)
     if spec is None or gpu is None:
         return empty, Counts(), ()
     free = log.memory.free_bytes
@@ -254,7 +237,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
 def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
     """What to do where too little is left when everything is in place, or more than a share can be raised by.
 
-    The latter is so where the log does not say the share, and it was far below the default.
+    The latter is so where the log does not say the share: it may be far below the default.
     """
     left = log.memory.left_bytes
     if left is None:
@@ -264,7 +247,9 @@ def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
             f"only {format_bytes(left)} is left for long prompts: if they run out of memory, lower "
             "--gpu-memory-utilization or --max-num-batched-tokens"
         )
-    elif _raised_static(log, found) >= 1:
+        return
+    is_unstated = log.settings.gpu_memory_utilization is None and left > 2 * _LEFT_FOR_PREFILL_BYTES
+    if is_unstated or _raised_static(log, found) >= 1:
         yield Change(f"{format_bytes(left)} is left beside the caches: raise --gpu-memory-utilization from what it was")
 
 
@@ -279,7 +264,7 @@ def _sglang_variants(
     log: StartupLog, spec: ModelSpec, found: SglangPrediction
 ) -> Iterator[tuple[str, ServingSettings]]:
     settings, memory, static = log.settings, log.memory, found.mem_fraction_static
-    if memory.left_bytes is not None:
+    if memory.left_bytes is not None and settings.gpu_memory_utilization is not None:
         raised = _raised_static(log, found)
         if static < raised < 1:
             yield f"raise --gpu-memory-utilization to {raised}", replace(settings, gpu_memory_utilization=raised)
@@ -305,57 +290,6 @@ def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]
     if is_modified_build(log.version or ""):
         notes.append(f"vLLM {log.version} is neither a release nor a commit of vLLM: its changes are not modelled.")
     return found
-
-
-_PARTS: tuple[tuple[str, str, Callable[[VllmPrediction], int]], ...] = (
-    ("GPU in all", "total_bytes", lambda found: found.settings.serving.device_memory_bytes),
-    ("the engine may use", "budget_bytes", lambda found: found.rank.requested_bytes),
-    ("weights", "weight_bytes", lambda found: found.rank.weight_bytes),
-    ("activations (peak)", "activation_bytes", lambda found: found.rank.activation.peak_bytes),
-    ("outside torch", "non_torch_bytes", lambda found: found.rank.non_torch_bytes),
-    ("CUDA graphs", "graph_bytes", lambda found: found.rank.cudagraph_bytes),
-    ("KV cache", "kv_pool_bytes", lambda found: found.rank.available_kv_bytes),
-)
-"""Name, where the log has it, and where the prediction has it."""
-
-
-def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ...]:
-    parts = [
-        Part(name, getattr(log.memory, field), None if prediction is None else predicted(prediction))
-        for name, field, predicted in _PARTS
-    ]
-    memory, rank = log.memory, None if prediction is None else prediction.rank
-    if memory.graph_estimate_bytes not in (None, memory.graph_bytes):
-        budgeted = None if rank is None or not rank.subtracted_graph_bytes else rank.subtracted_graph_bytes
-        parts.insert(-1, Part("CUDA graphs, as estimated", memory.graph_estimate_bytes, budgeted))
-    if memory.peak_with_graphs_bytes is not None:
-        peak = None if rank is None else rank.activation.peak_bytes + rank.subtracted_graph_bytes
-        parts[_PEAK] = Part("activations and graphs", memory.peak_with_graphs_bytes, peak)
-    if rank is not None and rank.state_bytes:
-        # No log has it apart: vLLM prints it as consumed, with the weights and what is outside torch.
-        if memory.consumed_bytes is None:
-            parts.insert(-1, Part("state of requests", None, rank.state_bytes))
-        else:
-            outside = rank.non_torch_bytes + rank.state_bytes
-            parts[_OUTSIDE] = Part("outside torch, and state", memory.non_torch_bytes, outside)
-    return tuple(parts)
-
-
-_PEAK, _OUTSIDE = (
-    next(index for index, (_, field, _) in enumerate(_PARTS) if field == wanted)
-    for wanted in ("activation_bytes", "non_torch_bytes")
-)
-
-
-_BESIDE_THE_POOL = ("GPU in all", "weights")
-
-
-def _parts_beside_the_pool(log: StartupLog, prediction: VllmPrediction) -> tuple[Part, ...]:
-    """The account without a prediction of what follows from a share of the GPU."""
-    return tuple(
-        part if part.name in _BESIDE_THE_POOL else replace(part, predicted_bytes=None)
-        for part in _parts(log, prediction)
-    )
 
 
 def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:

@@ -34,7 +34,8 @@ MEMORY: tuple[tuple[str, str], ...] = (
     ("graph_estimate_bytes", rf"CUDA graph pool memory: {_BETWEEN}{AMOUNT} \(estimated\)"),
     ("graph_bytes", rf"Capture cuda graph end\.{_BETWEEN}mem usage={AMOUNT}"),
     ("total_bytes", rf"total_gpu_memory ?[(=]{AMOUNT}"),
-    ("total_bytes", rf"has a total capacity of {AMOUNT}"),
+    ("total_bytes", rf"has a total capaci?ty of {AMOUNT}"),
+    ("total_bytes", rf"\(GPU \d{{1,2}}; {AMOUNT} total capacity"),
     ("total_bytes", rf"Free memory on device{_BETWEEN}\(-?{DECIMAL}/{AMOUNT}\)"),
     ("total_bytes", rf"Externally held weights on device {_BETWEEN}\(-?{DECIMAL}/{AMOUNT}\)"),
     ("free_bytes", rf"Initial free memory:? {AMOUNT}"),
@@ -96,6 +97,7 @@ CPU_BLOCKS = rf"# (?:cpu|CPU) blocks: {WHOLE}"
 OUT_OF_MEMORY: tuple[tuple[str, str], ...] = (
     ("tried_bytes", rf"Tried to allocate ({DECIMAL} [KMG]iB)"),
     ("free_bytes", rf"of which ({DECIMAL} [KMG]iB) is free"),
+    ("free_bytes", rf"already allocated; ({DECIMAL} [KMG]iB) free"),
     ("process_bytes", rf"(?:this process has|Process \d+ has) ({DECIMAL} [KMG]iB) memory in use"),
     ("unused_bytes", rf"and ({DECIMAL} [KMG]iB) is reserved by PyTorch but unallocated"),
 )

@@ -157,16 +157,16 @@ def _version(text: str, *, is_sglang: bool) -> str | None:
 
 def overridden(stated: ServingSettings, given: ServingSettings) -> tuple[ServingSettings, tuple[str, ...]]:
     """``stated`` with what was ``given`` as options, and a note for each that says otherwise."""
-    changed = _named(given)
+    changed = named_settings(given)
     notes = [
         f"{KNOBS[name].option} {_written(value)} is taken as given; the log has {_written(getattr(stated, name))}."
         for name, value in changed.items()
-        if name in _named(stated) and getattr(stated, name) != value
+        if name in named_settings(stated) and getattr(stated, name) != value
     ]
-    return ServingSettings(**(_named(stated) | changed)), tuple(notes)
+    return ServingSettings(**(named_settings(stated) | changed)), tuple(notes)
 
 
-def _named(settings: ServingSettings) -> dict[str, Any]:
+def named_settings(settings: ServingSettings) -> dict[str, Any]:
     """Those that are not left open."""
     values = {name: getattr(settings, name) for name in KNOBS}
     return {name: value for name, value in values.items() if value != KNOBS[name].default}

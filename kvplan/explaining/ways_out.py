@@ -28,27 +28,34 @@ class Change:
 
 def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[Change]:
     """Changes that the log itself suggests; those that a prediction suggests come on top. ``gpus``: it may be of."""
-    memory, failure = log.memory, log.failure
-    if log.has_given_pool and memory.kv_pool_bytes is not None:
+    pool = log.memory.kv_pool_bytes
+    if log.has_given_pool and pool is not None:
         yield Change(
-            f"for more KV cache raise --kv-cache-memory-bytes (now {format_bytes(memory.kv_pool_bytes)}), or leave it "
-            "out: --gpu-memory-utilization has no effect beside it"
+            f"for more KV cache raise --kv-cache-memory-bytes (now {format_bytes(pool)}), or leave it out: "
+            "--gpu-memory-utilization has no effect beside it"
         )
-    if failure is None:
-        if log.crash is not None:
-            if KILLED.search(log.crash):
-                yield Change(
-                    "the operating system ended a process, as it does where the host is out of memory: give the "
-                    "container more of it, or load with fewer processes at once"
-                )
-            return
+    if log.failure is not None:
+        yield from _too_long(log, gpus)
+        yield from _too_full(log, log.failure, gpus)
+        yield from _sglang_pools(log.failure)
+        yield from _out_of_memory(log)
+    elif log.crash is None:
         rows, concurrency = log.settings.max_num_seqs, log.max_concurrency
         if rows and concurrency and concurrency > 2 * rows:
             yield Change(f"the pool holds {concurrency:.0f} sequences but --max-num-seqs is {rows}: raise it")
-        return
+    elif KILLED.search(log.crash):
+        yield Change(
+            "the operating system ended a process, as it does where the host is out of memory: give the container more "
+            "of it, or load with fewer processes at once"
+        )
+
+
+def _too_long(log: StartupLog, gpus: Sequence[GpuProfile]) -> Iterator[Change]:
+    """What helps where one request, or all that may run at once, do not fit."""
+    memory = log.memory
     if log.largest_max_model_len:
         yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache")
-    elif log.kv_cache_tokens and "max seq len" in failure:
+    elif log.kv_cache_tokens and "max seq len" in (log.failure or ""):
         yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache")
     if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
         missing = memory.needed_kv_bytes - memory.kv_pool_bytes
@@ -61,6 +68,11 @@ def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[Chang
             f"set --max-num-seqs {log.num_state_blocks}: each running sequence takes a block of states, and CUDA "
             f"graphs are captured for all of them; or {_more_memory(log, gpus)}use more GPUs"
         )
+
+
+def _too_full(log: StartupLog, failure: str, gpus: Sequence[GpuProfile]) -> Iterator[Change]:
+    """What helps where others hold the GPU, or nothing is left of the engine's share."""
+    memory = log.memory
     if "Free memory on device" in failure and memory.free_bytes and memory.total_bytes:
         yield Change(
             f"other programs use {format_bytes(max(memory.total_bytes - memory.free_bytes, 0))} of the GPU: stop them"
@@ -75,10 +87,8 @@ def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[Chang
             sentence = f"raise --gpu-memory-utilization if nothing else uses the GPU, {sentence}"
         yield Change(sentence)
     if "Cannot auto-fit" in failure:
-        yield Change(
-            f"{_more_memory(log, gpus)}use more GPUs, or a checkpoint with fewer bits per weight: no token fits"
-        )
-    yield from _sglang_pools(failure)
+        more = _more_memory(log, gpus)
+        yield Change(f"{more}use more GPUs, or a checkpoint with fewer bits per weight: no token fits")
     if "Error in memory profiling" in failure:
         yield Change(
             "another program gave memory back while vLLM measured: start vLLM when the others are up, or give it a GPU "
@@ -88,10 +98,6 @@ def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[Chang
         yield Change(f"{_more_memory(log, gpus)}leave less of the GPU to what is held outside the engine")
     if "leave no GPU memory" in failure:
         yield Change(_beside_the_weights(log.least_static_fraction))
-    if log.is_out_of_memory:
-        yield from _out_of_memory(log)
-    if WITHOUT_NVML in failure:
-        yield Change("torch words it like this where it is out of memory on a slice of a GPU (MIG)")
 
 
 _MOST_USEFUL_SHARE: Final = 0.95
@@ -197,14 +203,17 @@ _BY_ENCODER: Final = (
     "(--limit-mm-per-prompt)"
 )
 _BY_STEP: Final = (
-    "{tried} in one piece is more than the whole GPU has, at any --gpu-memory-utilization: lower "
-    "--max-num-batched-tokens, --max-num-seqs or --max-model-len; where the model takes pictures, "
-    "--limit-mm-per-prompt or --skip-mm-profiling"
+    "{tried} in one piece is more than the whole GPU has, at any --gpu-memory-utilization. Where the model takes "
+    "pictures: start without trying the largest (--skip-mm-profiling), or allow fewer and smaller ones "
+    "(--limit-mm-per-prompt); else lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
 )
 
 
 def _out_of_memory(log: StartupLog) -> Iterator[Change]:
+    """What helps where an allocator refused, by what the engine was doing."""
     memory = log.memory
+    if not log.is_out_of_memory:
+        return
     total, free, held = memory.total_bytes, memory.free_bytes, memory.process_bytes
     if total is not None and free is not None and held is not None:
         others = total - free - held
@@ -214,7 +223,12 @@ def _out_of_memory(log: StartupLog) -> Iterator[Change]:
         sentence = _BY_ENCODER if log.phase == "vision" else _BY_STEP
         yield Change(sentence.format(tried=format_bytes(memory.tried_bytes)))
         return
-    yield Change(_BY_PHASE[log.phase])
+    sentence = _BY_PHASE[log.phase]
+    if log.has_given_pool and log.phase not in ("loading", None):
+        sentence = sentence.replace("--gpu-memory-utilization", "--kv-cache-memory-bytes")
+    yield Change(sentence)
+    if WITHOUT_NVML in (log.failure or ""):
+        yield Change("torch words it like this where it is out of memory on a slice of a GPU (MIG)")
     tried, unused = memory.tried_bytes, memory.unused_bytes
     if tried is not None and unused is not None and unused > tried:
         yield Change(

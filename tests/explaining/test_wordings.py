@@ -167,6 +167,29 @@ def test_vllms_pools_are_read(text: str, pool_gib: float, is_given: bool) -> Non
     assert (log.memory.kv_pool_bytes, log.has_given_pool) == (round(pool_gib * GIB), is_given)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tried to allocate 2.00 GiB. GPU 0 has a total capacty of 23.65 GiB of which 1.50 GiB is free.",
+        "Tried to allocate 2.00 GiB (GPU 0; 23.65 GiB total capacity; 21.00 GiB already allocated; 1.50 GiB free; 1)",
+        "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 1.50 GiB is free. Including",
+    ],
+)
+def test_torch_words_a_refusal_by_its_release(text: str) -> None:
+    memory = parse_startup_log(f"torch.cuda.OutOfMemoryError: CUDA out of memory. {text}").memory
+    figures = (memory.total_bytes, memory.free_bytes, memory.tried_bytes)
+    assert [round((number or 0) / GIB, 2) for number in figures] == [23.65, 1.5, 2.0]
+
+
+def test_a_given_pool_is_what_is_lowered() -> None:
+    """A share of the GPU has no effect beside --kv-cache-memory-bytes."""
+    answer = explained(
+        "reserved 3.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes config and skipped profiling\n"
+        "CUDA out of memory. Tried to allocate 2.00 GiB.\nin capture_model"
+    )
+    assert "lower --kv-cache-memory-bytes or --max-num-seqs" in sentences(answer)
+
+
 def test_an_option_counts_before_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     log = str(LOGS / "vllm-0.22-stated-utilization.log")
     options = ("--gpu", "l40s", "--gpu-memory-utilization", "0.9", "--tp", "2", "--engine", "vllm@0.25")
@@ -183,6 +206,16 @@ def test_the_python_call_takes_settings_too() -> None:
     assert answer.answer.log.settings.tensor_parallel_size == 2
     with pytest.raises(UsageError, match="no setting 'acceptance_rate' here"):
         kvplan.explain(LOGS / "vllm-0.22-stated-utilization.log", acceptance_rate=0.5)
+
+
+def test_the_settings_that_were_read_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(LOGS / "vllm-0.27-qwen3.8-27b-gb10.log")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "settings read: --gpu-memory-utilization 0.92, --max-model-len 786432, --no-enable-prefix-caching" in shown
+    read = kvplan.explain(LOGS / "sglang-qwq-32b-tp4-l4.log").to_dict()["settings"]
+    assert (read["tensor_parallel_size"], read["gpu_memory_utilization"]) == (4, 0.85)
+    assert main(["explain", str(LOGS / "sglang-qwq-32b-tp4-l4.log")]) == 0
+    assert "--mem-fraction-static 0.85" in " ".join(capsys.readouterr().out.split())
 
 
 def test_another_engine_than_the_logs_is_refused() -> None:
