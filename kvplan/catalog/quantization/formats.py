@@ -73,8 +73,9 @@ class QuantizationSpec:
     ``bits`` per quantized weight; one scale per ``group_size`` weights of a row, or per ``block_shape`` tile, or per
     output channel / per tensor (``granularity``). ``rules`` decide for every module in which format it is; without
     rules every matrix of layers and experts is stored this way. Where there are several formats, the fields are those
-    of the one that is named first. ``kv_cache_dtype``: what the checkpoint was calibrated for; engines take it by
-    themselves for some values of ``quant_method``, the config's own word for the format.
+    of the config's own one, of which others are exceptions, or of the first. ``kv_cache_dtype``: what the checkpoint
+    was calibrated for; engines take it by themselves for some values of ``quant_method``, the config's own word for
+    the format.
     """
 
     method: str
@@ -114,7 +115,11 @@ class QuantizationSpec:
         return self.kv_cache_dtype if self.quant_method.startswith(tuple(methods)) else None
 
 
-def with_rules(*rules: Rule, naming: ModuleNaming | None = None) -> QuantizationSpec | None:
-    """Return the first format that ``rules`` name, with them; None where they name none."""
+def with_rules(
+    *rules: Rule, naming: ModuleNaming | None = None, main: QuantizationSpec | None = None
+) -> QuantizationSpec | None:
+    """Return the format ``main`` with ``rules``; without it the first that they name, None where they name none."""
     made = ModuleRules(rules, naming or ModuleNaming())
-    return replace(made.formats[0], rules=made) if made.formats else None
+    if not made.formats:
+        return None
+    return replace(main if main in made.formats else made.formats[0], rules=made)

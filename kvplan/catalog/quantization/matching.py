@@ -136,7 +136,9 @@ def _above(entries: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _starts(entries: Sequence[str]) -> Callable[[str], bool]:
-    return lambda name: name.startswith(tuple(entries)) or plain_name(name).startswith(tuple(entries))
+    """An entry is the path to all layers, or to one."""
+    paths = (*entries, *(plain_name(f"{entry}.0").removesuffix(".0") for entry in entries))
+    return lambda name: name.startswith(paths) or plain_name(name).startswith(paths)
 
 
 _TESTS: Final[dict[str, Callable[[Sequence[str]], Callable[[str], bool]]]] = {
