@@ -89,6 +89,7 @@ _FORMAT_SUFFIXES = {
     "w8a8": "int8",
     "int8": "int8",
     "awq-int4": "awq",
+    "awq-4bit": "awq",
     "w4a16-ct": "int4",
     "autoround": "int4",
     "nvfp4": "nvfp4",
