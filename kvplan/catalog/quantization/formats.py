@@ -48,11 +48,17 @@ class ModuleRules:
 
     def of_tensor(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
         """Return the format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
-        key = (layer, tensor.name, tensor.role, tensor.never_quantized)
+        place = layer if layer is None or self.tells_layers else 0
+        key = (place, tensor.name, tensor.role, tensor.never_quantized, len(tensor.shape))
         if key not in self._known:
             module = self.naming.of(tensor, layer)
             self._known[key] = None if module is None else self.of(module)
         return self._known[key]
+
+    @cached_property
+    def tells_layers(self) -> bool:
+        """Whether the same module may be stored differently in two layers."""
+        return any(rule.names is not None and rule.names.tells_layers for rule in self.rules)
 
     @cached_property
     def _known(self) -> dict[tuple[object, ...], QuantizationSpec | None]:

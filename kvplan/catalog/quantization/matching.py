@@ -57,6 +57,13 @@ class Names:
         """Whether an entry names ``module``, or what vLLM merges it into."""
         return bool(self.entries) and any(self._test(name) for name in self._asked(module))
 
+    @property
+    def tells_layers(self) -> bool:
+        """Whether an entry may be about some layers and not about others: it has a number, or stands for some."""
+        if self.mode in _REGULAR:
+            return bool(self.entries)
+        return any(character.isdigit() or character in "?[" for entry in self.entries for character in entry)
+
     def _asked(self, module: Module) -> Sequence[str]:
         """The names to compare: plain ones where entries are plain too, else as they are spelled in full."""
         own, merged = (
