@@ -175,7 +175,7 @@ def _placed(spec: ModelSpec, quantization: QuantizationSpec | None) -> Iterable[
     """Every tensor; where nothing tells layers apart, those that are one object are counted once, with their number."""
     for tensor in spec.tensors:
         yield _Place(tensor, None, 1)
-    if quantization is None or quantization.rules is None:
+    if quantization is None or quantization.rules is None or not quantization.rules.tells_layers:
         groups = [(layer, 0, count) for layer, count in spec.distinct_layers()]
     else:
         groups = [(layer, index, 1) for index, layer in enumerate(spec.layers)]

@@ -340,3 +340,25 @@ def test_what_the_config_leaves_open_is_a_note() -> None:
         section = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignore}
         spec = read_config({**profile["config"], "quantization_config": section}, model_id="with a tower")
         assert any("exempts no module of the tower" in note for note in spec.assumptions) is is_open
+
+
+def test_blocks_that_auto_round_names_in_either_spelling() -> None:
+    """Of a wrapped model: the checkpoint's path to its layers, an older one, vLLM's; the tower's names none of them."""
+    profile = find_profile("gemma-3-4b")
+    assert profile is not None
+    section = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}
+    sizes = []
+    for blocks in ("model.language_model.layers", "language_model.model.layers", "model.layers", "vision_tower.layers"):
+        config = {**profile["config"], "quantization_config": {**section, "block_name_to_quantize": blocks}}
+        sizes.append(size_weights(read_config(config, model_id="wrapped"), "bfloat16").total_bytes)
+    assert sizes[0] == sizes[1] == sizes[2] < sizes[3]
+
+
+def test_the_main_format_is_the_configs_own() -> None:
+    """Exceptions to it do not decide what the model is called."""
+    spec = llama(quant_method="gptq", bits=4, group_size=128, dynamic={"+:.*down_proj": {"bits": 8}})
+    assert spec.quantization is not None
+    assert (spec.quantization.bits, [each.bits for each in spec.quantization.formats]) == (4, [8, 4])
+    groups = {"a": {"targets": ["Linear"], "weights": FOUR}, "b": {"targets": ["re:.*down_proj"], "weights": EIGHT}}
+    spec = llama(quant_method="compressed-tensors", config_groups=groups)
+    assert spec.quantization is not None and spec.quantization.bits == 4

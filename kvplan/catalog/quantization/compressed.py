@@ -56,7 +56,7 @@ def read_groups(section: ConfigView, exempt: Iterable[Rule], naming: ModuleNamin
         for kind, classes in _CLASSES
         if not target.startswith("re:") and any(target.casefold() in each for each in classes)
     )
-    return with_rules(*exempt, *by_name, *by_class, naming=naming)
+    return with_rules(*exempt, *by_name, *by_class, naming=naming, main=next(iter(targets.values()), None))
 
 
 def _experts_as_linear(targets: dict[str, QuantizationSpec]) -> Iterable[tuple[str, QuantizationSpec]]:

@@ -48,11 +48,17 @@ class ModuleRules:
 
     def of_tensor(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
         """Return the format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
-        key = (layer, tensor.name, tensor.role, tensor.never_quantized)
+        place = layer if layer is None or self.tells_layers else 0
+        key = (place, tensor.name, tensor.role, tensor.never_quantized, len(tensor.shape))
         if key not in self._known:
             module = self.naming.of(tensor, layer)
             self._known[key] = None if module is None else self.of(module)
         return self._known[key]
+
+    @cached_property
+    def tells_layers(self) -> bool:
+        """Whether the same module may be stored differently in two layers."""
+        return any(rule.names is not None and rule.names.tells_layers for rule in self.rules)
 
     @cached_property
     def _known(self) -> dict[tuple[object, ...], QuantizationSpec | None]:
@@ -73,8 +79,9 @@ class QuantizationSpec:
     ``bits`` per quantized weight; one scale per ``group_size`` weights of a row, or per ``block_shape`` tile, or per
     output channel / per tensor (``granularity``). ``rules`` decide for every module in which format it is; without
     rules every matrix of layers and experts is stored this way. Where there are several formats, the fields are those
-    of the one that is named first. ``kv_cache_dtype``: what the checkpoint was calibrated for; engines take it by
-    themselves for some values of ``quant_method``, the config's own word for the format.
+    of the config's own one, of which others are exceptions, or of the first. ``kv_cache_dtype``: what the checkpoint
+    was calibrated for; engines take it by themselves for some values of ``quant_method``, the config's own word for
+    the format.
     """
 
     method: str
@@ -114,7 +121,11 @@ class QuantizationSpec:
         return self.kv_cache_dtype if self.quant_method.startswith(tuple(methods)) else None
 
 
-def with_rules(*rules: Rule, naming: ModuleNaming | None = None) -> QuantizationSpec | None:
-    """Return the first format that ``rules`` name, with them; None where they name none."""
+def with_rules(
+    *rules: Rule, naming: ModuleNaming | None = None, main: QuantizationSpec | None = None
+) -> QuantizationSpec | None:
+    """Return the format ``main`` with ``rules``; without it the first that they name, None where they name none."""
     made = ModuleRules(rules, naming or ModuleNaming())
-    return replace(made.formats[0], rules=made) if made.formats else None
+    if not made.formats:
+        return None
+    return replace(main if main in made.formats else made.formats[0], rules=made)

@@ -54,6 +54,7 @@ def read_gptq(section: ConfigView, naming: ModuleNaming) -> QuantizationSpec | N
         *(_dynamic_rule(section, stored, pattern, given) for pattern, given in entries(section, "dynamic").items()),
         Rule(stored, kinds=_kinds(section)),
         naming=naming,
+        main=stored,
     )
 
 
@@ -105,6 +106,7 @@ def read_auto_round(section: ConfigView, naming: ModuleNaming) -> QuantizationSp
         *_joined("search", patterns, formats),
         default,
         naming=naming,
+        main=stored,
     )
 
 

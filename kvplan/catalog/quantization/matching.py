@@ -57,6 +57,13 @@ class Names:
         """Whether an entry names ``module``, or what vLLM merges it into."""
         return bool(self.entries) and any(self._test(name) for name in self._asked(module))
 
+    @property
+    def tells_layers(self) -> bool:
+        """Whether an entry may be about some layers and not about others: it has a number, or stands for some."""
+        if self.mode in _REGULAR:
+            return bool(self.entries)
+        return any(character.isdigit() or character in "?[" for entry in self.entries for character in entry)
+
     def _asked(self, module: Module) -> Sequence[str]:
         """The names to compare: plain ones where entries are plain too, else as they are spelled in full."""
         own, merged = (
@@ -136,7 +143,9 @@ def _above(entries: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _starts(entries: Sequence[str]) -> Callable[[str], bool]:
-    return lambda name: name.startswith(tuple(entries)) or plain_name(name).startswith(tuple(entries))
+    """An entry is the path to all layers, or to one."""
+    paths = (*entries, *(plain_name(f"{entry}.0").removesuffix(".0") for entry in entries))
+    return lambda name: name.startswith(paths) or plain_name(name).startswith(paths)
 
 
 _TESTS: Final[dict[str, Callable[[Sequence[str]], Callable[[str], bool]]]] = {

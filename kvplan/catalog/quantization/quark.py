@@ -30,7 +30,8 @@ def read_quark(section: ConfigView, naming: ModuleNaming) -> QuantizationSpec | 
         for pattern, given in entries(section, "layer_quant_config").items()
         if given is not None
     )
-    return with_rules(*_excluded(names(section, "exclude")), *named, Rule(stored, kinds=MATRICES), naming=naming)
+    excluded = _excluded(names(section, "exclude"))
+    return with_rules(*excluded, *named, Rule(stored, kinds=MATRICES), naming=naming, main=stored)
 
 
 def _excluded(listed: tuple[str, ...]) -> tuple[Rule, ...]:
