@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_sizes
-from kvplan.catalog.families.positions import granite_swa_ropes
+from kvplan.catalog.families.positions import granite_swa_ropes, mellum_ropes
 from kvplan.catalog.families.softmax import windows
 from kvplan.catalog.families.softmax.plain import (
     ATTENTION_BIAS,
@@ -224,6 +224,24 @@ FAMILIES: dict[str, MixtureFamily] = {
         shared_default=1,
         router_bias=True,
         traits=_FLOAT32,
+    ),
+    "SolarOpenForCausalLM": MixtureFamily(
+        PlainFamily(ATTENTION_BIAS, max_positions=131072),
+        shared_count=("n_shared_experts",),
+        shared_default=1,
+        router_bias=True,
+        traits=_FLOAT32,
+    ),
+    "MellumForCausalLM": MixtureFamily(
+        PlainFamily(
+            *(ATTENTION_BIAS, ATTENTION_BIAS),
+            qk_norm="head",
+            head_default=128,
+            windows=windows.listed,
+            ropes=mellum_ropes,
+            max_positions=131072,
+        ),
+        after_dense_ones,
     ),
     "Dots1ForCausalLM": MixtureFamily(
         replace(_QWEN3, max_positions=2048),

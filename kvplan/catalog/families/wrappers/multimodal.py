@@ -138,6 +138,7 @@ _TIED = frozenset(
         "GraniteSpeechForConditionalGeneration",
         "GraniteSpeechPlusForConditionalGeneration",
         "HCXVisionV2ForCausalLM",
+        "HunYuanVLForConditionalGeneration",
         "LightOnOCRForConditionalGeneration",
         "MossTranscribeDiarizeForConditionalGeneration",
     )

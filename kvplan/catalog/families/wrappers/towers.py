@@ -219,6 +219,19 @@ def _gemma4_audio(audio: ConfigView, text_hidden: int) -> TowerCount:
     return TowerCount(tower, out * text_hidden, layers)
 
 
+def _hunyuan_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """HunYuanVL's encoder, and the convolutions that merge patches between two norms (transformers: HunYuanVLModel)."""
+    hidden = vision.integer("hidden_size", default=1152)
+    inner, layers = vision.integer("intermediate_size", default=4304), vision.layers(*_LAYER_KEYS, default=27)
+    patch, merge = vision.integer("patch_size", default=16), vision.integer("spatial_merge_size", default=2)
+    positions = (vision.integer("max_image_size", default=2048) // patch) ** 2 + 1
+    embedding = 3 * patch**2 * hidden + hidden + positions * hidden
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    convolutions = _linear(merge**2 * hidden, 2 * hidden, bias=True) + _linear(2 * hidden, 4 * hidden, bias=True)
+    merger = convolutions + _linear(4 * hidden, text_hidden, bias=True) + 5 * hidden + 4 * text_hidden
+    return TowerCount(embedding + layers * layer + merger, 0, layers)
+
+
 _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
@@ -239,6 +252,8 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "mllama_vision_model": _mllama,
     "dots_ocr": _dots,
     "phi3_v": _phi3_vision,
+    "hunyuan_vl": _hunyuan_vl,
+    "hunyuan_vl_vision": _hunyuan_vl,
 }
 
 
@@ -256,6 +271,7 @@ _OWN_PROJECTORS = frozenset(
 
 _OCR_TOWERS = {
     "DeepseekOCRForCausalLM": (95_569_152 + 303_177_728, 2),
+    "UnlimitedOCRForCausalLM": (95_569_152 + 303_177_728, 2),
     "DeepseekOCR2ForCausalLM": (94_979_328 + 358_256_512, 1),
 }
 """Encoders of one size whatever the config says (SAM and CLIP, SAM and Qwen2), and separators as wide as the text."""

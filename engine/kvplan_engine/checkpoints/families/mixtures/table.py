@@ -346,7 +346,7 @@ _HUNYUAN_NAMES = with_names(
     shared__down="mlp.shared_mlp.down_proj",
 )
 
-MIXTURES = (
+TABLE = (
     Family(("MixtralForCausalLM",), ("mixtral",), read_mixtral, MIXTRAL_NAMES, gguf=MIXTRAL_GGUF),
     Family(("MiniMaxM2ForCausalLM",), ("minimax_m2",), read_minimax_m2, MIXTRAL_NAMES),
     Family(("Qwen2MoeForCausalLM",), ("qwen2_moe",), read_qwen2_moe, _QWEN2_NAMES, gguf=QWEN2_MOE_GGUF),
