@@ -38,6 +38,7 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.vllm.kinds import Kinds, deployment_kinds
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.ranges import (
+    FIRST_CAPTURE_GIB,
     SHARES,
     Cause,
     Group,
@@ -67,6 +68,7 @@ PRIORS: Final[dict[Cause, float]] = {
     "activations": 0.05,
     "encoder": 0.1,
     "outside torch": 0.1,
+    "newer releases": 0.3,
     "several GPUs": 0.2,
     "unified memory": 1.0,
     "GPU and release": 0.01,
@@ -173,7 +175,8 @@ class Startup:
             if gib is not None and shares and not self.is_first_sight:
                 yield Difference(gib, shares)
         if self.graphs_gib is not None:
-            yield Difference(self.graphs_gib, {"CUDA graphs": self.found.rank.cudagraph_bytes / GIB})
+            captured = max(self.found.rank.cudagraph_bytes / GIB, FIRST_CAPTURE_GIB)
+            yield Difference(self.graphs_gib, {"CUDA graphs": captured})
 
 
 @cache  # many start-ups ask for the same, and standings are remembered by it

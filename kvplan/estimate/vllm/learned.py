@@ -56,7 +56,13 @@ _SHOWN: Final[dict[str, tuple[Cause, ...]]] = {
     "weights": ("plain weights", "quantized weights", "exact weights"),
     "activations": ("activations", "encoder"),
     "CUDA graphs": ("CUDA graphs",),
-    "what it does not tell apart": ("GPU and release", "kind of deployment", "several GPUs", "unified memory"),
+    "what it does not tell apart": (
+        "GPU and release",
+        "kind of deployment",
+        "several GPUs",
+        "unified memory",
+        "newer releases",
+    ),
 }
 """Causes of an interval that each figure of a log shows. What is outside torch stays: it differs between starts."""
 

@@ -264,7 +264,8 @@ def _graph_bytes(
     scores = index_graph_bytes(layers, settings, largest, whole=whole)
     if whole:
         workspace = attention_workspace_bytes(layers, gpu, settings, release)
-        return cudagraph_bytes(parts.num_layers, gpu, settings, largest) + workspace + scores
+        graphs = cudagraph_bytes(parts.num_layers, gpu, settings, largest, is_estimate=release.graphs_in_budget)
+        return graphs + workspace + scores
     step = replace(settings, max_num_batched_tokens=largest)
     return piece_graph_bytes(decoder_bytes(spec, layers, step, release), largest)
 

@@ -29,7 +29,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.startup_errors import Evidence, StartupErrors, startup_errors
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.kinds import LAYOUT, PLACE, UNIFIED, Kinds, deployment_kinds
-from kvplan.estimate.vllm.prediction import VllmPrediction, printed_tokens
+from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, printed_tokens
 from kvplan.estimate.vllm.weights import stored_formats
 from kvplan.units import GIB
 
@@ -40,6 +40,7 @@ Cause = Literal[
     "activations",
     "encoder",
     "outside torch",
+    "newer releases",
     "several GPUs",
     "unified memory",
     "GPU and release",
@@ -54,6 +55,7 @@ CAUSES: Final[dict[Cause, str]] = {
     "activations": "peak of the profile run: temporary tensors of kernels and compiled graphs",
     "encoder": "peak of the profile run: the encoder's inside, which depends on its kernels",
     "outside torch": "memory that torch does not see: driver, CUDA context, libraries; the total the driver reports",
+    "newer releases": "releases that set graphs aside beforehand (0.21 on): start-ups of one model differ by as much",
     "several GPUs": "buffers of the communication between GPUs (NCCL, all-reduce)",
     "unified memory": "memory that is the host's: what other processes and libraries take counts as well",
     "GPU and release": "a GPU family and age of vLLM of which few or no start-ups have been compared",
@@ -62,7 +64,12 @@ CAUSES: Final[dict[Cause, str]] = {
 }
 """What each cause is, as --explain words it."""
 
-SHARES: Final[frozenset[Cause]] = frozenset(CAUSES) - {"outside torch", "several GPUs", "unified memory"}
+SHARES: Final[frozenset[Cause]] = frozenset(CAUSES) - {
+    "outside torch",
+    "newer releases",
+    "several GPUs",
+    "unified memory",
+}
 """Causes whose spread is a share of bytes; the others' are GiB on each GPU."""
 
 WELL_COMPARED: Final = 20
@@ -70,6 +77,9 @@ WELL_COMPARED: Final = 20
 _HALVED_AFTER: Final = 5
 """Start-ups of a GPU family and age of vLLM after which its uncertainty is half of one that nobody has compared."""
 
+
+FIRST_CAPTURE_GIB: Final = 0.4
+"""The part of graphs' memory that does not follow the number of sizes (kvplan.estimate.vllm.budget)."""
 
 Group = Literal["well compared", "unified memory", "rare kind", "others"]
 """Groups of deployments whose errors were compared with each other, each with a factor of its own."""
@@ -192,13 +202,19 @@ def range_amounts(
         _weights_cause(spec, settings.quantization): rank.weight_bytes / GIB,
         profiled: rank.activation.peak_bytes / GIB,
         "outside torch": 1.0,
+        "newer releases": float(vllm_release(predicted.version).graphs_in_budget and not gpu.unified_memory),
         "several GPUs": float(_communicates(spec, layout)),
         "unified memory": float(gpu.unified_memory),
         "GPU and release": rank.requested_bytes / GIB * _HALVED_AFTER / (_HALVED_AFTER + known.num_startups),
         "kind of deployment": rank.requested_bytes / GIB / (1 + known.num_sources),
-        "CUDA graphs": rank.subtracted_graph_bytes / GIB,
+        "CUDA graphs": _graph_amount(rank),
     }
     return {cause: amount for cause, amount in amounts.items() if amount}
+
+
+def _graph_amount(rank: RankMemory) -> float:
+    """GiB of graphs that are subtracted; the first capture costs as much however few sizes follow it."""
+    return max(rank.subtracted_graph_bytes / GIB, FIRST_CAPTURE_GIB) if rank.subtracted_graph_bytes else 0.0
 
 
 def _weights_cause(spec: ModelSpec, requested: str) -> Cause:
