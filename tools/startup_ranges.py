@@ -134,6 +134,7 @@ class Startup:
     is_first_sight: bool
     memory_error_gib: float | None
     layout_ratio: float | None
+    shows_layout: bool
     weights_gib: float | None
     peak_gib: float | None
     graphs_gib: float | None
@@ -242,6 +243,7 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
         else None,
         is_first_sight=is_first_sight,
         layout_ratio=ratio,
+        shows_layout=bool(tokens and available and available > 0) and row["inferred"].strip()[1:2] in ("A", "B"),
         weights_gib=rank.weight_bytes / GIB - weights if weights and is_same_rank else None,
         peak_gib=rank.activation.peak_bytes / GIB - peak if peak and is_same_rank and is_whole else None,
         graphs_gib=_graphs_error_gib(row, found, gpu),
@@ -287,14 +289,14 @@ def _observed_tokens(row: Row, found: VllmPrediction) -> float | None:
 def collect_evidence(startups: Iterable[Startup]) -> Evidence:
     """Return the start-ups that were compared, counted by source and kind."""
     counted = Counter(
-        (startup.source, startup.pool_error_gib is not None, tuple(startup.kinds.items()))
+        (startup.source, startup.pool_error_gib is not None, startup.shows_layout, tuple(startup.kinds.items()))
         for startup in startups
-        if startup.pool_error_gib is not None or startup.layout_ratio is not None
+        if startup.pool_error_gib is not None or startup.shows_layout
     )
     return Evidence(
         tuple(
-            ComparedStartups(source, count, end_to_end, dict(kinds))
-            for (source, end_to_end, kinds), count in sorted(counted.items())
+            ComparedStartups(source, count, end_to_end, shows_layout, dict(kinds))
+            for (source, end_to_end, shows_layout, kinds), count in sorted(counted.items())
         )
     )
 
@@ -317,10 +319,15 @@ def fit_ranges(startups: Sequence[Startup]) -> StartupErrors:
 
 
 def _layout_factor(startups: Sequence[Startup], evidence: Evidence) -> float:
-    """The factor, either way, that held tokens per byte in 9 of 10 sources whose layout no other had shown."""
+    """The factor, either way, that held tokens per byte where no other source had shown the layout.
+
+    One that turned out to be another than predicted counts, whatever else was of its kind.
+    """
     ratios = []
     for startup in startups:
-        if startup.layout_ratio is not None and standing(startup.kinds, startup.others(evidence)).unseen_layout:
+        if startup.layout_ratio is None:
+            continue
+        if startup.has_other_layout or standing(startup.kinds, startup.others(evidence)).unseen_layout:
             ratios.append((max(startup.layout_ratio, 1 / startup.layout_ratio), startup.source))
     return _by_source(ratios) if ratios else 1.0
 

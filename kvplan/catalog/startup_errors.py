@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +23,13 @@ FILE: Final = Path("errors") / "startups.json"
 class ComparedStartups:
     """``count`` start-ups from one source that are of the same kind in every aspect.
 
-    end_to_end: from the settings to the pool; else only from the memory that the log prints to the tokens.
+    end_to_end: compared from the settings to the pool. shows_layout: the log has the memory and the tokens it holds.
     """
 
     source: str
     count: int
     end_to_end: bool
+    shows_layout: bool
     kinds: Mapping[str, str]
 
 
@@ -58,6 +59,11 @@ class Evidence:
         """Those that were compared from their settings on."""
         return Evidence(tuple(each for each in self.startups if each.end_to_end))
 
+    @cached_property
+    def of_layouts(self) -> Evidence:
+        """Those that show how many tokens their memory holds."""
+        return Evidence(tuple(each for each in self.startups if each.shows_layout))
+
     @property
     def num_startups(self) -> int:
         return sum(each.count for each in self.startups)
@@ -86,10 +92,7 @@ class StartupErrors:
             "spreads": dict(self.spreads),
             "factors": dict(self.factors),
             "layout_factor": self.layout_factor,
-            "startups": [
-                {"source": each.source, "count": each.count, "end_to_end": each.end_to_end, "kinds": dict(each.kinds)}
-                for each in self.evidence.startups
-            ],
+            "startups": [asdict(each) for each in self.evidence.startups],
         }
 
     @staticmethod
@@ -108,7 +111,8 @@ class StartupErrors:
 def _compared(records: Iterable[Mapping[str, Any]]) -> Iterable[ComparedStartups]:
     for record in records:
         kinds = {str(aspect): str(kind) for aspect, kind in record["kinds"].items()}
-        yield ComparedStartups(str(record["source"]), int(record["count"]), bool(record["end_to_end"]), kinds)
+        shown = bool(record["end_to_end"]), bool(record["shows_layout"])
+        yield ComparedStartups(str(record["source"]), int(record["count"]), *shown, kinds)
 
 
 @cache

@@ -21,7 +21,7 @@ from kvplan.catalog.spec import (
     MoeFeedForward,
     SoftmaxAttention,
 )
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.settings import LoraSlots, ServingSettings
@@ -180,6 +180,8 @@ def _mlp_products(
 ) -> Iterator[Product]:
     if part is None:
         return
+    if not isinstance(part, DenseFeedForward):
+        raise unhandled_kind(part, "_mlp_products")
     number = 2 if part.gated else 1
     inner = -(-part.intermediate_size // tp)
     yield Product(spec.hidden_size, number * inner, num_stacked=1 if is_fused else number)

@@ -174,7 +174,7 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
     unseen_layouts = (
         named[aspect]
         for aspect in LAYOUT
-        if not evidence.alike({"release": named["release"], aspect: named[aspect]}).startups
+        if not evidence.of_layouts.alike({"release": named["release"], aspect: named[aspect]}).startups
     )
     unseen = next(unseen_layouts, None)
     group: Group = "others"
