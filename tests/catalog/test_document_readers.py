@@ -61,9 +61,7 @@ def test_unlimited_ocr_keeps_all_tokens(architecture: str, section: str, text: d
     projector = {"projector_type": "linear", "input_dim": 2048}
     spec = _read(architecture, tie_word_embeddings=False, projector_config=projector, **{section: text})
     assert spec.num_parameters == 2_934_734_080
-    assert all(
-        isinstance(layer.mixer, SoftmaxAttention) and layer.mixer.window_kind == "full" for layer in spec.layers
-    )
+    assert all(isinstance(layer.mixer, SoftmaxAttention) and layer.mixer.window_kind == "full" for layer in spec.layers)
 
 
 def test_the_towers_of_unlimited_ocr_are_those_of_deepseek_ocr() -> None:

@@ -58,7 +58,10 @@ _NEWER: dict[str, tuple[str, str, dict[str, Any]]] = {
         "SolarOpenForCausalLM",
         "solar_open",
         {
-            **{"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
             "head_dim": 16,
             "attention_bias": True,
         },
@@ -67,7 +70,10 @@ _NEWER: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MellumForCausalLM",
         "mellum",
         {
-            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
             "mlp_layer_types": ["dense"] + ["sparse"] * 7,
             "layer_types": ["sliding_attention", "full_attention"] * 4,
             "sliding_window": 16,
