@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
+import sample_rows
 
 from kvplan.runs.storage.reader import Run, Trial, load_run, trial_frame
 
 MEASURED = ("ok", "queued", "preempted")
-
-
-def _load_sample_rows() -> ModuleType:
-    path = Path(__file__).parents[1] / "sweeps" / "cases" / "sample_rows.py"
-    spec = importlib.util.spec_from_file_location("report_sample_rows", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sample_rows = _load_sample_rows()
 
 
 def sample_directory(directory: Path) -> Path:

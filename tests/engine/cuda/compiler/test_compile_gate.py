@@ -4,7 +4,7 @@ What is as it was when a compiler said yes is not compiled again (``gate_results
 Needs no GPU: NVRTC comes as the package nvidia-cuda-nvrtc-cu12 (12.8 knows sm_70 to sm_120), nvcc with a toolkit. No
 package has nvcc; where there is one, it is the second compiler on a few architectures.
 After a change that is meant, write the figures anew:
-    PYTHONPATH=.:engine:tests/engine/cuda/cases python tests/engine/cuda/compiler/test_compile_gate.py
+    PYTHONPATH=.:engine:tests/engine/cases python tests/engine/cuda/compiler/test_compile_gate.py
 """
 
 from __future__ import annotations
