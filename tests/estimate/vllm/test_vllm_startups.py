@@ -50,7 +50,7 @@ def test_the_page_says_what_the_scores_say(scores) -> None:  # type: ignore[no-u
     median, p90 = tool._spread(errors)
     said = f"start-ups collected later, at first sight | {len(errors)} | {median:.2%} | {p90:.2%} |"
     assert said.replace("%", " %") in page
-    shown = sum(1 for score in scores if score.token_deviation is not None and not score.newest)
+    shown = sum(1 for score in scores if score.token_deviation is not None)
     assert f"The picture shows {shown} start-ups" in page
 
 
