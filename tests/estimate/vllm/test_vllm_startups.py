@@ -96,8 +96,6 @@ OUTLIERS = {
     "V153": B12X,
     "V178": "The checkpoint's own config is not known: it states a KV cache in fp8, and keeps more in 16 bits.",
     "V225": "5 GiB of non-torch memory that other processes took.",
-    "V247": UNIFIED,
-    "V248": UNIFIED,
     "W027": UNIFIED,
 }
 """Rows of grade A more than 10 % off, and why. No constant was bent for them."""
