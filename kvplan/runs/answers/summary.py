@@ -140,9 +140,11 @@ def _num_planned(manifest: Manifest, rows: Sequence[Row]) -> int:
 def kv_waste(rows: Sequence[Row]) -> KvWaste | None:
     """KV waste of the fastest undisturbed trial with the default block size (with any, if that was not run).
 
-    Of those that only count, which have no speeds, the one with the most sequences at once.
+    Of those that only count, which have no speeds, the one with the most sequences at once. Rows without a block size
+    or a longest sequence are left out: others' servers do not tell them, and files can be damaged.
     """
-    undisturbed = [row for row in rows if is_measured(row) and row["frag_pct"] is not None]
+    told = [row for row in rows if None not in (row["frag_pct"], row["block_size"], row["max_model_len"])]
+    undisturbed = [row for row in told if is_measured(row)]
     undisturbed = [row for row in undisturbed if row["status"] == "ok"] or undisturbed
     if not undisturbed:
         return None

@@ -132,6 +132,8 @@ def test_waste_is_told_for_the_default_block_size_beside_contiguous_reservation(
         row(block_size=8, frag_pct=1.5, contiguous_utilization_pct=20.0),
         row(block_size=16, frag_pct=3.5, contiguous_utilization_pct=21.0, output_throughput=90.0),
         row("preempted", block_size=16, frag_pct=9.0, contiguous_utilization_pct=9.0),
+        row(block_size=None, frag_pct=9.0),
+        row(max_model_len=None, frag_pct=9.0),
     ]
     waste = kv_waste(rows)
     assert waste is not None
