@@ -14,7 +14,15 @@ from resaved_configs import changes, saved_by_transformers
 
 _SHIPPED = {profile["name"]: profile["config"] for profile in profiles()}
 _NOT_LOADED = (
-    *("chatglm3-6b", "deepseek-moe-16b", "exaone-4.0-32b", "internlm2.5-7b", "kimi-k2", "kimi-k3"),
+    *(
+        "chatglm3-6b",
+        "deepseek-moe-16b",
+        "deepseek-v4.1-flash",
+        "exaone-4.0-32b",
+        "internlm2.5-7b",
+        "kimi-k2",
+        "kimi-k3",
+    ),
     *("llama-3.3-nemotron-super-49b", "mimo-7b-base", "minimax-text-01", "phi-3-vision-128k", "qwen-7b"),
 )
 """Profiles whose class comes with the checkpoint, or whose published keys transformers 5.24 refuses."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -54,6 +54,11 @@ class ModuleRules:
             module = self.naming.of(tensor, layer)
             self._known[key] = None if module is None else self.of(module)
         return self._known[key]
+
+    def changed(self, change: Callable[[QuantizationSpec], QuantizationSpec]) -> ModuleRules:
+        """Return the same rules with every format as ``change`` gives it."""
+        rules = (rule if rule.stored is None else replace(rule, stored=change(rule.stored)) for rule in self.rules)
+        return ModuleRules(tuple(rules), self.naming)
 
     @cached_property
     def tells_layers(self) -> bool:

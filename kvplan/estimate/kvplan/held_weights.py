@@ -145,7 +145,12 @@ def _as_held(spec: ModelSpec, published: QuantizationSpec) -> QuantizationSpec:
     if published.method != "gptq" or not isinstance(section, Mapping):
         return published
     is_symmetric, has_order = bool(section.get("sym", True)), bool(section.get("desc_act", False))
-    return replace(published, has_zero_points=not is_symmetric, has_act_order=has_order)
+
+    def held(stored: QuantizationSpec) -> QuantizationSpec:
+        return replace(stored, has_zero_points=not is_symmetric, has_act_order=has_order)
+
+    rules = None if published.rules is None else published.rules.changed(held)
+    return replace(held(published), rules=rules)
 
 
 def most_held(spec: ModelSpec, quantization: str) -> HeldFormat | None:
