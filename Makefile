@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
 KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
-.PHONY: sweep check quick docs check-install types-and-install check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test clean
+.PHONY: sweep check quick docs check-install types-and-install check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test exhaustive clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -61,7 +61,7 @@ docs:
 # the server: OpenAI's client, abusive clients, 10,000 requests of which a third leave; then real clients as published.
 # Those that are not on the PATH are named in CLIENTS (tools/check_clients.py says how); one that is missing is an error.
 check-clients: $(STAMP_DEV)
-	$(PYTEST) tests/engine/server
+	$(PYTEST) tests/engine/server --exhaustive
 	$(BIN)/python tools/check_clients.py --out docs/clients.md $(CLIENTS)
 
 # sweeps over vLLM's build for CPUs, which is installed beside (ENGINES names another environment); half an hour and more
@@ -109,6 +109,10 @@ imports: $(STAMP_DEV)
 
 test: $(STAMP_DEV)
 	$(PYTEST)
+
+# every test, with the storms and grids whole of which `make test` runs a sample; an hour on two cores
+exhaustive: $(STAMP_DEV)
+	$(PYTEST) --exhaustive
 
 clean:
 	rm -rf $(VENV) $(DOCS_VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvplan.api import Estimate, Explanation, Gpus, Models, Plan, estimate, explain, gpus, models, plan
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Estimate", "Explanation", "Gpus", "Models", "Plan", "estimate", "explain", "gpus", "models", "plan"]
 
 

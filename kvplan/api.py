@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuProfile, find_gpu, parse_gpu_count
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, GpuProfile, find_gpu, parse_gpu_count
 from kvplan.catalog.devices.known_gpus import gpu_row, gpus_document, known_gpus
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
@@ -38,8 +38,9 @@ from kvplan.estimate.known_models import SCHEMA as MODELS_SCHEMA
 from kvplan.estimate.known_models import KnownModel, known_models
 from kvplan.estimate.question import ESTIMATE_SETTINGS, Question, answer_question, notes_on, with_kernels
 from kvplan.explaining.document import explanation_document
+from kvplan.explaining.explanation import EXPLAIN_SETTINGS, explain_log, of_engine
 from kvplan.explaining.explanation import Explanation as LogAccount
-from kvplan.explaining.explanation import explain_log
+from kvplan.explaining.learned import basis_of
 from kvplan.explaining.named_model import named_model
 from kvplan.explaining.reading import parse_log, read_log
 from kvplan.planner.answer.document import plan_document, plan_row
@@ -236,19 +237,23 @@ def estimate(
     *,
     gpu: str | Iterable[str] | None = None,
     ctx: int | str | None = None,
+    max_model_len: int | str | None = None,
     quantization: str = "auto",
     kv_cache_dtype: str = "auto",
     engine: str = "vllm",
     assume: Mapping[str, str] | None = None,
     speculative_config: Mapping[str, Any] | None = None,
+    from_log: str | Path | None = None,
     calibration: str | None = None,
     **settings: Any,
 ) -> Estimate:
     """Size ``model`` as ``kvplan estimate`` does.
 
-    gpu: names such as "h100" or "8xh200", by default a handful of common ones. ctx: tokens per sequence, also as "16k".
-    settings: the command's other options by vLLM's names, such as ``gpu_memory_utilization=0.95``, as numbers or as
-    text ("80GiB"). KvplanError where it cannot be answered; a model that does not fit is an answer.
+    gpu: names such as "h100" or "8xh200", by default a handful of common ones. ctx: tokens per sequence, also as "16k";
+    max_model_len is vLLM's name for it. settings: the command's other options by vLLM's names, such as
+    ``gpu_memory_utilization=0.95``, as numbers or as text ("80GiB"). from_log: a start-up log of vLLM with this model,
+    whose memory and settings count where nothing else is said. KvplanError where it cannot be answered; a model that
+    does not fit is an answer.
     """
     choice = EngineChoice.parse(engine)
     spec = resolve_model(str(model), assumptions=assume)
@@ -257,8 +262,22 @@ def estimate(
     asked = _settings(settings, ESTIMATE_SETTINGS, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if speculative_config is not None:
         asked = with_speculative_config(asked, json.dumps(dict(speculative_config)))
-    question = Question(None if ctx is None else parse_tokens(str(ctx)), asked)
-    return Estimate(answer_question(spec, question, gpus, choice, load_measured(calibration)))
+    if ctx is not None and max_model_len is not None:
+        raise UsageError("ctx cannot be used with max_model_len.", hint="give one of them; they mean the same here")
+    tokens = max_model_len if ctx is None else ctx
+    learned = None
+    if from_log is not None:
+        basis = basis_of(Path(from_log), spec, _only(named), choice, asked)
+        learned, asked, gpus, choice = basis.learned, basis.settings, [GpuCount(1, basis.gpu)], basis.engine
+        tokens = tokens if tokens is not None else next(iter(basis.contexts), None)
+    question = Question(None if tokens is None else parse_tokens(str(tokens)), asked)
+    return Estimate(answer_question(spec, question, gpus, choice, load_measured(calibration), learned))
+
+
+def _only(gpus: Sequence[GpuCount]) -> GpuCount | None:
+    if len(gpus) > 1:
+        raise UsageError("from_log is about one model on one kind of GPU.", hint="name one")
+    return gpus[0] if gpus else None
 
 
 def plan(
@@ -324,16 +343,27 @@ def plan(
     return Plan(found, cheapest_fix(found, measured))
 
 
-def explain(log: str | Path, *, model: str | None = None, gpu: str | None = None) -> Explanation:
+def explain(
+    log: str | Path,
+    *,
+    model: str | None = None,
+    gpu: str | None = None,
+    engine: str | None = None,
+    quantization: str = "auto",
+    kv_cache_dtype: str = "auto",
+    **settings: Any,
+) -> Explanation:
     """Account for the memory of a server from its start-up log, as ``kvplan explain`` does.
 
-    log: a Path, or the text itself where it has more than one line; a text of one line is a path. KvplanError where it
-    is no such log.
+    log: a Path, or the text itself where it has more than one line; a text of one line is a path. settings: by vLLM's
+    names, as in ``estimate``; they count before those of the log. KvplanError where it is no such log.
     """
     is_text = isinstance(log, str) and "\n" in log
     found, note = parse_log(str(log).encode(errors="replace"), "The log") if is_text else read_log(Path(log))
+    found = of_engine(found, engine)
     spec = named_model(model, found.model)
-    answer = explain_log(found, spec, None if gpu is None else find_gpu(gpu))
+    given = _settings(settings, EXPLAIN_SETTINGS, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    answer = explain_log(found, spec, None if gpu is None else find_gpu(gpu), given)
     return Explanation(answer if note is None else replace(answer, notes=(note, *answer.notes)))
 
 

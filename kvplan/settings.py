@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 from kvplan.errors import UsageError
 from kvplan.units import LARGEST
 
-KnobKind = Literal["share", "count", "tokens", "bytes", "name", "text", "flag"]
-"""What a value is: a share (above 0, at most 1), a count, tokens (``32k``), bytes (``80GiB``), a name (in any case), a
-text (as it is), yes or no."""
+KnobKind = Literal["share", "count", "number", "tokens", "bytes", "name", "text", "flag"]
+"""What a value is: a share (above 0, at most 1), a count, a number (with a fraction or without), tokens (``32k``),
+bytes (``80GiB``), a name (in any case), a text (as it is), yes or no."""
 
 FLAG_ON: Final = "true"
 FLAG_WORDS: Final = {"false": False, FLAG_ON: True}
@@ -299,6 +299,12 @@ class ServingSettings:
         panel=GPU_PANEL,
         sweep_axis=SweepAxis(example="1,2,4 or 1..8*2"),
     )
+    pp_layer_partition: str | None = _knob(
+        None,
+        "Layers of each pipeline stage, such as 20,22,22 (vLLM's VLLM_PP_LAYER_PARTITION). Default: an even split.",
+        kind="text",
+        panel=GPU_PANEL,
+    )
     data_parallel_size: int = _knob(
         1,
         "Groups of GPUs that each hold a whole copy of the attention layers and serve requests of their own; "
@@ -410,6 +416,28 @@ class ServingSettings:
     enable_prefix_caching: bool | None = _knob(
         None,
         "Reuse cached prefixes. Default: the engine's.",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
+    cpu_offload_gb: float = _knob(
+        0,
+        "GiB per GPU of the layers' weights that lie in the host's memory and are read from there in each step.",
+        kind="number",
+        unit="GiB",
+        example="10",
+        minimum=0,
+        panel=MEMORY_PANEL,
+    )
+    limit_mm_per_prompt: str | None = _knob(
+        None,
+        "Items of each kind in a prompt, as JSON or image=2,video=0; all 0: without towers. Default: any number.",
+        kind="text",
+        example='{"image": 1}',
+        panel=MODEL_PANEL,
+    )
+    skip_mm_profiling: bool = _knob(
+        False,
+        "Size the KV cache without running the vision encoder first, as if it took nothing.",
         kind="flag",
         panel=MEMORY_PANEL,
     )

@@ -17,6 +17,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded
 gc.disable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--exhaustive``, which `make exhaustive` passes."""
+    parser.addoption("--exhaustive", action="store_true", help="whole storms and grids, of which CI runs a sample")
+
+
+@pytest.fixture(scope="session")
+def exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether storms and grids run whole."""
+    return bool(request.config.getoption("--exhaustive"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """Garbage is looked for from now on, but not among what is there: torch, transformers and thousands of tests."""

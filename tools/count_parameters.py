@@ -27,6 +27,7 @@ from litgpt_shapes import load_shapes, to_config  # noqa: E402
 NOT_IN_TRANSFORMERS = {
     "ChatGLMModel": "its code comes with the checkpoint; 6,243,584,000 by its index's total size",
     "DeciLMForCausalLM": "its code comes with the checkpoint",
+    "DeepseekV41ForCausalLM": "counted after vLLM's class in the tests",
     "DeepseekForCausalLM": "its code comes with the checkpoint",
     "InternLM2ForCausalLM": "its code comes with the checkpoint; 7,737,708,544 by its index's total size",
     "MiniMaxText01ForCausalLM": "counted as MiniMaxForCausalLM in the tests",

@@ -22,7 +22,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from kvplan.reports.looks import BLUE, GREEN, GREY, VERMILION
+from kvplan.reports.looks import BLUE, GREEN, GREY, PURPLE, VERMILION
 from score_vllm_startups import DATA, ROOT, RowScore, score_rows  # finds kvplan beside tools/, where none is installed
 from startup_rows import Row, load_models, number, read_rows
 
@@ -44,6 +44,7 @@ class Kind:
 
 CAMPAIGN: Final = Kind("campaign that states every setting", BLUE, "o")
 OTHERS: Final = Kind("other sources", VERMILION, "s")
+LATER: Final = Kind("collected later, most not looked into", PURPLE, "D")
 FROM_MEMORY: Final = Kind("from the printed memory on", GREEN, "^")
 MODIFIED: Final = Kind("builds with code of their own", GREY, "x")
 
@@ -71,6 +72,8 @@ def _kind(score: RowScore) -> Kind:
         return MODIFIED
     if score.grade == "B":
         return FROM_MEMORY
+    if score.newest:
+        return LATER
     return CAMPAIGN if score.campaign else OTHERS
 
 
@@ -82,7 +85,7 @@ def _printed_tokens(row: Row) -> float:
 
 def draw(drawn: Sequence[Point], path: Path) -> None:
     figure, (both, errors) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    for kind in (CAMPAIGN, OTHERS, FROM_MEMORY, MODIFIED):
+    for kind in (CAMPAIGN, OTHERS, LATER, FROM_MEMORY, MODIFIED):
         of_kind = [point for point in drawn if point.kind == kind]
         printed = [point.printed_tokens for point in of_kind]
         style = {"marker": kind.marker, "color": kind.colour, "s": 26, "alpha": 0.75, "linewidths": 1.2}

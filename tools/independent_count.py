@@ -21,6 +21,7 @@ TOWERS = (
     "embed_vision",
     "multi_modal_projector",
     "mm_projector",
+    "projector",
     "audio_tower",
     "embed_audio",
     "embed_vision",
@@ -58,6 +59,8 @@ def build_meta_model(config: dict[str, Any]) -> Any:
         warnings.simplefilter("ignore")
         if config.get("model_type") == "kimi_k25":
             config = {**config["text_config"], "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
+        if config.get("model_type") == "qwen3_omni_moe":  # what speaks is no part of the language model
+            config = {**config["thinker_config"], "architectures": ["Qwen3OmniMoeThinkerForConditionalGeneration"]}
         renamed = SAME_MODEL.get(str(config.get("model_type")))
         stripped = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
         stripped |= {"model_type": renamed} if renamed else {}

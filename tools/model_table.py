@@ -24,6 +24,8 @@ from small_configs import small_configs  # noqa: E402
 
 from kvplan.catalog.architectures import architectures, transformers_architectures  # noqa: E402
 from kvplan.catalog.models import profiles  # noqa: E402
+from kvplan.catalog.vllm_registry import GENERATING, registered_models, registry_release  # noqa: E402
+from kvplan.commands.printing.known import registry_counts  # noqa: E402
 from kvplan_engine.checkpoints.config_json import load_model_config  # noqa: E402
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES  # noqa: E402
 from kvplan_engine.errors import EngineError  # noqa: E402
@@ -31,6 +33,7 @@ from kvplan_engine.models.known_parts import refuse_unknown_parts  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
 _MARK = "<!-- table -->\n"
+_VLLM_MARK, _VLLM_END = "<!-- vllm -->\n", "<!-- end -->\n"
 _HEAD = ("architecture", "sized", "capacity measured", "runs natively", "runs through transformers", "tokens equal")
 
 
@@ -128,9 +131,23 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def page() -> str:
-    """``docs/models.md`` with the table as it is now: everything behind the mark is replaced."""
+    """``docs/models.md`` with both tables as they are now."""
     head, _, _ = PAGE.read_text(encoding="utf-8").partition(_MARK)
-    return f"{head}{_MARK}{table()}"
+    before, _, behind = head.partition(_VLLM_MARK)
+    _, _, behind = behind.partition(_VLLM_END)
+    return f"{before}{_VLLM_MARK}{refused_by_kind()}{_VLLM_END}{behind}{_MARK}{table()}"
+
+
+def refused_by_kind() -> str:
+    """How many of vLLM's architectures are sized, and the names of those that generate text and are not."""
+    found = list(registered_models())
+    refused = {
+        kind: [each.architecture for each in found if each.kind == kind and not each.is_sized] for kind in GENERATING
+    }
+    lists = (
+        f"Not sized, {kind}: {', '.join(f'`{name}`' for name in names)}." for kind, names in refused.items() if names
+    )
+    return "\n\n".join((registry_counts(found, registry_release()), *lists)) + "\n"
 
 
 def rows_of_page() -> list[Row]:

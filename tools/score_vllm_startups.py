@@ -4,6 +4,8 @@
     --models FILE  configs of models that no profile ships
     --rows         one line per row, worst first
     --groups       the errors by source and by version, to see where a constant drifts
+    --kinds        the errors by kind of deployment: set, format, layers, drafter, GPU family, release ...
+    --write-ranges  profiles/errors/startups.json, from which the interval is made
     --ranges       how many start-ups lie in their 90 % interval, with spreads fitted to the other sources and to all
 
 Grade A rows are predicted end to end (weights, available memory, tokens), grade B rows from the observed memory to
@@ -27,18 +29,25 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from kvplan.catalog.releases.vllm import is_modified_build, vllm_release  # noqa: E402
+from kvplan.catalog.startup_errors import FILE  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.speed.queueing.figures import quantile  # noqa: E402
+from kvplan.estimate.vllm.kinds import deployment_kinds  # noqa: E402
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
+from kvplan.paths import profiles_dir  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
-from startup_ranges import print_ranges  # noqa: E402
+from startup_kinds import Placed, print_kinds, row_set  # noqa: E402
+from startup_ranges import Startup, print_ranges, read_first_sight, read_startups, write_ranges  # noqa: E402
 from startup_rows import (  # noqa: E402
     Row,
     is_campaign,
+    is_newest,
     load_models,
     number,
     read_rows,
+    row_activation_gib,
     row_gpu,
+    row_graph_estimate_gib,
     row_settings,
     row_source,
     row_spec,
@@ -46,6 +55,7 @@ from startup_rows import (  # noqa: E402
 )
 
 DATA = ROOT / "tests" / "data"
+FIRST_SIGHT = DATA / "vllm_startups_first_sight.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ class RowScore:
     id: str
     grade: str
     campaign: bool
+    newest: bool
     modified: bool
     source: str
     version: str
@@ -69,7 +80,9 @@ class RowScore:
     token_deviation: float | None = None
     failed: bool = False
     predicted_to_fit: bool | None = None
+    observed_tokens: float | None = None
     detail: str = ""
+    placed: Placed | None = None
 
 
 def score_rows(rows: Iterable[Row], models: dict[str, dict[str, object]]) -> list[RowScore]:
@@ -82,6 +95,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         "id": row["id"],
         "grade": grade,
         "campaign": is_campaign(row),
+        "newest": is_newest(row),
         "modified": is_modified_build(row["vllm_version"]),
         "source": row_source(row),
         "version": ".".join(map(str, vllm_release(row_version(row)).version[:2])),
@@ -97,6 +111,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         predicted = predict_vllm(spec, gpu, settings, row_version(row))
     except KvplanError as error:
         return RowScore(reason=error.message, **base)  # type: ignore[arg-type]
+    base["placed"] = Placed(row, deployment_kinds(spec, gpu, predicted))
     observed = number(row["available_kv_gib"])
     if grade == "B" and observed is not None:
         refilled = fill_pool(predicted.rank, int(observed * GIB), predicted.settings, vllm_release(row_version(row)))
@@ -114,11 +129,12 @@ def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, e
     if base["grade"] == "C":
         deviation = None
     memory_error = _error(rank.available_kv_bytes / GIB, available) if end_to_end else None
+    graphs = f"{_said(row_graph_estimate_gib(row))}; took {row['cudagraph_gib']}"
     detail = (
         f"weights {rank.weight_bytes / GIB:.2f} ({row['weights_gib']}), activation "
-        f"{rank.activation.peak_bytes / GIB:.2f} {rank.activation.decided_by} ({row['activation_peak_gib']}), "
+        f"{rank.activation.peak_bytes / GIB:.2f} {rank.activation.decided_by} ({_said(row_activation_gib(row))}), "
         f"non-torch {rank.non_torch_bytes / GIB:.2f} ({row['non_torch_gib']}), graphs {rank.cudagraph_bytes / GIB:.2f} "
-        f"({row['cudagraph_gib']}), KV {rank.available_kv_bytes / GIB:.2f} ({row['available_kv_gib']}), "
+        f"({graphs}), KV {rank.available_kv_bytes / GIB:.2f} ({row['available_kv_gib']}), "
         f"tokens {predicted.kv_cache_tokens} ({row['kv_cache_tokens']}), blocks {predicted.num_blocks} "
         f"({row['num_gpu_blocks']}), concurrency {predicted.max_concurrency:.2f} ({row['max_concurrency_x']}), "
         f"{predicted.outcome}"
@@ -130,9 +146,14 @@ def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, e
         token_error=None if deviation is None else abs(deviation),
         token_deviation=deviation,
         predicted_to_fit=predicted.fits,
+        observed_tokens=tokens,
         detail=detail,
         **base,  # type: ignore[arg-type]
     )
+
+
+def _said(gib: float | None) -> str:
+    return "" if gib is None else f"{gib:.2f}"
 
 
 def _deviation(predicted: float, observed: float | None) -> float | None:
@@ -174,11 +195,13 @@ def summarize(name: str, scores: Sequence[RowScore]) -> Summary:
 
 
 def summaries(scores: Sequence[RowScore]) -> list[Summary]:
-    plain = [score for score in scores if not score.modified]
+    whole = [score for score in scores if score.grade == "A"]
+    plain = [score for score in whole if not score.modified]
     sets = {
-        "A, campaign": [score for score in plain if score.grade == "A" and score.campaign],
-        "A, other sources": [score for score in plain if score.grade == "A" and not score.campaign],
-        "  and modified builds": [score for score in scores if score.grade == "A" and not score.campaign],
+        "A, campaign": [score for score in plain if score.campaign],
+        "A, other sources": [score for score in plain if not score.campaign and not score.newest],
+        "  and modified builds": [score for score in whole if not score.campaign and not score.newest],
+        "A, newest": [score for score in plain if score.newest],
         "B, memory to tokens": [score for score in scores if score.grade == "B"],
         "C, partial": [score for score in scores if score.grade == "C"],
     }
@@ -208,6 +231,7 @@ def print_report(scores: Sequence[RowScore], *, per_row: bool) -> None:
         share = f"{item.num_scored}/{item.num_rows}"
         columns = "  ".join(_percent(pair) for pair in (item.weights, item.memory, item.tokens))
         print(f"{item.name:24s} {share:>10}  {columns}")
+    _print_first_sight(scores)
     _print_modified(scores)
     failed, wrong = failures(scores)
     print(f"failed for lack of memory: {len(failed) - len(wrong)} of {len(failed)} predicted not to fit")
@@ -217,6 +241,23 @@ def print_report(scores: Sequence[RowScore], *, per_row: bool) -> None:
     print(f"not scored: {len(left_out)} of {len(scores)}")
     for score in left_out:
         print(f"  {score.id} {score.model}: {score.reason}")
+
+
+def first_sight_errors(scores: Sequence[RowScore]) -> list[float]:
+    """|error| of KV tokens of the newest rows of grade A, as predicted before anything was mended for them."""
+    first = read_first_sight(FIRST_SIGHT)
+    newest = (score for score in scores if score.newest and score.grade == "A" and not score.modified)
+    return [
+        abs(first[score.id].tokens / score.observed_tokens - 1)
+        for score in newest
+        if score.id in first and score.observed_tokens and first[score.id].tokens
+    ]
+
+
+def _print_first_sight(scores: Sequence[RowScore]) -> None:
+    errors = first_sight_errors(scores)
+    if errors:
+        print(f"{'  at first sight':24s} {len(errors):>10}  {'':42s}{_percent(_spread(errors))}")
 
 
 def _print_modified(scores: Sequence[RowScore]) -> None:
@@ -254,21 +295,43 @@ def _print_group(name: str, group: Sequence[RowScore], others: Sequence[RowScore
     print(f"  {name[:55]:55s} {len(group):4d}  {_signed(mean):>9}  {_signed(furthest):>9}  {without}")
 
 
+def print_by_kind(scores: Sequence[RowScore]) -> None:
+    """Grade A end to end, by kind: of all sets together, and of those beside the campaign."""
+    found = [
+        (score.placed, score.token_deviation)
+        for score in scores
+        if score.grade == "A" and not score.modified and score.placed and score.token_deviation is not None
+    ]
+    print_kinds("KV tokens by kind, all sets", found)
+    outside = [(placed, error) for placed, error in found if row_set(placed.row) != "campaign"]
+    print_kinds("KV tokens by kind, no campaign", outside)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--csv", type=Path, default=DATA / "vllm_startups.csv")
     parser.add_argument("--models", type=Path, default=DATA / "vllm_startup_models.json")
     parser.add_argument("--rows", action="store_true", help="one line per row, worst first")
     parser.add_argument("--groups", action="store_true", help="errors by source and by version")
+    parser.add_argument("--kinds", action="store_true", help="errors by kind of deployment")
     parser.add_argument("--ranges", action="store_true", help="how many start-ups lie in their 90 %% interval")
+    parser.add_argument("--write-ranges", action="store_true", help="write what the interval is made from")
     arguments = parser.parse_args()
     rows, models = read_rows(arguments.csv), load_models(arguments.models)
+
+    def startups() -> list[Startup]:
+        return read_startups(rows, models, read_first_sight(FIRST_SIGHT))
+
     scores = score_rows(rows, models)
     print_report(scores, per_row=arguments.rows)
     if arguments.groups:
         print_groups(scores)
+    if arguments.kinds:
+        print_by_kind(scores)
     if arguments.ranges:
-        print_ranges(rows, models)
+        print_ranges(startups())
+    if arguments.write_ranges:
+        write_ranges(startups(), profiles_dir() / FILE)
     return 0
 
 

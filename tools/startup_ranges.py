@@ -1,7 +1,7 @@
 """The 90 % interval around vLLM's KV pool: fitted to the collected start-ups, and checked on sources held out.
 
-``python tools/score_vllm_startups.py --ranges`` prints the result. What is fitted, estimate/vllm/ranges.py
-ships (``SPREADS``, ``FACTOR``); tests/estimate/vllm/test_ranges.py compares them.
+``python tools/score_vllm_startups.py --ranges`` prints the result, ``--write-ranges`` writes what ships
+(profiles/errors/startups.json).
 
 A start-up tells up to four differences: of the weights, the activation peak and the graphs where its log prints them,
 and of the pool less these. Each is taken as a sum of independent causes, whose spreads expectation-maximization finds.
@@ -9,44 +9,86 @@ Most start-ups agree to the rounding of the log and a few are far off, so differ
 degrees of freedom: one that is far off does not set a spread alone. For each cause, one start-up as far off as
 ``PRIORS`` is added: a cause that no other start-up shows is as uncertain as the whole correction is large.
 
-Sources are held out one at a time with all of their start-ups: none is compared with spreads that were fitted to it.
+Sources are held out one at a time with all of their start-ups: none is compared with spreads that were fitted to it,
+and how well its kind is known does not count its own source. Only the campaign (37 start-ups by one script on one kind
+of GPU) is asked the other question, too: whether a further start-up of it lies inside.
+
+For a GPU family and age of vLLM with many start-ups, the factor is the conformal one over these start-ups; for the
+others each source counts once, however many start-ups it has, since those of one source err together.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
-import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, get_args
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import is_modified_build
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.startup_errors import ComparedStartups, Evidence, StartupErrors, startup_errors
 from kvplan.errors import KvplanError
-from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, predict_vllm
-from kvplan.estimate.vllm.ranges import SHIPPED, SPREADS, Cause, RangeModel, kv_range, range_amounts
+from kvplan.estimate.vllm.kinds import Kinds, deployment_kinds
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.ranges import (
+    FIRST_CAPTURE_GIB,
+    SHARES,
+    Cause,
+    Group,
+    half_width_bytes,
+    kv_range,
+    range_amounts,
+    standing,
+)
 from kvplan.units import GIB
-from startup_rows import Row, is_campaign, number, row_gpu, row_settings, row_source, row_spec, row_version
+from startup_rows import (
+    Row,
+    is_campaign,
+    number,
+    row_activation_gib,
+    row_gpu,
+    row_graph_estimate_gib,
+    row_settings,
+    row_source,
+    row_spec,
+    row_version,
+)
 
 LEVEL: Final = 0.9
 PRIORS: Final[dict[Cause, float]] = {
     "plain weights": 0.01,
     "quantized weights": 0.02,
     "activations": 0.05,
+    "encoder": 0.1,
     "outside torch": 0.1,
+    "newer releases": 0.3,
     "several GPUs": 0.2,
     "unified memory": 1.0,
-    "release or GPU without start-ups": 0.2,
+    "GPU and release": 0.01,
+    "kind of deployment": 0.02,
     "CUDA graphs": 1.0,
 }
 _WEIGHTS: Final[tuple[Cause, ...]] = ("plain weights", "quantized weights")
+_PROFILED: Final[tuple[Cause, ...]] = ("activations", "encoder")
+_EXACT_WEIGHTS: Final = 0.00017
+"""Not fitted: 9 of 10 logs of the campaign, whose models' tensors are known, differ by at most 0.03 % in the weights,
+which is also the rounding of what they print; divided by the factor of 1.8 it is this."""
 _DEGREES_OF_FREEDOM: Final = 2
 _ROUNDING_GIB: Final = 0.005
 """Logs print two digits: no difference counts as smaller."""
-_ITERATIONS: Final = 100
+_ITERATIONS: Final = 50
 _OTHER_RANK: Final = 0.01
 """Where a log's memory and its tokens disagree by more, the memory is that of another rank than the smallest."""
+_OTHER_LAYOUT: Final = 0.05
+"""Tokens per byte that differ by more come from another layout, or another format, of the cache."""
+_OTHER_LAYOUT_OF_RANKS: Final = 1.5
 
 Amounts = dict[Cause, float]
 
@@ -60,11 +102,22 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstSight:
+    """What was predicted for a start-up before anything was mended for it."""
+
+    pool_gib: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Startup:
-    """One start-up beside its prediction; ``tokens`` and ``pool_gib`` are None where the log does not tell.
+    """One start-up beside its prediction; what the log does not tell, or tells of another rank, is None.
 
     ``pool_error_gib``: predicted less observed, of grade A alone, which is predicted end to end: from the tokens where
-    they are printed. ``parts``: what else the log tells.
+    they are printed. Where the start-up was compared before anything was mended for it, it is the error of that day,
+    and ``is_first_sight`` says so. ``memory_error_gib`` is that of the memory as printed, and ``layout_ratio`` by what
+    the tokens differ from those that this memory would hold. ``weights_gib``, ``peak_gib`` and ``graphs_gib`` are
+    predicted less logged; of graphs the log's estimate counts, which is what is subtracted.
     """
 
     id: str
@@ -74,49 +127,105 @@ class Startup:
     spec: ModelSpec
     gpu: GpuProfile
     found: VllmPrediction
-    amounts: Amounts
+    kinds: Kinds
     tokens: float | None
     pool_gib: float | None
     pool_error_gib: float | None
-    parts: tuple[Difference, ...]
+    is_first_sight: bool
+    memory_error_gib: float | None
+    layout_ratio: float | None
+    shows_layout: bool
+    weights_gib: float | None
+    peak_gib: float | None
+    graphs_gib: float | None
+
+    @property
+    def has_other_layout(self) -> bool:
+        """Whether the predicted layout of the cache, or its format, was another than vLLM's."""
+        return self.layout_ratio is not None and abs(self.layout_ratio - 1) > _OTHER_LAYOUT
 
     @property
     def largest_error_gib(self) -> float | None:
-        """Of the tokens and of the KV memory: the interval has to hold both."""
-        if self.pool_error_gib is None or self.pool_gib is None:
-            return None if self.pool_error_gib is None else abs(self.pool_error_gib)
-        return max(abs(self.pool_error_gib), abs(self.found.rank.available_kv_bytes / GIB - self.pool_gib))
+        """Of the tokens and of the KV memory: the interval has to hold both. Of the memory alone in another layout."""
+        errors = [] if self.has_other_layout else [self.pool_error_gib]
+        return max((abs(error) for error in (*errors, self.memory_error_gib) if error is not None), default=None)
 
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """What a fit takes from this start-up: the parts, and of the pool what they do not explain."""
-        if self.pool_error_gib is None:
-            return self.parts
-        told = [part for part in self.parts if "CUDA graphs" not in part.amounts]
+    def amounts(self, evidence: Evidence) -> Amounts:
+        """Return what each cause applies to, where ``evidence`` is known: less this start-up, or all of its source."""
+        return range_amounts(self.spec, self.gpu, self.found, self.others(evidence))
+
+    def others(self, evidence: Evidence) -> Evidence:
+        """Return ``evidence`` without what this start-up is part of."""
+        return _others(evidence, self.source, tuple(self.kinds.items()) if self.campaign else None)
+
+    def differences(self, evidence: Evidence) -> tuple[Difference, ...]:
+        """Return what a fit takes from this start-up: the parts, and of the pool what they do not explain."""
+        amounts = self.amounts(evidence)
+        parts = tuple(self._parts(amounts))
+        error = self.memory_error_gib if self.has_other_layout else self.pool_error_gib
+        if error is None:
+            return parts
+        told = [part for part in parts if "CUDA graphs" not in part.amounts]
         seen = {cause for part in told for cause in part.amounts}
-        rest = {cause: amount for cause, amount in self.amounts.items() if cause not in seen}
-        return (*self.parts, Difference(-self.pool_error_gib - sum(part.gib for part in told), rest))
+        rest = {cause: amount for cause, amount in amounts.items() if cause not in seen}
+        return (*parts, Difference(-error - sum(part.gib for part in told), rest))
+
+    def _parts(self, amounts: Amounts) -> Iterable[Difference]:
+        for gib, causes in ((self.weights_gib, _WEIGHTS), (self.peak_gib, _PROFILED)):
+            shares = {cause: amounts[cause] for cause in causes if cause in amounts}
+            if gib is not None and shares and not self.is_first_sight:
+                yield Difference(gib, shares)
+        if self.graphs_gib is not None:
+            captured = max(self.found.rank.cudagraph_bytes / GIB, FIRST_CAPTURE_GIB)
+            yield Difference(self.graphs_gib, {"CUDA graphs": captured})
 
 
-def read_startups(rows: Iterable[Row], models: dict[str, dict[str, object]]) -> list[Startup]:
-    """Every row that can be predicted."""
-    found = (_startup(row, models) for row in rows if "Embedding" not in row["model"])
+@cache  # many start-ups ask for the same, and standings are remembered by it
+def _others(evidence: Evidence, source: str, kinds: tuple[tuple[str, str], ...] | None) -> Evidence:
+    """``evidence`` without a source, or without one start-up of it that is of these kinds."""
+    if kinds is None:
+        return evidence.without(source)
+    is_counted = any(each.source == source and each.kinds == dict(kinds) for each in evidence.startups)
+    return evidence.less_one(source, dict(kinds)) if is_counted else evidence
+
+
+def read_startups(
+    rows: Iterable[Row],
+    models: dict[str, dict[str, object]],
+    first_sight: Mapping[str, FirstSight] = MappingProxyType({}),
+) -> list[Startup]:
+    """Return every row that can be predicted. ``first_sight``: by the rows' ids."""
+    found = (_startup(row, models, first_sight.get(row["id"])) for row in rows if "Embedding" not in row["model"])
     return [each for each in found if each is not None]
 
 
-def _startup(row: Row, models: dict[str, dict[str, object]]) -> Startup | None:
+def read_first_sight(path: Path) -> dict[str, FirstSight]:
+    """Return what was predicted for rows before they were looked at, by id."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return {
+            record["id"]: FirstSight(float(record["predicted_pool_gib"]), int(record["predicted_tokens"]))
+            for record in csv.DictReader(file)
+        }
+
+
+def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight | None) -> Startup | None:
     try:
         spec, gpu = row_spec(row, models), row_gpu(row)
         found = predict_vllm(spec, gpu, row_settings(row), row_version(row))
     except KvplanError:
         return None
-    amounts = range_amounts(spec, gpu, found)
+    rank, is_first_sight = found.rank, first is not None
     tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
-    pool = found.rank.available_kv_bytes / GIB
-    from_tokens = pool * tokens / found.kv_cache_tokens if tokens and found.kv_cache_tokens else None
+    pool = rank.available_kv_bytes / GIB
+    first = FirstSight(pool, found.kv_cache_tokens) if first is None else first
+    from_tokens = first.pool_gib * tokens / first.tokens if tokens and first.tokens else None
     observed = available if from_tokens is None else from_tokens
     is_whole = row["inferred"].strip()[1:2] == "A" and observed is not None
-    is_same_rank = None in (available, observed) or abs(available - observed) <= _OTHER_RANK * abs(observed)  # type: ignore[operator, arg-type]
+    is_alone = found.settings.serving.tensor_parallel_size * found.settings.serving.pipeline_parallel_size == 1
+    is_same_rank = is_alone or _agree(available, observed)
+    ratio = _layout_ratio(row, found, first, is_alone=is_alone)
+    is_same, is_comparable = is_same_rank or ratio is not None, is_whole and not _shares_gpu(row)
+    weights, peak = number(row["weights_gib"]), row_activation_gib(row)
     return Startup(
         id=row["id"],
         source=row_source(row),
@@ -125,12 +234,48 @@ def _startup(row: Row, models: dict[str, dict[str, object]]) -> Startup | None:
         spec=spec,
         gpu=gpu,
         found=found,
-        amounts=amounts,
+        kinds=deployment_kinds(spec, gpu, found),
         tokens=tokens if is_whole else None,
         pool_gib=available if is_whole and is_same_rank else None,
-        pool_error_gib=pool - observed if is_whole and observed is not None else None,
-        parts=tuple(_parts(row, found.rank, amounts, is_whole=is_whole, is_same_rank=is_same_rank)),
+        pool_error_gib=first.pool_gib - observed if is_comparable and observed and observed > 0 else None,
+        memory_error_gib=first.pool_gib - available
+        if is_comparable and available is not None and available > 0 and is_same
+        else None,
+        is_first_sight=is_first_sight,
+        layout_ratio=ratio,
+        shows_layout=bool(tokens and available and available > 0) and row["inferred"].strip()[1:2] in ("A", "B"),
+        weights_gib=rank.weight_bytes / GIB - weights if weights and is_same_rank else None,
+        peak_gib=rank.activation.peak_bytes / GIB - peak if peak and is_same_rank and is_whole else None,
+        graphs_gib=_graphs_error_gib(row, found, gpu),
     )
+
+
+def _layout_ratio(row: Row, found: VllmPrediction, first: FirstSight, *, is_alone: bool) -> float | None:
+    """Tokens that a log prints, over those that its memory would hold in the predicted layout; grades A and B.
+
+    Of several GPUs a log may print one's memory and another's tokens: only what is far apart is the layout.
+    """
+    tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
+    if row["inferred"].strip()[1:2] not in ("A", "B") or not tokens or not available or not first.tokens:
+        return None
+    ratio = tokens / (available / first.pool_gib * first.tokens)
+    return ratio if is_alone or max(ratio, 1 / ratio) > _OTHER_LAYOUT_OF_RANKS else None
+
+
+def _agree(available: float | None, observed: float | None) -> bool:
+    """Whether the memory that a log prints can be that of the rank whose blocks it prints."""
+    return available is None or observed is None or abs(available - observed) <= _OTHER_RANK * abs(observed)
+
+
+def _shares_gpu(row: Row) -> bool:
+    """Whether another process had memory on the GPU, which vLLM counts and kvplan is not told."""
+    return "other memory on the GPU" in row["inferred"]
+
+
+def _graphs_error_gib(row: Row, found: VllmPrediction, gpu: GpuProfile) -> float | None:
+    """Predicted less what the release itself estimated; not where it estimates by memory that others take, too."""
+    estimate, graphs = row_graph_estimate_gib(row), found.rank.cudagraph_bytes / GIB
+    return None if estimate is None or not graphs or gpu.unified_memory else graphs - estimate
 
 
 def _observed_tokens(row: Row, found: VllmPrediction) -> float | None:
@@ -141,37 +286,72 @@ def _observed_tokens(row: Row, found: VllmPrediction) -> float | None:
     return number(row["kv_cache_tokens"])
 
 
-def _parts(row: Row, rank: RankMemory, amounts: Amounts, *, is_whole: bool, is_same_rank: bool) -> Iterable[Difference]:
-    weights, peak = number(row["weights_gib"]), number(row["activation_peak_gib"])
-    if weights and is_same_rank:
-        shares = {cause: amounts[cause] for cause in _WEIGHTS if cause in amounts}
-        yield Difference(rank.weight_bytes / GIB - weights, shares)
-    if peak and is_same_rank and is_whole:
-        share: Amounts = {"activations": amounts["activations"]}
-        yield Difference(rank.activation.peak_bytes / GIB - peak, share)
-    estimate = re.search(r"estimate logged ([\d.]+)", row["inferred"])
-    graphs = float(estimate[1]) if estimate else number(row["cudagraph_gib"])
-    if graphs and graphs > 0 and rank.cudagraph_bytes:
-        predicted = rank.cudagraph_bytes / GIB
-        yield Difference(predicted - graphs, {"CUDA graphs": predicted})
-
-
-def fit_ranges(startups: Sequence[Startup]) -> RangeModel:
-    """Spreads and factor from ``startups``."""
-    spreads = _fit_spreads([each for startup in startups for each in startup.differences])
-    unit = RangeModel(spreads, 1.0)
-    ratios = [
-        startup.largest_error_gib * GIB / unit.half_width_bytes(startup.amounts)
+def collect_evidence(startups: Iterable[Startup]) -> Evidence:
+    """Return the start-ups that were compared, counted by source and kind."""
+    counted = Counter(
+        (startup.source, startup.pool_error_gib is not None, startup.shows_layout, tuple(startup.kinds.items()))
         for startup in startups
-        if startup.largest_error_gib is not None
-    ]
-    return RangeModel(spreads, _conformal(ratios))
+        if startup.pool_error_gib is not None or startup.shows_layout
+    )
+    return Evidence(
+        tuple(
+            ComparedStartups(source, count, end_to_end, shows_layout, dict(kinds))
+            for (source, end_to_end, shows_layout, kinds), count in sorted(counted.items())
+        )
+    )
 
 
-def _conformal(ratios: Sequence[float]) -> float:
+def fit_ranges(startups: Sequence[Startup]) -> StartupErrors:
+    """Return spreads and factors from ``startups``."""
+    evidence = collect_evidence(startups)
+    spreads = _fit_spreads([each for startup in startups for each in startup.differences(evidence)])
+    unit = StartupErrors(spreads, {}, 1.0, evidence)
+    ratios: dict[str, list[tuple[float, str]]] = {group: [] for group in get_args(Group)}
+    for startup in startups:
+        if startup.largest_error_gib is not None:
+            half = half_width_bytes(startup.amounts(evidence), unit, 1.0) / GIB
+            group = standing(startup.kinds, startup.others(evidence)).group
+            ratios[group].append((startup.largest_error_gib / half, startup.source))
+    factors = {
+        group: _by_startup(found) if group == "well compared" else _by_source(found) for group, found in ratios.items()
+    }
+    return replace(unit, factors=factors, layout_factor=_layout_factor(startups, evidence))
+
+
+def _layout_factor(startups: Sequence[Startup], evidence: Evidence) -> float:
+    """The factor, either way, that held tokens per byte where no other source had shown the layout.
+
+    One that turned out to be another than predicted counts, whatever else was of its kind.
+    """
+    ratios = []
+    for startup in startups:
+        if startup.layout_ratio is None:
+            continue
+        if startup.has_other_layout or standing(startup.kinds, startup.others(evidence)).unseen_layout:
+            ratios.append((max(startup.layout_ratio, 1 / startup.layout_ratio), startup.source))
+    return _by_source(ratios) if ratios else 1.0
+
+
+def _by_startup(ratios: Sequence[tuple[float, str]]) -> float:
     """The quantile that a further start-up like these stays below with probability ``LEVEL``."""
+    if not ratios:
+        return math.inf
     rank = min(math.ceil((len(ratios) + 1) * LEVEL), len(ratios))
-    return sorted(ratios)[rank - 1]
+    return sorted(ratio for ratio, _ in ratios)[rank - 1]
+
+
+def _by_source(ratios: Sequence[tuple[float, str]]) -> float:
+    """The same for a start-up of a further source: each source counts once, and so does the further one.
+
+    The largest ratio where there are too few sources for that.
+    """
+    counts = Counter(source for _, source in ratios)
+    below, wanted = 0.0, LEVEL * (len(counts) + 1)
+    for ratio, source in sorted(ratios):
+        below += 1 / counts[source]
+        if below >= wanted - 1e-9:
+            return ratio
+    return max((ratio for ratio, _ in ratios), default=1.0)
 
 
 def _fit_spreads(differences: Sequence[Difference]) -> dict[Cause, float]:
@@ -185,7 +365,7 @@ def _fit_spreads(differences: Sequence[Difference]) -> dict[Cause, float]:
                 counts[cause] += 1
         variances = {cause: sums[cause] / counts[cause] for cause in PRIORS}
     spreads = {cause: math.sqrt(variance) for cause, variance in variances.items()}
-    return spreads | {"exact weights": SPREADS["exact weights"]}
+    return {"exact weights": _EXACT_WEIGHTS} | spreads
 
 
 def _expected(difference: Difference, variances: Mapping[Cause, float]) -> Iterable[tuple[Cause, float]]:
@@ -223,20 +403,20 @@ class Coverage:
         return f"  {self.name:28s} 90 % interval {contains}{missed}"
 
 
-Models = Callable[[Startup], RangeModel]
+Models = Callable[[Startup], StartupErrors]
 
 
-def coverage_of_tokens(name: str, startups: Iterable[Startup], model_of: Models) -> Coverage:
-    """Of the tokens that logs print, under the model that ``model_of`` gives for a start-up."""
+def coverage_of_tokens(name: str, startups: Iterable[Startup], errors_of: Models) -> Coverage:
+    """Of the tokens that logs print, under what ``errors_of`` gives for a start-up."""
     scored = [startup for startup in startups if startup.tokens]
-    ranges = [kv_range(each.spec, each.gpu, each.found, model_of(each)).tokens for each in scored]
+    ranges = [kv_range(each.spec, each.gpu, each.found, errors_of(each)).tokens for each in scored]
     return _coverage(name, scored, [each.tokens or 0.0 for each in scored], ranges)
 
 
-def coverage_of_pools(name: str, startups: Iterable[Startup], model_of: Models) -> Coverage:
+def coverage_of_pools(name: str, startups: Iterable[Startup], errors_of: Models) -> Coverage:
     """Of the KV memory that logs print for the rank that decides the tokens."""
     scored = [startup for startup in startups if startup.pool_gib and startup.pool_gib > 0]
-    ranges = [kv_range(each.spec, each.gpu, each.found, model_of(each)).pool_bytes for each in scored]
+    ranges = [kv_range(each.spec, each.gpu, each.found, errors_of(each)).pool_bytes for each in scored]
     return _coverage(name, scored, [(each.pool_gib or 0.0) * GIB for each in scored], ranges)
 
 
@@ -252,13 +432,13 @@ def _coverage(
     return Coverage(name, len(startups) - len(outside), tuple(outside), widths)
 
 
-def held_out_models(startups: Sequence[Startup]) -> dict[str, RangeModel]:
-    """For each source the spreads fitted to all others."""
+def held_out_errors(startups: Sequence[Startup]) -> dict[str, StartupErrors]:
+    """Return, for each source, what all others give."""
     sources = {startup.source for startup in startups if startup.pool_error_gib is not None}
     return {source: fit_ranges([each for each in startups if each.source != source]) for source in sorted(sources)}
 
 
-def coverages(startups: Sequence[Startup], model_of: Models) -> list[Coverage]:
+def coverages(startups: Sequence[Startup], errors_of: Models) -> list[Coverage]:
     """Tokens and KV memory, of the campaign, of other sources and of both."""
     sets = {
         "all": list(startups),
@@ -267,28 +447,41 @@ def coverages(startups: Sequence[Startup], model_of: Models) -> list[Coverage]:
     }
     measures = {"KV tokens": coverage_of_tokens, "KV memory": coverage_of_pools}
     return [
-        measure(f"{figure}, {name}", members, model_of)
+        measure(f"{figure}, {name}", members, errors_of)
         for figure, measure in measures.items()
         for name, members in sets.items()
     ]
 
 
-def print_ranges(rows: Iterable[Row], models: dict[str, dict[str, object]]) -> None:
+def print_ranges(startups: Sequence[Startup]) -> None:
     """Spreads, coverage of what they were fitted to, and coverage of each source by spreads fitted to the others."""
-    everything = read_startups(rows, models)
-    startups = [startup for startup in everything if not startup.modified]
-    fitted, held_out = fit_ranges(startups), held_out_models(startups)
-    print(f"\nspreads fitted to {len(startups)} start-ups, and shipped:")
+    plain, shipped = [startup for startup in startups if not startup.modified], startup_errors()
+    fitted, held_out = fit_ranges(plain), held_out_errors(plain)
+    print(f"\nspreads fitted to {len(plain)} start-ups, and shipped:")
     for cause, spread in fitted.spreads.items():
-        count = sum(1 for startup in startups if any(cause in each.amounts for each in startup.differences))
-        unit = "GiB" if cause not in (*_WEIGHTS, "exact weights", "activations", "CUDA graphs") else "share"
-        print(f"  {cause:34s} {spread:8.4f} {SHIPPED.spreads[cause]:8.4f} {unit:5s} in {count} start-ups")
-    print(f"  {'factor':34s} {fitted.factor:8.4f} {SHIPPED.factor:8.4f}")
+        count = sum(1 for each in plain if any(cause in part.amounts for part in each.differences(fitted.evidence)))
+        unit = "share" if cause in SHARES else "GiB"
+        print(f"  {cause:34s} {spread:8.4f} {shipped.spreads[cause]:8.4f} {unit:5s} in {count} start-ups")
+    for group, factor in fitted.factors.items():
+        print(f"  {'factor, ' + group:34s} {factor:8.4f} {shipped.factors[group]:8.4f}")
+    print(f"  {'factor of an unseen layout':34s} {fitted.layout_factor:8.4f} {shipped.layout_factor:8.4f}")
     print("held out, source by source:")
-    for coverage in coverages(startups, lambda startup: held_out[startup.source]):
+    for coverage in coverages(plain, lambda startup: held_out[startup.source]):
         print(coverage.sentence())
     print("as shipped, fitted to all of them:")
-    for coverage in coverages(startups, lambda _: SHIPPED):
+    for coverage in coverages(plain, lambda _: shipped):
         print(coverage.sentence())
     print("modified builds, which no spread was fitted to:")
-    print(coverage_of_tokens("KV tokens", [each for each in everything if each.modified], lambda _: SHIPPED).sentence())
+    print(coverage_of_tokens("KV tokens", [each for each in startups if each.modified], lambda _: shipped).sentence())
+
+
+def write_ranges(startups: Sequence[Startup], path: Path) -> None:
+    """Write what ships: spreads to two digits, factors, and the start-ups behind them."""
+    fitted = fit_ranges([startup for startup in startups if not startup.modified])
+    rounded = replace(
+        fitted,
+        spreads={cause: float(f"{spread:.2g}") for cause, spread in fitted.spreads.items()},
+        factors={group: round(factor, 1) for group, factor in fitted.factors.items()},
+        layout_factor=round(fitted.layout_factor, 1),
+    )
+    path.write_text(json.dumps(rounded.as_json(), indent=1) + "\n", encoding="utf-8")

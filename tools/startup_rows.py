@@ -15,6 +15,7 @@ from pathlib import Path
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu, load_gpus
 from kvplan.catalog.models import find_profile, profiles, read_profile
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.weights import NAMED_FORMATS
@@ -29,7 +30,7 @@ COLUMNS = (
     "max_model_len", "max_num_batched_tokens", "max_num_seqs", "tp", "pp", "dtype", "quantization",
     "kv_cache_dtype", "enforce_eager", "block_size", "weights_gib", "non_torch_gib", "activation_peak_gib",
     "cudagraph_gib", "available_kv_gib", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency_x", "outcome",
-    "inferred", "verbatim",
+    "inferred", "verbatim", "collected",
 )
 # fmt: on
 
@@ -69,7 +70,7 @@ def row_spec(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
     """The row's model: a shipped profile, a config of ours, or a model of the same name in another format."""
     profile = find_profile(row["model"])
     if profile is not None:
-        return read_profile(profile)
+        return _as_served(read_profile(profile), row.get("quantization", ""))
     entry = models.get(row["model"])
     if entry is not None:
         return read_config(entry["config"], model_id=row["model"])  # type: ignore[arg-type]
@@ -89,6 +90,7 @@ _FORMAT_SUFFIXES = {
     "w8a8": "int8",
     "int8": "int8",
     "awq-int4": "awq",
+    "awq-4bit": "awq",
     "w4a16-ct": "int4",
     "autoround": "int4",
     "nvfp4": "nvfp4",
@@ -122,7 +124,13 @@ def _same_shape(name: str) -> list[str]:
     return [name, *found]
 
 
+_WITHOUT_STAND_IN = frozenset(("nvidia/Qwen3.8-Flash-Next-NVFP4",))
+"""Models whose shape is known and not which of their modules stay in 16 bits: some 8 GiB of 69 here."""
+
+
 def _stand_in(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
+    if row["model"] in _WITHOUT_STAND_IN:
+        raise UsageError(f"no config of {row['model']}: what of it stays in 16 bits is not known")
     name, form = base_name(row["model"])
     for wanted in _same_shape(name):
         for profile in profiles():
@@ -140,6 +148,15 @@ def _in_format(spec: ModelSpec, form: str | None) -> ModelSpec:
     return replace(spec, quantization=NAMED_FORMATS[form])
 
 
+def _as_served(spec: ModelSpec, method: str) -> ModelSpec:
+    """``spec`` in the row's format where that is another than the profile's: a checkpoint made from the same model."""
+    form = NAMED_FORMATS.get(method.removesuffix("_marlin"))
+    own = spec.quantization
+    if form is None or own is None or own.method == form.method:
+        return spec
+    return replace(spec, quantization=form)
+
+
 def row_version(row: Row) -> str:
     if row["vllm_version"]:
         return row["vllm_version"]
@@ -155,6 +172,11 @@ def row_source(row: Row) -> str:
 def is_campaign(row: Row) -> bool:
     """Whether the row is one of the campaign that makes half of the rows of grade A."""
     return CAMPAIGN in row["source_url"]
+
+
+def is_newest(row: Row) -> bool:
+    """Whether the row was collected after the others, and so after what was fitted to them."""
+    return bool(row["collected"])
 
 
 def row_gpu(row: Row) -> GpuProfile:
@@ -195,6 +217,26 @@ def _total_gib(row: Row) -> float | None:
 
 _STARTED_WITH_WHOLE_EXPERTS = ("V080",)
 """Start-ups that do not say so: vLLM refuses slices of an 8-bit expert that are no multiple of 128 wide (192 here)."""
+
+
+_GRAPH_ESTIMATE = re.compile(r"(?:estimate logged|graphs estimated|[Ee]stimated CUDA graph memory:?) (-?\d+(?:\.\d+)?)")
+
+
+def row_graph_estimate_gib(row: Row) -> float | None:
+    """vLLM's own estimate of its graphs, which it subtracts; what they then took stands in ``cudagraph_gib``."""
+    match = _GRAPH_ESTIMATE.search(row["inferred"]) or _GRAPH_ESTIMATE.search(row["verbatim"])
+    return None if match is None else float(match.group(1))
+
+
+def row_activation_gib(row: Row) -> float | None:
+    """The activation peak that the log prints, without the graph estimate that newer releases print in one with it.
+
+    None where that is not known.
+    """
+    peak, estimate = number(row["activation_peak_gib"]), row_graph_estimate_gib(row)
+    if peak is None or not vllm_release(row_version(row)).peak_activation_has_graphs:
+        return peak
+    return None if estimate is None else peak - estimate
 
 
 def row_settings(row: Row) -> ServingSettings:

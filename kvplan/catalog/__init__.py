@@ -14,13 +14,14 @@ checkpoint/      what the weights beside a config.json are, from their headers
 spec_of_checkpoint   a ModelSpec with its checkpoint, and where the two do not agree
 speculation/     what drafts tokens for a model: its own layers, a second model, heads
 gguf/            the same from a GGUF file's header
-quantization     ``quantization_config``: which weights are stored how
+quantization/    ``quantization_config``: in which format each module is, by the rules of vLLM's loaders
 hub              config.json and safetensors headers from the Hugging Face hub; plain_hub: without its client
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 architectures    what profiles/architectures.json says of each architecture: reader, how it runs, GGUF, vLLM
 engines          which engine a question is about, and the defaults of kvplan's own
 releases/        facts of vLLM, SGLang and TensorRT-LLM by release; nothing else compares releases
 typed_json       rows of shipped tables, checked against the dataclass that names them
+vllm_registry    every architecture of vLLM's list, and whether it is sized
 vllm_models      which architectures vLLM serves no longer; vllm_refusals: settings that its command line refuses
-published_errors how far predicted speeds were from published measurements
+published_errors how far predicted speeds were from published measurements; startup_errors: predicted start-ups
 """

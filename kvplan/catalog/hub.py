@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from kvplan.catalog.checkpoint.safetensors import read_files
-from kvplan.catalog.plain_hub import HubError, config_path, parameter_counts
+from kvplan.catalog.plain_hub import HubError, kept_path, parameter_counts
+from kvplan.catalog.quantization import beside
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.spec_of_checkpoint import stored_dtype, widest_dtype, with_checkpoint
@@ -57,9 +58,11 @@ def fetch_model(repository: str, *, assumptions: Mapping[str, str] | None = None
 
     UnavailableError where its config cannot be had, UsageError where the hub has no such repository.
     """
-    path = _fetch_config(repository)
+    path = _fetch(repository, "config.json")
     content = read_text(path, LARGEST_CONFIG_BYTES, hint=_ELSEWHERE)
     config = parse_config(content, where=f"The config.json of {repository}")
+    if beside.is_wanted(config):
+        config = beside.with_file(config, _fetch_if_there(repository, beside.FILE_NAME))
     source = f"https://huggingface.co/{repository}"
     files = read_files(path.parent)
     cached = files is not None and not files.missing
@@ -84,10 +87,19 @@ def _compared(spec: ModelSpec, counted: StoredCount) -> ModelSpec:
     return replace(spec, assumptions=(*spec.assumptions, note))
 
 
-def _fetch_config(repository: str) -> Path:
+def _fetch_if_there(repository: str, name: str) -> Path | None:
+    """Return a file that a repository may have; None where it has none, or the hub cannot be asked."""
+    try:
+        return _fetch(repository, name)
+    except KvplanError:
+        return None
+
+
+def _fetch(repository: str, name: str) -> Path:
+    """Return where a file of a repository is kept; it is fetched unless it is there, or is known not to be."""
     if not _HAS_CLIENT:
         try:
-            return config_path(repository)
+            return kept_path(repository, name)
         except HubError as error:
             raise _refusal(repository, error.code) from error
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
@@ -98,14 +110,16 @@ def _fetch_config(repository: str) -> Path:
         RepositoryNotFoundError,
     )
 
-    cached = try_to_load_from_cache(repository, "config.json")
-    if isinstance(cached, str):
+    cached = try_to_load_from_cache(repository, name)
+    if cached is not None:
+        if not isinstance(cached, str):
+            raise _refusal(repository, "EntryNotFound")
         return Path(cached)
     if not _hub_answers():
         raise _refusal(repository)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        return Path(hf_hub_download(repository, "config.json"))
+        return Path(hf_hub_download(repository, name))
     except GatedRepoError as error:
         raise _refusal(repository, "GatedRepo") from error
     except RepositoryNotFoundError as error:

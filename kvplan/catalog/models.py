@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvplan.catalog.checkpoint.safetensors import read_files
+from kvplan.catalog.quantization import beside
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.spec_of_checkpoint import stored_dtype, with_checkpoint
@@ -70,6 +72,8 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
         path = folder / "config.json"
     content = read_text(path, LARGEST_CONFIG_BYTES, hint="pass a directory with a published config.json, or the file")
     config = parse_config(content, where=str(path))
+    if path.name == "config.json":
+        config = beside.with_file(config, path.with_name(beside.FILE_NAME))
     model_id = path.parent.name if path.name == "config.json" else path.stem
     files = None if folder is None else read_files(folder)
     dtype = None if files is None else stored_dtype(files)
@@ -98,13 +102,30 @@ def _gguf_in(folder: Path) -> Path | None:
 
 
 def _did_you_mean(name: str) -> str:
-    """Up to three names: those that go on where ``name`` ends, then those most like it."""
-    from difflib import get_close_matches
+    """Up to three names: those that go on where ``name`` ends, then those of its family that begin most like it.
+
+    Of a family that none is of, those that differ by a misprint.
+    """
+    from difflib import SequenceMatcher, get_close_matches
 
     asked, names = name.rsplit("/", 1)[-1].casefold(), profile_names()
     longer = [each for each in names if asked and each.startswith(f"{asked}-")]
-    close = list(dict.fromkeys((*longer, *get_close_matches(asked, names, n=3, cutoff=0.5))))[:3]
+    family = [each for each in names if _family(each) == _family(asked)]
+
+    def likeness(each: str) -> tuple[bool, int, float]:
+        begun = next(
+            (index for index, (one, two) in enumerate(zip(asked, each, strict=False)) if one != two), len(each)
+        )
+        return not asked.startswith(f"{each}-"), -begun, -SequenceMatcher(None, asked, each).ratio()
+
+    alike = sorted(family, key=likeness) if family else get_close_matches(asked, names, n=3, cutoff=0.75)
+    close = list(dict.fromkeys((*longer, *alike)))[:3]
     return f"did you mean {', '.join(close)}? " if close else ""
+
+
+def _family(name: str) -> str:
+    """The letters that a name begins with: ``qwen`` of ``qwen3.5-9b``."""
+    return re.match("[a-z]*", name)[0]  # type: ignore[index]
 
 
 def _no_such_model(name: str) -> UsageError:

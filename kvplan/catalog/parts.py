@@ -172,6 +172,8 @@ class MoeTraits:
     name: str = "mlp"
     gated: bool = True
     bias: bool = False
+    shared_bias: bool = False
+    """Biases of the shared expert alone."""
     router_bias: bool = False
     """A bias of the router, or the correction that balances the load: one number per expert."""
     float32_router: bool = False
@@ -213,7 +215,8 @@ def mixture(
     tensors += _experts(inner, num_experts, experts_per_token, expert_intermediate, traits)
     if shared_intermediate:
         shared = traits.shared_path or f"{traits.name}.{traits.shared_name}"
-        tensors += feed_forward(hidden, shared_intermediate, gated=traits.gated, bias=traits.bias, name=shared).tensors
+        bias = traits.bias or traits.shared_bias
+        tensors += feed_forward(hidden, shared_intermediate, gated=traits.gated, bias=bias, name=shared).tensors
         if traits.shared_gate:
             tensors += linear(f"{traits.name}.shared_expert_gate", 1, hidden, role="router")
     if traits.latent_size:

@@ -1,4 +1,4 @@
-"""The Hugging Face hub without huggingface_hub, which a plain install does not have: config.json and parameter counts.
+"""The Hugging Face hub without huggingface_hub, which a plain install does not have: files and parameter counts.
 
 Variables of the environment are huggingface_hub's: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. Every answer is bounded.
 """
@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 from kvplan.paths import user_cache_dir
 
 _SECONDS = 10.0
+_ABSENT = "EntryNotFound"
 _MOST_BYTES = 16 * 1024**2
 
 
@@ -28,13 +29,25 @@ class HubError(Exception):
         self.code = code
 
 
-def config_path(repository: str) -> Path:
-    """Return where the config.json of ``repository`` is kept; it is fetched unless it is there. HubError otherwise."""
-    path = user_cache_dir() / "hub" / repository.replace("/", "--") / "config.json"
-    if not path.is_file():
-        text = _fetch(f"{quote(repository)}/resolve/main/config.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
+def kept_path(repository: str, name: str) -> Path:
+    """Return where the file ``name`` of ``repository`` is kept; it is fetched unless it is there. HubError otherwise.
+
+    One that the repository does not have is remembered beside it.
+    """
+    path = user_cache_dir() / "hub" / repository.replace("/", "--") / name
+    absent = path.with_name(f"{name}.absent")
+    if path.is_file():
+        return path
+    if absent.is_file():
+        raise HubError(_ABSENT)
+    try:
+        text = _fetch(f"{quote(repository)}/resolve/main/{name}")
+    except HubError as error:
+        if error.code == _ABSENT and path.parent.is_dir():
+            absent.touch()
+        raise
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
     return path
 
 

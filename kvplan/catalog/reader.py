@@ -9,7 +9,8 @@ from typing import Any
 
 from kvplan.catalog.architectures import of_type
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization import read_quantization
+from kvplan.catalog.quantization.notes import quantization_notes
+from kvplan.catalog.quantization.reading import read_quantization
 from kvplan.catalog.registry import find_reader, known_architectures
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
@@ -96,6 +97,11 @@ def _read(
     if reader is None:
         raise _unknown(architecture, view)
     body = reader(view)
+    quantization = read_quantization(_with_expert_dtype(view))
+    tensors = [layer.all_tensors for layer in body.layers]
+    has_towers = any(extra.kind in ("vision", "audio") for extra in body.extras)
+    for note in quantization_notes(quantization, tensors, body.tensors, has_towers=has_towers):
+        view.assume(note)
     return ModelSpec(
         id=model_id,
         architecture=architecture,
@@ -110,13 +116,22 @@ def _read(
         rope=body.rope,
         further_ropes=body.further_ropes,
         residual_streams=body.residual_streams,
-        quantization=read_quantization(view),
+        quantization=quantization,
         extras=body.extras,
         assumptions=tuple(view.assumptions),
         aliases=aliases,
         source=source,
         raw_config=config,
     )
+
+
+def _with_expert_dtype(view: ConfigView) -> ConfigView:
+    """DeepSeek V4.1 says inside ``quantization_config`` what V4 says beside it (vLLM's DeepseekV41Config)."""
+    section = view.section("quantization_config")
+    if section is None or not section.has("expert_dtype") or view.has("expert_dtype"):
+        return view
+    merged = {**view.config, "expert_dtype": section.config["expert_dtype"]}
+    return ConfigView(merged, path=view.path, assumptions=view.assumptions)
 
 
 def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
@@ -136,7 +151,7 @@ def choose_architecture(view: ConfigView) -> str:
     model_type = view.text("model_type", default="")
     for architecture in named:
         if architecture.endswith(_NOT_GENERATING):
-            raise _not_causal(architecture)
+            raise _not_causal(architecture, model_type)
     if not named and model_type in _NOT_LANGUAGE_MODELS:
         raise _not_causal(f"model_type '{model_type}'")
     if named and find_reader(named[0]) is not None:
@@ -147,6 +162,8 @@ def choose_architecture(view: ConfigView) -> str:
         return named[0]
     known = of_type(model_type)
     if known is not None:
+        if named:
+            _check_bare_model(view, named[0], known.architecture)
         return known.architecture
     if named or model_type:
         return named[0] if named else f"model_type '{model_type}'"
@@ -156,7 +173,28 @@ def choose_architecture(view: ConfigView) -> str:
     )
 
 
-def _not_causal(what: str) -> KvplanError:
+def _check_bare_model(view: ConfigView, named: str, architecture: str) -> None:
+    """Note what a decoder without a head is sized as; KvplanError for one that looks both ways (EmbeddingGemma)."""
+    text = view.section("text_config") or view
+    if text.config.get("use_bidirectional_attention") is True or text.config.get("is_causal") is False:
+        raise KvplanError(
+            f"{named} looks both ways: it is served for pooling and keeps no KV cache.",
+            hint=f"--assume architectures={architecture} sizes it as a decoder",
+        )
+    view.assume(
+        f"{named} is sized as {architecture}, head included: as a pooling model vLLM loads no head, and keeps the KV "
+        "cache of the decoder."
+    )
+
+
+def _not_causal(what: str, model_type: str = "") -> KvplanError:
+    """vLLM serves decoders with another head for pooling, over the KV cache of the model that generates."""
+    known = of_type(model_type)
+    if known is not None and model_type not in _NOT_LANGUAGE_MODELS:
+        return KvplanError(
+            f"{what} generates no text: vLLM serves it for pooling, with the KV cache of its decoder.",
+            hint=f"--assume architectures={known.architecture} sizes that decoder, with the head that generates",
+        )
     return KvplanError(
         f"{what} is not a causal language model: it generates no text and keeps no KV cache.",
         hint="pass a model that generates text",

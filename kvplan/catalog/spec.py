@@ -8,12 +8,13 @@ of elements; what an element costs is decided later, by the dtype of the weights
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint
+from kvplan.catalog.quantization.formats import QuantizationSpec as QuantizationSpec
 from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
 
 WindowKind = Literal["full", "sliding", "chunked"]
@@ -106,6 +107,9 @@ class LatentAttention:
 class CompressedAttention:
     """DeepSeek V4's attention: one vector per token (key and value at once) in a short window, and beyond it one
     vector for every ``ratio`` tokens (None: the window alone). ``indexer``: one small key per compressed vector.
+
+    keeps_vectors: False where the layer reads the vectors, and the keys, of one before it. chooses: False where it
+    reads what another layer's indexer chose. window_block: tokens of the window in one of vLLM's blocks.
     """
 
     num_heads: int
@@ -114,6 +118,9 @@ class CompressedAttention:
     ratio: int | None = None
     indexer: SparseIndexer | None = None
     tensors: tuple[Tensor, ...] = ()
+    keeps_vectors: bool = True
+    chooses: bool = True
+    window_block: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,38 +215,6 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizationSpec:
-    """How the published weights are stored, as ``quantization_config`` says it.
-
-    ``method`` is the loader's name (awq, gptq, fp8, compressed-tensors, modelopt, mxfp4, bitsandbytes, ...).
-    ``bits`` per quantized weight; one scale per ``group_size`` weights of a row, or per ``block_shape`` tile, or per
-    output channel / per tensor (``granularity``). ``ignore`` are the module names and patterns that stay unquantized,
-    ``targets`` those that are quantized this way (empty: every linear layer). ``others`` are further formats in the
-    same checkpoint, for the modules that their ``targets`` name. ``kv_cache_dtype``: what the checkpoint was calibrated
-    for; engines take it by themselves for some values of ``quant_method``, the config's own word for the format.
-    """
-
-    method: str
-    bits: float
-    granularity: Literal["group", "block", "channel", "tensor"]
-    group_size: int | None = None
-    block_shape: tuple[int, int] | None = None
-    scale_dtype: str = "float16"
-    has_zero_points: bool = False
-    has_act_order: bool = False
-    static_input_scale: bool = False
-    ignore: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    kv_cache_dtype: str | None = None
-    quant_method: str = ""
-    others: tuple[QuantizationSpec, ...] = ()
-
-    def stated_cache_dtype(self, methods: Collection[str]) -> str | None:
-        """``kv_cache_dtype`` for an engine that takes it from checkpoints whose ``quant_method`` begins like these."""
-        return self.kv_cache_dtype if self.quant_method.startswith(tuple(methods)) else None
-
-
-@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary positions. ``rotary_size`` of ``head_size`` elements turn; ``scaling`` as published, with its own keys."""
 
@@ -248,6 +223,10 @@ class RopeSpec:
     scaling: str | None = None
     factor: float | None = None
     original_max_position_embeddings: int | None = None
+
+
+SCALED_ALREADY: Final = frozenset(("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"))
+"""Scalings of rotary positions whose configs state the longest length with the scaling in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +337,23 @@ class ModelSpec:
     def title(self) -> str:
         """``meta-llama/Llama-3.1-8B-Instruct (sized as meta-llama/Llama-3.1-8B)``."""
         return self.served_id if self.sized_as is None else f"{self.served_id} (sized as {self.sized_as})"
+
+    @property
+    def longest_context(self) -> int | None:
+        """Tokens that vLLM takes in one sequence, None where the config says no length.
+
+        A scaling of the rotary positions multiplies those of the config by its factor, but for the kinds whose configs
+        state the scaled length already, and Gemma 3 (``_get_and_verify_max_len`` of vllm/config/model.py).
+        """
+        positions = self.max_position_embeddings
+        if positions is None or "gemma3" in self.model_type:
+            return positions
+        factors = [
+            rope.factor
+            for rope in (self.rope, *self.further_ropes)
+            if rope is not None and rope.factor and rope.scaling not in SCALED_ALREADY
+        ]
+        return int(positions * factors[-1]) if factors else positions
 
     @cached_property
     def is_latent(self) -> bool:

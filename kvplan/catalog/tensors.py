@@ -35,6 +35,8 @@ class Tensor:
     """In the model's dtype, however the checkpoint stores other matrices."""
     in_float32: bool = False
     """vLLM keeps it in float32, whatever the model's dtype is."""
+    stored_bytes: float | None = None
+    """Bytes of an element, scales included, where neither the model's dtype nor the quantization says them."""
 
     @property
     def is_stacked_experts(self) -> bool:

@@ -63,6 +63,11 @@ _FORMATS: Final[tuple[NamedFormat, ...]] = (
     ),
     NamedFormat(r"-(?:quantized\.)?w4a16", "int4, groups of 128", _packed(4, strategy="group", group_size=128)),
     NamedFormat(r"-(?:quantized\.)?w8a(?:8|16)|-int8", "int8, one scale per channel", _packed(8, strategy="channel")),
+    NamedFormat(
+        r"-fp8-kv",
+        "fp8, one scale per tensor, beside scales for an fp8 KV cache (--kv-cache-dtype fp8)",
+        {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": ["lm_head"]},
+    ),
     NamedFormat(r"-fp8-dynamic", "fp8, one scale per channel", _packed(8, "float", strategy="channel")),
     NamedFormat(r"-nvfp4|-fp4", "NVFP4", _NVFP4),
     NamedFormat(r"-(?:bf16|fp16)", "16 bits", None),
@@ -78,7 +83,10 @@ _FP8_OF_META: Final = NamedFormat(
     "fp8, one scale per channel; the attention and the first and last layers in 16 bits",
     {
         "quant_method": "fbgemm_fp8",
-        "modules_to_not_convert": ["lm_head", "self_attn", "model.layers.0", "model.layers.125"],
+        "modules_to_not_convert": [
+            *(f"model.layers.{layer}.self_attn.{part}_proj" for layer in range(126) for part in "qkvo"),
+            *(f"model.layers.{layer}.mlp.{part}_proj" for layer in (0, 125) for part in ("gate", "up", "down")),
+        ],
     },
 )
 """Meta's own fp8 of Llama 3.1 405B, after llama-405B-FP8.py of huggingface/huggingface-llama-recipes."""
@@ -86,6 +94,7 @@ _FP8_OF_META: Final = NamedFormat(
 _SAME_SHAPE: Final[tuple[tuple[str, str], ...]] = (
     (r"qwen2\.5-coder-(1\.5b|3b|7b|14b|32b)(?:-instruct)?", r"qwen2.5-\1-instruct"),
     (r"qwen2\.5-coder-0\.5b(?:-instruct)?", "qwen2.5-0.5b"),
+    (r"qwen3\.8-27b", "qwen3.5-27b"),
     (r"qwen3-vl-(2b|4b|8b|30b-a3b|235b-a22b)-thinking", r"qwen3-vl-\1"),
     (r"deepseek-r1-distill-qwen-7b", "qwen2.5-7b"),
     (r"deepseek-r1-distill-qwen-32b", "qwq-32b"),
@@ -94,7 +103,10 @@ _SAME_SHAPE: Final[tuple[tuple[str, str], ...]] = (
     (r"codellama-(13b|34b)-instruct(?:-hf)?", r"codellama-\1"),
     (r"mixtral-8x22b-instruct", "mixtral-8x22b-instruct"),
 )
-"""Names of models with the shape and the positions of another one that ships: a pattern, and that profile."""
+"""Names of models with the shape and the positions of another one that ships: a pattern, and that profile.
+
+Qwen3.8-27B: its index's total size is 55,562,855,904 B, that of Qwen3.5-27B to the byte.
+"""
 
 _PUBLISHED_PLAIN: Final = ("qwen3.6-", "gemma-4-")
 """Families whose unquantized checkpoints are what their maker publishes; of some, only a quantized profile ships."""
@@ -145,7 +157,8 @@ def _as_shipped(name: str, organisation: str, profile: Mapping[str, Any]) -> Var
     config = profile["config"] if organisation in ("", *makers) else _without_cache(profile["config"])
     if config == profile["config"]:
         return Variant(profile, config, _note(name, profile, ""))
-    note = _note(name, profile, ", weights stored as there, by another organisation")
+    words = ", weights stored as there, by another organisation: its own head and list of modules in 16 bits may differ"
+    note = _note(name, profile, words)
     return Variant(profile, config, note, _OTHERS_CACHE.format(of=profile["id"]))
 
 
@@ -222,7 +235,9 @@ def _stored_as(config: Mapping[str, Any], stored: NamedFormat) -> Config:
 def _weights_words(stored: NamedFormat) -> str:
     if stored.is_file:
         return ", weights as published; such a repository holds several files: give the .gguf file for its own size"
-    return f", weights as its name says: {stored.words}"
+    if stored.config is None:
+        return f", weights as its name says: {stored.words}"
+    return f", weights as its name says: {stored.words}; what stays in 16 bits, head or cache, as is usual for it"
 
 
 def _note(name: str, profile: Mapping[str, Any], weights: str) -> str:

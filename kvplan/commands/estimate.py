@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, parse_gpu_count
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import provenance_note
 from kvplan.catalog.releases.vllm import version_note
+from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.commands.options.estimate_lists import (
     LIST_OPTIONS,
@@ -39,6 +40,9 @@ from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.setting_values import split_list
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, SPECULATION_PANEL, ServingSettings
 
+if TYPE_CHECKING:
+    from kvplan.explaining.learned import LogBasis
+
 __all__ = ["DEFAULT_ENGINE", "LIST_OPTIONS", "estimate", "parse_assumptions"]
 
 DEFAULT_ENGINE = "vllm"
@@ -54,6 +58,10 @@ Contexts = Annotated[
         help="Tokens per sequence, such as 32k (32,768) or 8k,32k. Default: the model's longest.",
         rich_help_panel=MODEL_PANEL,
     ),
+]
+LongestSequences = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TOKENS", help="vLLM's name for --ctx; give one of them.", rich_help_panel=MODEL_PANEL),
 ]
 Assumptions = Annotated[
     list[str] | None,
@@ -90,6 +98,14 @@ SpeculativeConfig = Annotated[
     ),
 ]
 Engine = Annotated[str, typer.Option(help="Memory model: vllm, vllm@VERSION or kvplan.", rich_help_panel=ENGINE_PANEL)]
+FromLog = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="LOG",
+        help="A start-up log of vLLM with this model: what it shows of memory is kept, and settings left out are its.",
+        rich_help_panel=MEMORY_PANEL,
+    ),
+]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Show every formula and every assumption.", rich_help_panel=OUTPUT_PANEL)
 ]
@@ -105,6 +121,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", r
 def estimate(
     models: Models,
     ctx: Contexts = None,
+    max_model_len: LongestSequences = None,
     assume: Assumptions = None,
     quantization: Weights = None,
     gpu: Gpus = None,
@@ -112,6 +129,7 @@ def estimate(
     settings: ServingSettings = ServingSettings(),
     speculative_config: SpeculativeConfig = None,
     engine: Engine = DEFAULT_ENGINE,
+    from_log: FromLog = None,
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
     plot: Plot = None,
@@ -121,18 +139,30 @@ def estimate(
 ) -> None:
     """Size a model: weights, KV cache, and how many sequences fit on which GPU.
 
-    Several models, contexts or formats make one table.
+    Several models, contexts or formats make one table. With --from-log what one start showed is kept for other
+    settings of the same model and GPU.
     """
     chosen = chosen_format(output_format, as_json=as_json)
-    lists = Lists(*map(split_list, (ctx, gpu, quantization, kv_cache_dtype)))
+    if ctx and max_model_len:
+        raise UsageError("--ctx cannot be used with --max-model-len.", hint="give one of them; they mean the same here")
+    lists = Lists(*map(split_list, (ctx or max_model_len, gpu, quantization, kv_cache_dtype)))
     choice = EngineChoice.parse(engine)
     gpus = [parse_gpu_count(name) for name in lists.gpus or DEFAULT_GPUS]
-    asked = questions(lists, with_speculative_config(settings, speculative_config))
     specs = resolve_models(models, parse_assumptions(assume or []), after_gpus=bool(gpu))
+    given = with_speculative_config(settings, speculative_config)
+    learned = None
+    if from_log is not None:
+        basis = _basis(from_log, specs, gpus if lists.gpus else [], choice, given)
+        learned, given, gpus, choice = basis.learned, basis.settings, [GpuCount(1, basis.gpu)], basis.engine
+        caches = lists.kv_cache_dtypes or (given.kv_cache_dtype,)
+        contexts = lists.contexts or basis.contexts
+        lists = replace(lists, contexts=contexts, gpus=(basis.gpu.id,), kv_cache_dtypes=caches)
+        print_notes(*basis.notes)
+    asked = questions(lists, given)
     measured = load_measured(calibration_name(calibration, no_calibration))
     shown = [gpus if lists.gpus else with_kernels(gpus, spec, choice) for spec in specs]
     answers = [
-        answer_question(spec, question, on, choice, measured)
+        answer_question(spec, question, on, choice, measured, learned)
         for spec, on in zip(specs, shown, strict=True)
         for question in asked
     ]
@@ -161,6 +191,17 @@ def estimate(
         from kvplan.estimate.picture import draw_estimates
 
         draw_estimates(answers, plot)
+
+
+def _basis(
+    log: Path, specs: Sequence[ModelSpec], gpus: Sequence[GpuCount], engine: EngineChoice, given: ServingSettings
+) -> LogBasis:
+    """What the log at ``log`` teaches. UsageError for several models or GPUs, and for kvplan's engine."""
+    from kvplan.explaining.learned import basis_of
+
+    if len(specs) > 1 or len(gpus) > 1:
+        raise UsageError("--from-log is about one model on one kind of GPU.", hint="name one of each")
+    return basis_of(log, specs[0], gpus[0] if gpus else None, engine, given)
 
 
 def _nothing_fits(misses: Sequence[Asked]) -> KvplanError:

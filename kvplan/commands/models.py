@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from kvplan.catalog.registry import known_architectures
-from kvplan.commands.printing.known import print_models
+from kvplan.catalog.vllm_registry import registered_models, registry_release
+from kvplan.commands.printing.known import print_models, print_registered
 from kvplan.commands.printing.render import (
     OutputFormat,
     chosen_format,
@@ -22,6 +23,9 @@ from kvplan.estimate.known_models import known_models
 def models(
     search: Annotated[str | None, typer.Argument(help="Only models whose name contains this.")] = None,
     architectures: Annotated[bool, typer.Option("--architectures", help="List known architectures instead.")] = False,
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="List vLLM's architectures instead: sized or not, and why.")
+    ] = False,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
@@ -29,6 +33,9 @@ def models(
     chosen = chosen_format(output_format, as_json=as_json)
     if architectures:
         _print_architectures(chosen, search)
+        return
+    if vllm:
+        print_registered(registered_models(), registry_release(), chosen, search)
         return
     found = list(known_models(search))
     print_notes(None if found else f"no model's name contains '{search}'.")

@@ -16,7 +16,6 @@ from typing import Final
 
 from kvplan.catalog.spec import (
     DenseFeedForward,
-    FeedForward,
     LayerSpec,
     ModelSpec,
     MoeFeedForward,
@@ -176,10 +175,12 @@ def _has_keys_as_values(mixer: SoftmaxAttention) -> bool:
     return any(name.endswith("k_proj") for name in names) and not any(name.endswith("v_proj") for name in names)
 
 
-def _mlp_products(spec: ModelSpec, part: FeedForward | None, tp: int, *, is_fused: bool = False) -> Iterator[Product]:
+def _mlp_products(
+    spec: ModelSpec, part: DenseFeedForward | None, tp: int, *, is_fused: bool = False
+) -> Iterator[Product]:
     if part is None:
         return
-    if not isinstance(part, DenseFeedForward):  # mixtures have a function of their own
+    if not isinstance(part, DenseFeedForward):
         raise unhandled_kind(part, "_mlp_products")
     number = 2 if part.gated else 1
     inner = -(-part.intermediate_size // tp)

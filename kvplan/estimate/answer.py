@@ -13,7 +13,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_models import service_note
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.deployments import Deployment, Placement, place
+from kvplan.estimate.deployments import Deployment, Placement, check_options, place
 from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
 from kvplan.estimate.kv_cache import (
     CacheSettings,
@@ -28,6 +28,8 @@ from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
+from kvplan.estimate.vllm.learned import LearnedStart
+from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
@@ -40,12 +42,13 @@ DEFAULT_IN_FLIGHT_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class EstimateRequest:
-    """The question about a model. ``context_tokens`` None: the model's longest."""
+    """The question about a model. ``context_tokens`` None: the model's longest. ``learned``: what a log showed."""
 
     context_tokens: int | None = None
     gpus: tuple[GpuProfile, ...] = ()
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
+    learned: LearnedStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def make_estimate(
     """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
     check_backend(model, request.settings.moe_backend, request.engine.name)
     found = with_speculation(with_quantization(model, request.settings), request.settings)
-    spec, asked = found.spec, found.settings
+    spec, asked = found.spec, as_limited(found.spec, found.settings)
+    check_options(request.engine, asked)
     ended = service_note(spec.architecture, request.engine.version) if request.engine.name == "vllm" else None
     notes = [*spec.assumptions, *([ended] if ended else [])]
     context_tokens = _context(spec, request, notes)
@@ -91,7 +95,7 @@ def make_estimate(
     cache = _cache_settings(spec, asked, request.engine, dtype, notes)
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
-    placements = [place(spec, gpu, request.engine, settings) for gpu in gpus]
+    placements = [place(spec, gpu, request.engine, settings, request.learned) for gpu in gpus]
     cache = _as_kept(spec, cache, placements)
     release = vllm_release(request.engine.version) if request.engine.name == "vllm" else None
     batches = release.in_flight_batches if release is not None else 1
@@ -124,9 +128,16 @@ def make_estimate(
         most_in_flight_tokens=in_flight[1],
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
-        speeds=deployment_speeds(attended, gpus, placements, cache, measured, request.engine),
+        speeds=_no_speeds(placements)
+        if asked.cpu_offload_gb
+        else deployment_speeds(attended, gpus, placements, cache, measured, request.engine),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
+
+
+def _no_speeds(placements: Sequence[Placement]) -> tuple[None, ...]:
+    """How fast weights come over the bus is not modelled."""
+    return (None,) * len(placements)
 
 
 def _as_kept(spec: ModelSpec, cache: CacheSettings, placements: Sequence[Placement]) -> CacheSettings:
@@ -165,7 +176,7 @@ def with_quantization(spec: ModelSpec, asked: ServingSettings) -> ModelSpec:
 
 
 def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int:
-    longest = spec.max_position_embeddings
+    longest = spec.max_position_embeddings if request.engine.name == "kvplan" else spec.longest_context
     if request.context_tokens is None:
         if longest is None:
             raise UsageError(f"The config of {spec.served_id} gives no maximum length.", hint="give one: --ctx 32k")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,6 +11,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
 from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
@@ -18,9 +19,10 @@ from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
-from kvplan.estimate.vllm.ranges import KvRange, kv_range
-from kvplan.settings import FilledSettings, ServingSettings
+from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range
+from kvplan.settings import KNOBS, FilledSettings, ServingSettings
 from kvplan.units import format_bytes
 
 
@@ -98,13 +100,44 @@ class Placement:
     notes: tuple[str, ...] = ()
 
 
-def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: ServingSettings) -> Placement:
-    """``spec`` on ``gpu`` under ``engine``. UsageError where the ranks cannot divide it."""
-    placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
+def place(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    engine: EngineChoice,
+    settings: ServingSettings,
+    learned: LearnedStart | None = None,
+) -> Placement:
+    """``spec`` on ``gpu`` under ``engine``. ``learned``: what a log of vLLM showed. UsageError as ``predict_vllm``."""
+    if learned is None:
+        placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
+    else:
+        found = predict_as_learned(learned, spec, gpu, settings, engine.version)
+        placement = _as_placed(spec, gpu, found.prediction, found.explained)
+        placement = replace(placement, notes=(*found.notes, *placement.notes))
     filled = placement.deployment.settings
     bridges = bridge_note(gpu, ParallelLayout.of(filled))
     notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings))
     return replace(placement, notes=notes if bridges is None else (*notes, bridges))
+
+
+_OF_VLLM: Final = (
+    "kv_cache_memory_bytes",
+    "cpu_offload_gb",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
+    "pp_layer_partition",
+)
+
+
+def check_options(engine: EngineChoice, settings: ServingSettings) -> None:
+    """UsageError for a setting that the engine's memory model does not have."""
+    if engine.name == "vllm":
+        return
+    for name in _OF_VLLM:
+        if getattr(settings, name) != KNOBS[name].default:
+            raise UsageError(
+                f"--engine {engine.name} has no {KNOBS[name].option}.", hint="leave it out, or use --engine vllm"
+            )
 
 
 def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ...]:
@@ -135,10 +168,16 @@ def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple
 
 
 def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
-    found = predict_vllm(spec, gpu, settings, version)
+    return _as_placed(spec, gpu, predict_vllm(spec, gpu, settings, version))
+
+
+def _as_placed(
+    spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction, explained: frozenset[Cause] = frozenset()
+) -> Placement:
     rank = found.rank
     groups = found.settings.serving.data_parallel_size
-    within = kv_range(spec, gpu, found).of_groups(groups)
+    is_given = rank.given_pool_bytes is not None
+    within = (_given_range(found) if is_given else kv_range(spec, gpu, found, explained=explained)).of_groups(groups)
     deployment = Deployment(
         gpu=gpu.id,
         engine=f"vllm@{found.version}",
@@ -164,8 +203,33 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
         each = blocks_per_request(rank.blocks, replace(shape, max_model_len=num_tokens, in_flight_tokens=1))
         return groups * (found.num_blocks // max(each, 1))
 
-    notes = (*found.settings.notes, *_runner_notes(found), *_parallel_notes(spec, found))
+    notes = (*found.settings.notes, *_option_notes(found, gpu), *_runner_notes(found), *_parallel_notes(spec, found))
     return Placement(deployment, sequences_of, notes)
+
+
+def _given_range(found: VllmPrediction) -> KvRange:
+    """A pool of a given size is exactly that."""
+    pool, tokens, concurrency = found.rank.available_kv_bytes, found.kv_cache_tokens, found.max_concurrency
+    seqs = None if found.most_num_seqs is None else (found.most_num_seqs, found.most_num_seqs)
+    return KvRange((pool, pool), (tokens, tokens), (concurrency, concurrency), (), num_seqs=seqs)
+
+
+def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
+    """What options mean for the figures, where that is not what one may think."""
+    settings = found.settings.serving
+    if settings.kv_cache_memory_bytes is not None:
+        yield (
+            "--kv-cache-memory-bytes: the pool is that, and gpu_memory_utilization says only what must be free at the "
+            "start; weights, activations, overhead and pool must fit the GPU."
+        )
+    if settings.cpu_offload_gb and gpu.unified_memory:
+        yield f"--cpu-offload-gb changes nothing on {gpu.id}: its memory is the host's."
+    elif settings.cpu_offload_gb:
+        yield "--cpu-offload-gb: what is offloaded is read over the bus in each step, which no speed here counts."
+    if settings.enforce_eager:
+        yield "--enforce-eager: steps without CUDA graphs are slower; the speeds are of steps with them."
+    if settings.skip_mm_profiling:
+        yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."
 
 
 def _runner_notes(found: VllmPrediction) -> tuple[str, ...]:
@@ -203,6 +267,8 @@ def _vllm_limit(found: VllmPrediction, within: KvRange) -> str | None:
         lacking = found.rank.weight_bytes - found.rank.requested_bytes
         return f"the weights do not fit: {format_bytes(lacking)} short"
     missing = format_bytes(found.missing_bytes)
+    if found.rank.lacking_bytes:
+        return f"no room for --kv-cache-memory-bytes: {missing} short"
     if found.outcome == "rejected_ctx" and found.largest_max_model_len:
         return f"longest sequence that fits: {found.largest_max_model_len:,} tokens"
     return f"no room for one sequence: {missing} short"

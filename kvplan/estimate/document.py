@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
@@ -25,7 +25,7 @@ def estimate_document(answer: Estimate) -> dict[str, Any]:
         "kv_cache": _cache_document(answer),
         "deployments": [
             deployment_figures(deployment)
-            | {"range_causes": range_causes(deployment)}
+            | {"range_causes": range_causes(deployment), "range_evidence": range_evidence(deployment)}
             | {"performance": None if speed is None else speed_document(speed)}
             for deployment, speed in zip(answer.deployments, answer.speeds, strict=True)
         ],
@@ -144,6 +144,7 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
         "enable_expert_parallel": settings.enable_expert_parallel,
         "device_memory_bytes": settings.device_memory_bytes,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
+        **{name: getattr(settings, name) for name in _OPTIONS},
         "budget_bytes": deployment.budget_bytes,
         "weight_bytes": deployment.weight_bytes,
         "activation_peak_bytes": deployment.activation_peak_bytes,
@@ -166,6 +167,17 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
     }
 
 
+_OPTIONS: Final = (
+    "kv_cache_memory_bytes",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "cpu_offload_gb",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
+)
+"""Settings that change what the figures are made of; as asked for, null where the engine decides."""
+
+
 def _ends(name: str, ends: tuple[float, float] | None) -> dict[str, float | None]:
     """``name_low`` and ``name_high``, between which 9 of 10 start-ups lie; None where none has been compared."""
     low, high = (None, None) if ends is None else ends
@@ -177,6 +189,20 @@ def range_causes(deployment: Deployment) -> list[dict[str, object]]:
     found = deployment.kv_range
     causes = () if found is None else found.causes
     return [{"cause": each.cause, "bytes": each.num_bytes, "meaning": each.sentence} for each in causes]
+
+
+def range_evidence(deployment: Deployment) -> dict[str, object] | None:
+    """How many start-ups stand behind the interval, of which kind there are the fewest, and the sentence for people."""
+    known = None if deployment.kv_range is None else deployment.kv_range.known
+    if known is None:
+        return None
+    return {
+        "num_startups": known.num_startups,
+        "rarest_kind": known.rarest,
+        "num_sources_of_rarest_kind": known.num_sources,
+        "unseen_layout": known.unseen_layout,
+        "sentence": known.sentence,
+    }
 
 
 def speed_document(speed: DeploymentSpeed) -> dict[str, object]:

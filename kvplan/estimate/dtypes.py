@@ -14,6 +14,7 @@ BYTES_PER_ELEMENT: dict[str, float] = {
     "fp8_e5m2": 1,
     "fp8_inc": 1,
     "fp8_ds_mla": 1,
+    "mxfp8": 1,
     "int8": 1,
     "int8_per_token_head": 1,
 }

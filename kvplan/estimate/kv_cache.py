@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from kvplan.catalog.spec import (
@@ -317,7 +318,7 @@ def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> 
     size = element_bytes(settings.kv_dtype)
     head, window = mixer.head_size, mixer.window_tokens
     yield CacheEntry("sliding", 1, head, window, head * size, 0, f"{head} x {size} B")
-    if mixer.ratio is None:
+    if mixer.ratio is None or not mixer.keeps_vectors:
         return
     ratio = mixer.ratio
     yield CacheEntry("compressed", 1, head, None, -(-head * size // ratio), 0, f"{head} x {size} B / {ratio} tokens")
@@ -397,25 +398,41 @@ def components_of(layers: Iterable[LayerSpec], settings: CacheSettings) -> tuple
     return tuple(KvComponent(entry, count) for entry, count in counts.items())
 
 
-def pipeline_slices(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
+def pipeline_slices(num_layers: int, pipeline_parallel_size: int, partition: str | None = None) -> tuple[range, ...]:
     """Which layers each pipeline stage holds: even, and what is left over goes to the stages before the last one.
 
     As vLLM divides (vllm/distributed/utils.py, get_pp_indices): the last stage has the head, so it gets none extra.
+    partition: the layers of each stage, as in its VLLM_PP_LAYER_PARTITION ("20,22,22").
     """
     if pipeline_parallel_size > num_layers:
         raise UsageError(
             f"{num_layers} layers cannot be divided over {pipeline_parallel_size} pipeline stages.",
             hint=f"choose a --pipeline-parallel-size of at most {num_layers}",
         )
-    each, left = divmod(num_layers, pipeline_parallel_size)
-    sizes = [each] * pipeline_parallel_size
+    sizes = _even_sizes(num_layers, pipeline_parallel_size)
+    if partition is not None:
+        sizes = _given_sizes(partition, num_layers, pipeline_parallel_size)
+    ends = list(accumulate(sizes))
+    return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
+
+
+def _even_sizes(num_layers: int, stages: int) -> list[int]:
+    each, left = divmod(num_layers, stages)
+    sizes = [each] * stages
     for index in range(2, left + 2):
         sizes[-index] += 1
-    slices, first = [], 0
-    for size in sizes:
-        slices.append(range(first, first + size))
-        first += size
-    return tuple(slices)
+    return sizes
+
+
+def _given_sizes(partition: str, num_layers: int, stages: int) -> list[int]:
+    words = [word.strip() for word in partition.split(",")]
+    sizes = [int(word) for word in words if word.isdecimal() and len(word) < 7]
+    if len(sizes) != len(words) or 0 in sizes or len(sizes) != stages or sum(sizes) != num_layers:
+        raise UsageError(
+            f"--pp-layer-partition '{partition}' does not divide {num_layers} layers over {stages} pipeline stages.",
+            hint="for example " + ",".join(map(str, _even_sizes(num_layers, stages))),
+        )
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,8 +473,8 @@ def size_sequence(spec: ModelSpec, context_tokens: int, settings: CacheSettings)
     A window that no sequence of the model fills (Phi-3.5: 262,144 of 131,072 positions) is full attention.
     """
     components = components_of(spec.layers, settings)
-    if spec.max_position_embeddings is not None:
-        components = _without_idle_windows(components, max(spec.max_position_embeddings, context_tokens))
+    if spec.longest_context is not None:
+        components = _without_idle_windows(components, max(spec.longest_context, context_tokens))
     return KvCacheSize(context_tokens, components)
 
 

@@ -84,6 +84,8 @@ def _compressed_spans(mixer: CompressedAttention) -> tuple[AttentionSpan, ...]:
     if indexer is None:
         return (window, AttentionSpan(width, stride=mixer.ratio))
     chosen = AttentionSpan(width, stride=mixer.ratio, limit=indexer.topk)
+    if not mixer.chooses:
+        return (window, chosen)
     return (window, chosen, AttentionSpan(indexer.num_heads * indexer.head_size, stride=mixer.ratio))
 
 
@@ -123,7 +125,7 @@ def activation_width(mixer: Mixer, tensor_parallel_size: int) -> int:
     if isinstance(mixer, CompressedAttention):
         # Queries and output of every head, the one vector that is key and value, and the indexer's queries, which
         # every rank has.
-        indexer = mixer.indexer.num_heads * mixer.indexer.head_size if mixer.indexer else 0
+        indexer = mixer.indexer.num_heads * mixer.indexer.head_size if mixer.indexer and mixer.chooses else 0
         return (2 * (mixer.num_heads // tp) + 1) * mixer.head_size + indexer
     if isinstance(mixer, StateMixer):
         # Projected inputs, their convolution, and the gate beside them.

@@ -19,6 +19,7 @@ from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.speculation import joined_speculation
+from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens
 
@@ -26,6 +27,7 @@ ESTIMATE_SETTINGS: Final = (
     "dtype",
     "group_size",
     "language_model_only",
+    "limit_mm_per_prompt",
     "encoder_tokens",
     "enable_lora",
     "max_loras",
@@ -33,12 +35,18 @@ ESTIMATE_SETTINGS: Final = (
     "device_memory_bytes",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "pp_layer_partition",
     "data_parallel_size",
     "enable_expert_parallel",
     "nvlink_bridge",
     "moe_backend",
     "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
     "block_size",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "cpu_offload_gb",
+    "skip_mm_profiling",
     "max_num_seqs",
     "max_num_batched_tokens",
     "speculative_model",
@@ -69,6 +77,7 @@ def answer_question(
     gpus: Sequence[GpuCount],
     engine: EngineChoice,
     measured: MeasuredProfiles,
+    learned: LearnedStart | None = None,
 ) -> Estimate:
     """The estimate on all ``gpus``; those that differ in their number or in the dtype they run are asked apart."""
     settings = _as_published(spec, question.settings)
@@ -76,7 +85,7 @@ def answer_question(
     parts: list[Estimate] = []
     for same, group in groupby(asked, key=lambda each: each[1]):
         found = tuple(gpu for gpu, _ in group)
-        estimate = make_estimate(spec, EstimateRequest(question.context_tokens, found, engine, same), measured)
+        estimate = make_estimate(spec, EstimateRequest(question.context_tokens, found, engine, same, learned), measured)
         notes = (fallback_note(gpu, same.dtype) for gpu in found if same.dtype != settings.dtype)
         parts.append(replace(estimate, assumptions=(*notes, *estimate.assumptions)))
     return _joined(parts)
@@ -152,7 +161,7 @@ def notes_on(answer: Estimate) -> Iterator[str]:
 
     A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve, a host's memory.
     """
-    longest = answer.spec.max_position_embeddings
+    longest = answer.spec.longest_context
     if longest is not None and answer.context_tokens > longest:
         yield (
             f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "
@@ -165,5 +174,8 @@ def notes_on(answer: Estimate) -> Iterator[str]:
         " is more than the ",
         " changes nothing.",
         " stands in for ",
+        " of the log",
+        "The log ",
+        "settings that decide it differ",
     )
     yield from (each for each in answer.assumptions if any(mark in each for mark in marks))

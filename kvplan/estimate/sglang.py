@@ -90,7 +90,7 @@ def predict_sglang(
         layout=ParallelLayout.of(settings),
         dtype=dtype,
         formats=stored_formats(spec, settings.quantization),
-        max_model_len=spec.max_position_embeddings or 1,
+        max_model_len=spec.longest_context or 1,
         in_float32=False,
     )
     total = settings.device_memory_bytes or gpu.memory_bytes

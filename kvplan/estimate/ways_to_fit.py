@@ -16,6 +16,7 @@ from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.question import Question, answer_question
 from kvplan.settings import own_group_size
+from kvplan.units import GIB, parse_bytes
 
 _MOST_GPUS: Final = 64
 _FEWER_BITS: Final = (("fp8", 8), ("awq", 4))
@@ -47,7 +48,15 @@ class _Way:
 
 def ways_to_fit(asked: Asked) -> tuple[str, ...]:
     """``--max-num-seqs 16``, ``--gpu 16xh100-sxm``: the cheapest of each kind of change that is enough, cheap first."""
-    kinds = (_context(asked), _towers(asked), _steps(asked), _drafter(asked), _formats(asked), _more_gpus(asked))
+    kinds = (
+        _context(asked),
+        _pool(asked),
+        _towers(asked),
+        _steps(asked),
+        _drafter(asked),
+        _formats(asked),
+        _more_gpus(asked),
+    )
     found = (next((way.text for way in kind if _fits(asked, way)), None) for kind in kinds)
     return tuple(text for text in found if text is not None)
 
@@ -69,6 +78,18 @@ def _context(asked: Asked) -> Iterator[_Way]:
     longest = asked.deployment.longest_context
     if longest:
         yield _Way(f"--ctx {longest}", replace(asked.question, context_tokens=longest), asked.counted)
+
+
+def _pool(asked: Asked) -> Iterator[_Way]:
+    """A smaller pool where its size is given and too large: what is left, in tenths of a GiB."""
+    deployment, given = asked.deployment, asked.deployment.settings.kv_cache_memory_bytes
+    if given is None or asked.engine.name != "vllm":
+        return
+    used = deployment.weight_bytes + deployment.activation_peak_bytes + deployment.overhead_bytes
+    tenths = 10 * (deployment.budget_bytes - used) // GIB
+    if 0 < tenths * GIB // 10 < given:
+        text = f"{tenths / 10:g}GiB"
+        yield _changed(asked, f"--kv-cache-memory-bytes {text}", kv_cache_memory_bytes=parse_bytes(text))
 
 
 def _towers(asked: Asked) -> Iterator[_Way]:

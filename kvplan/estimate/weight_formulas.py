@@ -17,7 +17,7 @@ def storage_formulas(spec: ModelSpec) -> Iterator[str]:
     """How a checkpoint stores each of its formats of few bits; nothing where all weights are plain, or were read."""
     if spec.quantization is None or spec.checkpoint is not None:
         return
-    for each in dict.fromkeys((spec.quantization, *spec.quantization.others)):
+    for each in spec.quantization.formats:
         yield f"{format_label(each)}: {_stored(each)}"
 
 

@@ -1,59 +1,47 @@
 """Bytes of a checkpoint's weights: which format each tensor has, what its scales add, and the sum by kind.
 
-Which tensor is quantized is decided by the published lists (``ignore``, ``targets``), whose entries are module names
-with layer numbers, globs, or regular expressions after ``re:``. Matrices of layers and experts are candidates;
-embeddings, heads, routers, norms, biases and convolutions are never.
+Which tensor is quantized, and how, is decided module by module by what the config lists (kvplan.catalog.quantization).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import translate
-from functools import lru_cache
 from math import ceil, prod
 
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredKind, StoredWeights
-from kvplan.catalog.spec import ModelSpec, QuantizationSpec
+from kvplan.catalog.quantization.formats import MATRICES, ModuleRules, QuantizationSpec, Rule
+from kvplan.catalog.quantization.matching import Names
+from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.settings import GROUP_SIZES, GROUPED_FORMATS
 
 WeightKind = StoredKind
-_QUANTIZED_ROLES = ("linear", "expert")
 
-_ALIASES: dict[str, tuple[str, ...]] = {
-    "gate_proj": ("gate_up_proj", "w1"),
-    "up_proj": ("gate_up_proj", "w3", "fc1"),
-    "down_proj": ("w2", "fc2"),
-    "in_proj_qkvz": ("in_proj_qkv",),
-    "in_proj_ba": ("in_proj_b",),
-    "g_proj": ("linear_gate",),
-    "q_proj": ("qkv_proj",),
-    "k_proj": ("qkv_proj",),
-    "v_proj": ("qkv_proj",),
-}
-"""Other names under which published lists know a module of ours."""
-
-_LEFT_ALONE = ("mtp",)
+_AS_THEY_ARE = Rule(None, Names("within", ("mtp.",)))
 """Tools that quantize a checkpoint load it without its multi-token-prediction layers, and copy them as they are."""
+
+
+def _without_multi_token(stored: QuantizationSpec) -> QuantizationSpec:
+    return replace(stored, rules=ModuleRules((_AS_THEY_ARE, Rule(stored, kinds=MATRICES))))
+
 
 NAMED_FORMATS: dict[str, QuantizationSpec] = {
     "fp8": QuantizationSpec("fp8", 8, "tensor", scale_dtype="float32"),
     "fp8-block": QuantizationSpec("fp8", 8, "block", block_shape=(128, 128), scale_dtype="float32"),
-    "int8": QuantizationSpec("compressed-tensors", 8, "channel", scale_dtype="float32", ignore=_LEFT_ALONE),
-    "awq": QuantizationSpec("awq", 4, "group", group_size=128, has_zero_points=True, ignore=_LEFT_ALONE),
-    "gptq": QuantizationSpec(
-        "gptq", 4, "group", group_size=128, has_zero_points=True, has_act_order=True, ignore=_LEFT_ALONE
+    "int8": _without_multi_token(QuantizationSpec("compressed-tensors", 8, "channel", scale_dtype="float32")),
+    "awq": _without_multi_token(QuantizationSpec("awq", 4, "group", group_size=128, has_zero_points=True)),
+    "gptq": _without_multi_token(
+        QuantizationSpec("gptq", 4, "group", group_size=128, has_zero_points=True, has_act_order=True)
     ),
-    "int4": QuantizationSpec(
-        "compressed-tensors", 4, "group", group_size=128, scale_dtype="bfloat16", ignore=_LEFT_ALONE
+    "int4": _without_multi_token(
+        QuantizationSpec("compressed-tensors", 4, "group", group_size=128, scale_dtype="bfloat16")
     ),
     "mxfp4": QuantizationSpec("mxfp4", 4, "group", group_size=32, scale_dtype="fp8"),
-    "nvfp4": QuantizationSpec(
-        "nvfp4", 4, "group", group_size=16, scale_dtype="fp8", static_input_scale=True, ignore=_LEFT_ALONE
+    "nvfp4": _without_multi_token(
+        QuantizationSpec("nvfp4", 4, "group", group_size=16, scale_dtype="fp8", static_input_scale=True)
     ),
     "bitsandbytes": QuantizationSpec("bitsandbytes", 4, "group", group_size=64, scale_dtype="float32"),
 }
@@ -72,9 +60,12 @@ def named_format(name: str, group_size: int | None = None) -> QuantizationSpec |
     found = NAMED_FORMATS.get(folded)
     if found is None or group_size is None:
         return found
+    bare = replace(found, rules=None)
     if group_size < 0:
-        return replace(found, granularity="channel", group_size=None)
-    return replace(found, group_size=group_size)
+        sized = replace(bare, granularity="channel", group_size=None)
+    else:
+        sized = replace(bare, group_size=group_size)
+    return sized if found.rules is None else _without_multi_token(sized)
 
 
 def check_group_size(names: Iterable[str], group_size: int | None) -> None:
@@ -92,81 +83,11 @@ def check_group_size(names: Iterable[str], group_size: int | None) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """A published list of modules, sorted by how its entries are compared."""
-
-    exact: frozenset[str]
-    globs: re.Pattern[str] | None
-    patterns: tuple[re.Pattern[str], ...]
-
-    def has(self, candidates: Sequence[str]) -> bool:
-        return any(self._has(candidate) for candidate in candidates)
-
-    def _has(self, name: str) -> bool:
-        parts = name.split(".")
-        # A listed module covers everything below it; a bare name ("gate") covers every module of that name.
-        for start in range(len(parts)):
-            for end in range(start + 1, len(parts) + 1):
-                if ".".join(parts[start:end]) in self.exact and (start == 0 or parts[start] != "layers"):
-                    return True
-        if self.globs is not None and (self.globs.match(name) or self.globs.match(f"model.{name}")):
-            return True
-        return any(pattern.match(f"model.{name}") for pattern in self.patterns)
-
-
-@lru_cache(maxsize=64)
-def _compiled(entries: tuple[str, ...]) -> _Names:
-    exact, globs, patterns = set(), [], []
-    for entry in entries:
-        if entry.startswith("re:"):
-            try:
-                patterns.append(re.compile(entry[3:]))
-            except re.error:
-                continue
-            continue
-        if entry.startswith("mtp"):
-            continue  # multi-token layers: kvplan.estimate.vllm.drafters
-        name = re.sub(r"^.*?(?=layers\.\d)", "", entry)
-        name = re.sub(r"experts\.\d+\.", "experts.*.", name)
-        if "*" in name.replace("experts.*.", ""):
-            globs.append(name)
-        else:
-            exact.add(name)
-    # One expression for all globs: lists of hundreds are asked about thousands of names.
-    joined = re.compile("|".join(translate(glob) for glob in globs)) if globs else None
-    return _Names(frozenset(exact), joined, tuple(patterns))
-
-
-def candidate_names(tensor_name: str) -> list[str]:
-    """The names under which published lists may know a module of a layer."""
-    head, _, last = tensor_name.rpartition(".")
-    names = [tensor_name, *(f"{head}.{alias}" if head else alias for alias in _ALIASES.get(last, ()))]
-    if head == "self_attn":
-        names.append(f"mixer.{last}")  # Nemotron-H calls every kind of layer so
-    return names
-
-
-def _candidates(tensor_name: str, layer_index: int | None) -> list[str]:
-    names = candidate_names(tensor_name)
-    return names if layer_index is None else [f"layers.{layer_index}.{name}" for name in names]
-
-
 def format_of(
     quantization: QuantizationSpec | None, tensor: Tensor, layer_index: int | None
 ) -> QuantizationSpec | None:
     """How the checkpoint stores ``tensor`` of layer ``layer_index`` (None: outside the layers); None: unquantized."""
-    if quantization is None or tensor.role not in _QUANTIZED_ROLES or len(tensor.shape) < 2 or tensor.never_quantized:
-        return None
-    if quantization.method == "mxfp4" and tensor.role != "expert" and quantization.ignore:
-        return None
-    candidates = _candidates(tensor.name, layer_index)
-    if quantization.ignore and _compiled(quantization.ignore).has(candidates):
-        return None
-    for each in (*quantization.others, quantization):
-        if each.targets and _compiled(each.targets).has(candidates):
-            return each
-    return None if quantization.targets else quantization
+    return None if quantization is None else quantization.of(tensor, layer_index)
 
 
 def quantized_bytes(shape: Sequence[int], quantization: QuantizationSpec) -> int:
@@ -251,28 +172,16 @@ class _Place:
 
 
 def _placed(spec: ModelSpec, quantization: QuantizationSpec | None) -> Iterable[_Place]:
-    """Every tensor; layers that are one and the same object are counted once with how often they occur."""
+    """Every tensor; where nothing tells layers apart, those that are one object are counted once, with their number."""
     for tensor in spec.tensors:
         yield _Place(tensor, None, 1)
-    if _names_layers(quantization):
-        groups = [(layer, index, 1) for index, layer in enumerate(spec.layers)]
-    else:
+    if quantization is None or quantization.rules is None or not quantization.rules.tells_layers:
         groups = [(layer, 0, count) for layer, count in spec.distinct_layers()]
+    else:
+        groups = [(layer, index, 1) for index, layer in enumerate(spec.layers)]
     for layer, index, repeats in groups:
         for tensor in layer.all_tensors:
             yield _Place(tensor, index, repeats)
-
-
-def _names_layers(quantization: QuantizationSpec | None) -> bool:
-    """Whether the published lists tell layers apart by number."""
-    if quantization is None:
-        return False
-    entries = (
-        *quantization.ignore,
-        *quantization.targets,
-        *(name for each in quantization.others for name in each.targets),
-    )
-    return any("layers." in entry for entry in entries)
 
 
 def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> WeightBytes:
@@ -284,7 +193,9 @@ def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> Weig
     for place in _placed(spec, quantization):
         tensor = place.tensor
         found = format_of(quantization, tensor, place.layer_index)
-        if found is None:
+        if tensor.stored_bytes is not None:
+            label, size = f"{8 * tensor.stored_bytes:g}-bit table", int(tensor.num_elements * tensor.stored_bytes)
+        elif found is None:
             label, size = dtype, tensor.num_elements * element_bytes(dtype)
         else:
             label, size = format_label(found), quantized_bytes(tensor.shape, found)

@@ -53,7 +53,7 @@ def cpu_changes(log: StartupLog, size: KvCacheSize | None) -> Iterator[Change]:
         return
     if "less than desired" in log.failure:
         yield from _busy_host(log)
-    elif "requested memory for kv" in log.failure:
+    elif "requested memory for kv" in log.failure or memory.used_bytes is not None:
         yield from _no_room(log)
     elif memory.needed_kv_bytes is not None:
         if log.largest_max_model_len:
@@ -91,7 +91,12 @@ def _no_room(log: StartupLog) -> Iterator[Change]:
     """Nothing was left of the share for the cache, or the cache is larger than what is free."""
     memory = log.memory
     pool, budget, total, free = memory.kv_pool_bytes, memory.budget_bytes, memory.total_bytes, memory.free_bytes
-    if pool is not None and pool <= 0 and budget is not None and total:
+    if memory.used_bytes is not None and log.least_share is not None:
+        yield Change(
+            f"the process holds {format_bytes(memory.used_bytes)} before any KV cache: raise --gpu-memory-utilization, "
+            f"on a CPU a share of the host's memory, above {log.least_share:g}, or set VLLM_CPU_KVCACHE_SPACE (GiB)"
+        )
+    elif pool is not None and pool <= 0 and budget is not None and total:
         used = budget - pool
         share = math.ceil(used / total * 100) / 100
         raised = f"raise --gpu-memory-utilization above {share}, or " if share < 1 else ""

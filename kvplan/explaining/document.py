@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan.explaining.explanation import Explanation
+from kvplan.explaining.stated_settings import named_settings
 
 SCHEMA = "kvplan.explain/1"
 
@@ -18,6 +19,7 @@ def explanation_document(answer: Explanation) -> dict[str, Any]:
         "version": log.version,
         "model": log.model,
         "gpu": None if answer.gpu is None else answer.gpu.id,
+        "settings": named_settings(log.settings),
         "failure": log.stopped,
         "memory": [
             {"part": part.name, "logged_bytes": part.logged_bytes, "predicted_bytes": part.predicted_bytes}

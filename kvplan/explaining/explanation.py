@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import is_modified_build, vllm_release
 from kvplan.catalog.spec import ModelSpec
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.kv_cache import KvCacheSize
-from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang, sglang_cache_dtype
+from kvplan.estimate.sglang import SglangPrediction, predict_sglang, sglang_cache_dtype
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.explaining.account import Counts, Part, parts_beside_the_pool, parts_of
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
 from kvplan.explaining.startup_log import StartupLog
-from kvplan.explaining.ways_out import Change, in_words_of, ways_out
+from kvplan.explaining.stated_settings import overridden
+from kvplan.explaining.ways_out import Change, in_words_of, more_gpus, reachable_share, ways_out
+from kvplan.explaining.which_gpu import fitting_gpus
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, format_bytes
 
+EXPLAIN_SETTINGS = (
+    "dtype",
+    "quantization",
+    "group_size",
+    "kv_cache_dtype",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "device_memory_bytes",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "enable_expert_parallel",
+    "num_speculative_tokens",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "language_model_only",
+)
+"""Settings that a user can give beside a log."""
 _SMALL_GAIN = 0.02
 _LEFT_FOR_PREFILL_BYTES = 2 * GIB
 """What SGLang should keep beside weights, caches and graphs: it profiles nothing, so prompts must fit into the rest."""
 _MANY_SEQUENCES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One line of the account: bytes as logged and as predicted, None where one of them is not known."""
-
-    name: str
-    logged_bytes: int | None
-    predicted_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The capacity that was predicted; None where it is not known."""
-
-    kv_cache_tokens: int | None = None
-    num_blocks: int | None = None
-    max_concurrency: float | None = None
+_SMALLEST_RAISE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +64,77 @@ class Explanation:
     notes: tuple[str, ...]
 
 
-def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None) -> Explanation:
-    """Compare the log with the prediction. ``gpu`` None: the profile whose memory is nearest the logged total."""
-    notes: list[str] = []
+def explain_log(
+    log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, given: ServingSettings = ServingSettings()
+) -> Explanation:
+    """Compare the log with the prediction. ``gpu`` None: the one profile that fits what the log says.
+
+    Several profiles are compared with where all of them give the same. ``given``: settings that count before those of
+    the log.
+    """
+    settings, differing = overridden(log.settings, given)
+    log = replace(log, settings=settings, has_given_pool=log.has_given_pool or bool(given.kv_cache_memory_bytes))
+    if spec is not None and given.quantization != "auto":
+        spec = with_quantization(spec, given)
+    notes = [*log.notes, *differing]
     if log.device == "cpu":
         return _explain_cpu(log, spec)
-    total = _total_bytes(log)
-    if gpu is None and total is not None:
-        gpu = _nearest_gpu(total)
-        notes.append(f"GPU assumed to be {gpu.id}, from the memory size in the log.")
+    gpus = (gpu,) if gpu is not None else _found_gpus(log, notes)
     if spec is None:
         notes.append(_unknown_model(log))
-    elif gpu is None:
+    elif not gpus:
         notes.append("No prediction: the log does not tell the GPU. Name it with --gpu.")
+    compared = gpus[0] if len(gpus) == 1 or (spec is not None and _are_alike(log, spec, gpus)) else None
+    if spec is not None and len(gpus) > 1:
+        notes.append("kvplan predicts the same for all of them." if compared else "So nothing is compared.")
     explain = _explain_sglang if log.engine == "sglang" else _explain_vllm
-    parts, predicted, changes = explain(log, spec, gpu, notes)
-    worded = (replace(each, sentence=in_words_of(log.engine, each.sentence)) for each in (*ways_out(log), *changes))
-    return Explanation(log, gpu, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
+    parts, predicted, changes = explain(log, spec, compared, notes)
+    worded = (
+        replace(each, sentence=in_words_of(log.engine, each.sentence)) for each in (*ways_out(log, gpus), *changes)
+    )
+    known = gpus[0] if len(gpus) == 1 else None
+    return Explanation(log, known, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
+
+
+def _found_gpus(log: StartupLog, notes: list[str]) -> tuple[GpuProfile, ...]:
+    found = fitting_gpus(log)
+    if found.note is not None:
+        notes.append(found.note)
+    return found.profiles
+
+
+_SAME_SHARE = 0.002
+"""Predictions that are no further apart are one."""
+
+
+def _are_alike(log: StartupLog, spec: ModelSpec, gpus: tuple[GpuProfile, ...]) -> bool:
+    """Whether the KV memory that is predicted, and the batch defaults, are the same on all of ``gpus``."""
+    if not gpus or log.memory.total_bytes is None:
+        return False
+    pools = []
+    for gpu in gpus:
+        if log.engine == "sglang":
+            return True  # what SGLang sets aside follows from the memory alone
+        found = _tried(log, spec, gpu, log.settings)
+        if found is None:
+            return False
+        pools.append(found.rank.available_kv_bytes)
+    return max(pools) - min(pools) <= _SAME_SHARE * abs(max(pools))
+
+
+def of_engine(log: StartupLog, engine: str | None) -> StartupLog:
+    """``log`` as one of the engine and version that a user named. UsageError for another engine than the log's."""
+    if engine is None:
+        return log
+    choice = EngineChoice.parse(engine, known=("vllm", "sglang"))
+    if choice.name != log.engine:
+        raise UsageError(
+            f"The log is one of {log.engine}, not of {choice.name}.", hint=f"--engine {log.engine}@VERSION"
+        )
+    version = log.version if choice.version == "latest" else choice.version
+    said = f"Version {version} is taken as given; the log has {log.version}."
+    notes = (*log.notes, said) if log.version not in (None, version) else log.notes
+    return replace(log, version=version, notes=notes)
 
 
 def _unknown_model(log: StartupLog) -> str:
@@ -115,24 +178,41 @@ _Account = tuple[tuple[Part, ...], Counts, tuple[Change, ...]]
 
 def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, notes: list[str]) -> _Account:
     if spec is None or gpu is None:
-        return _parts(log, None), Counts(), ()
+        return parts_of(log, None), Counts(), ()
     found = _predict(log, spec, gpu, notes)
     if found is None:
-        return _parts(log, None), Counts(), ()
+        return parts_of(log, None), Counts(), ()
     if log.has_given_pool:
         notes.append("--kv-cache-memory-bytes says how large the KV cache is, so kvplan does not predict it.")
-        return _parts_beside_the_pool(log, found), Counts(), ()
+        return parts_beside_the_pool(log, found), Counts(), ()
     counts = Counts(found.kv_cache_tokens, found.num_blocks, found.max_concurrency)
-    return _parts(log, found), counts, tuple(_changes(log, spec, gpu, found))
+    if _is_another_checkpoint(log, found):
+        notes.append(
+            "The checkpoint is stored otherwise than kvplan takes it to be, by the memory in the log: name its format "
+            "with --quantization, or its config with --model."
+        )
+        return parts_of(log, found), counts, ()
+    return parts_of(log, found), counts, tuple(_changes(log, spec, gpu, found))
+
+
+_OTHER_WEIGHTS_SHARE = 0.15
+
+
+def _is_another_checkpoint(log: StartupLog, found: VllmPrediction) -> bool:
+    """Whether the weights of the log are far from those predicted, or leave room where those would not."""
+    weights, pool = log.memory.weight_bytes, log.memory.kv_pool_bytes
+    if weights is not None:
+        return abs(weights - found.rank.weight_bytes) > _OTHER_WEIGHTS_SHARE * weights
+    return found.outcome == "oom_weights" and pool is not None and pool > 0
 
 
 def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, notes: list[str]) -> _Account:
-    empty = _parts(log, None)
+    empty = parts_of(log, None)
     if spec is None or gpu is None:
         return empty, Counts(), ()
     free = log.memory.free_bytes
     try:
-        found = predict_sglang(spec, gpu, log.settings, free)
+        found = predict_sglang(spec, gpu, log.settings, free, log.version or "latest")
     except KvplanError as error:
         notes.append(_no_prediction(error))
         return empty, Counts(), ()
@@ -145,7 +225,8 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     changes = list(_left_memory(log, found))
     for sentence, changed in _sglang_variants(log, spec, found):
         try:
-            gained = predict_sglang(spec, gpu, changed, free).kv_cache_tokens - found.kv_cache_tokens
+            tried = predict_sglang(spec, gpu, changed, free, log.version or "latest")
+            gained = tried.kv_cache_tokens - found.kv_cache_tokens
         except KvplanError:
             continue
         changes.append(Change(sentence, gained))
@@ -156,7 +237,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
 def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
     """What to do where too little is left when everything is in place, or more than a share can be raised by.
 
-    The latter is so where the log does not say the share, and it was far below the default.
+    The latter is so where the log does not say the share: it may be far below the default.
     """
     left = log.memory.left_bytes
     if left is None:
@@ -166,7 +247,9 @@ def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
             f"only {format_bytes(left)} is left for long prompts: if they run out of memory, lower "
             "--gpu-memory-utilization or --max-num-batched-tokens"
         )
-    elif _raised_static(log, found) >= 1:
+        return
+    is_unstated = log.settings.gpu_memory_utilization is None and left > 2 * _LEFT_FOR_PREFILL_BYTES
+    if is_unstated or _raised_static(log, found) >= 1:
         yield Change(f"{format_bytes(left)} is left beside the caches: raise --gpu-memory-utilization from what it was")
 
 
@@ -181,26 +264,14 @@ def _sglang_variants(
     log: StartupLog, spec: ModelSpec, found: SglangPrediction
 ) -> Iterator[tuple[str, ServingSettings]]:
     settings, memory, static = log.settings, log.memory, found.mem_fraction_static
-    if memory.left_bytes is not None:
+    if memory.left_bytes is not None and settings.gpu_memory_utilization is not None:
         raised = _raised_static(log, found)
         if static < raised < 1:
             yield f"raise --gpu-memory-utilization to {raised}", replace(settings, gpu_memory_utilization=raised)
     if sglang_cache_dtype(spec, settings.kv_cache_dtype) == "auto":
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
-    more = settings.tensor_parallel_size * 2
-    wider = replace(settings, tensor_parallel_size=more, gpu_memory_utilization=static)
-    yield f"use {more} GPUs: --tensor-parallel-size {more}", wider
-
-
-def _total_bytes(log: StartupLog) -> int | None:
-    """The GPU's memory as logged; SGLang only says what is free beside its own context."""
-    if log.memory.total_bytes is None and log.engine == "sglang" and log.memory.free_bytes is not None:
-        return log.memory.free_bytes + CONTEXT_BYTES
-    return log.memory.total_bytes
-
-
-def _nearest_gpu(total_bytes: int) -> GpuProfile:
-    return min(load_gpus(), key=lambda gpu: abs(gpu.memory_bytes - total_bytes))
+    wider = replace(settings, tensor_parallel_size=settings.tensor_parallel_size * 2, gpu_memory_utilization=static)
+    yield more_gpus(settings, wider), wider
 
 
 def _version(log: StartupLog) -> str:
@@ -221,46 +292,12 @@ def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]
     return found
 
 
-_PARTS: tuple[tuple[str, str, Callable[[VllmPrediction], int]], ...] = (
-    ("GPU in all", "total_bytes", lambda found: found.settings.serving.device_memory_bytes),
-    ("the engine may use", "budget_bytes", lambda found: found.rank.requested_bytes),
-    ("weights", "weight_bytes", lambda found: found.rank.weight_bytes),
-    ("activations (peak)", "activation_bytes", lambda found: found.rank.activation.peak_bytes),
-    ("outside torch", "non_torch_bytes", lambda found: found.rank.non_torch_bytes),
-    ("CUDA graphs", "graph_bytes", lambda found: found.rank.cudagraph_bytes),
-    ("KV cache", "kv_pool_bytes", lambda found: found.rank.available_kv_bytes),
-)
-"""Name, where the log has it, and where the prediction has it."""
-
-
-def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ...]:
-    parts = tuple(
-        Part(name, getattr(log.memory, field), None if prediction is None else predicted(prediction))
-        for name, field, predicted in _PARTS
-    )
-    if prediction is None or not prediction.rank.state_bytes:
-        return parts
-    # No log has it apart: vLLM prints it as consumed, with the weights and what is outside torch.
-    return (*parts[:-1], Part("state of requests", None, prediction.rank.state_bytes), parts[-1])
-
-
-_BESIDE_THE_POOL = ("GPU in all", "weights")
-
-
-def _parts_beside_the_pool(log: StartupLog, prediction: VllmPrediction) -> tuple[Part, ...]:
-    """The account without a prediction of what follows from a share of the GPU."""
-    return tuple(
-        part if part.name in _BESIDE_THE_POOL else replace(part, predicted_bytes=None)
-        for part in _parts(log, prediction)
-    )
-
-
 def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
     if prediction.outcome == "oom_weights":
         yield from _ways_to_fit(log, spec, gpu, prediction)
         return
     now = _held_tokens(prediction)
-    for sentence, settings in _variants(log.settings, prediction):
+    for sentence, settings in _variants(log, gpu, prediction):
         changed = _tried(log, spec, gpu, settings)
         if changed is None:
             continue
@@ -276,9 +313,8 @@ def _ways_to_fit(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: 
         found = _tried(log, spec, gpu, replace(log.settings, tensor_parallel_size=more))
         if found is not None and found.outcome != "oom_weights":
             each = format_bytes(found.rank.weight_bytes)
-            yield Change(
-                f"use {more} GPUs: --tensor-parallel-size {more} ({each} of weights each)", _held_tokens(found)
-            )
+            wider = more_gpus(log.settings, replace(log.settings, tensor_parallel_size=more))
+            yield Change(f"{wider} ({each} of weights each)", _held_tokens(found))
             break
     if spec.quantization is not None:
         return
@@ -304,10 +340,11 @@ def _held_tokens(prediction: VllmPrediction) -> int:
     return int(prediction.max_concurrency * prediction.settings.serving.max_model_len)
 
 
-def _variants(settings: ServingSettings, prediction: VllmPrediction) -> Iterator[tuple[str, ServingSettings]]:
-    resolved, rank = prediction.settings.serving, prediction.rank
-    if resolved.gpu_memory_utilization < 0.95:
-        yield "raise --gpu-memory-utilization to 0.95", replace(settings, gpu_memory_utilization=0.95)
+def _variants(log: StartupLog, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[tuple[str, ServingSettings]]:
+    settings, resolved, rank = log.settings, prediction.settings.serving, prediction.rank
+    share = reachable_share(log.memory, (gpu,))
+    if share >= resolved.gpu_memory_utilization + _SMALLEST_RAISE:
+        yield f"raise --gpu-memory-utilization to {share:g}", replace(settings, gpu_memory_utilization=share)
     samples_much = rank.activation.decided_by == "sampler" or rank.state_bytes > 0
     if samples_much and resolved.max_num_seqs > _MANY_SEQUENCES:
         sentence = f"lower --max-num-seqs from {resolved.max_num_seqs} to {_MANY_SEQUENCES} (the sampler's logits)"
@@ -321,8 +358,8 @@ def _variants(settings: ServingSettings, prediction: VllmPrediction) -> Iterator
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
     if rank.subtracted_graph_bytes:
         yield "disable CUDA graphs: --enforce-eager (slower)", replace(settings, enforce_eager=True)
-    more = settings.tensor_parallel_size * 2
-    yield f"use {more} GPUs: --tensor-parallel-size {more}", replace(settings, tensor_parallel_size=more)
+    wider = replace(settings, tensor_parallel_size=settings.tensor_parallel_size * 2)
+    yield more_gpus(settings, wider), wider
 
 
 def difference_gib(part: Part) -> float | None:

@@ -8,12 +8,14 @@ includes the weights.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kvplan.errors import UsageError
 from kvplan.explaining import patterns
+from kvplan.explaining.stated_settings import first_match, stated_settings
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import GIB, KIB, MIB
 
@@ -29,6 +31,10 @@ class LogMemory:
 
     ``needed_kv_bytes``: what a refused request would have taken. ``left_bytes``: free when everything is in place (only
     SGLang prints it). ``used_bytes``: what vLLM's process held on a CPU before the cache, weights included.
+    ``consumed_bytes``: weights and what torch does not see, which vLLM prints together from 0.27 on;
+    ``graph_estimate_bytes``: what it subtracts for CUDA graphs; ``peak_with_graphs_bytes``: the activations' peak and
+    that estimate, where they cannot be told apart. ``total_range``: the least and the most that the GPU has, where its
+    memory is not printed but follows.
     Where torch ran out of memory: ``tried_bytes`` is what it asked for, ``process_bytes`` what the process held, and
     ``unused_bytes`` what torch had reserved without using it.
     """
@@ -40,6 +46,10 @@ class LogMemory:
     activation_bytes: int | None = None
     non_torch_bytes: int | None = None
     graph_bytes: int | None = None
+    graph_estimate_bytes: int | None = None
+    consumed_bytes: int | None = None
+    peak_with_graphs_bytes: int | None = None
+    total_range: tuple[int, int] | None = None
     kv_pool_bytes: int | None = None
     needed_kv_bytes: int | None = None
     left_bytes: int | None = None
@@ -54,8 +64,11 @@ class StartupLog:
     """One start of an engine. ``failure`` is the sentence about memory it stopped with, None when it came up.
 
     ``crash``: another error that ended it. ``num_state_blocks``: sequences that a refused hybrid has states for.
-    ``least_static_fraction``: what SGLang says ``mem_fraction_static`` must be above. ``has_given_pool``: the cache has
+    ``least_static_fraction``: what SGLang says ``mem_fraction_static`` must be above; ``least_share``: the same of
+    ``gpu_memory_utilization`` and vLLM on a CPU. ``has_given_pool``: the cache has
     what --kv-cache-memory-bytes says, instead of what a share of the GPU leaves.
+    ``gpu_names``: devices that it names; ``platform``: rocm or xpu where it is not NVIDIA's; ``notes``: what places say
+    differently, and what was read off others.
     ``settings``: those that were printed, the others open; SGLang's under vLLM's names. ``wording``: a release of vLLM
     that words its lines like this log, for logs without a version.
     """
@@ -71,12 +84,17 @@ class StartupLog:
     largest_max_model_len: int | None = None
     num_state_blocks: int | None = None
     least_static_fraction: float | None = None
+    least_share: float | None = None
     has_given_pool: bool = False
     failure: str | None = None
     crash: str | None = None
     wording: str | None = None
     device: Device = "gpu"
     phase: Phase | None = None
+    gpu_names: tuple[str, ...] = ()
+    platform: str | None = None
+    flash_attention: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def has_figures(self) -> bool:
@@ -91,56 +109,111 @@ class StartupLog:
     @property
     def is_out_of_memory(self) -> bool:
         """Whether an allocator refused what was asked of it."""
-        return any(words in (self.failure or "") for words in patterns.OUT_OF_MEMORY_WORDS)
+        return patterns.OUT_OF_MEMORY_WORDS.search(self.failure or "") is not None
 
 
 def parse_startup_log(text: str) -> StartupLog:
     """Everything the log says. Lines of other programs are ignored."""
+    text = _unwrapped(patterns.COLOURS.sub("", text))
     is_sglang = "sglang" in text.lower() or any(sign in text for sign in patterns.SGLANG_SIGNS)
     names = ("num_blocks", "kv_cache_tokens", "largest_max_model_len", "num_state_blocks")
     counts: dict[str, Any] = {name: _count(text, name) for name in names}
     if counts["num_blocks"] is None:
         counts["num_blocks"] = _cpu_blocks(text)
     is_cpu = not is_sglang and any(sign in text for sign in patterns.CPU_SIGNS)
-    said, memory = _names(text), _cpu_memory(text) if is_cpu else _memory(text)
-    failure = _first(text, patterns.FAILURES)
-    model, version = said.pop("model", None), said.pop("version", None)
+    stated = stated_settings(text, is_sglang=is_sglang)
+    memory = _cpu_memory(text) if is_cpu else _memory(text, stated.settings)
+    failure = first_match(text, patterns.FAILURES)
     concurrency = re.findall(patterns.CONCURRENCY, text)
-    least = re.search(patterns.LEAST_STATIC_FRACTION, text)
+    least, share = (re.search(each, text) for each in (patterns.LEAST_STATIC_FRACTION, patterns.LEAST_CPU_SHARE))
     log = StartupLog(
         engine="sglang" if is_sglang else "vllm",
-        model=model,
-        version=version,
-        settings=ServingSettings(**said, **_settings(text, memory)),
+        model=stated.model,
+        version=stated.version,
+        settings=replace(stated.settings, device_memory_bytes=_usable(memory.total_bytes)),
         memory=memory,
         max_concurrency=min(map(float, concurrency), default=None),
         least_static_fraction=float(least.group(1)) if least else None,
-        has_given_pool=patterns.GIVEN_POOL in text,
+        least_share=float(share.group(1)) if share else None,
+        has_given_pool=_has_given_pool(text, stated.settings),
         failure=failure,
         crash=None if failure is not None else _crash(text),
         device="cpu" if is_cpu else "gpu",
         wording=None if is_sglang else next((release for words, release in patterns.WORDINGS if words in text), None),
+        gpu_names=_gpu_names(text),
+        platform=next((name for name, pattern in patterns.PLATFORMS if re.search(pattern, text)), None),
+        flash_attention=_flash_attention(text),
+        notes=stated.notes,
         **counts,
     )
     return replace(log, phase=_phase(text)) if log.is_out_of_memory else log
 
 
-def _crash(text: str) -> str | None:
-    """The error that ended an engine that says it is gone: the first that is not only a report of another one."""
-    gone = patterns.STOPPED.search(text)
-    if gone is None:
+def _unwrapped(text: str) -> str:
+    """The text with the engines' long sentences on one line each, as some pages break and quote them.
+
+    Terminals break within words, too, and all lines at one width.
+    """
+    lines: list[str] = []
+    given = text.splitlines()
+    widths = Counter(map(len, given))
+    for index, line in enumerate(given):
+        bare = line.lstrip(_QUOTES)
+        if lines and not patterns.NEW_LINE.match(bare) and len(lines[-1]) < _LONGEST_JOINED:
+            before = given[index - 1]
+            if patterns.WRAPS.search(lines[-1]):
+                is_cut = len(before) >= _LEAST_WIDTH and widths[len(before)] > 1
+                lines[-1] = lines[-1] + line if is_cut else f"{lines[-1].rstrip()} {bare}"
+                continue
+        lines.append(line)
+    return "\n".join(lines)
+
+
+_QUOTES = " \t>|▎│"
+_LONGEST_JOINED, _LEAST_WIDTH = 2000, 60
+
+
+def _usable(total_bytes: int | None) -> int | None:
+    """A total that a setting can have."""
+    try:
+        KNOBS["device_memory_bytes"].check(total_bytes)
+    except UsageError:
         return None
+    return total_bytes
+
+
+def _has_given_pool(text: str, stated: ServingSettings) -> bool:
+    return stated.kv_cache_memory_bytes is not None or any(words in text for words in patterns.GIVEN_POOL)
+
+
+def _gpu_names(text: str) -> tuple[str, ...]:
+    """As drivers name devices; where none does, as people do."""
+    names: list[str] = [name for pattern in patterns.GPU_NAMES for name in re.findall(pattern, text)]
+    if not names and patterns.GPUS_IN_WORDS.search(text):
+        lines = (line for line in text.splitlines() if not patterns.OF_AN_ENGINE.search(line))
+        names = [name for line in lines for name in patterns.GPUS_IN_WORDS.findall(line)]
+    return tuple(dict.fromkeys(names))
+
+
+def _flash_attention(text: str) -> int | None:
+    version = re.search(patterns.FLASH_ATTENTION, text)
+    return int(version.group(1)) if version else None
+
+
+def _crash(text: str) -> str | None:
+    """The error that ended an engine: the first that is not only a report of another one.
+
+    An engine that does not say that it is gone has ended, too, where an error stands alone and nothing says it serves.
+    """
+    gone, killed = patterns.STOPPED.search(text), patterns.KILLED.search(text)
     raised: list[str] = patterns.RAISED.findall(text)
+    if killed is not None:
+        return killed.group(0).strip()
+    if gone is None:
+        alone = None if patterns.UP.search(text) else patterns.ENDED_BY.search(text)
+        return None if alone is None else alone.group(1).strip()
     told = (error for error in raised if not any(words in error for words in patterns.SECONDHAND))
     return next(told, gone.group(0)).strip()
-
-
-def _first(text: str, patterns: Iterable[str]) -> str | None:
-    for pattern in patterns:
-        match = re.search(pattern, text)
-        if match:
-            return match.group(1).strip()
-    return None
 
 
 def _count(text: str, name: str) -> int | None:
@@ -189,7 +262,7 @@ def _sizes(text: str, table: Iterable[tuple[str, str]]) -> dict[str, int]:
 
 def _cpu_memory(text: str) -> LogMemory:
     """Of several workers the first counts: each has a node of its own."""
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for name, pattern in patterns.CPU_MEMORY:
         match = None if name in found else re.search(pattern, text)
         if match:
@@ -203,8 +276,8 @@ def _cpu_memory(text: str) -> LogMemory:
     )
 
 
-def _memory(text: str) -> LogMemory:
-    found: dict[str, int] = _sizes(text, patterns.OUT_OF_MEMORY)
+def _memory(text: str, stated: ServingSettings) -> LogMemory:
+    found: dict[str, Any] = dict(_sizes(text, patterns.OUT_OF_MEMORY))
     for name, pattern in patterns.OUT_OF_MEMORY_BYTES:
         match = None if name in found else re.search(pattern, text)
         if match:
@@ -213,62 +286,67 @@ def _memory(text: str) -> LogMemory:
         match = None if name in found else re.search(pattern, text)
         if match:
             found[name] = round(float(match.group(1)) * GIB)
-    memory = LogMemory(**found)
+    memory = _with_parted_peak(LogMemory(**found), stated)
+    memory = replace(memory, total_range=_total_range(text, memory.graph_estimate_bytes))
     peak = patterns.PEAK_WITH_WEIGHTS.search(text)
     if peak and memory.activation_bytes is None and memory.weight_bytes is not None:
         memory = replace(memory, activation_bytes=round(float(peak.group(1)) * GIB) - memory.weight_bytes)
     pools = [round(float(number) * GIB) for pattern in patterns.POOL for number in re.findall(pattern, text)]
     pools += _sglang_pools(text)
+    if not pools and stated.kv_cache_memory_bytes is not None:
+        pools = [stated.kv_cache_memory_bytes]
     return replace(memory, kv_pool_bytes=min(pools)) if pools else memory
+
+
+def _with_parted_peak(memory: LogMemory, stated: ServingSettings) -> LogMemory:
+    """The figures that vLLM prints together from 0.27 on (``peak_activation_has_graphs``), apart where that is known.
+
+    What was consumed are the weights and what torch does not see. The peak has the graphs' estimate in it, unless that
+    is not subtracted, or there are no graphs.
+    """
+    if memory.consumed_bytes is None:
+        return memory
+    if memory.weight_bytes is not None and memory.non_torch_bytes is None:
+        memory = replace(memory, non_torch_bytes=max(memory.consumed_bytes - memory.weight_bytes, 0))
+    peak, estimate = memory.activation_bytes, memory.graph_estimate_bytes
+    if peak is None or stated.enforce_eager or stated.estimate_cudagraphs is False:
+        return memory
+    if estimate is None:
+        return replace(memory, activation_bytes=None, peak_with_graphs_bytes=peak)
+    return replace(memory, activation_bytes=max(peak - estimate, 0))
+
+
+_SHARE_STEP, _ESTIMATE_STEP = 0.00005, 0.005 * GIB
+"""Half the last digit: shares are printed with four, the estimate with two."""
+
+
+def _total_range(text: str, estimate: int | None) -> tuple[int, int] | None:
+    """The GPU's memory, least and most: the graphs' estimate is as much of it as two printed shares are apart."""
+    shares = next((match for pattern in patterns.SHARES if (match := re.search(pattern, text))), None)
+    if shares is None or estimate is None:
+        return None
+    apart, size = abs(float(shares.group(1)) - float(shares.group(2))), abs(estimate)
+    if apart <= 2 * _SHARE_STEP or size <= 2 * _ESTIMATE_STEP:
+        return None
+    return round((size - _ESTIMATE_STEP) / (apart + _SHARE_STEP)), round(
+        (size + _ESTIMATE_STEP) / (apart - _SHARE_STEP)
+    )
 
 
 def _sglang_pools(text: str) -> list[int]:
     """What each rank set aside for caches: K and V (or one latent cache), windows, states, a draft model's too."""
+    if not any(sign in text for sign in patterns.SGLANG_SIGNS):
+        return []
     by_rank: dict[str, float] = {}
+    windows: dict[str, float] = {}
     for line in text.splitlines():
-        if "Cache is allocated." not in line:
-            continue
         rank = patterns.SGLANG_RANK.search(line)
         name = rank.group(1) if rank else ""
-        by_rank[name] = by_rank.get(name, 0.0) + sum(map(float, patterns.SGLANG_SIZE.findall(line)))
-    return [round(size * GIB) for size in by_rank.values()]
-
-
-def _names(text: str) -> dict[str, Any]:
-    """The first value that is printed for each name."""
-    found: dict[str, Any] = {}
-    for name, pattern in patterns.NAMES:
-        values = [value for value in re.findall(pattern, text) if value not in patterns.NOTHING]
-        if values:
-            found.setdefault(name, values[0])
-    return found
-
-
-def _settings(text: str, memory: LogMemory) -> dict[str, Any]:
-    """Those that are printed, without what is out of a setting's range."""
-    found: dict[str, Any] = {"device_memory_bytes": memory.total_bytes}
-    for name, pattern in patterns.NUMBER_SETTINGS:
-        numbers = re.findall(pattern, text)
-        if numbers:
-            found.setdefault(name, int(numbers[0].replace(",", "")))
-    utilization = _first(text, patterns.UTILIZATION)
-    if utilization is not None:
-        found["gpu_memory_utilization"] = float(utilization)
-    for name in patterns.SWITCHES:
-        values = re.findall(rf"""\b{name}['"]?[=:]\s*(True|False)""", text)
-        if values:
-            # The engine's own line comes last and says what was made of the arguments.
-            found[name] = values[-1] == "True"
-    found["language_model_only"] = any(phrase in text for phrase in patterns.TEXT_ONLY)
-    if patterns.NO_GRAPH_ESTIMATE in text and "profiling is disabled" in text:
-        found["estimate_cudagraphs"] = False
-    found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text
-    return {name: value for name, value in found.items() if _is_in_range(name, value)}
-
-
-def _is_in_range(name: str, value: Any) -> bool:
-    try:
-        KNOBS[name].check(value)
-    except UsageError:
-        return False
-    return True
+        for pattern in (*patterns.SGLANG_WHOLE_POOL, patterns.SGLANG_WINDOW_POOL):
+            whole = re.search(pattern, line)
+            if whole:
+                windows[name] = windows.get(name, 0.0) + float(whole.group(1))
+        if patterns.SGLANG_POOL.search(line):
+            by_rank[name] = by_rank.get(name, 0.0) + sum(map(float, patterns.SGLANG_SIZE.findall(line)))
+    names = {**by_rank, **windows}
+    return [round(max(by_rank.get(name, 0.0), windows.get(name, 0.0)) * GIB) for name in names]

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[Writer, ...]]] = {
     "deci": (("llama-3.3-nemotron-super-49b",), (headers.decilm,)),
     "deepseek": (("deepseek-moe-16b",), (_TEXT, _EXPERTS)),
     "deepseek2": (
-        *(("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "kimi-k2", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),),
+        *(("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "kimi-k2", "glm-4.7-flash", "YoutuForCausalLM"),),
         (_TEXT, headers.deepseek2),
     ),
     "deepseek2-ocr": (("DeepseekOCRForCausalLM",), (_TEXT, headers.ocr)),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[Writer, ...]]] = {
     "olmo2": (("olmo-2-7b", "olmo-3-7b"), (_TEXT, headers.window_pattern)),
     "olmoe": (("OlmoeForCausalLM",), (_TEXT,)),
     "orion": (("OrionForCausalLM",), (_TEXT,)),
-    "paddleocr": (("PaddleOCRVLForConditionalGeneration",), (_TEXT,)),
+    "paddleocr": (("paddleocr-vl",), (_TEXT,)),
     "pangu-embedded": (("PanguEmbeddedForCausalLM",), (_TEXT,)),
     "phi2": (("phi-2",), (headers.phi2,)),
     "phi3": (("phi-4", "phi-3-mini-4k"), (_TEXT, headers.phi3)),
@@ -137,7 +137,8 @@ _FILLED: dict[str, Config] = {
     "Ernie4_5ForCausalLM": {"head_dim": 128},
     "gemma-3n-e4b": {"vocab_size_per_layer_input": 262400},
     "Gemma4ForCausalLM": {"layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2},
-    "PaddleOCRVLForConditionalGeneration": {"head_dim": 128},
+    "glm-4.7-flash": {"first_k_dense_replace": 1},
+    "paddleocr-vl": {"head_dim": 128},
     "PanguEmbeddedForCausalLM": {"sandwich_norm": False},
 }
 """What the config's class in transformers fills in before a converter reads it, and what a converter changes.

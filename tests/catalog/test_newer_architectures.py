@@ -54,6 +54,31 @@ _NEWER: dict[str, tuple[str, str, dict[str, Any]]] = {
     "apertus with biases": ("ApertusForCausalLM", "apertus", {"attention_bias": True, "tie_word_embeddings": True}),
     "exaone moe": ("ExaoneMoeForCausalLM", "exaone_moe", {**_EXPERTS, "sliding_window": 16}),
     "hunyuan 3": ("HYV3ForCausalLM", "hy_v3", {**_EXPERTS, "head_dim": 32}),
+    "solar open": (
+        "SolarOpenForCausalLM",
+        "solar_open",
+        {
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "attention_bias": True,
+        },
+    ),
+    "mellum": (
+        "MellumForCausalLM",
+        "mellum",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "mlp_layer_types": ["dense"] + ["sparse"] * 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+            "sliding_window": 16,
+        },
+    ),
     "cohere 2 moe": ("Cohere2MoeForCausalLM", "cohere2_moe", {**_EXPERTS, "sliding_window": 16}),
     "cohere 2 moe, dense in front": (
         "Cohere2MoeForCausalLM",

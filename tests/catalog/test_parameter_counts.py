@@ -225,3 +225,17 @@ def test_no_shipped_shape_differs_from_litgpts():
         assert spec.vocab_size - shape["vocab"] in (0, 64), shape["id"]
         compared += 1
     assert compared >= 100
+
+
+@pytest.mark.slow
+def test_the_towers_of_a_small_gemma_4_against_transformers():
+    """Gemma 4 E4B hears: its conformer, with sizes that are not the published ones."""
+    audio = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3, "conv_kernel_size": 3}
+    audio |= {"subsampling_conv_channels": [16, 8], "output_proj_dims": 48, "model_type": "gemma4_audio"}
+    profile = find_profile("gemma-4-26b-a4b-nvfp4")
+    assert profile is not None
+    config = {**profile["config"], "audio_config": audio}
+    towers = count_independently(config).towers
+    counted = [extra.num_parameters for extra in read_config(config, model_id="hears").extras]
+    assert None not in counted and sum(count or 0 for count in counted) == sum(towers.values())
+    assert {"audio_tower", "embed_audio"} <= towers.keys()

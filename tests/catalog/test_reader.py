@@ -130,7 +130,7 @@ def test_layers_of_other_kinds():
         ),
         ({"architectures": ["CLIPModel"], "model_type": "clip"}, "CLIPModel is not a causal language model"),
         ({"model_type": "siglip"}, "model_type 'siglip' is not a causal language model"),
-        ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "is not a causal"),
+        ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "serves it for pooling"),
         ({"architectures": "LlamaForCausalLM"}, "'architectures' is 'LlamaForCausalLM'; expected a list"),
         ({"architectures": [7]}, "a list of texts"),
         ({}, "neither 'architectures' nor 'model_type'"),
@@ -191,3 +191,69 @@ def test_counts_that_no_model_has_are_refused(name, changed, says):
     with pytest.raises(KvplanError) as caught:
         read(profile["config"] | changed)
     assert says in caught.value.message
+
+
+_ERNIE = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 200,
+    "max_position_embeddings": 512,
+    "moe_intermediate_size": 24,
+    "moe_k": 3,
+    "moe_num_experts": 5,
+    "moe_num_shared_experts": 3,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": 3,
+    "moe_layer_interval": 1,
+    "tie_word_embeddings": True,
+    "use_bias": True,
+}
+
+
+def test_a_bias_of_ernie_is_of_shared_experts_and_head_too():
+    """Counted by transformers 5.24 on the meta device."""
+    assert read(_ERNIE).num_parameters == 194_375
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"type": "linear", "factor": 4.0}, 16_384),
+        ({"rope_type": "dynamic", "factor": 2.0}, 8_192),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1_024}, 4_096),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4_096),
+        ({"rope_type": "linear", "factor": None}, 4_096),
+    ],
+)
+def test_a_scaling_stretches_the_longest_context_as_in_vllm(scaling, longest):
+    config = {**config_of("llama-2-7b"), "max_position_embeddings": 4096, "rope_scaling": scaling}
+    assert read(config).longest_context == longest
+
+
+def test_gemma_3_states_the_stretched_length():
+    assert resolve_model("gemma-3-27b").longest_context == 131_072
+
+
+def test_a_decoder_that_is_served_for_pooling_keeps_a_cache():
+    """vLLM's pooling models are decoders with another head, over the same KV cache."""
+    config = {**config_of("qwen3-8b"), "architectures": ["Qwen3ForSequenceClassification"]}
+    with pytest.raises(KvplanError, match="with the KV cache of its decoder") as caught:
+        read(config)
+    assert "architectures=Qwen3ForCausalLM" in caught.value.hint
+    with pytest.raises(KvplanError, match="keeps no KV cache"):
+        read({"architectures": ["BertForSequenceClassification"], "model_type": "bert"})
+
+
+def test_a_model_without_a_head_says_what_it_is_sized_as():
+    spec = read({**config_of("qwen3-8b"), "architectures": ["Qwen3Model"]})
+    assert spec.assumptions[0].startswith("Qwen3Model is sized as Qwen3ForCausalLM, head included")
+
+
+def test_a_model_that_looks_both_ways_keeps_no_cache():
+    config = {**config_of("gemma-3-1b"), "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+    with pytest.raises(KvplanError, match="looks both ways"):
+        read(config)

@@ -44,6 +44,11 @@ CHECKPOINTS = [  # id on the hub, profile with its shape, format of its weights 
     ("Qwen/Qwen3.6-27B", "qwen3.6-27b-nvfp4", PLAIN),
     ("Qwen/Qwen3.6-27B-FP8", "qwen3.6-27b-nvfp4", "fp8 8-bit, block 128 x 128"),
     ("Qwen/Qwen3.6-35B-A3B", "qwen3.6-35b-a3b-nvfp4", PLAIN),
+    ("Qwen/Qwen3.8-27B", "qwen3.5-27b", PLAIN),
+    ("Qwen/Qwen3.8-27B-FP8", "qwen3.5-27b", "fp8 8-bit, block 128 x 128"),
+    ("unsloth/Qwen3.8-27B-NVFP4", "qwen3.5-27b", "nvfp4 4-bit, group 16"),
+    ("unsloth/Qwen3.8-27B-GGUF", "qwen3.5-27b", PLAIN),
+    ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8 8-bit, per tensor"),
     ("google/gemma-4-31b-it", "gemma-4-31b-it-nvfp4", PLAIN),
     ("unsloth/Llama-3.1-8B-Instruct", "llama-3.1-8b", PLAIN),
     ("unsloth/Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "bitsandbytes 4-bit, group 64"),
@@ -120,6 +125,34 @@ def test_near_names_are_suggested_for_ids_too() -> None:
     with pytest.raises(KvplanError, match="is unreachable") as caught:
         resolve_model("moonshotai/Kimi-K2.6")
     assert "kimi-k2.6-nvfp4" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2,"),
+        ("deepseek-ai/DeepSeek-V4.2", "deepseek-v4"),
+        ("lama-3.1-8b", "llama-3.1-8b"),
+        ("BAAI/bge-m3", ""),
+    ],
+)
+def test_the_first_hint_is_of_the_same_family(name: str, first: str) -> None:
+    with pytest.raises(KvplanError) as caught:
+        resolve_model(name)
+    hint = caught.value.hint or ""
+    assert hint.startswith(f"did you mean {first}") if first else "did you mean" not in hint
+
+
+def test_qwen_3_8_weighs_what_qwen_3_5_does() -> None:
+    """The published index of Qwen3.8-27B says 55,562,855,904 B: language model, tower and multi-token layer."""
+    spec = resolve_model("Qwen/Qwen3.8-27B")
+    extras = sum(extra.num_parameters or 0 for extra in spec.extras)
+    assert 2 * (spec.num_parameters + extras) == 55_562_855_904
+
+
+def test_what_a_name_does_not_say_is_said_to_be_a_guess() -> None:
+    assert "head or cache, as is usual for it" in resolve_model("RedHatAI/Qwen3.8-27B-NVFP4").assumptions[0]
+    assert "may differ" in resolve_model("RedHatAI/Qwen3.6-27B-NVFP4").assumptions[0]
 
 
 def test_what_the_hub_says_comes_before_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

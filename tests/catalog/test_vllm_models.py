@@ -6,9 +6,13 @@ import json
 
 import pytest
 
+from kvplan.catalog.registry import find_reader
 from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.catalog.vllm_models import has_class, service_note
+from kvplan.catalog.vllm_registry import GENERATING, registered_models, registry_release
 from kvplan.cli import main
+from kvplan.commands.printing.known import print_registered
+from kvplan.commands.printing.render import OutputFormat
 
 LAST = "the last release that does is 0.28.0 (--engine vllm@0.28.0)."
 NOTE = f"vLLM {latest_vllm()} no longer serves MPTForCausalLM; {LAST}"
@@ -43,3 +47,21 @@ def test_both_commands_say_it(words: str, capsys: pytest.CaptureFixture[str]) ->
 def test_of_other_engines_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "mpt-7b", "--gpu", "h100", "--engine", "kvplan"]) == 0
     assert "no longer serves" not in capsys.readouterr().err
+
+
+def test_vllms_list_says_what_is_sized_and_why_not() -> None:
+    found = {(each.kind, each.architecture): each for each in registered_models()}
+    assert len({kind for kind, _ in found}) == 9 and len(found) > 400
+    assert found["multimodal", "DeepseekV41ForCausalLM"].is_sized
+    for (kind, name), each in found.items():
+        assert each.is_sized == (find_reader(name) is not None), name
+        assert each.is_sized or each.why, name
+        if each.is_sized and kind in GENERATING:
+            assert has_class(name, registry_release()), name
+
+
+def test_the_list_is_printed_by_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    print_registered(registered_models(), registry_release(), OutputFormat.json, "deepseekv41")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["release"]) == ("kvplan.vllm_registry/1", "0.33.0")
+    assert [row["sized"] for row in document["architectures"]] == [True]

@@ -37,7 +37,7 @@ def test_explain_lists_the_causes_with_their_bytes(capsys: pytest.CaptureFixture
     text = printed(capsys, "llama-3.1-8b", "--gpu", "gb10", "--ctx", "8k", "--explain")
     assert "GiB of KV pool" in text
     causes = [line.split()[1] for line in text.splitlines() if line.startswith("    +/- ")]
-    assert len(causes) == 6
+    assert len(causes) == 7
     assert causes == sorted(causes, key=float, reverse=True)
     assert "memory that is the host's" in text
 

@@ -63,7 +63,7 @@ def test_what_fits_at_once_stands_in_one_part_of_the_table(monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "80")
     terminal = _Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
-    assert main(shlex.split("estimate llama-3.1-8b --ctx 16k --gpu l4 h100")) == 0
+    assert main(shlex.split("estimate llama-3.1-8b --ctx 16k --gpu l40s h100")) == 0
     heads = [line.split() for line in terminal.getvalue().splitlines() if line.startswith("  GPU")]
     assert heads == [
         ["GPU", "memory", "weights", "activations", "overhead", "KV", "pool"],

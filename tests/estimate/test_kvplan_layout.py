@@ -183,6 +183,7 @@ WASTEFUL = {
     "deepseek-v4-flash-nvfp4": "as deepseek-v4-flash",
     "deepseek-v4-pro": "as deepseek-v4-flash",
     "deepseek-v4-pro-nvfp4": "as deepseek-v4-flash",
+    "deepseek-v4.1-flash": "as deepseek-v4-flash, and only some layers keep such rows",
     "mimo-v2-flash": "keys of 192 and values of 128 elements",
     "gemma-3-1b": "a window of 512 tokens lies in 33 blocks of 16, and 22 of 26 layers have it",
     "gemma-3n-e4b": "a window of 512 tokens, as gemma-3-1b",

@@ -289,7 +289,9 @@ def test_another_format_of_a_quantized_model_is_another_checkpoint() -> None:
     spec = resolve_model("gpt-oss-120b")
     own, other = (plan("h100", model=spec, quantizations=(name,)).deployments[0] for name in ("mxfp4", "fp8"))
     assert own.choice.weights.is_published and other.weights_name == "fp8"
-    assert other.prediction.rank.weight_bytes * other.choice.layout.tensor_parallel_size > 1.6 * 64e9
+    layout = other.choice.layout
+    ranks = layout.tensor_parallel_size * layout.data_parallel_size
+    assert other.prediction.rank.weight_bytes * ranks > 1.6 * 64e9
     command = launch_commands(other, spec.id)["vllm"]
     assert "'<an fp8 build of openai/gpt-oss-120b>'" in command and "--quantization" not in command
     both = plan("h100", model=spec, quantizations=("fp8", "published"))

@@ -107,7 +107,8 @@ def test_more_users_than_the_gpus_hold_says_how_many_gpus_it_takes(capsys: pytes
 
 
 def test_an_unreachable_service_level_names_the_nearest_by_speed_and_what_it_reaches() -> None:
-    found = plan(slo=parse_slo(["ttft:1"]), num_users=10)
+    gpus = ("l4", "l40s", "a100-80", "h100", "h200", "b200")  # fast and slow ones; all of them take seven times as long
+    found = plan(*gpus, slo=parse_slo(["ttft:1"]), num_users=10)
     miss = found.nearest_miss
     assert miss is not None and miss.kind == "slo" and miss.reason == "ttft"
     assert math.isfinite(miss.shortfall) and "even for one request alone" in miss.sentence
@@ -116,7 +117,7 @@ def test_an_unreachable_service_level_names_the_nearest_by_speed_and_what_it_rea
     fix = cheapest_fix(found)
     assert fix is not None and fix.sentence.startswith("allow ttft:")
     bound = float(fix.sentence.removeprefix("allow ttft:"))
-    assert plan(slo=parse_slo([f"ttft:{bound}"]), num_users=10).deployments
+    assert plan(*gpus, slo=parse_slo([f"ttft:{bound}"]), num_users=10).deployments
 
 
 # defect 10

@@ -20,6 +20,10 @@ def test_the_counts_of_the_page_are_those_of_its_rows() -> None:
     assert model_table.PAGE.read_text(encoding="utf-8").endswith(shown), HINT
 
 
+def test_the_page_names_what_vllm_serves_and_kvplan_does_not() -> None:
+    assert model_table.refused_by_kind() in model_table.PAGE.read_text(encoding="utf-8"), HINT
+
+
 def test_what_is_sized_can_be_measured_and_what_is_equal_runs() -> None:
     rows = model_table.rows()
     assert len(rows) > 170

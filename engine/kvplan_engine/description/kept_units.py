@@ -77,7 +77,7 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
                 yield from _index_units(layer, mixer.indexer)
         case CompressedAttention():
             yield KeptUnit(layer, "latent", mixer.kept, mixer.head_size)
-            if mixer.ratio is not None:
+            if mixer.ratio is not None and mixer.keeps_vectors:
                 yield KeptUnit(layer, "compressed", FULL, mixer.head_size, tokens_per_row=mixer.ratio)
                 if mixer.indexer is not None:
                     yield KeptUnit(layer, "compressed_index", FULL, mixer.indexer.head_size, tokens_per_row=mixer.ratio)

@@ -198,7 +198,8 @@ class CompressedAttention:
 
     ratio None: the window alone. indexer: one small key per compressed vector. q_rank: queries come from a latent of
     this size. output_groups, output_rank: heads are projected to ``output_rank`` elements group by group, and from
-    there to the hidden size.
+    there to the hidden size. is_shared: layers share vectors (DeepSeek V4.1), and what makes them is among the layer's
+    others; keeps_vectors, chooses: it is this layer that keeps them, that chooses among them.
     """
 
     num_heads: int
@@ -210,6 +211,9 @@ class CompressedAttention:
     q_rank: int = 0
     output_groups: int = 1
     output_rank: int = 0
+    is_shared: bool = False
+    keeps_vectors: bool = True
+    chooses: bool = True
 
 
 ConvKind = Literal["short_conv", "ngram_conv", "stream_conv"]

@@ -134,7 +134,8 @@ def _part_columns(part: Mixer | FeedForward | None) -> int:
         case LatentAttention():
             return _latent_columns(part)
         case CompressedAttention():  # queries and output, the one vector that is key and value, the index's queries
-            index = 0 if part.indexer is None else part.indexer.num_heads * part.indexer.head_size
+            has_index = part.indexer is not None and part.chooses
+            index = part.indexer.num_heads * part.indexer.head_size if has_index and part.indexer else 0
             return (2 * part.num_heads + 1) * part.head_size + index
         case State():
             return _state_columns(part)

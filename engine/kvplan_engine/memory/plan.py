@@ -59,9 +59,9 @@ def kv_layout(config: EngineConfig, model: ModelDescription, dtype: str, max_mod
 
 
 def _refuse_without_scales(units: list[KeptUnit], kv_cache_dtype: str) -> None:
-    """EngineError for the first unit in the KV cache's dtype that is neither keys nor values of heads."""
+    """EngineError for the first unit in the KV cache's dtype, or of an index, that is not of heads."""
     for unit in units:
-        if unit.dtype == "kv" and not unit.num_scales:
+        if (unit.dtype == "kv" or unit.part.startswith("index")) and not unit.num_scales:
             raise EngineError(
                 f"kv_cache_dtype {kv_cache_dtype} is for keys and values of KV heads, and layer {unit.layer} keeps "
                 f"{_OTHER_UNITS[unit.part]}.",

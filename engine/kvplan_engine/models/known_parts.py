@@ -17,6 +17,8 @@ def refuse_unknown_parts(model: ModelDescription) -> None:
     """EngineError that names what the decoder lacks for ``model``; it comes with a way to measure the model anyway."""
     for layer in model.distinct_layers:
         _refuse_if(_lacking(layer), model)
+    if model.head_bias and model.tie_word_embeddings:
+        _refuse_if("a bias of an output head that is the embedding", model)
     if model.others or names_of(model)[0] is None:
         _refuse_if("all of its parts", model)
 

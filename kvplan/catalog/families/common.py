@@ -73,10 +73,12 @@ def read_rope(
     if scaling is None:
         return RopeSpec(theta, rotary)
     kind = scaling.text("rope_type", "type", default="default")
+    if kind == "default":
+        return RopeSpec(theta, rotary)
     return RopeSpec(
         theta=theta,
         rotary_size=rotary,
-        scaling=None if kind == "default" else kind,
+        scaling=kind,
         factor=scaling.number("factor", default=1.0),
         original_max_position_embeddings=scaling.optional_integer("original_max_position_embeddings"),
     )

@@ -46,6 +46,11 @@ def olmo3_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
     return full, RopeSpec(full.theta, head_size)
 
 
+def mellum_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
+    """A base of each type of layers: 500,000 for full ones where the config says none."""
+    return rope_of_type(view, head_size, FULL_TYPE, theta=500_000.0), rope_of_type(view, head_size, WINDOW_TYPE)
+
+
 def plamo3_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
     """A base of each type of layers, or ``rope_local_theta`` for the windows."""
     full = rope_of_type(view, head_size, FULL_TYPE)

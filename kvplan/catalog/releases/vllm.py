@@ -20,6 +20,7 @@ HybridPolicy = Literal["full", "min_layers", "balanced"]
 SecondRunnerPolicy = Literal["none", "listed", "dense", "all"]
 SecondSamplerKind = Literal["copy", "logits", "processed"]
 LatentKernel = Literal["triton", "cutlass", "flashinfer"]
+CompressedLayout = Literal["none", "tuples", "slots", "packed", "kinds"]
 ExpertKernel = Literal["triton", "flashinfer_trtllm"]
 
 
@@ -45,21 +46,25 @@ class VllmRelease:
     nvlink_parallel_gib: float | None
     neighbour_gib: float
     graphs_in_budget: bool
+    peak_activation_has_graphs: bool
     huge_graph_sizes: bool
     counts_runner_state: bool
     blas_before_budget: bool
-    has_startups: bool
     # the profile run
     sampler: SamplerKind
     samples_with_flashinfer: bool
     requires_flashinfer: bool
+    warms_native_sampler: bool
+    float_vision_rotary: bool
     keeps_reduced_tensors: bool
     awq_keeps_partial_sums: bool
     keeps_moe_workspace: bool
     grows_attention_workspace: bool
     reserves_latent_splits: bool
+    long_index_prompts: int
     pads_wide_experts: bool
     expert_chunk_tokens: int | None
+    projects_shared_keys: bool
     qwen3_positions: int
     # the second model runner
     second_runner: SecondRunnerPolicy
@@ -74,10 +79,13 @@ class VllmRelease:
     hybrid: HybridPolicy
     pads_odd_pages: bool
     packs_odd_pages: bool
+    compressed_layout: CompressedLayout
+    prints_compressed_bytes: bool
     prints_concurrency_tokens: bool
     reserves_null_block: bool
     in_flight_batches: int
     caches_hybrid_prefixes: bool
+    keeps_every_state: tuple[str, ...]
     checkpointed_states: tuple[str, ...]
     needs_block_per_sequence: bool
     captures_flashinfer_drafts: bool

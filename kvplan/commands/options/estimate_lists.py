@@ -34,6 +34,7 @@ def is_quantization(text: str) -> bool:
 
 LIST_OPTIONS: dict[str, Callable[[str], object]] = {
     "--ctx": parse_tokens,
+    "--max-model-len": parse_tokens,
     "--gpu": parse_gpu_count,
     "--quantization": is_quantization,
     "--kv-cache-dtype": KNOBS["kv_cache_dtype"].canonical_name,

@@ -17,10 +17,19 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from kvplan.setting_values import read_settings
-from kvplan.settings import KNOBS, Knob
+from kvplan.settings import KNOBS, Knob, option_of
 
 Result = TypeVar("Result")
-_WRITTEN = {"share": str, "count": int, "tokens": str, "bytes": str, "name": str, "text": str, "flag": bool}
+_WRITTEN = {
+    "share": str,
+    "count": int,
+    "number": float,
+    "tokens": str,
+    "bytes": str,
+    "name": str,
+    "text": str,
+    "flag": bool,
+}
 """What typer reads of each kind."""
 _METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME", "text": "NAME"}
 
@@ -57,8 +66,14 @@ def _parameter(knob: Knob, help: str | None) -> inspect.Parameter:
     text = help or knob.help
     if help is None and knob.choices:
         text = f"{knob.help} One of {', '.join(knob.choices)}."
+    # Of a flag that the engine decides where nothing is said, both answers can be given.
+    both = knob.kind == "flag" and knob.default is None
     option = typer.Option(
-        knob.option, *knob.aliases, help=text, metavar=_METAVARS.get(knob.kind), rich_help_panel=knob.panel
+        f"{knob.option}/{option_of('no_' + knob.name)}" if both else knob.option,
+        *knob.aliases,
+        help=text,
+        metavar=_METAVARS.get(knob.kind),
+        rich_help_panel=knob.panel,
     )
     written: Any = _WRITTEN[knob.kind]
     return inspect.Parameter(

@@ -14,6 +14,7 @@ from kvplan.commands.printing.ranges import (
     limit_cell,
     print_ranges,
     range_cell,
+    range_warnings,
 )
 from kvplan.commands.printing.render import (
     OutputFormat,
@@ -118,6 +119,9 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         if explain:
             _print_budgets(answer)
             print_ranges(answer)
+        else:
+            for warning in range_warnings(answer):
+                print_sentence(f"note: {warning}", indent="", further="  ")
         print_speeds(answer, explain=explain)
     print_speculation(answer)
     if explain:
@@ -253,14 +257,25 @@ def _print_deployments(answer: Estimate) -> None:
 
 def _print_budgets(answer: Estimate) -> None:
     for row in answer.deployments:
-        print_sentence(
-            f"{row.counted_gpu}: {format_gib(row.settings.device_memory_bytes)} x "
-            f"{row.settings.gpu_memory_utilization:g} = {format_gib(row.budget_bytes)} GiB budget - "
-            f"weights {format_gib(row.weight_bytes)} - activations {format_gib(row.activation_peak_bytes)} - "
-            f"overhead {format_gib(row.overhead_bytes)} = {format_gib(row.kv_pool_bytes)} GiB = "
-            f"{row.num_blocks:,} blocks of {_block(answer, row)}",
-            further="    ",
-        )
+        print_sentence(_budget(answer, row), further="    ")
+
+
+def _budget(answer: Estimate, row: Deployment) -> str:
+    """How the pool comes about; where its size is given, what is left beside it."""
+    whole, given = format_gib(row.settings.device_memory_bytes), row.settings.kv_cache_memory_bytes is not None
+    used = (
+        f"weights {format_gib(row.weight_bytes)} - activations {format_gib(row.activation_peak_bytes)} - "
+        f"overhead {format_gib(row.overhead_bytes)}"
+    )
+    blocks = f"{row.num_blocks:,} blocks of {_block(answer, row)}"
+    if given and row.engine != "kvplan":
+        left = row.budget_bytes - row.weight_bytes - row.activation_peak_bytes - row.overhead_bytes - row.kv_pool_bytes
+        pool = f"KV pool {format_gib(row.kv_pool_bytes)} as given"
+        return f"{row.counted_gpu}: {whole} GiB - {used} - {pool} = {format_gib(left)} GiB left; {blocks}"
+    return (
+        f"{row.counted_gpu}: {whole} x {row.settings.gpu_memory_utilization:g} = {format_gib(row.budget_bytes)} GiB "
+        f"budget - {used} = {format_gib(row.kv_pool_bytes)} GiB = {blocks}"
+    )
 
 
 def _block(answer: Estimate, row: Deployment) -> str:

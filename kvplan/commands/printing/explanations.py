@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.explaining.explanation import Explanation, difference_gib
+from kvplan.explaining.stated_settings import named_settings
+from kvplan.explaining.ways_out import in_words_of
+from kvplan.settings import KNOBS
 from kvplan.units import format_gib
+
+_SAID_ELSEWHERE = ("device_memory_bytes", "has_flashinfer", "estimate_cudagraphs")
+"""The table has the first; nobody sets the second; the third is an environment variable."""
 
 
 def print_explanation(answer: Explanation) -> None:
@@ -13,6 +21,11 @@ def print_explanation(answer: Explanation) -> None:
     where = "a CPU" if log.device == "cpu" else answer.gpu.id if answer.gpu else "an unknown GPU"
     started = f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}"
     print_sentence(started, indent="", further="  ")
+    settings = [
+        _option(name, value) for name, value in named_settings(log.settings).items() if name not in _SAID_ELSEWHERE
+    ]
+    if settings:
+        print_sentence(in_words_of(log.engine, f"settings read: {', '.join(settings)}"), further="    ")
     if log.stopped:
         print_sentence(f"stopped: {log.stopped}", further="    ")
     rows = [
@@ -38,6 +51,13 @@ def print_explanation(answer: Explanation) -> None:
     for each in answer.changes:
         gain = f"  (+{each.gained_tokens:,} tokens)" if each.gained_tokens is not None else ""
         print_sentence(each.sentence + gain, further="    ")
+
+
+def _option(name: str, value: Any) -> str:
+    option = KNOBS[name].option
+    if isinstance(value, bool):
+        return option if value else option.replace("--", "--no-", 1)
+    return f"{option} {value}"
 
 
 def _gib(number: int | None) -> str:

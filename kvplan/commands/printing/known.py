@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.known_gpus import gpu_row, gpus_document
+from kvplan.catalog.vllm_registry import RegisteredModel
 from kvplan.commands.printing.render import (
     OutputFormat,
     print_csv,
@@ -86,3 +87,38 @@ def _gpu_cells(profile: GpuProfile) -> list[str]:
         teraflops("fp8"),
         f"{profile.price.usd_per_hour:.2f}" if profile.price else "",
     ]
+
+
+def print_registered(
+    models: Iterable[RegisteredModel], release: str, chosen: OutputFormat, search: str | None = None
+) -> None:
+    """Print vLLM's architectures in the format that was chosen, those whose name contains ``search``."""
+    found = [each for each in models if search is None or search.casefold() in each.architecture.casefold()]
+    rows = [
+        {"architecture": each.architecture, "kind": each.kind, "sized": each.is_sized, "why": each.why}
+        for each in found
+    ]
+    if chosen is OutputFormat.json:
+        print_json({"schema": "kvplan.vllm_registry/1", "release": release, "architectures": rows})
+        return
+    if chosen is OutputFormat.csv:
+        print_csv(rows)
+        return
+    head = ["architecture", "kind", "sized", "why"]
+    cells = [[each.architecture, each.kind, "yes" if each.is_sized else "no", each.why] for each in found]
+    if chosen is OutputFormat.md:
+        print_markdown(head, cells)
+        return
+    print_table(None, head, cells, text_columns=(0, 1, 2, 3))
+    print_sentence(registry_counts(found, release))
+
+
+def registry_counts(found: Sequence[RegisteredModel], release: str) -> str:
+    """How many architectures of each kind are sized, in one sentence."""
+    kinds = dict.fromkeys(each.kind for each in found)
+    counts = (
+        f"{kind} {sum(each.is_sized for each in found if each.kind == kind)} of "
+        f"{sum(each.kind == kind for each in found)}"
+        for kind in kinds
+    )
+    return f"Sized of vLLM {release}'s architectures: {', '.join(counts)}."

@@ -21,12 +21,13 @@ def _has_width(deployment: Deployment) -> bool:
 
 
 def range_cell(deployment: Deployment) -> str:
-    """``1.2 %``: how far the KV tokens can lie from what is predicted; blank without one."""
+    """``1.2 %``: how far the KV tokens can lie from what is predicted, ``x 2.6`` if that is more; blank without one."""
     found, tokens = deployment.kv_cache_tokens_range, deployment.kv_cache_tokens
     if found is None or not tokens or not _has_width(deployment):
         return ""
     low, high = found
-    return f"{100 * max(tokens - low, high - tokens) / tokens:.1f} %"
+    share = max(tokens - low, high - tokens) / tokens
+    return f"{100 * share:.1f} %" if share < 1 else f"x {1 + share:.1f}"
 
 
 def limit_cell(deployment: Deployment) -> str:
@@ -54,3 +55,11 @@ def print_ranges(answer: Estimate) -> None:
         )
         for each in found.causes:
             print_sentence(f"{RANGE_HEAD} {format_gib(each.num_bytes)} {each.sentence}", indent="    ", further=" " * 6)
+        if found.known is not None:
+            print_sentence(found.known.sentence, indent="    ", further=" " * 6)
+
+
+def range_warnings(answer: Estimate) -> tuple[str, ...]:
+    """Return what nobody has compared of these deployments, each sentence once."""
+    known = (each.kv_range.known for each in answer.deployments if each.kv_range is not None)
+    return tuple(dict.fromkeys(each.warning for each in known if each is not None and each.warning is not None))

@@ -64,7 +64,7 @@ class VllmModel:
             gpu_memory_utilization=_UTILIZATION,
             max_num_seqs=_SEATS[self.device.kind],
             block_size=CPU_BLOCK if on_cpu else 16,
-            max_model_len=roomy_context(requests, self.spec.max_position_embeddings),
+            max_model_len=roomy_context(requests, self.spec.longest_context),
             max_num_batched_tokens=_STEP_TOKENS[self.device.kind],
         )
         if not on_cpu:
@@ -98,7 +98,8 @@ class VllmModel:
             settings = settings.with_changes(device_memory_bytes=self.device.memory_bytes, gpu_memory_utilization=share)
         if self.is_eager:
             settings = settings.with_changes(enforce_eager=True)
-        found = predict_vllm(self.spec, self._profile(), settings, self.version)
+        measured = settings.with_changes(kv_cache_memory_bytes=None)
+        found = predict_vllm(self.spec, self._profile(), measured, self.version)
         if given is None:
             return found
         filled = fill_pool(found.rank, given, found.settings, vllm_release(self.version))
@@ -111,7 +112,7 @@ class VllmModel:
         return find_gpu("cpu" if self.device.kind == "cpu" else self.device.name)
 
     def _refuse_positions(self, settings: TrialSettings) -> None:
-        longest = self.spec.max_position_embeddings
+        longest = self.spec.longest_context
         if longest is not None and settings.max_model_len > longest:
             raise UsageError(
                 f"{self.spec.served_id} has {longest:,} positions, and vLLM refuses a max_model_len of "

@@ -109,7 +109,7 @@ def _index_parts(index: SparseIndexer, cache: CacheSettings, block_size: int) ->
 def _compressed_parts(mixer: CompressedAttention, cache: CacheSettings, block_size: int) -> Iterator[Part]:
     size = element_bytes(cache.kv_dtype)
     yield Part(Kept("window", mixer.window_tokens), mixer.head_size * size * block_size)
-    if mixer.ratio is None:
+    if mixer.ratio is None or not mixer.keeps_vectors:
         return
     rows = -(-block_size // mixer.ratio)
     yield Part(FULL, mixer.head_size * size * rows)

@@ -22,6 +22,8 @@ from kvplan.estimate.kvplan.undivided import check_division
 from kvplan.settings import ServingSettings
 
 _NORM_OF_EMBEDDING = "word_embeddings_layernorm"
+_WHOLE = "embed_tokens_per_layer"
+"""The table of inputs of each layer's own (Gemma 4), which every rank of the engine holds whole."""
 
 
 def stage_specs(spec: ModelSpec, asked: ServingSettings) -> list[ModelSpec]:
@@ -64,7 +66,7 @@ def _rank_spec(spec: ModelSpec, count: int, *, whole_experts: bool) -> ModelSpec
         if id(layer) not in parts:
             parts[id(layer)] = _part_of_layer(layer, count, whole_experts=whole_experts)
     layers = tuple(parts[id(layer)] for layer in spec.layers)
-    tensors = tuple(_part(tensor, count, 1) for tensor in spec.tensors)
+    tensors = tuple(each if each.name == _WHOLE else _part(each, count, 1) for each in spec.tensors)
     return replace(spec, layers=layers, tensors=tensors)
 
 

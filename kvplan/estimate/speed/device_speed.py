@@ -99,7 +99,7 @@ def _speed(
     measured: MeasuredProfiles,
     engine: EngineChoice,
 ) -> DeploymentSpeed | None:
-    deployment, longest = placement.deployment, spec.max_position_embeddings
+    deployment, longest = placement.deployment, spec.longest_context
     if not deployment.fits or (longest is not None and longest < PROMPT_TOKENS + ANSWER_TOKENS):
         return None
     settings = deployment.settings

@@ -22,6 +22,7 @@ from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import (
+    CompressedAttention,
     DenseFeedForward,
     FeedForward,
     LatentAttention,
@@ -34,7 +35,13 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
-from kvplan.estimate.vllm.kernels import gathered_bytes, latent_split_bytes
+from kvplan.estimate.vllm.kernels import (
+    INDEXER_LOGIT_BYTES,
+    compressed_workspace_bytes,
+    gathered_bytes,
+    index_workspace_bytes,
+    latent_split_bytes,
+)
 from kvplan.estimate.vllm.settings import ResolvedSettings
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
 from kvplan.settings import FilledSettings
@@ -56,8 +63,6 @@ _BLAS_WORKSPACE = 8320 * KIB
 _RESIDUAL_WIDTHS = 3
 _LATENT_CHUNK_TOKENS = 64 * KIB
 _VOCAB_PADDING = 64
-_INDEXER_LOGIT_BYTES = 512 * MIB
-"""What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +93,19 @@ def activation_peak(
     settings = resolved.serving
     workspace = blas_workspace_bytes(gpu, release)
     looks = release.second_runner_encoder or not resolved.second_runner
-    vision = vision_profile(spec, settings) if looks else None
+    vision = vision_profile(spec, settings, release) if looks else None
     encoder, kept = 0, 0
     if vision is not None:
         encoder, kept = _encoder_stage(vision, spec, settings)
-    kept += kept_reduction_bytes(spec, num_layers, settings, release)
+    kept += kept_reduction_bytes(spec, num_layers, settings, release) + compressed_workspace_bytes(layers, gpu)
     layers_bytes = max(decoder_bytes(spec, layers, settings, release), first_awq_bytes(spec, layers, settings, release))
     experts = moe_workspace_bytes(layers, settings, release)
     # Experts and attention have one workspace, as large as the larger of both needs it.
-    attending = max(latent_split_bytes(layers, gpu, settings, release), gathered_bytes(layers, gpu, settings))
+    attending = max(
+        latent_split_bytes(layers, gpu, settings, release),
+        gathered_bytes(layers, gpu, settings),
+        index_workspace_bytes(layers, settings, release),
+    )
     splits = max(attending - experts, 0)
     decoder = workspace + kept + layers_bytes + splits
     sampler = 0
@@ -135,14 +144,20 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: ResolvedSettings, 
     logits = rows * vocabulary * size
     if resolved.second_runner:
         copies = _second_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
-    elif resolved.samples_with_flashinfer:
+    elif resolved.samples_with_flashinfer and not release.warms_native_sampler:
         copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
-    elif release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
-        scratch_rows = min(gpu.multiprocessors or rows, rows)
-        copies = (TRITON_LOGIT_COPIES * rows + scratch_rows) * vocabulary * 4
     else:
-        copies = SORT_LOGIT_COPIES * rows * vocabulary * 4
+        copies = _first_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
     return hidden + logits + copies
+
+
+def _first_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
+    """Rows of float32 logits in PyTorch's sampler, which some releases run after FlashInfer's."""
+    if release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
+        found = TRITON_LOGIT_COPIES * rows + min(gpu.multiprocessors or rows, rows)
+    else:
+        found = SORT_LOGIT_COPIES * rows
+    return max(found, FLASHINFER_LOGIT_COPIES * rows) if resolved.samples_with_flashinfer else found
 
 
 def _second_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
@@ -260,10 +275,12 @@ def _latent_chunk_bytes(layer: LayerSpec, settings: FilledSettings) -> int:
     is no expansion, but room for the indexer's scores.
     """
     mixer = layer.mixer
+    if isinstance(mixer, CompressedAttention) and mixer.indexer is not None:
+        return INDEXER_LOGIT_BYTES
     if not isinstance(mixer, LatentAttention):
         return 0
     if mixer.chosen_tokens is not None:
-        return _INDEXER_LOGIT_BYTES
+        return INDEXER_LOGIT_BYTES
     rows = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * settings.block_size)
     tokens = max(min(rows, _LATENT_CHUNK_TOKENS), settings.max_num_seqs * settings.block_size)
     heads = mixer.num_heads // settings.tensor_parallel_size

@@ -11,20 +11,38 @@ import math
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
+from kvplan.catalog.spec import ModelSpec
 from kvplan.settings import FilledSettings
 from kvplan.units import GIB, MIB
 
-_UNIFIED_EXTRA_GIB = 1.0
-"""On a GPU that shares its host's memory, free memory also shrinks by what the engine's processes take of the host."""
+UNIFIED_EXTRA_GIB = 2.5
+"""On a GPU that shares its host's memory, what the engine's processes take of the host counts as well.
+
+vLLM takes psutil's available memory for what is free there (vllm/utils/mem_utils.py, MemorySnapshot.measure, read in
+0.12.0 to 0.33.0): the heap of its processes, compilers and the rest of the host count as memory that torch does not
+see. On a GB10 vLLM 0.28 took 5.4 to 6.7 GiB of MemAvailable beside weights and pool, of which 2.6 to 2.7 were gone when
+it first looked (llamastash/llamastash, src/launch/admission.rs and pull request 81). Without the graphs, which come
+after the pool (about 0.5), and what is outside torch on any GPU (0.25), 2.0 to 3.3 are left. Not fitted to start-ups:
+two sources lie a GiB below it and five 2 to 10 above. 30 GiB are possible while it compiles
+(eugr/spark-vllm-docker, pull request 286).
+"""
+_CPU_EXTRA_GIB = 1.0
+"""On a CPU, what the build for CPUs takes of the host beside the weights."""
 _HOPPER = 9
 _GRAPH_SIZES_AT_512 = 51
 _LARGEST_GRAPH, _LARGEST_GRAPH_ON_BLACKWELL = 512, 1024
+_LARGE_GRAPH_MODELS = ("GptOssForCausalLM",)
 _BLACKWELL = 10
 _GRAPH_FIXED_GIB = 0.40
 _GRAPH_LAYER_GIB = 0.0125
 """Estimates that vLLM 0.19 logged for 35 models on H100 with all 51 sizes: 0.5 to 1.8 GiB, by number of layers."""
 _GRAPH_SHARE_ELSEWHERE = 0.63
-"""On other GPUs: median of ten start-ups from seven sources on A100, A40, A6000, L4 and GB10 (0.4 to 0.8)."""
+"""On other GPUs, of what capture took: median of ten start-ups from seven sources on A100, A40, A6000, L4 and GB10
+(0.4 to 0.8)."""
+_ESTIMATED_SHARE_ELSEWHERE = 0.9
+"""On other GPUs, of what the first runner estimates beforehand, which is what the budget loses from 0.21 on: median of
+the estimates that six sources logged on A100, A6000, RTX 3090 Ti, L40S and L4 (0.72 to 1.03). An estimate takes the
+first capture for whole and the second for each of the others, and so is above what they take in the end."""
 
 
 def non_torch_bytes(
@@ -43,7 +61,7 @@ def non_torch_bytes(
     if settings.tensor_parallel_size > 1 or exchanges_tokens:
         total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
-        total += _UNIFIED_EXTRA_GIB
+        total += _CPU_EXTRA_GIB if gpu.is_cpu else UNIFIED_EXTRA_GIB
     return int(total * GIB)
 
 
@@ -58,27 +76,53 @@ def _is_hopper_or_later(gpu: GpuProfile) -> bool:
     return compute_capability(gpu)[0] >= _HOPPER
 
 
-def capture_sizes(max_num_seqs: int, largest: int = _LARGEST_GRAPH) -> int:
-    """How many batch sizes are captured: 1, 2, 4, every 8 to 256, every 16 to the largest, at most 2 max_num_seqs."""
-    largest = min(2 * max_num_seqs, largest)
+def largest_graph(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
+    """Tokens of the largest batch that is captured (vllm/config/vllm.py, _set_cudagraph_sizes).
+
+    Two steps of all sequences, with their draft tokens, up to a limit that gpt-oss has of its own
+    (vllm/model_executor/models/config.py), and no more than a step may have.
+    """
+    is_huge = release.huge_graph_sizes and compute_capability(gpu)[0] == _BLACKWELL
+    is_huge = is_huge or spec.architecture in _LARGE_GRAPH_MODELS
+    most = _LARGEST_GRAPH_ON_BLACKWELL if is_huge else _LARGEST_GRAPH
+    step = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+    return min(2 * step, most, settings.max_num_batched_tokens)
+
+
+def capture_sizes(rows: int, largest: int = _LARGEST_GRAPH) -> int:
+    """How many batch sizes are captured: 1, 2, 4, every 8 to 256, every 16 to the largest, at most 2 ``rows``."""
+    largest = min(2 * rows, largest)
     small = sum(1 for size in (1, 2, 4) if size <= largest)
     middle = min(largest, 256) // 8
     return small + middle + max(largest - 256, 0) // 16
 
 
-def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
+def cudagraph_bytes(
+    num_layers: int, gpu: GpuProfile, settings: FilledSettings, largest: int, *, is_estimate: bool
+) -> int:
     """Memory of the captured graphs (0 with enforce_eager and on CPUs): a share for each size, larger with every layer.
 
-    Those of the second model runner are taken for as large: no published start-up has them.
+    largest: ``largest_graph``. is_estimate: what vLLM says of them before they are captured.
+
+    Those of the second model runner are taken for as large: of one published start-up they were 0.7 GiB larger, for no
+    reason that its source gives away but that what the second of its largest graphs takes is counted for each of the
+    others.
     """
     if settings.enforce_eager or gpu.is_cpu:
         return 0
-    is_huge = release.huge_graph_sizes and compute_capability(gpu)[0] == _BLACKWELL
-    largest = _LARGEST_GRAPH_ON_BLACKWELL if is_huge else _LARGEST_GRAPH
-    share = capture_sizes(settings.max_num_seqs, largest) / _GRAPH_SIZES_AT_512
+    share = capture_sizes(largest, largest) / _GRAPH_SIZES_AT_512
     if compute_capability(gpu)[0] != _HOPPER:
-        share *= _GRAPH_SHARE_ELSEWHERE
+        share *= _ESTIMATED_SHARE_ELSEWHERE if is_estimate else _GRAPH_SHARE_ELSEWHERE
     return max(int(share * (_GRAPH_FIXED_GIB + _GRAPH_LAYER_GIB * num_layers) * GIB), MIB)
+
+
+def piece_graph_bytes(step_bytes: int, largest: int) -> int:
+    """vLLM's estimate where only the pieces between attention layers are captured.
+
+    The first size takes what a step of so many tokens does (``step_bytes``), each other at least 1 MiB
+    (vllm/v1/worker/gpu_model_runner.py, profile_cudagraph_memory): about 0.1 GiB in all.
+    """
+    return step_bytes + (capture_sizes(largest, largest) - 1) * MIB
 
 
 def requested_bytes(settings: FilledSettings) -> int:

@@ -25,6 +25,7 @@ from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import cache_dtype
 from kvplan.estimate.kv_cache import refuse_scales
+from kvplan.estimate.vllm.shared_pages import MXFP8, is_shared
 from kvplan.settings import ServingSettings
 
 _COMPRESSED: Final = "compressed-tensors"
@@ -45,6 +46,8 @@ def kv_cache_dtype(
                 f"vLLM keeps compressed attention in 8 bits, not in {asked.kv_cache_dtype}.",
                 hint="use --kv-cache-dtype fp8",
             )
+        if compute_capability(gpu)[0] == 10 and any(is_shared(layer.mixer) for layer in spec.layers):
+            return MXFP8, f"kv_cache_dtype {MXFP8}: what vLLM has for {spec.architecture} on this GPU."
         return "fp8", "kv_cache_dtype fp8: vLLM keeps compressed attention in no other way."
     stated = cache_of_checkpoint(spec, asked, release)
     if stated is not None:

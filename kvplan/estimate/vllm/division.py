@@ -90,7 +90,7 @@ def _check_groups(spec: ModelSpec, layout: ParallelLayout) -> None:
     published = spec.quantization
     if published is None:
         return
-    sizes = {each.group_size for each in (published, *published.others) if each.granularity == "group"} - {None}
+    sizes = {each.group_size for each in published.formats if each.granularity == "group"} - {None}
     for index, layer in enumerate(spec.layers if sizes else ()):
         for tensor in layer.all_tensors:
             if tensor.role != "linear" or len(tensor.shape) != 2:

@@ -7,11 +7,7 @@ _maybe_share_embeddings and _maybe_share_lm_head), its layers cache in the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from fnmatch import translate
-from re import compile as compile_pattern
-from re import error as PatternError
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
@@ -21,7 +17,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, blas_workspace_bytes, decoder_bytes
 from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes
-from kvplan.estimate.weights import candidate_names, format_of, quantized_bytes, served_bytes
+from kvplan.estimate.weights import quantized_bytes, served_bytes
 from kvplan.settings import FilledSettings
 
 _STATES_KEPT = {"eagle3": 3, "eagle": 1, "mtp": 1}
@@ -31,10 +27,7 @@ _JOINT = "eh_proj"
 
 
 class MultiTokenFormats(StoredFormats):
-    """How a checkpoint stores its multi-token-prediction layers.
-
-    Published lists call them by the numbers after the last layer (``model.layers.61.``) or by a name (``mtp.``).
-    """
+    """How a checkpoint stores its multi-token-prediction layers."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.quantization)
@@ -43,29 +36,7 @@ class MultiTokenFormats(StoredFormats):
     def of(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
         if self.quantization is None or tensor.name == _JOINT:
             return None
-        if _names_a_module(self.quantization.ignore, tensor.name, layer or 0):
-            return None
-        return format_of(self.quantization, tensor, self._first + (layer or 0))
-
-
-def _names_a_module(entries: Iterable[str], tensor_name: str, layer: int) -> bool:
-    """Whether one of ``entries`` is about this module under the name ``mtp``."""
-    names = [f"mtp.layers.{layer}.{name}" for name in candidate_names(tensor_name)]
-    return any(_matches(entry, names) for entry in entries if "mtp" in entry)
-
-
-def _matches(entry: str, names: list[str]) -> bool:
-    if entry.startswith("re:"):
-        try:
-            pattern = compile_pattern(entry[3:])
-        except PatternError:
-            return False
-        return any(pattern.match(prefix + name) for name in names for prefix in ("", "model."))
-    bare = entry[entry.index("mtp") :]
-    if "*" in bare:
-        pattern = compile_pattern(translate(bare))
-        return any(pattern.match(name) for name in names)
-    return any(name == bare or name.startswith(bare + ".") for name in names)
+        return self.quantization.of_multi_token(tensor, layer or 0, self._first)
 
 
 def drafter_weight_bytes(

@@ -12,8 +12,7 @@ for each layer of a group, whichever group takes it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
@@ -30,7 +29,10 @@ from kvplan.estimate.kv_cache import (
     rank_kv_heads,
     refuse_scales,
 )
-from kvplan.estimate.vllm.pages import LayerPage, PageKind, compressed_pages, stream_pages, without_streams
+from kvplan.estimate.vllm.packing import packed_groups
+from kvplan.estimate.vllm.pages import PER_REQUEST, LayerPage, PageKind, compressed_pages, stream_pages, without_streams
+from kvplan.estimate.vllm.shared_pages import is_shared, shared_pages
+from kvplan.estimate.vllm.tuples import tuple_layout
 
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
     "full": "full",
@@ -47,7 +49,6 @@ _STATES: dict[EntryKind, PageKind] = {
     "ngram_state": "ngram_state",
 }
 """The page that each part of a state is in."""
-_PER_REQUEST = ("state", "ngram_state", "ring")
 _ALIGNMENT_TOKENS = 16
 POOLED_KEYS = 32
 """Index keys of the smallest page that their kernel reads on Hopper and B200 (vllm/utils/deep_gemm.py,
@@ -65,6 +66,8 @@ class KvGroup:
 
     page: LayerPage
     num_layers: int
+    num_bytes: int | None = None
+    """Its pages in one block, where the concurrency that is printed weighs groups by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,19 @@ class BlockPlan:
     bytes_per_block: int
     asked_block_size: int | None = None
     """``--block-size`` where blocks of some groups are others by design (compressed attention)."""
+    admitted_bytes: int | None = None
+    """What the check whether one request fits asks for a block, where that is more than the block takes."""
+
+    @property
+    def bytes_per_admitted_block(self) -> int:
+        return self.bytes_per_block if self.admitted_bytes is None else self.admitted_bytes
 
     @property
     def block_size(self) -> int:
         """Tokens of a block as vLLM prints them: the smallest among the groups."""
         if self.asked_block_size is not None:
             return self.asked_block_size
-        sizes = [group.page.block_size for group in self.groups if group.page.kind not in _PER_REQUEST]
+        sizes = [group.page.block_size for group in self.groups if group.page.kind not in PER_REQUEST]
         return min(sizes, default=1)
 
 
@@ -100,10 +109,21 @@ def blocks_per_request(plan: BlockPlan, shape: RequestShape) -> int:
     return sum(_group_blocks(group.page, shape) for group in plan.groups)
 
 
+def printed_blocks_per_request(plan: BlockPlan, shape: RequestShape) -> int:
+    """What the concurrency that is printed divides by: those blocks, or their bytes in blocks of the first group."""
+    sizes = [group.num_bytes for group in plan.groups]
+    if None in sizes:
+        return blocks_per_request(plan, shape)
+    total = sum(_group_blocks(group.page, shape) * (group.num_bytes or 0) for group in plan.groups)
+    return _ceil_div(total, sizes[0] or 1)
+
+
 def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
     length, window = shape.max_model_len, page.window_tokens or 0
     if page.kind in ("state", "ngram_state"):
         return shape.states_per_request
+    if page.kind == "every_state":  # one for each block of tokens, and one for each draft token
+        return _ceil_div(length, page.block_size) + shape.states_per_request - 1
     if page.kind == "ring":
         return 1
     if page.kind == "cross":
@@ -119,20 +139,32 @@ def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
 def longest_that_fits(plan: BlockPlan, shape: RequestShape, pool_bytes: int) -> int:
     """The largest ``max_model_len``, at most the given one, of which one request fits the pool; 0 when none does."""
     low, high = 0, shape.max_model_len
-    if blocks_per_request(plan, shape) * plan.bytes_per_block <= pool_bytes:
+    block_bytes = plan.bytes_per_admitted_block
+    if blocks_per_request(plan, shape) * block_bytes <= pool_bytes:
         return high
-    if plan.bytes_per_block > pool_bytes:
+    if block_bytes > pool_bytes:
         return 0
     while low < high:
         middle = (low + high + 1) // 2
-        needed = blocks_per_request(plan, replace(shape, max_model_len=middle)) * plan.bytes_per_block
+        needed = blocks_per_request(plan, replace(shape, max_model_len=middle)) * block_bytes
         low, high = (middle, high) if needed <= pool_bytes else (low, middle - 1)
     return low
 
 
-def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, release: VllmRelease) -> BlockPlan:
-    """Groups and block bytes of the layers on one rank. KvplanError where vLLM would refuse the combination."""
-    pages = _layer_pages(layers, cache, block_size, release)
+def plan_blocks(
+    layers: Sequence[LayerSpec],
+    cache: CacheSettings,
+    block_size: int,
+    release: VllmRelease,
+    *,
+    state_chunk: int | None = None,
+) -> BlockPlan:
+    """Groups and block bytes of the layers on one rank. KvplanError where vLLM would refuse the combination.
+
+    state_chunk: tokens of a kernel's chunk, of which a block has whole ones, where the state behind every block is
+    kept for cached prefixes (``ResolvedSettings.state_chunk``).
+    """
+    pages = _layer_pages(layers, cache, block_size, release, state_chunk)
     if not pages:
         raise KvplanError("This model keeps no cache on one of the ranks.", hint="use fewer pipeline stages")
     if release.hybrid == "full":
@@ -140,19 +172,24 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
+    if any(isinstance(layer.mixer, CompressedAttention) for layer in layers):
+        return _compressed_plan(pages, block_size, release)
     has_rings = any(page.kind == "ring" for page in pages)
     if has_rings and not release.packs_odd_pages:
         raise KvplanError(f"vLLM {release.text} has no pooled index keys.", hint="try a later release: vllm@0.33")
     if has_rings and cache.kv_dtype == "fp8_ds_mla":
         raise KvplanError("It is not known how vLLM keeps fp8_ds_mla beside pooled index keys.", hint="use fp8")
     if release.packs_odd_pages and (has_rings or not _can_be_made_equal(pages)):
-        is_compressed = any(isinstance(layer.mixer, CompressedAttention) for layer in layers)
-        return replace(_packed_plan(pages), asked_block_size=block_size if is_compressed else None)
+        return _packed_plan(pages)
     return _hybrid_plan(_equal_pages(pages, release), release)
 
 
 def _layer_pages(
-    layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, release: VllmRelease
+    layers: Sequence[LayerSpec],
+    cache: CacheSettings,
+    block_size: int,
+    release: VllmRelease,
+    state_chunk: int | None,
 ) -> list[LayerPage]:
     per_layer = [layer_entries(without_streams(replace(layer, cross_attention=None)), cache) for layer in layers]
     states = [_state_bytes(entries) for entries in per_layer]
@@ -160,19 +197,27 @@ def _layer_pages(
     token_bytes = [entry.token_bytes for entries in per_layer for entry in entries if entry.token_bytes]
     if state_bytes and token_bytes:
         _check_pools(layers, block_size, release)
-        block_size = hybrid_block_size(
-            block_size, state_bytes, max(token_bytes), _alignment(per_layer, block_size, release)
-        )
+        alignment = _alignment(per_layer, block_size, release)
+        if state_chunk is not None:
+            alignment = lcm(state_chunk, max(alignment, block_size))
+        block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), alignment)
     pages: list[LayerPage] = []
     for layer, entries, of_layer in zip(layers, per_layer, states, strict=True):
         pages.extend(stream_pages(layer, cache.tensor_parallel_size))
+        if is_shared(layer.mixer):
+            pages.extend(shared_pages(layer.mixer, block_size, cache.kv_dtype, cache.num_speculative_tokens))
+            continue
         if isinstance(layer.mixer, CompressedAttention):
             pages.extend(compressed_pages(layer.mixer, block_size))
             continue
         kept = [_page(entry, block_size) for entry in entries if entry.token_bytes]
         pages.extend(_with_rings(kept, layer, entries, cache))
         padded = block_size * max(token_bytes, default=0)
-        pages.extend(LayerPage(kind, 1, max(padded, size)) for kind, size in of_layer.items())
+        for kind, size in of_layer.items():
+            is_every = state_chunk is not None and kind == "state"
+            pages.append(
+                LayerPage("every_state" if is_every else kind, block_size if is_every else 1, max(padded, size))
+            )
         if layer.cross_attention is not None and (release.v1 or not entries):
             page = _cross_page(layer.cross_attention, cache, block_size)
             # The first engine had one kind of block, with room for every layer, also those that only look at images.
@@ -274,7 +319,7 @@ def _equal_pages(pages: list[LayerPage], release: VllmRelease) -> list[LayerPage
 def _enlarged(page: LayerPage, largest: int, release: VllmRelease) -> LayerPage:
     if page.page_bytes == largest:
         return page
-    if page.kind == "state":
+    if page.kind in ("state", "every_state"):
         return replace(page, page_bytes=largest)
     if largest % page.page_bytes == 0:
         return replace(page, page_bytes=largest, block_size=page.block_size * (largest // page.page_bytes))
@@ -303,64 +348,27 @@ def _hybrid_plan(pages: list[LayerPage], release: VllmRelease) -> BlockPlan:
 
 def _can_be_made_equal(pages: list[LayerPage]) -> bool:
     largest = max(page.page_bytes for page in pages)
-    return all(page.kind == "state" or largest % page.page_bytes == 0 for page in pages)
+    return all(page.kind in ("state", "every_state") or largest % page.page_bytes == 0 for page in pages)
 
 
-def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
-    """Pages of unequal size side by side in a block (DeepSeek V4, Step 5): a group for each kind, some split to fit.
+def _packed_plan(pages: Sequence[LayerPage]) -> BlockPlan:
+    groups, bytes_per_block = packed_groups(pages)
+    return BlockPlan(tuple(KvGroup(page, num_layers) for page, num_layers in groups), bytes_per_block)
 
-    Kinds that see everything stay whole; the widest of them is the block. Windows, states and rings are cut into as
-    many groups as it takes to fit into it. But where layers of one kind have pages of several sizes, equally many of
-    each, all kinds are cut to about as many layers (vllm/v1/core/kv_cache_planning.py, _get_packed_kv_cache_groups).
-    """
-    kinds: dict[tuple[PageKind, int | None, int], list[LayerPage]] = {}
-    for page in pages:
-        kinds.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
-    repeats = _repeats_per_group(kinds.values())
-    recycled = _PER_REQUEST if repeats else (*_PER_REQUEST, "sliding")
-    bytes_per_block = max(
-        _widest_bytes(found, len(found) if kind in recycled else _num_groups(found, repeats))
-        for (kind, _, _), found in kinds.items()
+
+def _compressed_plan(pages: list[LayerPage], block_size: int, release: VllmRelease) -> BlockPlan:
+    if release.compressed_layout == "none":
+        raise KvplanError(f"vLLM {release.text} has no compressed attention.", hint="try a later release: vllm@0.33")
+    if release.compressed_layout == "kinds":
+        return replace(_packed_plan(pages), asked_block_size=block_size)
+    found = tuple_layout(pages, release.compressed_layout)
+    weighs = release.prints_compressed_bytes
+    return BlockPlan(
+        groups=tuple(KvGroup(each.page, each.num_layers, each.num_bytes if weighs else None) for each in found.groups),
+        bytes_per_block=found.bytes_per_block,
+        asked_block_size=block_size,
+        admitted_bytes=found.admitted_bytes,
     )
-    groups: list[KvGroup] = []
-    for (kind, _, _), found in kinds.items():
-        num_groups = _num_groups(found, repeats)
-        if kind in recycled:
-            fitting = max(bytes_per_block // found[0].page_bytes, 1)
-            num_groups = max(num_groups, _ceil_div(len(found), fitting))
-        each, left = divmod(len(found), num_groups)
-        groups.extend(KvGroup(found[0], each + (1 if index < left else 0)) for index in range(num_groups))
-    stride = lcm(*(page.stride_bytes for page in pages))
-    return BlockPlan(tuple(groups), _ceil_div(bytes_per_block, stride) * stride)
-
-
-def _sizes(found: Sequence[LayerPage]) -> Counter[int]:
-    return Counter(page.page_bytes for page in found)
-
-
-def _is_balanced(found: Sequence[LayerPage]) -> bool:
-    return len(set(_sizes(found).values())) == 1
-
-
-def _repeats_per_group(kinds: Iterable[Sequence[LayerPage]]) -> int | None:
-    """Layers of each page size in a group where some kind has several sizes, equally many of each; else None.
-
-    The number that pads least (vllm/v1/core/kv_cache_planning.py, _approximate_gcd).
-    """
-    balanced = [_sizes(found) for found in kinds if _is_balanced(found)]
-    counts = [max(sizes.values()) for sizes in balanced]
-    least = max((max(sizes.values()) for sizes in balanced if len(sizes) > 1), default=0)
-    if not least:
-        return None
-    return min(range(least, max(counts) + 1), key=lambda each: (sum(-count % each for count in counts), -each))
-
-
-def _num_groups(found: Sequence[LayerPage], repeats: int | None) -> int:
-    return _ceil_div(max(_sizes(found).values()), repeats) if repeats and _is_balanced(found) else 1
-
-
-def _widest_bytes(found: Sequence[LayerPage], num_groups: int) -> int:
-    return sum(_ceil_div(count, num_groups) * size for size, count in _sizes(found).items())
 
 
 def _ceil_div(number: int, divisor: int) -> int:

@@ -22,11 +22,16 @@ from kvplan.units import MIB
 
 _FLASHINFER_WORKSPACE = 394 * MIB
 _FLASHINFER_BYTES_PER_ELEMENT = 16
+_COMPRESSED_WORKSPACE = 128 * MIB
 _FLASHINFER_HEAD_SIZES = (64, 128, 256, 512)
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 _TOKENS_PER_SPLIT = 512
 _PROMPTS_GATHERED = 4
+_INDEXED_PROMPTS, _LONG_PROMPT = 5, 256 * 1024
+_KEYS_PER_LATENT = 576 * 2 // 132
+INDEXER_LOGIT_BYTES = 512 * MIB
+"""What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
 MXFP4_HIDDEN_STEP = 256
 MXFP4_INNER_STEP = 64
@@ -59,19 +64,26 @@ _WINDOWED_STATES = ("stream_conv",)
 """Kinds of states that vLLM keeps as windows of tokens."""
 
 
-def needs_block_per_sequence(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
-    """Whether vLLM refuses more sequences than blocks: with states, where whole decode steps are captured.
+def captures_whole_steps(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether decode steps are captured whole, and not in pieces between attention layers.
 
     With a drafter they are not where a kernel takes one token of each sequence alone: linear attention
-    (vllm/v1/attention/backends/linear_attn.py) and, in some releases, FlashInfer but for TensorRT-LLM's kernels.
+    (vllm/v1/attention/backends/linear_attn.py) and, in some releases, FlashInfer but for TensorRT-LLM's kernels
+    (vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes).
     """
-    kinds = {state.kind for state in spec.states} - set(_WINDOWED_STATES)
-    if not kinds or not release.needs_block_per_sequence or gpu.is_cpu or settings.enforce_eager:
+    if settings.enforce_eager or gpu.is_cpu:
         return False
     if not settings.num_speculative_tokens:
         return True
     is_plain = compute_capability(gpu)[0] != 10 and attends_with_flashinfer(spec.layers, gpu, settings, release)
-    return "linear_attention" not in kinds and (release.captures_flashinfer_drafts or not is_plain)
+    is_linear = any(state.kind == "linear_attention" for state in spec.states)
+    return not is_linear and (release.captures_flashinfer_drafts or not is_plain)
+
+
+def needs_block_per_sequence(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether vLLM refuses more sequences than blocks: with states, where whole decode steps are captured."""
+    kinds = {state.kind for state in spec.states} - set(_WINDOWED_STATES)
+    return bool(kinds) and release.needs_block_per_sequence and captures_whole_steps(spec, gpu, settings, release)
 
 
 def attention_workspace_bytes(
@@ -151,6 +163,57 @@ def gathered_bytes(layers: Sequence[LayerSpec], gpu: GpuProfile, settings: Fille
     columns = window + max(mixer.indexer.topk if mixer.indexer else 0 for mixer in mixers)
     vectors = _PROMPTS_GATHERED * (compressed + window + batch)
     return vectors * mixers[0].head_size * 2 + batch * (-(-columns // 128) * 128 + 1) * 4
+
+
+def compressed_workspace_bytes(layers: Sequence[LayerSpec], gpu: GpuProfile) -> int:
+    """FlashInfer's workspace for compressed attention on consumer Blackwell, made in the profile run and kept
+    (vllm/models/deepseek_v4/nvidia/flashinfer_sparse.py, read in 0.25.0 and 0.33.0)."""
+    is_compressed = any(isinstance(layer.mixer, CompressedAttention) for layer in layers)
+    return _COMPRESSED_WORKSPACE if is_compressed and compute_capability(gpu)[0] == 12 else 0
+
+
+def index_workspace_bytes(layers: Sequence[LayerSpec], settings: FilledSettings, release: VllmRelease) -> int:
+    """A sparse indexer's workspace, which the profile run takes: keys of prompts in 8 bits, each with its scale.
+
+    As many as 5 prompts of ``max_model_len`` have in FlashMLA's workspace of 1,152 B each, where a key takes 132 B, and
+    one of them for each pool of tokens; from 0.32 on of 2 prompts where they are longer than 256k
+    (vllm/model_executor/layers/sparse_attn_indexer.py and get_max_prefill_buffer_size in
+    vllm/v1/attention/backends/mla/indexer.py, read in 0.19.0 to 0.33.0).
+    """
+    mixers = (mixer for layer in layers for mixer in layer.mixers)
+    found = [_indexed(mixer) for mixer in mixers if isinstance(mixer, (LatentAttention, CompressedAttention))]
+    if not release.keeps_moe_workspace:  # no workspace is kept
+        return 0
+    is_long = settings.max_model_len > _LONG_PROMPT
+    prompts = release.long_index_prompts if is_long else _INDEXED_PROMPTS
+    keys = _KEYS_PER_LATENT * prompts * settings.max_model_len
+    return max((keys // pool * (head_size + 4) for head_size, pool in found if pool), default=0)
+
+
+def index_graph_bytes(layers: Sequence[LayerSpec], settings: FilledSettings, largest: int, *, whole: bool) -> int:
+    """What a sparse indexer adds to the estimate of graphs, whose largest has ``largest`` tokens.
+
+    Before pieces are captured a step runs without attention, for which the indexer sets its room for scores aside
+    (``INDEXER_LOGIT_BYTES``); PyTorch's allocator keeps it, and the estimate is what is no longer free. Whole steps
+    have the scores of each token that decodes against max_model_len (pooled) tokens, in float32, in their pool
+    (sparse_attn_indexer.py and vllm/utils/deep_gemm.py, read in 0.25.0 and 0.33.0).
+    """
+    mixers = (mixer for layer in layers for mixer in layer.mixers)
+    pools = [_indexed(mixer)[1] for mixer in mixers if isinstance(mixer, (LatentAttention, CompressedAttention))]
+    found = [pool for pool in pools if pool]
+    if not found:
+        return 0
+    rows = min(settings.max_num_seqs * (1 + settings.num_speculative_tokens), largest)
+    scores = rows * (settings.max_model_len // min(found)) * 4 if whole else 0
+    return max(INDEXER_LOGIT_BYTES, scores) + scores
+
+
+def _indexed(mixer: LatentAttention | CompressedAttention) -> tuple[int, int]:
+    """Elements of an index key, and of how many tokens each is; (0, 0) without an indexer."""
+    if mixer.indexer is None:
+        return 0, 0
+    pool = mixer.ratio or 1 if isinstance(mixer, CompressedAttention) else mixer.indexer.pool
+    return mixer.indexer.head_size, pool
 
 
 def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:

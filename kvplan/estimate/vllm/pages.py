@@ -18,7 +18,9 @@ from kvplan.catalog.spec import CompressedAttention, LayerSpec, StateMixer
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 
-PageKind = Literal["full", "sliding", "chunked", "state", "ngram_state", "ring", "cross"]
+PageKind = Literal["full", "sliding", "chunked", "state", "every_state", "ngram_state", "ring", "cross"]
+PER_REQUEST: Final = ("state", "ngram_state", "ring")
+"""Kinds of pages that a request has so many of whatever its length."""
 
 COMPRESSED_BLOCK: Final = 256
 """``--block-size`` where nothing is said, and what it must be a multiple of (vllm/models/deepseek_v4/sparse_mla.py)."""

@@ -1,7 +1,7 @@
 """vLLM's start-up predicted: memory per rank, blocks, the tokens it prints, or the error it stops with.
 
 available = total x utilization - weights - activation peak - non-torch - CUDA graphs (from 0.21 on)
-            - what the second model runner keeps for its requests (from 0.27 on)
+            - what the second model runner keeps for its requests (from 0.27 on), or what --kv-cache-memory-bytes says
 blocks    = available // bytes of one block, the minimum over ranks
 """
 
@@ -19,21 +19,43 @@ from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
-from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
+from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak, decoder_bytes
+from kvplan.estimate.vllm.budget import (
+    cudagraph_bytes,
+    largest_graph,
+    non_torch_bytes,
+    piece_graph_bytes,
+    requested_bytes,
+)
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
-from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
+from kvplan.estimate.vllm.groups import (
+    BlockPlan,
+    RequestShape,
+    blocks_per_request,
+    longest_that_fits,
+    plan_blocks,
+    printed_blocks_per_request,
+)
 from kvplan.estimate.vllm.kernels import (
     MXFP4_INNER_STEP,
     attention_workspace_bytes,
+    captures_whole_steps,
     check_pooled_keys,
+    index_graph_bytes,
     mxfp4_inner_step,
     needs_block_per_sequence,
 )
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
+from kvplan.estimate.vllm.modalities import as_limited
+from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
-from kvplan.estimate.vllm.weights import rank_weight_bytes, step_buffer_bytes
+from kvplan.estimate.vllm.weights import (
+    per_layer_input_bytes,
+    rank_weight_bytes,
+    step_buffer_bytes,
+    stream_buffer_bytes,
+)
 from kvplan.settings import FilledSettings, ServingSettings
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx", "rejected_seqs"]
@@ -55,11 +77,23 @@ class RankMemory:
     """What vLLM's second model runner keeps for its requests, as far as the release's budget counts it."""
     needs_block_per_sequence: bool = False
     """Whether vLLM refuses a ``max_num_seqs`` above the number of blocks."""
+    given_pool_bytes: int | None = None
+    """``--kv-cache-memory-bytes``: the pool is that, whatever is left, and all of the GPU is the budget."""
+
+    @property
+    def used_bytes(self) -> int:
+        """All that the budget has beside the pool."""
+        used = self.weight_bytes + self.state_bytes + self.activation.peak_bytes + self.non_torch_bytes
+        return used + self.subtracted_graph_bytes
 
     @property
     def available_kv_bytes(self) -> int:
-        used = self.weight_bytes + self.state_bytes + self.activation.peak_bytes + self.non_torch_bytes
-        return self.requested_bytes - used - self.subtracted_graph_bytes
+        return self.requested_bytes - self.used_bytes if self.given_pool_bytes is None else self.given_pool_bytes
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What the GPU is short of for a pool of a given size."""
+        return max(self.used_bytes + (self.given_pool_bytes or 0) - self.requested_bytes, 0)
 
     @property
     def num_blocks(self) -> int:
@@ -71,7 +105,8 @@ class VllmPrediction:
     """What vLLM prints at start-up, or why it stops. Bytes are those of ``rank``, the smallest.
 
     ``kv_cache_tokens`` is what this release prints as "GPU KV cache size". ``missing_bytes``: how much more one request
-    would need. ``most_num_seqs``: the largest ``max_num_seqs`` that it starts with, None where blocks do not limit it.
+    would need. ``blocks_per_request``: what the printed concurrency divides by. ``most_num_seqs``: the largest
+    ``max_num_seqs`` that it starts with, None where blocks do not limit it.
     """
 
     version: str
@@ -110,13 +145,15 @@ def predict_vllm(
     release = vllm_release(version)
     memo = {} if memo is None else memo
     known = _with_own_drafter(memo_of(memo, spec), settings, memo)
-    spec = known.spec
+    spec, settings = known.spec, as_limited(known.spec, settings)
     resolved = resolve_settings(spec, gpu, settings, release)
     known.check_division(ParallelLayout.of(resolved.serving))
     check_pooled_keys(spec, gpu)
     ranks = [
         _rank_memory(known, part, gpu, resolved, release)
-        for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
+        for part in pipeline_slices(
+            spec.num_layers, resolved.serving.pipeline_parallel_size, resolved.serving.pp_layer_partition
+        )
     ]
     smallest = min(ranks, key=lambda rank: rank.num_blocks)
     return fill_pool(smallest, smallest.available_kv_bytes, resolved, release)
@@ -190,36 +227,55 @@ def _rank_memory(
     known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
 ) -> RankMemory:
     spec, settings = known.spec, resolved.serving
-    parts = _rank_parts(known, part, gpu, settings, release)
+    parts = _rank_parts(known, part, gpu, resolved, release)
     samples = part.stop == spec.num_layers
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
     )
-    graphs = cudagraph_bytes(parts.num_layers, gpu, settings, release)
-    if graphs:
-        graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
+    graphs = _graph_bytes(spec, parts, gpu, settings, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
+    given = settings.kv_cache_memory_bytes
+    weights = parts.weight_bytes + step_buffer_bytes(parts.cached, settings)
+    weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
     return RankMemory(
-        weight_bytes=parts.weight_bytes + step_buffer_bytes(parts.cached, settings),
+        weight_bytes=weights - offloaded_bytes(spec, part, gpu, settings, weights),
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
         non_torch_bytes=non_torch_bytes(
             gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
         ),
         cudagraph_bytes=graphs,
-        subtracted_graph_bytes=graphs if resolved.subtract_graphs else 0,
-        requested_bytes=requested_bytes(settings),
+        subtracted_graph_bytes=graphs if resolved.subtract_graphs or given is not None else 0,
+        requested_bytes=requested_bytes(settings) if given is None else settings.device_memory_bytes,
         blocks=parts.blocks,
         state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
         needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
+        given_pool_bytes=given,
     )
 
 
+def _graph_bytes(
+    spec: ModelSpec, parts: RankParts, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """vLLM's estimate of a rank's CUDA graphs, with what is first made while they are captured."""
+    if settings.enforce_eager or gpu.is_cpu:
+        return 0
+    largest, layers = largest_graph(spec, gpu, settings, release), parts.layer_kinds
+    whole = captures_whole_steps(spec, gpu, settings, release)
+    scores = index_graph_bytes(layers, settings, largest, whole=whole)
+    if whole:
+        workspace = attention_workspace_bytes(layers, gpu, settings, release)
+        graphs = cudagraph_bytes(parts.num_layers, gpu, settings, largest, is_estimate=release.graphs_in_budget)
+        return graphs + workspace + scores
+    step = replace(settings, max_num_batched_tokens=largest)
+    return piece_graph_bytes(decoder_bytes(spec, layers, step, release), largest)
+
+
 def _rank_parts(
-    known: ModelMemo, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+    known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
 ) -> RankParts:
-    spec = known.spec
+    spec, settings = known.spec, resolved.serving
     layout, quantization = ParallelLayout.of(settings), settings.quantization
-    cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
+    cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens, resolved.state_chunk)
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
@@ -229,7 +285,7 @@ def _rank_parts(
         return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
     weight_bytes = rank_weight_bytes(
-        spec,
+        as_loaded(spec, release),
         part,
         layout=layout,
         dtype=settings.dtype,
@@ -246,7 +302,8 @@ def _rank_parts(
             spec, spec.drafter, layout, settings.dtype, settings.max_model_len, absorbs_latents=release.v1
         )
         layers += cached_layers(spec.drafter)
-    blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
+    kept = cache_settings(spec, settings)
+    blocks = plan_blocks(layers, kept, settings.block_size, release, state_chunk=resolved.state_chunk)
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
     known.parts[key] = found
     return found
@@ -270,6 +327,26 @@ def as_attended(spec: ModelSpec, release: VllmRelease) -> ModelSpec:
         return spec
     kept = {id(layer): without_latent_cache(layer) for layer in spec.layers}
     return replace(spec, layers=tuple(kept[id(layer)] for layer in spec.layers))
+
+
+def as_loaded(spec: ModelSpec, release: VllmRelease) -> ModelSpec:
+    """``spec`` with the matrices that ``release`` makes and never uses."""
+    if not release.projects_shared_keys or not spec.architecture.startswith(("Gemma3n", "Gemma4")):
+        return spec
+    return replace(spec, layers=tuple(_with_unused_keys(spec, layer) for layer in spec.layers))
+
+
+def _with_unused_keys(spec: ModelSpec, layer: LayerSpec) -> LayerSpec:
+    """A layer that reads another one's cache, with matrices of keys and values like that one's."""
+    mixer = layer.mixer
+    if not isinstance(mixer, SoftmaxAttention) or mixer.kv_shared_with is None:
+        return layer
+    source = spec.layers[mixer.kv_shared_with].mixer
+    unused = () if source is None else tuple(each for each in source.tensors if each.name.endswith(_UNUSED))
+    return replace(layer, mixer=replace(mixer, tensors=mixer.tensors + unused))
+
+
+_UNUSED = (".k_proj", ".v_proj", ".k_norm")
 
 
 def without_latent_cache(layer: LayerSpec) -> LayerSpec:
@@ -302,8 +379,9 @@ def fill_pool(
     # One block is never given out; newer releases leave it out where they ask whether a request fits.
     checked_bytes = available_bytes - (plan.bytes_per_block if release.reserves_null_block else 0)
     shape = request_shape(settings, release)
-    needed = blocks_per_request(plan, shape)
-    concurrency = num_blocks / needed
+    needed_bytes = blocks_per_request(plan, shape) * plan.bytes_per_admitted_block
+    counted = printed_blocks_per_request(plan, shape)
+    concurrency = num_blocks / counted
     printed = printed_tokens(plan, num_blocks, concurrency, settings.serving, release)
     contexts = settings.serving.decode_context_parallel_size
     return VllmPrediction(
@@ -314,12 +392,12 @@ def fill_pool(
         block_size=plan.block_size,
         bytes_per_block=plan.bytes_per_block,
         num_groups=len(plan.groups),
-        blocks_per_request=needed,
+        blocks_per_request=counted,
         kv_cache_tokens=printed,
         max_concurrency=concurrency,
         largest_max_model_len=longest_that_fits(plan, shape, max(checked_bytes, 0)) * contexts,
-        missing_bytes=max(needed * plan.bytes_per_block - checked_bytes, 0),
-        outcome=_outcome(rank, num_blocks, checked_bytes, needed, settings.serving.max_num_seqs),
+        missing_bytes=max(needed_bytes - checked_bytes, rank.lacking_bytes, 0),
+        outcome=_outcome(rank, num_blocks, checked_bytes, needed_bytes, settings.serving.max_num_seqs),
         most_num_seqs=num_blocks if rank.needs_block_per_sequence else None,
     )
 
@@ -333,12 +411,14 @@ def printed_tokens(
     return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size
 
 
-def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int, max_num_seqs: int) -> VllmOutcome:
+def _outcome(
+    rank: RankMemory, num_blocks: int, checked_bytes: int, needed_bytes: int, max_num_seqs: int
+) -> VllmOutcome:
     """In the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
     if rank.weight_bytes > rank.requested_bytes:
         return "oom_weights"
-    if checked_bytes <= 0 or num_blocks < 1:
+    if checked_bytes <= 0 or num_blocks < 1 or rank.lacking_bytes:
         return "oom_kv_init"
-    if checked_bytes // rank.blocks.bytes_per_block < needed:
+    if checked_bytes < needed_bytes:
         return "rejected_ctx"
     return "rejected_seqs" if rank.needs_block_per_sequence and max_num_seqs > num_blocks else "ok"

@@ -1,10 +1,15 @@
 """How far vLLM's KV pool can lie from the prediction: a 90 % interval, and what it comes from.
 
-Published start-ups differ from their predictions for a few reasons. Each has one spread (``SPREADS``), a share of the
-bytes it applies to or an amount of its own, fitted by tools/startup_ranges.py to all collected start-ups together and
-never to one model or row. Independent causes add as squares:
+Published start-ups differ from their predictions for a few reasons. Each has one spread, a share of the bytes it
+applies to or an amount of its own, fitted by tools/startup_ranges.py to all collected start-ups together and never to
+one model or row. Independent causes add as squares:
 
-    half of the interval = sqrt(sum over causes of (factor x spread x what it applies to) ** 2)
+    half of the interval = factor x sqrt(sum over causes of (spread x what it applies to) ** 2)
+
+Two causes are what kvplan does not know: a GPU family and age of vLLM with few start-ups, and a kind of deployment
+(format of the weights, kind of layers, drafter, ...) that few sources have published. They shrink as start-ups of the
+kind are compared, and are as large as errors were on start-ups of sources that were left out. Where nobody has
+published how an age of vLLM lays out a kind of cache, the tokens that a byte holds are uncertain by a further factor.
 
 Settings that the user leaves to the engine are not part of it. How often start-ups from sources that were not fitted to
 lie inside stands in docs/accuracy.md.
@@ -14,15 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import hypot
 from typing import Final, Literal
 
-from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.startup_errors import Evidence, StartupErrors, startup_errors
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.prediction import VllmPrediction, printed_tokens
+from kvplan.estimate.vllm.kinds import LAYOUT, PLACE, UNIFIED, Kinds, deployment_kinds
+from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, printed_tokens
 from kvplan.estimate.vllm.weights import stored_formats
 from kvplan.units import GIB
 
@@ -31,10 +38,13 @@ Cause = Literal[
     "plain weights",
     "quantized weights",
     "activations",
+    "encoder",
     "outside torch",
+    "newer releases",
     "several GPUs",
     "unified memory",
-    "release or GPU without start-ups",
+    "GPU and release",
+    "kind of deployment",
     "CUDA graphs",
 ]
 
@@ -43,55 +53,74 @@ CAUSES: Final[dict[Cause, str]] = {
     "plain weights": "weights as loaded: the checkpoint may hold more or less than the config says",
     "quantized weights": "weights as loaded: layers that a quantized checkpoint leaves alone, and its kernels' padding",
     "activations": "peak of the profile run: temporary tensors of kernels and compiled graphs",
+    "encoder": "peak of the profile run: the encoder's inside, which depends on its kernels",
     "outside torch": "memory that torch does not see: driver, CUDA context, libraries; the total the driver reports",
+    "newer releases": "releases that set graphs aside beforehand (0.21 on): start-ups of one model differ by as much",
     "several GPUs": "buffers of the communication between GPUs (NCCL, all-reduce)",
     "unified memory": "memory that is the host's: what other processes and libraries take counts as well",
-    "release or GPU without start-ups": "a release or a GPU of which few or no start-ups have been collected",
+    "GPU and release": "a GPU family and age of vLLM of which few or no start-ups have been compared",
+    "kind of deployment": "a kind of weights, layers or settings of which few or no start-ups have been compared",
     "CUDA graphs": "the release's own estimate of its CUDA graphs, which it subtracts",
 }
 """What each cause is, as --explain words it."""
 
-SPREADS: Final[dict[Cause, float]] = {
-    "exact weights": 0.00017,
-    "plain weights": 0.0015,
-    "quantized weights": 0.0078,
-    "activations": 0.0106,
-    "outside torch": 0.0223,
-    "several GPUs": 0.0715,
-    "unified memory": 0.82,
-    "release or GPU without start-ups": 0.107,
-    "CUDA graphs": 0.33,
+SHARES: Final[frozenset[Cause]] = frozenset(CAUSES) - {
+    "outside torch",
+    "newer releases",
+    "several GPUs",
+    "unified memory",
 }
-"""Spread of each cause: a share of the bytes it applies to (weights, activations, graphs), or GiB on each GPU.
+"""Causes whose spread is a share of bytes; the others' are GiB on each GPU."""
 
-Fitted on 2026-11-22 to the 129 start-ups in tests/data/vllm_startups.csv that can be predicted, from 46 sources, those
-of modified builds left out: weights to 101 logs that print them, graphs to 74, activations to 46, and what these do not
-explain to the 70 that are predicted end to end, from 14 sources. Unified memory rests on 2 of them, from one source.
-Exact weights are not fitted: 9 of 10 logs of the campaign, whose models' tensors are known, differ by at most 0.03 %
-in the weights, which is also the rounding of what they print; times the factor it is this.
-"""
-FACTOR: Final = 1.8
-"""What the combined spread is multiplied by: the quantile of |error| / spread of these 70 start-ups that a further one
-would stay below 9 times in 10 (the conformal one, of rank 0.9 x 71)."""
+WELL_COMPARED: Final = 20
+"""From so many start-ups of a GPU family and age of vLLM on, their own errors say how far the next one may be off."""
+_HALVED_AFTER: Final = 5
+"""Start-ups of a GPU family and age of vLLM after which its uncertainty is half of one that nobody has compared."""
+
+
+FIRST_CAPTURE_GIB: Final = 0.4
+"""The part of graphs' memory that does not follow the number of sizes (kvplan.estimate.vllm.budget)."""
+
+Group = Literal["well compared", "unified memory", "rare kind", "others"]
+"""Groups of deployments whose errors were compared with each other, each with a factor of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class RangeModel:
-    """Spreads as in ``SPREADS`` and their factor. The shipped one is the default; held-out checks fit their own."""
+class Standing:
+    """How well a kind of deployment is known: by how many start-ups, of how many sources.
 
-    spreads: Mapping[Cause, float]
-    factor: float
+    ``num_startups``: of its GPU family and age of vLLM. ``rarest``: the kind, of the deployment's other aspects, that
+    the fewest sources have published a start-up of, and ``num_sources`` are these. ``unseen_layout``: the kind of
+    layers, cache or drafter that nobody has published a start-up of in this age of vLLM; None where there is none.
+    """
 
-    def half_width_bytes(self, amounts: Mapping[Cause, float]) -> int:
-        """Half of the interval where the causes apply to ``amounts`` (``range_amounts``): they add as squares."""
-        return int(self.factor * hypot(*(self.spreads[cause] * amount for cause, amount in amounts.items())) * GIB)
+    group: Group
+    num_startups: int
+    rarest: str
+    num_sources: int
+    unseen_layout: str | None
 
+    @property
+    def warning(self) -> str | None:
+        """What nobody has compared, in a sentence; None where start-ups of every kind were."""
+        if self.unseen_layout is not None:
+            return (
+                f"No start-up with {self.unseen_layout} in this age of vLLM has been compared: its blocks may be laid "
+                "out otherwise, which the range of the tokens allows for."
+            )
+        if self.num_sources == 0:
+            return f"No start-up with {self.rarest} has been compared: the range is wide for that."
+        return None
 
-SHIPPED: Final = RangeModel(SPREADS, FACTOR)
-
-_CAPABILITIES_WITH_STARTUPS: Final = ((7, 5), (10, 0))
-"""(major, minor) of CUDA, from the first to before the second. 51 of the 70 start-ups lie there and in releases that
-have start-ups (``has_startups``)."""
+    @property
+    def sentence(self) -> str:
+        """How many start-ups stand behind the interval."""
+        startups = f"{self.num_startups or 'No'} start-up{'' if self.num_startups < 2 else 's'}"
+        place = f"{startups} of this GPU family and age of vLLM {'was' if self.num_startups < 2 else 'were'} compared"
+        if self.warning is not None:
+            return f"{place}. {self.warning}"
+        sources = "source" if self.num_sources == 1 else "sources"
+        return f"{place}; {self.num_sources} {sources} had {self.rarest}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +146,8 @@ class KvRange:
     tokens: tuple[int, int]
     concurrency: tuple[float, float]
     causes: tuple[RangeCause, ...]
+    known: Standing | None = None
+    """How well its kind is known; None for kvplan's own engine, whose pool is exact or unknown."""
     num_seqs: tuple[int, int] | None = None
     """Of the largest ``max_num_seqs`` that starts; None where blocks do not limit it."""
 
@@ -129,23 +160,61 @@ class KvRange:
         )
 
 
-def range_amounts(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction) -> dict[Cause, float]:
-    """What each cause applies to on the smallest rank, in GiB; 1 for causes with an amount of their own.
+def standing(kinds: Kinds, evidence: Evidence) -> Standing:
+    """Return how well ``evidence`` knows deployments of these kinds."""
+    return _standing(tuple(kinds.items()), evidence)
 
-    ``found`` is the prediction for ``spec`` on ``gpu``. Causes that do not apply are left out.
+
+@lru_cache(maxsize=4096)
+def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standing:
+    named, whole = dict(kinds), evidence.end_to_end
+    num_startups = whole.alike({aspect: named[aspect] for aspect in PLACE}).num_startups
+    sources = {kind: whole.alike({aspect: kind}).num_sources for aspect, kind in kinds if aspect not in PLACE}
+    rarest = min(sources, key=sources.__getitem__)
+    unseen_layouts = (
+        named[aspect]
+        for aspect in LAYOUT
+        if not evidence.of_layouts.alike({"release": named["release"], aspect: named[aspect]}).startups
+    )
+    unseen = next(unseen_layouts, None)
+    group: Group = "others"
+    if named["GPU"] == UNIFIED:
+        group = "unified memory"
+    elif unseen is not None or sources[rarest] < 2:
+        group = "rare kind"
+    elif num_startups >= WELL_COMPARED:
+        group = "well compared"
+    return Standing(group, num_startups, rarest, sources[rarest], unseen)
+
+
+def range_amounts(
+    spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction, evidence: Evidence
+) -> dict[Cause, float]:
+    """Return what each cause applies to on the smallest rank, in GiB; 1 for causes with an amount of their own.
+
+    ``predicted`` is the prediction for ``spec`` on ``gpu``. Causes that do not apply are left out.
     """
-    rank, settings = found.rank, found.settings.serving
-    release, layout = vllm_release(found.version), ParallelLayout.of(settings)
+    rank, settings = predicted.rank, predicted.settings.serving
+    layout = ParallelLayout.of(settings)
+    known = standing(deployment_kinds(spec, gpu, predicted), evidence)
+    profiled: Cause = "encoder" if rank.activation.decided_by == "encoder" else "activations"
     amounts: dict[Cause, float] = {
         _weights_cause(spec, settings.quantization): rank.weight_bytes / GIB,
-        "activations": rank.activation.peak_bytes / GIB,
+        profiled: rank.activation.peak_bytes / GIB,
         "outside torch": 1.0,
+        "newer releases": float(vllm_release(predicted.version).graphs_in_budget and not gpu.unified_memory),
         "several GPUs": float(_communicates(spec, layout)),
         "unified memory": float(gpu.unified_memory),
-        "release or GPU without start-ups": float(not _has_startups(gpu, release)),
-        "CUDA graphs": rank.subtracted_graph_bytes / GIB,
+        "GPU and release": rank.requested_bytes / GIB * _HALVED_AFTER / (_HALVED_AFTER + known.num_startups),
+        "kind of deployment": rank.requested_bytes / GIB / (1 + known.num_sources),
+        "CUDA graphs": _graph_amount(rank),
     }
     return {cause: amount for cause, amount in amounts.items() if amount}
+
+
+def _graph_amount(rank: RankMemory) -> float:
+    """GiB of graphs that are subtracted; the first capture costs as much however few sizes follow it."""
+    return max(rank.subtracted_graph_bytes / GIB, FIRST_CAPTURE_GIB) if rank.subtracted_graph_bytes else 0.0
 
 
 def _weights_cause(spec: ModelSpec, requested: str) -> Cause:
@@ -159,40 +228,59 @@ def _communicates(spec: ModelSpec, layout: ParallelLayout) -> bool:
     return ranks > 1 or (spec.is_mixture and layout.exchanges_tokens)
 
 
-def _has_startups(gpu: GpuProfile, release: VllmRelease) -> bool:
-    oldest, newer = _CAPABILITIES_WITH_STARTUPS
-    return release.has_startups and oldest <= compute_capability(gpu) < newer
+def half_width_bytes(amounts: Mapping[Cause, float], errors: StartupErrors, factor: float) -> int:
+    """Return half of the interval where the causes apply to ``amounts`` (``range_amounts``): they add as squares."""
+    return int(factor * hypot(*(errors.spreads[cause] * amount for cause, amount in amounts.items())) * GIB)
 
 
-def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction) -> int:
-    """The low end of the KV pool on one GPU, which about 19 of 20 start-ups exceed. Never negative."""
-    return max(found.rank.available_kv_bytes - SHIPPED.half_width_bytes(range_amounts(spec, gpu, found)), 0)
+def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
+    """Return the low end of the KV pool on one GPU, which about 19 of 20 start-ups exceed. Never negative."""
+    errors = startup_errors()
+    known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
+    amounts = range_amounts(spec, gpu, predicted, errors.evidence)
+    half = half_width_bytes(amounts, errors, errors.factors[known.group])
+    return max(predicted.rank.available_kv_bytes - half, 0)
 
 
-def kv_range(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction, model: RangeModel = SHIPPED) -> KvRange:
-    """The interval around ``found``, the prediction for ``spec`` on ``gpu``."""
-    amounts = range_amounts(spec, gpu, found)
-    available, half = found.rank.available_kv_bytes, model.half_width_bytes(amounts)
+def kv_range(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    predicted: VllmPrediction,
+    errors: StartupErrors | None = None,
+    explained: frozenset[Cause] = frozenset(),
+) -> KvRange:
+    """Return the interval around ``predicted``, the prediction for ``spec`` on ``gpu``; by default with what ships.
+
+    ``explained``: causes that a log of the deployment's own leaves nothing of.
+    """
+    errors = startup_errors() if errors is None else errors
+    known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
+    factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, errors.evidence)
+    amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
+    available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
     low = max(available - half, 0)
-    high = max(min(available + half, found.rank.requested_bytes), 0)
-    few, many = low // found.bytes_per_block, high // found.bytes_per_block
-    causes = [RangeCause(cause, model.half_width_bytes({cause: amount})) for cause, amount in amounts.items()]
+    high = max(min(available + half, predicted.rank.requested_bytes), 0)
+    few, many = low // predicted.bytes_per_block, high // predicted.bytes_per_block
+    layout = 1.0 if known.unseen_layout is None else errors.layout_factor
+    causes = [RangeCause(cause, half_width_bytes({cause: amount}, errors, factor)) for cause, amount in amounts.items()]
     return KvRange(
         pool_bytes=(low, high),
-        tokens=(_tokens(found, few), _tokens(found, many)),
-        concurrency=(few / found.blocks_per_request, many / found.blocks_per_request),
+        tokens=(int(_tokens(predicted, few) / layout), int(_tokens(predicted, many) * layout)),
+        concurrency=(few / predicted.blocks_per_request / layout, many / predicted.blocks_per_request * layout),
         causes=tuple(sorted(causes, key=lambda each: -each.num_bytes)),
-        num_seqs=None if found.most_num_seqs is None else (few, many),
+        known=known,
+        num_seqs=None if predicted.most_num_seqs is None else (few, many),
     )
 
 
-def sure_num_seqs(spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction) -> int | None:
-    """The largest ``max_num_seqs`` that about 19 of 20 start-ups take; None where blocks do not limit it."""
-    if found.most_num_seqs is None:
+def sure_num_seqs(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int | None:
+    """Return the largest ``max_num_seqs`` that about 19 of 20 start-ups take; None where blocks do not limit it."""
+    if predicted.most_num_seqs is None:
         return None
-    return kv_pool_low_bytes(spec, gpu, found) // found.bytes_per_block
+    return kv_pool_low_bytes(spec, gpu, predicted) // predicted.bytes_per_block
 
 
-def _tokens(found: VllmPrediction, num_blocks: int) -> int:
-    settings, release = found.settings.serving, vllm_release(found.version)
-    return printed_tokens(found.rank.blocks, num_blocks, num_blocks / found.blocks_per_request, settings, release)
+def _tokens(predicted: VllmPrediction, num_blocks: int) -> int:
+    settings, release = predicted.settings.serving, vllm_release(predicted.version)
+    concurrency = num_blocks / predicted.blocks_per_request
+    return printed_tokens(predicted.rank.blocks, num_blocks, concurrency, settings, release)

@@ -13,6 +13,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import encoder_tokens_of
 from kvplan.estimate.vllm.block_sizes import default_block_size
+from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
 from kvplan.settings import FilledSettings, ServingSettings
@@ -25,8 +26,15 @@ _CPU_STEP_TOKENS, _CPU_ROWS = 2048, 128
 _GB10 = (12, 1)
 _DELTA_KERNELS = (9, 10, 12)
 _FLASH_KDA_HEAD = 128
+_CHUNK_OF_MAMBA_1 = 2048
 _V0_CHUNKS_ABOVE_TOKENS = 32768
 _V0_DEFAULT_CONTEXT_TOKENS = 2048
+
+
+_UNIFIED_NOTE = (
+    f"{UNIFIED_EXTRA_GIB:g} GiB of the overhead are what vLLM's processes take of the memory that GPU and host share; "
+    "page cache in use, compilers and other programs count as well, so that start-ups differ by several GiB."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,8 @@ class ResolvedSettings:
     subtract_graphs: bool
     samples_with_flashinfer: bool
     second_runner: bool = False
+    state_chunk: int | None = None
+    """Where the state behind every block is kept for cached prefixes: blocks have whole chunks of so many tokens."""
     notes: tuple[str, ...] = ()
 
 
@@ -59,7 +69,7 @@ def resolve_settings(
     """
     asked.check()
     notes: list[str] = []
-    max_model_len = asked.max_model_len or spec.max_position_embeddings
+    max_model_len = asked.max_model_len or spec.longest_context
     if max_model_len is None:
         raise KvplanError(
             f"The config of {spec.served_id} gives no maximum length.", hint="give one: --max-model-len 4096"
@@ -78,6 +88,14 @@ def resolve_settings(
         raise UsageError(refusal.sentence, hint=refusal.hint)
     kv_dtype, own = kv_cache_dtype(spec, gpu, asked, release, dtype)
     notes += [own] if own else []
+    if gpu.unified_memory and not gpu.is_cpu:
+        notes.append(_UNIFIED_NOTE)
+    chunk = _state_chunk(spec, asked, release)
+    if chunk is not None:
+        notes.append(
+            f"vLLM {release.text} keeps the state behind every block of this model where it caches prefixes: "
+            "--no-enable-prefix-caching leaves room for more tokens."
+        )
     serving = FilledSettings.of(
         asked,
         gpu_memory_utilization=utilization,
@@ -95,6 +113,7 @@ def resolve_settings(
     return ResolvedSettings(
         serving=serving,
         states_per_request=_states_per_request(spec, gpu, asked, release),
+        state_chunk=chunk,
         subtract_graphs=not gpu.is_cpu and _subtracts_graphs(asked, release, second_runner),
         samples_with_flashinfer=_samples_with_flashinfer(gpu, asked, release),
         second_runner=second_runner,
@@ -102,11 +121,29 @@ def resolve_settings(
     )
 
 
+def _caches_prefixes(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> bool:
+    """Whether a model with states caches prefixes.
+
+    Models of states alone do not by themselves (vllm/config/model.py, is_prefix_caching_supported).
+    """
+    if asked.enable_prefix_caching is None:
+        return release.caches_hybrid_prefixes and not spec.has_only_states
+    return asked.enable_prefix_caching
+
+
+def _state_chunk(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> int | None:
+    """Tokens of a chunk of Mamba's kernels where the state behind every block is kept, else None.
+
+    As vllm/config/model.py, get_mamba_chunk_size, reads it; Mamba 1 has none, and is taken for 2048.
+    """
+    if spec.architecture not in release.keeps_every_state or not _caches_prefixes(spec, asked, release):
+        return None
+    named = (spec.raw_config.get(key) for key in ("mamba_chunk_size", "chunk_size"))
+    return next((value for value in named if isinstance(value, int) and value > 0), _CHUNK_OF_MAMBA_1)
+
+
 def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> int:
-    keeps_prefixes = asked.enable_prefix_caching
-    if keeps_prefixes is None:
-        keeps_prefixes = release.caches_hybrid_prefixes
-    if not keeps_prefixes:
+    if not _caches_prefixes(spec, asked, release) or _state_chunk(spec, asked, release) is not None:
         return 1 + asked.num_speculative_tokens
     return 2 + _checkpoint_blocks(spec, gpu, release) + asked.num_speculative_tokens
 

@@ -1,17 +1,20 @@
 """What vLLM's profile run feeds a vision encoder: how many of the largest images, their pixels, patches and tokens.
 
 The encoder's budget is the larger of ``max_num_batched_tokens`` and the tokens of the largest image; as many images
-are profiled as it holds, at most one per sequence (vllm/v1/worker/utils.py, MultiModalBudget). Sizes of the largest
-image are those of each family's processor.
+are profiled as it holds, and as all sequences may have (vllm/v1/worker/utils.py, later
+vllm/multimodal/encoder_budget.py, MultiModalBudget, read in 0.12.0 to 0.33.0). Sizes of the largest image are those of
+each family's processor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.vllm.modalities import NO_LIMIT, modality_limits
 from kvplan.settings import FilledSettings
 
 _CHANNELS = 3
@@ -19,6 +22,9 @@ _RESIDUAL_WIDTHS = 2
 _FLOAT_ROTARY_WIDTHS = 14
 """Hidden widths alive in a vision block with rotary positions in float32, beside residual and norm: qkv (3), q, k, v as
 the kernel wants them (3), q and k in float32 before and after the rotation (4 x 2)."""
+_ROTARY_WIDTHS = 8
+"""The same in the model's dtype: qkv (3), q and k before and after the rotation (2 x 2), the attention's output (1).
+The block's output (1) is as wide on every rank (vllm/model_executor/models/qwen2_5_vl.py, Qwen2_5_VisionAttention)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class ImageSize:
     deepstack_outputs: int = 0
     held_width: int = 0
     for_each_sequence: bool = False
+    turns_as_release: bool = False
+    """Queries and keys are turned by the release's own function, in float32 or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +63,28 @@ class VisionProfile:
         return hidden_size * (1 + self.deepstack_outputs)
 
 
-def vision_profile(spec: ModelSpec, settings: FilledSettings) -> VisionProfile | None:
+def vision_profile(spec: ModelSpec, settings: FilledSettings, release: VllmRelease) -> VisionProfile | None:
     """The encoder's part of the profile run; None for models without one, or whose image sizes are unknown."""
     config = spec.raw_config
     section = config.get("vision_config")
-    if not isinstance(section, Mapping) or settings.language_model_only:
+    if not isinstance(section, Mapping) or settings.language_model_only or settings.skip_mm_profiling:
         return None
     reader = _READERS.get(str(config.get("model_type", "")))
     image = reader(config, section) if reader is not None else None
     if image is None or image.tokens < 1:
         return None
-    budget = max(settings.max_num_batched_tokens, image.tokens)
+    limits = modality_limits(settings.limit_mm_per_prompt)
+    most = limits.get("image", NO_LIMIT)
+    if not most and not limits.get("video", NO_LIMIT):
+        return None
     num_items = settings.max_num_seqs
     if not image.for_each_sequence:
-        num_items = max(min(budget // image.tokens, num_items), 1)
+        budget = max(settings.max_num_batched_tokens, image.tokens)
+        in_prompt = max(min(most, settings.max_model_len // image.tokens), 1)
+        num_items = max(min(budget // image.tokens, num_items * in_prompt), 1)
+    if image.turns_as_release and not release.float_vision_rotary:
+        held = image.held_width + image.hidden_size
+        image = replace(image, inner_width=_ROTARY_WIDTHS * image.hidden_size, held_width=held)
     width = _RESIDUAL_WIDTHS * image.hidden_size + image.held_width + image.inner_width // settings.tensor_parallel_size
     return VisionProfile(num_items, image.pixels, image.patches, image.tokens, width, image.deepstack_outputs)
 
@@ -129,7 +145,10 @@ def _qwen_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize
     levels = section.get("deepstack_visual_indexes")
     deeper = len(levels) if isinstance(levels, list) else 0
     pixels = patches * _CHANNELS * patch * patch * frames
-    return ImageSize(pixels, patches, tokens, hidden, _FLOAT_ROTARY_WIDTHS * hidden, deeper)
+    # Learned positions (Qwen3-VL and later) stay until the last block.
+    held = hidden if "num_position_embeddings" in section else 0
+    inner = _FLOAT_ROTARY_WIDTHS * hidden
+    return ImageSize(pixels, patches, tokens, hidden, inner, deeper, held, turns_as_release=True)
 
 
 def _dots(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:

@@ -157,6 +157,27 @@ def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> 
     return (shared * _NUMBER_BYTES + per_token) * settings.max_num_batched_tokens
 
 
+def stream_buffer_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
+    """DeepSeek V4's residual streams of a step's tokens, which the last stage keeps for a drafter, with or without one.
+
+    ``_mtp_hidden_buffer`` in vllm/models/deepseek_v4/nvidia/model.py (read in 0.22.1 to 0.33.0).
+    """
+    if not spec.is_compressed:
+        return 0
+    return settings.max_num_batched_tokens * spec.residual_streams * spec.hidden_size * element_bytes(settings.dtype)
+
+
+def per_layer_input_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
+    """What models that see keep of a step's per-layer inputs, made with the weights (Gemma 3n, Gemma 4).
+
+    ``per_layer_embeddings`` in vllm/model_executor/models/gemma3n_mm.py and gemma4_mm.py (read in 0.32 and 0.33).
+    """
+    table = next((tensor for tensor in spec.tensors if tensor.name == "embed_tokens_per_layer"), None)
+    if table is None or not isinstance(spec.raw_config.get("text_config"), Mapping):
+        return 0
+    return settings.max_num_batched_tokens * table.shape[1] * element_bytes(settings.dtype)
+
+
 def _chosen(mixer: Mixer) -> int:
     """Numbers of tokens in the list that sparse latents share."""
     if isinstance(mixer, LatentAttention):
@@ -266,11 +287,17 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
 
     Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own. Where time,
     height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4, and
-    for Qwen3-VL and Qwen 3.5 as the release does.
+    for Qwen3-VL and Qwen 3.5 as the release does. DeepSeek V4's tables are in float32, one for each base, both
+    stretched alike (vllm/models/deepseek_v4/common/rope.py, DeepseekV4ScalingRotaryEmbedding; 0.20.2 to 0.33.0).
     """
     rope = spec.rope
     if rope is None:
         return 0
+    if spec.is_compressed:
+        ropes = (rope, *spec.further_ropes)
+        longest = max(int((each.original_max_position_embeddings or 0) * (each.factor or 1)) for each in ropes)
+        positions = longest or spec.max_position_embeddings or max_model_len
+        return len(ropes) * positions * rope.rotary_size * _FLOAT32_BYTES
     known = spec.max_position_embeddings or max_model_len
     positions = known
     if rope.scaling in ("linear", "dynamic") and rope.factor:
@@ -285,6 +312,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
 
 
 _SECTIONED_POSITIONS = 4
+_FLOAT32_BYTES = 4
 
 
 def _sections(config: Mapping[str, object]) -> list[Mapping[str, object]]:

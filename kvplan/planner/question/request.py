@@ -129,7 +129,7 @@ def _with_headroom(request: PlanRequest, notes: list[str]) -> tuple[int | None, 
 
 
 def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
-    positions = spec.max_position_embeddings
+    positions = spec.longest_context
     longest = request.longest_context
     if longest is None:
         wanted = 0

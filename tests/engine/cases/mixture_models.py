@@ -67,6 +67,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 1, "moe_layer_start_index": 1}
         | {"moe_layer_end_index": -1, "moe_layer_interval": 1, "tie_word_embeddings": True},
     ),
+    "ernie4_5_moe-biases": (
+        "Ernie4_5_MoeConfig",
+        _NARROW
+        | {"moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 3, "moe_layer_start_index": 1}
+        | {"moe_layer_end_index": -1, "moe_layer_interval": 1, "tie_word_embeddings": False, "use_bias": True},
+    ),
     "granitemoe": (
         "GraniteMoeConfig",
         _WIDE

@@ -60,9 +60,9 @@ def test_it_is_what_the_gguf_package_reads(path: Path) -> None:
     for each in reader.tensors:
         stored = file.tensors[each.name]
         assert (stored.shape, stored.kind) == (tuple(each.shape.tolist()), each.tensor_type)
-        assert stored.first_byte == tensor.data_offset
-        ours = gguf.dequantize(file.bytes_of(tensor.name), tensor.tensor_type)
-        np.testing.assert_array_equal(ours, gguf.dequantize(tensor.data, tensor.tensor_type))
+        assert stored.first_byte == each.data_offset
+        ours = gguf.dequantize(file.bytes_of(each.name), each.tensor_type)
+        np.testing.assert_array_equal(ours, gguf.dequantize(each.data, each.tensor_type))
 
 
 def test_what_is_no_gguf_file_is_said(path: Path, tmp_path: Path) -> None:

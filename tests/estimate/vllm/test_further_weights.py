@@ -10,11 +10,18 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import find_profile, resolve_model
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.prediction import predict_vllm
-from kvplan.estimate.vllm.weights import rank_shape, rank_weight_bytes, step_buffer_bytes, stored_formats
+from kvplan.estimate.vllm.prediction import as_loaded, predict_vllm
+from kvplan.estimate.vllm.weights import (
+    per_layer_input_bytes,
+    rank_shape,
+    rank_weight_bytes,
+    step_buffer_bytes,
+    stored_formats,
+)
 from kvplan.settings import ServingSettings
 from kvplan.units import MIB
 
@@ -79,6 +86,26 @@ def test_the_list_of_chosen_tokens_that_layers_share(model: str, chosen: int) ->
     asked = ServingSettings(tensor_parallel_size=4, max_num_batched_tokens=4096, max_model_len=8192)
     settings = predict_vllm(spec, find_gpu("b200"), asked).settings.serving
     assert step_buffer_bytes(spec.layers, settings) == 4 * chosen * 4096
+
+
+def test_a_steps_per_layer_inputs_are_kept_by_models_that_see() -> None:
+    """per_layer_embeddings of gemma3n_mm.py: 35 layers of 256 numbers for every token of a step."""
+    text = resolve_model("gemma-3n-e4b")
+    seeing = replace(text, raw_config={"text_config": text.raw_config})
+    asked = ServingSettings(max_num_batched_tokens=4096, max_model_len=8192)
+    settings = predict_vllm(text, find_gpu("b200"), asked).settings.serving
+    assert per_layer_input_bytes(seeing, settings) == 4096 * 35 * 256 * 2
+    assert per_layer_input_bytes(text, settings) == 0
+    assert per_layer_input_bytes(resolve_model("gemma-3-4b"), settings) == 0
+
+
+@pytest.mark.parametrize(("version", "unused"), [("0.28.0", 15 * 2 * 512 * 2048 + 15 * 256), ("0.33.0", 0)])
+def test_layers_that_read_anothers_cache_had_keys_and_values_of_their_own(version: str, unused: int) -> None:
+    """Gemma 3n's last 15 of 35 layers (pull request 54917 of vllm-project/vllm): two matrices and a norm each."""
+    spec = resolve_model("gemma-3n-e4b")
+    loaded = as_loaded(spec, vllm_release(version))
+    assert loaded.num_parameters - spec.num_parameters == unused
+    assert as_loaded(resolve_model("gemma-3-4b"), vllm_release("0.28.0")) == resolve_model("gemma-3-4b")
 
 
 @pytest.mark.parametrize(

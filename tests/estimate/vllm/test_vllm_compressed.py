@@ -6,6 +6,8 @@ classes (DeepseekV4Attention, DeepseekV4SWACache, DeepseekV4IndexerCache, Compre
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
@@ -14,12 +16,24 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import CompressedAttention, LayerSpec, SparseIndexer
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.kv_cache import CacheSettings
-from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
-from kvplan.estimate.vllm.kernels import gathered_bytes
+from kvplan.estimate.vllm.groups import (
+    RequestShape,
+    blocks_per_request,
+    longest_that_fits,
+    plan_blocks,
+    printed_blocks_per_request,
+)
+from kvplan.estimate.vllm.kernels import (
+    compressed_workspace_bytes,
+    gathered_bytes,
+    index_graph_bytes,
+    index_workspace_bytes,
+)
 from kvplan.estimate.vllm.pages import compressed_pages
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.weights import rope_table_bytes, stream_buffer_bytes
 from kvplan.settings import ServingSettings
-from kvplan.units import GIB
+from kvplan.units import GIB, MIB
 
 RELEASE = vllm_release("0.33.0")
 CACHE = CacheSettings(kv_dtype="fp8")
@@ -54,6 +68,62 @@ def test_blocks_per_request(
     assert blocks_per_request(plan, RequestShape(tokens, in_flight)) == blocks
 
 
+WINDOW_DRAFTER = compressed(0)
+"""What one multi-token-prediction layer of V4 keeps: a window."""
+
+
+@pytest.mark.parametrize(
+    ("version", "bytes_per_block", "admitted_bytes"),
+    [
+        ("0.20.2", 22 * (37_440 + 8_640 + 1_728), 22 * (37_440 + 8_640 + 1_728)),
+        ("0.22.1", 22 * (37_440 + 8_640 + 1_728), 22 * (37_440 + 8_640 + 1_728)),
+        ("0.25.0", 22 * 37_440 + 21 * 8_640 + 20 * 1_728, 22 * (37_440 + 8_640 + 1_728)),
+        ("0.27.1", 21 * (37_440 + 8_640) + 20 * 1_728, 22 * (37_440 + 8_640 + 1_728)),
+        ("0.29.0", 21 * (37_440 + 8_640) + 20 * 1_728, 21 * (37_440 + 8_640) + 20 * 1_728),
+    ],
+)
+def test_releases_lay_the_same_five_groups_out_in_blocks_of_their_own(
+    version: str, bytes_per_block: int, admitted_bytes: int
+) -> None:
+    """As _get_kv_cache_groups_uniform_groups has them (vllm/v1/core/kv_cache_utils.py of these releases): windows of 44
+    layers in two groups of 22, what makes vectors of 4 and of 128 tokens in one each.
+    """
+    plan = plan_blocks((*FLASH, WINDOW_DRAFTER), CACHE, 256, vllm_release(version))
+    assert [group.num_layers for group in plan.groups if group.page.block_size == 64] == [22, 22]
+    assert (len(plan.groups), plan.bytes_per_block) == (5, bytes_per_block)
+    assert plan.bytes_per_admitted_block == admitted_bytes
+
+
+def test_the_concurrency_that_0_25_printed() -> None:
+    """V4 Flash with two draft tokens, 4,096 tokens a step (W012 of tests/data/vllm_startups.csv): 10.29 GiB were 1.90
+    requests of 1,048,576 tokens, 1,993,100 tokens."""
+    plan = plan_blocks((*FLASH, WINDOW_DRAFTER), CACHE, 256, vllm_release("0.25.0"))
+    blocks = int(10.29 * GIB) // plan.bytes_per_block
+    concurrency = blocks / printed_blocks_per_request(plan, RequestShape(1_048_576, 4_096))
+    assert int(concurrency * 1_048_576) == pytest.approx(1_993_100, rel=0.0006)  # 10.29 is rounded to 0.05 %
+
+
+def test_the_refusal_that_0_22_printed() -> None:
+    """V249 of tests/data/vllm_startups.csv: 6.66 GiB for 30,000 tokens, 5.44 GiB for at most 13,528."""
+    plan, shape = plan_blocks(FLASH, CACHE, 256, vllm_release("0.22.0")), RequestShape(30_000, 16_384)
+    needed = blocks_per_request(plan, shape) * plan.bytes_per_admitted_block
+    assert needed / GIB == pytest.approx(6.66, abs=0.005)
+    assert longest_that_fits(plan, shape, int(5.44 * GIB)) == pytest.approx(13_528, abs=12)
+
+
+def test_pages_that_no_full_page_can_hold_stop_the_older_releases() -> None:
+    """A rank whose layers see everything in 128s alone: their 1,728 B are less than a window's 37,440."""
+    for version, is_fine in (("0.26.0", False), ("0.27.0", True)):
+        layers = (compressed(128), compressed(128))
+        if is_fine:
+            assert plan_blocks(layers, CACHE, 256, vllm_release(version)).bytes_per_block == 2 * 37_440
+        else:
+            with pytest.raises(KvplanError, match="37,440"):
+                plan_blocks(layers, CACHE, 256, vllm_release(version))
+    with pytest.raises(KvplanError, match="no compressed attention"):
+        plan_blocks(FLASH, CACHE, 256, vllm_release("0.19.1"))
+
+
 def predict(**settings: object) -> VllmPrediction:
     asked = ServingSettings(tensor_parallel_size=2, max_model_len=30_000, **settings)  # type: ignore[arg-type]
     return predict_vllm(resolve_model("deepseek-v4-flash"), find_gpu("h200"), asked)
@@ -83,6 +153,39 @@ def test_the_workspace_holds_what_four_prompts_read() -> None:
     found = gathered_bytes(FLASH, find_gpu("h200"), settings)
     assert found == 4 * (7_500 + 128 + 8_192) * 1_024 + 8_192 * 641 * 4
     assert gathered_bytes(FLASH, find_gpu("rtx-5090"), settings) == 0
+    assert [compressed_workspace_bytes(FLASH, find_gpu(gpu)) for gpu in ("rtx-5090", "h200")] == [128 * MIB, 0]
+
+
+def test_the_indexers_workspace_holds_the_keys_of_five_long_prompts() -> None:
+    """get_max_prefill_buffer_size of vLLM: 40 keys of 132 B for each token of max_model_len, here one for 4 tokens."""
+    settings = predict().settings.serving
+    assert index_workspace_bytes(FLASH, settings, vllm_release("0.25.0")) == 40 * 30_000 // 4 * 132
+    long = replace(settings, max_model_len=1_048_576)
+    assert index_workspace_bytes(FLASH, long, vllm_release("0.31.0")) == 40 * 1_048_576 // 4 * 132
+    assert index_workspace_bytes(FLASH, long, vllm_release("0.32.0")) == 16 * 1_048_576 // 4 * 132
+    latent = resolve_model("deepseek-v3.2").layers
+    assert index_workspace_bytes(latent, settings, vllm_release("0.25.0")) == 40 * 30_000 * 132
+    assert index_workspace_bytes(resolve_model("deepseek-v3").layers, settings, vllm_release("0.25.0")) == 0
+
+
+def test_graphs_keep_the_indexers_room_for_scores() -> None:
+    """512 MiB of a step without attention, and of a whole step 192 tokens x 262,144 vectors in float32: with two draft
+    tokens and 64 sequences of 1,048,576 tokens."""
+    settings = replace(predict(num_speculative_tokens=2).settings.serving, max_num_seqs=64, max_model_len=1_048_576)
+    scores = 192 * 262_144 * 4
+    assert index_graph_bytes(FLASH, settings, 384, whole=True) == 512 * MIB + scores
+    assert index_graph_bytes(FLASH, settings, 384, whole=False) == 512 * MIB
+    many = replace(settings, max_num_seqs=1024, num_speculative_tokens=0)
+    assert index_graph_bytes(FLASH, many, 512, whole=True) == 2 * 512 * 262_144 * 4
+    assert index_graph_bytes(resolve_model("llama-3.1-8b").layers, settings, 384, whole=True) == 0
+
+
+def test_tables_and_streams_beside_the_weights() -> None:
+    """Two tables of 65,536 x 16 positions in float32, and 4 streams of each of a step's tokens in 16 bits."""
+    spec = resolve_model("deepseek-v4-flash")
+    assert rope_table_bytes(spec, "bfloat16", 30_000, 4) == 2 * 1_048_576 * 64 * 4
+    assert stream_buffer_bytes(spec, predict().settings.serving) == 8_192 * 4 * 4_096 * 2
+    assert stream_buffer_bytes(resolve_model("deepseek-v3"), predict().settings.serving) == 0
 
 
 def test_unknown_records_are_refused() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.catalog.spec import ModelSpec, QuantizationSpec
+from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.weights import NAMED_FORMATS
@@ -48,6 +49,19 @@ def test_multi_token_layers_that_a_list_leaves_out_count_unquantized() -> None:
     assert more == pytest.approx(2 * (extra.num_parameters or 0), rel=0.01)
 
 
+def _eight_bits_but(entries: tuple[str, ...]) -> dict[str, object]:
+    """A list of ModelOpt's, or of compressed-tensors, which has regular expressions."""
+    if any(entry.startswith("re:") for entry in entries):
+        weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": list(entries)}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN",
+        "exclude_modules": ["lm_head", *entries],
+    }
+
+
 @pytest.mark.parametrize(
     ("entries", "is_plain"),
     [
@@ -63,8 +77,8 @@ def test_multi_token_layers_that_a_list_leaves_out_count_unquantized() -> None:
     ],
 )
 def test_every_way_to_name_them(entries: tuple[str, ...], is_plain: bool) -> None:
-    quantization = QuantizationSpec("fp8", 8, "channel", scale_dtype="float32", ignore=entries)
-    spec = replace(resolve_model("qwen3.5-27b"), quantization=quantization)
+    config = resolve_model("qwen3.5-27b").raw_config
+    spec = read_config({**config, "quantization_config": _eight_bits_but(entries)}, model_id="with a list")
     more = more_weights(spec, {"num_speculative_tokens": 1})
     plain = 2 * 424_699_392
     assert (more > 0.98 * plain) is is_plain

@@ -10,7 +10,10 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.vllm.activation import cublas_bytes
+from kvplan.estimate.vllm.budget import largest_graph
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.vllm.weights import padded_experts
@@ -64,11 +67,63 @@ def test_where_flashinfer_attends() -> None:
     assert plain[0] - plain[1] == 8192 * 32 * 128 * 16  # the default on Blackwell data-centre GPUs
 
 
+def drafted_graphs(gpu: str, version: str, **settings: object) -> float:
+    asked = {"kv_cache_dtype": "fp8", "num_speculative_tokens": 3, "max_num_seqs": 256, **settings}
+    return predict("qwen3.5-27b", gpu, version, **asked).rank.cudagraph_bytes / GIB
+
+
+def test_pieces_alone_are_captured_where_flashinfer_takes_one_token_of_each_sequence() -> None:
+    """An 8-bit cache is FlashInfer's on Ampere: with drafts pieces between attention layers alone, and no workspace.
+
+    The estimate is what a step of 512 tokens takes, and 1 MiB for each of the other 50 sizes.
+    """
+    inside = 512 * (3 * 17_408 + 3 * 5_120) * 2
+    assert drafted_graphs("rtx-3090", "0.23.0") == pytest.approx((inside + 50 * MIB) / GIB, rel=1e-6)
+    assert drafted_graphs("rtx-3090", "0.23.0", num_speculative_tokens=0) > 0.8  # whole steps and 394 MiB
+    assert drafted_graphs("rtx-3090", "0.33.0") > 0.8
+    assert drafted_graphs("rtx-3090", "0.23.0", kv_cache_dtype="auto") > 0.4  # FlashAttention 2 takes several
+    assert drafted_graphs("rtx-3090", "0.23.0", enforce_eager=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "largest"),
+    [
+        ("llama-3.1-8b", {"max_num_seqs": 4}, 8),
+        ("qwen3.6-35b-a3b-nvfp4", {"max_num_seqs": 4, "num_speculative_tokens": 2}, 24),  # W011's log
+        ("qwen3.5-27b", {"max_num_seqs": 32, "num_speculative_tokens": 3}, 256),  # V177's log
+        ("llama-3.1-8b", {"max_num_seqs": 1024, "num_speculative_tokens": 3}, 512),
+        ("llama-3.1-8b", {"max_num_seqs": 256, "max_num_batched_tokens": 300}, 300),
+        ("gpt-oss-20b", {"max_num_seqs": 1024}, 1024),
+    ],
+)
+def test_the_largest_graph_counts_draft_tokens(model: str, settings: dict[str, int], largest: int) -> None:
+    found = predict(model, "h100", "0.23.0", **{"max_num_batched_tokens": 4096, **settings}).settings.serving
+    assert largest_graph(model_of(model), find_gpu("h100"), found, vllm_release("0.23.0")) == largest
+
+
 def test_mxfp4_experts_are_padded_for_the_kernel() -> None:
     assert padded_experts((32, 5760, 2880), "column", 128) == (32, 5760, 3072)
     assert padded_experts((32, 2880, 2880), "row", 128) == (32, 3072, 2944)
     triton, marlin = (predict("gpt-oss-20b", gpu).rank.weight_bytes for gpu in ("h100", "l40s"))
     assert (marlin - triton) / GIB == pytest.approx(0.22, abs=0.02)  # 13.72 GiB on a GB10 against 13.48
+
+
+def encoder_widths(model: str, version: str, ranks: int = 1) -> float:
+    """Hidden widths of each of 65,536 patches that are alive in the encoder, without pixels and cuBLAS's workspace."""
+    settings = {"tensor_parallel_size": ranks, "max_num_batched_tokens": 2048}
+    found = predict(model, "a100-80gb-sxm", version, **settings)
+    section = model_of(model).raw_config["vision_config"]
+    patches, hidden = 65_536, section.get("hidden_size", 1280)
+    pixels = patches * 3 * section["patch_size"] ** 2 * section["temporal_patch_size"]
+    workspace = cublas_bytes(find_gpu("a100-80gb-sxm"))
+    return (found.rank.activation.encoder_bytes - workspace - 2 * pixels) / (2 * patches * hidden)
+
+
+def test_vision_encoders_turn_queries_in_the_models_dtype_from_012_on() -> None:
+    """Qwen3-VL's block (vllm/model_executor/models/qwen3_vl.py): its positions, input and norm, the attention's output
+    as wide on every rank; qkv (3), q and k before and after the rotation (4) and what attention makes (1) divided."""
+    assert encoder_widths("qwen3.5-27b", "0.19.0") == 4 + 8
+    assert encoder_widths("qwen3.5-27b", "0.19.0", ranks=4) == 4 + 8 / 4
 
 
 def test_language_model_only_leaves_out_the_tower_and_its_profile() -> None:

@@ -14,6 +14,7 @@ from fuzz.commands import SECONDS_PER_CASE, run_command
 from fuzz.harness import Target
 from fuzz.mutations import deep_json, mutate_bytes, mutate_json
 from kvplan.catalog.models import profiles
+from quantization_cases.generate import make_case
 
 _ENGINES = ("vllm", "vllm@0.23", "vllm@0.10", "sglang", "kvplan", "llamacpp", "trtllm")
 _GPUS = ("h100-sxm", "l4", "gb10", "rtx-3090", "mi300x")
@@ -55,6 +56,9 @@ def _content(text: str, rng: random.Random) -> bytes:
     config = json.loads(text)
     if kind < 0.5:
         return json.dumps(mutate_json(config, rng, most_changes=rng.choice((1, 2, 4)))).encode()
+    if kind < 0.65:
+        section = make_case(rng.randrange(10**6))[1]
+        return json.dumps({**config, "quantization_config": mutate_json(section, rng, most_changes=3)}).encode()
     for _ in range(rng.randint(1, 3)):
         _resize(config, rng)
     return json.dumps(config).encode()

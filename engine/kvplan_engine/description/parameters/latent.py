@@ -52,7 +52,7 @@ def compressed_parameters(attention: CompressedAttention, hidden_size: int) -> I
     yield from projection("output_down", inner, size // attention.output_groups)
     yield from projection("output_up", hidden_size, inner)
     yield Parameter("sinks", (attention.num_heads,), "bias", "")
-    if attention.ratio is None:
+    if attention.ratio is None or attention.is_shared:
         return
     overlaps = attention.indexer is not None
     yield from _compressor("compressor", attention.head_size, attention.ratio, hidden_size, overlaps=overlaps)

@@ -48,6 +48,8 @@ def model_parameters(model: ModelDescription) -> Iterator[Parameter]:
     yield from norm("final_norm", model.norm.kind, hidden)
     if not model.tie_word_embeddings:
         yield from projection("head", model.vocab_rows, hidden, bias=model.head_bias, split="vocabulary")
+    elif model.head_bias:
+        yield Parameter("head", (model.vocab_rows,), "bias", "bias", split="vocabulary")
     yield from _others(model.others)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_rope, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
 from kvplan.catalog.families.latent.streams import hyper_connections, hyper_head
 from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.positions import with_ropes
+from kvplan.catalog.families.positions import rope_of_type, with_ropes
 from kvplan.catalog.families.softmax.mixtures import EXPERT_KEYS, TOP_K_KEYS
 from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
@@ -79,9 +79,7 @@ def _mixture(view: ConfigView, hidden: int, *, hashed: bool) -> MoeFeedForward:
 def read_deepseek_v4(view: ConfigView) -> Body:
     """DeepSeek V4: ``compress_ratios`` says per layer 0 (window alone), 4 (with indexer) or 128."""
     sizes = read_sizes(view, head_default=512)
-    ratios = view.integers("compress_ratios", minimum=0)
-    if ratios is None or len(ratios) < sizes.layers:
-        raise view.reject("compress_ratios", f"one number for each of {sizes.layers} layers")
+    ratios = _ratios(view, sizes.layers)
     parts = _Parts(
         q_lora=view.integer("q_lora_rank"),
         o_lora=view.integer("o_lora_rank"),
@@ -94,21 +92,54 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     if sizes.heads * sizes.head % parts.o_groups:
         raise view.reject("o_groups", "a divisor of the attention's width")
     streams = view.integer("hc_mult", default=4, maximum=64)
-    hashed = view.integer("num_hash_layers", default=0, minimum=0)
+    hashed = _hashed_layers(view, sizes.layers)
     rest = norms(2, sizes.hidden) + hyper_connections(sizes.hidden, streams)
     routed = {flag: _mixture(view, sizes.hidden, hashed=flag) for flag in (True, False)}
     mixers = {ratio: _attention(sizes, parts, ratio) for ratio in set(ratios)}
     layers = [
-        LayerSpec(mixers[ratio], None, routed[index < hashed], rest)
-        for index, ratio in enumerate(ratios[: sizes.layers])
+        LayerSpec(mixers[ratio], None, routed[is_hashed], rest)
+        for is_hashed, ratio in zip(hashed, ratios[: sizes.layers], strict=True)
     ]
     head = hyper_head(sizes.hidden, streams)
     # The ratios go on with those of the multi-token layers, which join embedding and hidden state in a matrix each.
-    own = LayerSpec(mixers[ratios[min(sizes.layers, len(ratios) - 1)]], None, routed[False], rest + head)
+    own = LayerSpec(mixers[ratios[sizes.layers]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
     extras = _vision(view) + multi_token_layers(view, own, sizes.hidden, joint=joint)
     body = replace(hybrid_body(view, sizes, layers, extras=extras), residual_streams=streams)
     return with_ropes(replace(body, tensors=body.tensors + head), _ropes(view, ratios[: sizes.layers]))
+
+
+_TYPES = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+"""What transformers 5 calls the layers of each ratio, which ``compress_rates`` may say otherwise."""
+
+
+def _ratios(view: ConfigView, num_layers: int) -> list[int]:
+    """One of each layer and of those of multi-token prediction; transformers writes types, and of the layers alone.
+
+    A multi-token layer that nothing is said of has the window alone, as the published ones do.
+    """
+    types = layer_types(view, num_layers)
+    if types is not None and not view.has("compress_ratios"):
+        rates = view.section("compress_rates") or ConfigView({})
+        if set(types) - set(_TYPES):
+            raise view.reject("layer_types", "a list of " + ", ".join(_TYPES))
+        known = {kind: rates.integer(kind, default=ratio, minimum=0) for kind, ratio in _TYPES.items()}
+        return [*(known[kind] for kind in types), 0]
+    ratios = view.integers("compress_ratios", minimum=0)
+    if ratios is None or len(ratios) < num_layers:
+        raise view.reject("compress_ratios", f"one number for each of {num_layers} layers")
+    return [*ratios, 0] if len(ratios) == num_layers else ratios
+
+
+def _hashed_layers(view: ConfigView, num_layers: int) -> list[bool]:
+    """Which layers route by a table: the first ``num_hash_layers``, or those of ``mlp_layer_types``."""
+    kinds = view.texts("mlp_layer_types")
+    if kinds is None or view.has("num_hash_layers"):
+        first = view.integer("num_hash_layers", default=0, minimum=0)
+        return [index < first for index in range(num_layers)]
+    if len(kinds) != num_layers or set(kinds) - {"hash_moe", "moe"}:
+        raise view.reject("mlp_layer_types", f"hash_moe or moe for each of {num_layers} layers")
+    return [kind == "hash_moe" for kind in kinds]
 
 
 def _vision(view: ConfigView) -> tuple[ExtraModule, ...]:
@@ -120,7 +151,11 @@ def _vision(view: ConfigView) -> tuple[ExtraModule, ...]:
 def _ropes(view: ConfigView, ratios: Sequence[int | None]) -> Iterator[RopeSpec]:
     """``compress_rope_theta`` and the scaling are of layers that compress; the others turn by ``rope_theta`` alone."""
     size = view.integer("qk_rope_head_dim", default=64)
-    scaled = replace(read_rope(view, size), rotary_size=size)
-    compressing = replace(scaled, theta=view.number("compress_rope_theta", default=160_000.0))
+    parameters = view.section("rope_parameters")
+    if parameters is not None and parameters.has("compress"):  # as transformers 5 writes them
+        main, scaled = (replace(rope_of_type(view, size, kind), rotary_size=size) for kind in ("main", "compress"))
+    else:
+        main = scaled = replace(read_rope(view, size), rotary_size=size)
+        scaled = replace(scaled, theta=view.number("compress_rope_theta", default=160_000.0))
     for ratio in ratios:
-        yield compressing if ratio else RopeSpec(scaled.theta, size)
+        yield scaled if ratio else RopeSpec(main.theta, size)

@@ -94,7 +94,7 @@ def read_mimo_v2(view: ConfigView) -> Body:
     """MiMo V2 Flash: sliding layers have their own number of KV heads, and attention sinks; values are narrower."""
     sizes = read_sizes(view, head_default=192)
     value = view.integer("v_head_dim", default=128)
-    tokens = view.integer("sliding_window", "sliding_window_size", default=128)
+    tokens = view.integer("sliding_window_size", "sliding_window", default=128)  # vLLM's key; transformers 5 adds one
     windows = _windows(view, sizes.layers, tokens)
     if windows is None:
         pattern = view.per_layer("hybrid_layer_pattern", sizes.layers, minimum=0)
@@ -266,16 +266,7 @@ def read_laguna(view: ConfigView) -> Body:
 def read_minimax_m3(view: ConfigView) -> Body:
     """MiniMax M3: grouped attention, in most layers with an indexer that keeps one key per token."""
     sizes = read_sizes(view, head_default=128)
-    sparse = view.section("sparse_attention_config")
-    indexed = [0] * sizes.layers
-    indexer = None
-    if sparse is not None:
-        indexed = sparse.per_layer("sparse_attention_freq", sizes.layers, minimum=0)
-        indexer = SparseIndexer(
-            sparse.integer("sparse_num_index_heads"),
-            sparse.integer("sparse_index_dim"),
-            sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size"),
-        )
+    indexed, indexer = _minimax_indexer(view, sizes.layers)
     traits = AttentionTraits(qk_norm="head")
     mixers = [
         attention(
@@ -299,6 +290,27 @@ def read_minimax_m3(view: ConfigView) -> Body:
     )
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
     return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+
+
+def _minimax_indexer(view: ConfigView, num_layers: int) -> tuple[list[bool], SparseIndexer | None]:
+    """Which layers have an indexer, and its sizes: of ``sparse_attention_config``, or of transformers 5's keys."""
+    sparse = view.section("sparse_attention_config")
+    if sparse is not None:
+        indexed = [bool(flag) for flag in sparse.per_layer("sparse_attention_freq", num_layers, minimum=0)]
+        keys = ("sparse_num_index_heads", "sparse_index_dim", "sparse_topk_blocks", "sparse_block_size")
+        heads, head, blocks, block = (sparse.integer(key) for key in keys)
+        return indexed, SparseIndexer(heads, head, blocks * block)
+    types = layer_types(view, num_layers) or []
+    if set(types) - {FULL_TYPE, _MINIMAX_SPARSE}:
+        raise view.reject("layer_types", f"{FULL_TYPE} or {_MINIMAX_SPARSE} for each layer")
+    if _MINIMAX_SPARSE not in types:
+        return [False] * num_layers, None
+    keys = ("index_n_heads", "index_head_dim", "index_topk_blocks", "index_block_size")
+    heads, head, blocks, block = (view.integer(key) for key in keys)
+    return [kind == _MINIMAX_SPARSE for kind in types], SparseIndexer(heads, head, blocks * block)
+
+
+_MINIMAX_SPARSE = "minimax_m3_sparse"
 
 
 def read_dbrx(view: ConfigView) -> Body:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_sizes
-from kvplan.catalog.families.positions import granite_swa_ropes
+from kvplan.catalog.families.positions import granite_swa_ropes, mellum_ropes
 from kvplan.catalog.families.softmax import windows
 from kvplan.catalog.families.softmax.plain import (
     ATTENTION_BIAS,
@@ -105,6 +105,7 @@ class MixtureFamily:
     shared_default: int = 0
     shared_each: tuple[str, ...] = ()
     """Keys of the size of one shared expert where it is not the routed experts'."""
+    shared_bias: Trait = False
     router_bias: Trait = False
     router_dtype: str = ""
     """Key of the router's dtype, where vLLM asks the config for it; ``traits`` say what it is without."""
@@ -129,7 +130,12 @@ def read_feed_forwards(view: ConfigView, family: MixtureFamily, sizes: Sizes) ->
     float32 = family.traits.float32_router
     if family.router_dtype and view.has(family.router_dtype):
         float32 = view.text(family.router_dtype) in ("fp32", "float32")
-    traits = replace(family.traits, router_bias=read_trait(view, family.router_bias), float32_router=float32)
+    traits = replace(
+        family.traits,
+        router_bias=read_trait(view, family.router_bias),
+        shared_bias=read_trait(view, family.shared_bias),
+        float32_router=float32,
+    )
     routed = mixture(
         sizes.hidden,
         view.integer(*EXPERT_KEYS),
@@ -219,6 +225,24 @@ FAMILIES: dict[str, MixtureFamily] = {
         router_bias=True,
         traits=_FLOAT32,
     ),
+    "SolarOpenForCausalLM": MixtureFamily(
+        PlainFamily(ATTENTION_BIAS, max_positions=131072),
+        shared_count=("n_shared_experts",),
+        shared_default=1,
+        router_bias=True,
+        traits=_FLOAT32,
+    ),
+    "MellumForCausalLM": MixtureFamily(
+        PlainFamily(
+            *(ATTENTION_BIAS, ATTENTION_BIAS),
+            qk_norm="head",
+            head_default=128,
+            windows=windows.listed,
+            ropes=mellum_ropes,
+            max_positions=131072,
+        ),
+        after_dense_ones,
+    ),
     "Dots1ForCausalLM": MixtureFamily(
         replace(_QWEN3, max_positions=2048),
         after_dense_ones,
@@ -226,8 +250,14 @@ FAMILIES: dict[str, MixtureFamily] = {
         router_bias=True,
     ),
     "Ernie4_5_MoeForCausalLM": MixtureFamily(
-        PlainFamily(*(Flag(("use_bias",), False),) * 3, tied=True, max_positions=131072),
+        PlainFamily(
+            *(Flag(("use_bias",), False),) * 3,
+            head_bias=Flag(("use_bias",), False),
+            tied=True,
+            max_positions=131072,
+        ),
         ernie_range,
+        shared_bias=Flag(("use_bias",), False),
         shared_count=("moe_num_shared_experts",),
         shared_default=2,
         router_bias=True,

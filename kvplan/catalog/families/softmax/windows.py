@@ -17,6 +17,11 @@ def no_window(view: ConfigView, num_layers: int) -> list[Window]:
     return [FULL] * num_layers
 
 
+def listed(view: ConfigView, num_layers: int) -> list[Window]:
+    """``sliding_window`` on the layers that ``layer_types`` says; without it none (Mellum)."""
+    return _published(view, num_layers, view.optional_integer("sliding_window")) or [FULL] * num_layers
+
+
 def every_layer(view: ConfigView, num_layers: int) -> list[Window]:
     """``sliding_window`` on all layers when it is set (Mistral, Phi-3, StarCoder2)."""
     tokens = view.optional_integer("sliding_window")

@@ -143,9 +143,7 @@ def read_kimi_linear(view: ConfigView) -> Body:
     Kimi K3 adds gates of full rank, experts behind a projection, and a residual that each block weighs anew.
     """
     sizes = read_sizes(view, head_default=1)
-    keys = view.section("linear_attn_config")
-    if keys is None:
-        raise view.reject("linear_attn_config", "an object")
+    keys = _kimi_linear_keys(view)
     delta = kimi_delta(
         sizes.hidden,
         keys.integer("num_heads"),
@@ -154,9 +152,7 @@ def read_kimi_linear(view: ConfigView) -> Body:
         full_gate=keys.flag("use_full_rank_gate", default=False),
         bounded=keys.has("gate_lower_bound"),
     )
-    full = {index - 1 for index in keys.integers("full_attn_layers", minimum=1) or []}
-    if any(index >= sizes.layers for index in full):
-        raise keys.reject("full_attn_layers", f"layers from 1 to {sizes.layers}")
+    full = _kimi_full_layers(view, keys, sizes.layers)
     latent_sizes = read_latent_sizes(view)
     gated = view.flag("mla_use_output_gate", default=False)
     gate = latent_sizes.heads * latent_sizes.value if gated else 0
@@ -182,6 +178,34 @@ def _kimi_mixture(view: ConfigView) -> MixtureFamily:
         latent_norm="routed_expert_norm" if normed else "",
     )
     return replace(_KIMI_MIXTURE, traits=traits)
+
+
+def _kimi_linear_keys(view: ConfigView) -> ConfigView:
+    """``linear_attn_config``, or transformers 5's keys of the same things under their names there."""
+    keys = view.section("linear_attn_config")
+    if keys is not None:
+        return keys
+    if not view.has("linear_num_heads"):
+        raise view.reject("linear_attn_config", "an object")
+    flat = {
+        "num_heads": view.integer("linear_num_heads"),
+        "head_dim": view.integer("linear_head_dim"),
+        "short_conv_kernel_size": view.integer("linear_conv_kernel_dim", default=4),
+    }
+    return ConfigView(flat, path=view.path, assumptions=view.assumptions)
+
+
+def _kimi_full_layers(view: ConfigView, keys: ConfigView, num_layers: int) -> set[int]:
+    """Which layers attend: ``full_attn_layers`` counts from one; transformers 5 has ``layer_types``."""
+    types = layer_types(view, num_layers)
+    if types is not None and not keys.has("full_attn_layers"):
+        if set(types) - {"linear_attention", "full_attention"}:
+            raise view.reject("layer_types", "linear_attention or full_attention for each layer")
+        return {index for index, kind in enumerate(types) if kind == "full_attention"}
+    full = {index - 1 for index in keys.integers("full_attn_layers", minimum=1) or []}
+    if any(index >= num_layers for index in full):
+        raise keys.reject("full_attn_layers", f"layers from 1 to {num_layers}")
+    return full
 
 
 def _weighed_residual(name: str, hidden: int) -> tuple[Tensor, ...]:

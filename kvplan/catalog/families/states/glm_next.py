@@ -78,7 +78,7 @@ def _linear_layers(view: ConfigView, num_layers: int) -> list[bool]:
     types = layer_types(view, num_layers)
     if types is None:
         return [index % 4 != 3 for index in range(num_layers)]
-    if set(types) - {_LINEAR, "indexed_attention", "full_attention"}:
+    if set(types) - {_LINEAR, "indexed_attention", "deepseek_sparse_attention", "full_attention"}:
         raise view.reject("layer_types", f"{_LINEAR} or indexed_attention for each layer")
     return [kind == _LINEAR for kind in types]
 

@@ -265,7 +265,15 @@ def _zamba2_block(view: ConfigView, sizes: Sizes, rank: int) -> tuple[tuple[Tens
     return block, adapters
 
 
-_NEMOTRON_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+_NEMOTRON_LETTERS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+"""Of each kind's names: the published ones, and those that transformers 5 writes."""
 
 
 def read_nemotron_h(view: ConfigView) -> Body:
@@ -291,7 +299,7 @@ def read_nemotron_h(view: ConfigView) -> Body:
 
 def _nemotron_pattern(view: ConfigView) -> str:
     """One letter per layer; newer configs spell the kinds out and leave the number of layers to the list."""
-    types = view.texts("layers_block_type")
+    types = view.texts("layers_block_type") or view.texts("layer_types")
     if types is not None and set(types) <= set(_NEMOTRON_LETTERS):
         pattern = "".join(_NEMOTRON_LETTERS[kind] for kind in types)
     else:
@@ -316,7 +324,8 @@ def _nemotron_mamba(view: ConfigView, sizes: Sizes) -> StateMixer:
         bias=bias,
         output_bias=bias,
     )
-    return mamba2(sizes.hidden, mamba_sizes, state_dtype=read_state_dtype(view))
+    # a config that is silent: as vLLM (NemotronHForCausalLMConfig) and transformers' class have it
+    return mamba2(sizes.hidden, mamba_sizes, state_dtype=read_state_dtype(view) or "float32")
 
 
 def _nemotron_mixture(view: ConfigView, sizes: Sizes) -> FeedForward:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
 from kvplan.catalog.families.softmax.mixtures import after_dense_ones
 from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.families.wrappers.multimodal import text_section
@@ -30,7 +30,6 @@ _ONLY = {
     "o_bias": False,
     "gate_activation": "sigmoid",
     "norm_after_topk": True,
-    "layer_types": None,
 }
 """Keys that vLLM's class knows one value of, or none."""
 
@@ -40,15 +39,9 @@ def read_inkling(view: ConfigView) -> Body:
     text = text_section(view) or view
     text = _uniform(text)
     sizes = read_sizes(text)
-    local_ids = text.integers("local_layer_ids")
-    if local_ids is None:
-        raise text.reject("local_layer_ids", "the numbers of the layers with windows")
+    local_ids = _local_layers(text, sizes.layers)
     kinds = {is_local: _layer_parts(text, sizes, is_local=is_local) for is_local in (True, False)}
-    dense = text.layers("dense_mlp_idx", default=0, minimum=0)
-    if text.has("mlp_layer_types") and after_dense_ones(text, sizes.layers) != [
-        index >= dense for index in range(sizes.layers)
-    ]:
-        raise text.reject("mlp_layer_types", "dense for the first dense_mlp_idx layers, as vLLM reads them")
+    dense = _num_dense(text, sizes.layers)
     parts = {True: _mixture(text, sizes.hidden), False: _dense(text, sizes.hidden)}
     around = norms(2, sizes.hidden)
     layers = []
@@ -76,8 +69,38 @@ def _uniform(text: ConfigView) -> ConfigView:
     dense = text.optional_integer("dense_intermediate_size") or text.integer("intermediate_size")
     if not text.has("dense_intermediate_size") and text.has("moe_intermediate_size"):
         own["intermediate_size"] = text.integer("moe_intermediate_size")
+    if text.has("layer_types"):  # transformers' class has all of them, vLLM's those that its keys ask for
+        own = {"use_embed_norm": True, "use_global_scale": True, "use_gate_bias": True, **text.config, **own}
     found = {**text.config, **own, "dense_intermediate_size": dense}
     return ConfigView(found, path=text.path, assumptions=text.assumptions)
+
+
+def _local_layers(text: ConfigView, num_layers: int) -> set[int]:
+    """Those with windows: ``local_layer_ids``, which vLLM reads, or ``layer_types``, as transformers 5 writes them."""
+    listed, types = text.integers("local_layer_ids"), layer_types(text, num_layers)
+    if types is None:
+        if listed is None:
+            raise text.reject("local_layer_ids", "the numbers of the layers with windows")
+        return set(listed)
+    if set(types) - {"hybrid_sliding", "hybrid"}:
+        raise text.reject("layer_types", "hybrid_sliding or hybrid for each layer")
+    found = {index for index, kind in enumerate(types) if kind == "hybrid_sliding"}
+    if listed is not None and set(listed) != found:
+        raise text.reject("layer_types", "the layers of local_layer_ids")
+    return found
+
+
+def _num_dense(text: ConfigView, num_layers: int) -> int:
+    """How many layers at the start are dense: ``dense_mlp_idx``, or as many as ``mlp_layer_types`` begins with."""
+    stated = text.layers("dense_mlp_idx", default=0, minimum=0)
+    if not text.has("mlp_layer_types"):
+        return stated
+    is_sparse = after_dense_ones(text, num_layers)
+    is_written_by_transformers = text.has("layer_types") and not text.has("dense_mlp_idx")
+    dense = is_sparse.count(False) if is_written_by_transformers else stated
+    if is_sparse != [index >= dense for index in range(num_layers)]:
+        raise text.reject("mlp_layer_types", "dense for the first dense_mlp_idx layers, as vLLM reads them")
+    return dense
 
 
 def _layer_parts(text: ConfigView, sizes: Sizes, *, is_local: bool) -> tuple[SoftmaxAttention, StateMixer]:

@@ -89,6 +89,8 @@ def thinking_part(view: ConfigView) -> ConfigView:
     if thinker is None:
         return view
     merged = {"architectures": view.config.get("architectures"), **thinker.config}
+    if view.has("tie_word_embeddings"):
+        merged["tie_word_embeddings"] = view.config["tie_word_embeddings"]
     return ConfigView(merged, path=thinker.path, assumptions=view.assumptions)
 
 
@@ -99,12 +101,19 @@ def text_section(view: ConfigView) -> ConfigView | None:
 
 
 def _text_view(view: ConfigView) -> ConfigView:
-    """The text config with the wrapper's setting for tied embeddings and the defaults of its type."""
+    """The text config with the wrapper's setting for tied embeddings and the defaults of its type.
+
+    The outer setting decides, as in vLLM (``VllmConfig.with_hf_config``): transformers 5 keeps it where both layers to
+    be tied are seen, and writes the text class's default into the section. One that is silent there says it inside.
+    Mistral 3's section decides: the outer class's default is to tie, what is published is not, and vLLM looks at the
+    checkpoint for a head (``ModelConfig.maybe_untie_word_embeddings``).
+    """
     section = text_section(view)
     if section is None:
         return view
     merged = dict(section.config)
-    if "tie_word_embeddings" not in merged and view.has("tie_word_embeddings"):
+    is_said_inside = section.has("tie_word_embeddings") and _outer_name(view) in _TIED_INSIDE
+    if view.has("tie_word_embeddings") and not is_said_inside:
         merged["tie_word_embeddings"] = view.config["tie_word_embeddings"]
     elif "tie_word_embeddings" not in merged and _outer_name(view) in _TIED:
         merged["tie_word_embeddings"] = True
@@ -129,11 +138,15 @@ _TIED = frozenset(
         "GraniteSpeechForConditionalGeneration",
         "GraniteSpeechPlusForConditionalGeneration",
         "HCXVisionV2ForCausalLM",
+        "HunYuanVLForConditionalGeneration",
         "LightOnOCRForConditionalGeneration",
         "MossTranscribeDiarizeForConditionalGeneration",
     )
 )
 """Wrappers whose class in transformers ties the embeddings where no part of the config says so."""
+
+
+_TIED_INSIDE = frozenset(("Mistral3ForConditionalGeneration",))
 
 
 def _outer_name(view: ConfigView) -> str:

@@ -137,7 +137,8 @@ def read_ernie_vl(view: ConfigView) -> Body:
         raise view.reject("tie_word_embeddings", "true or false")
     ernie = mixtures.FAMILIES["Ernie4_5_MoeForCausalLM"]
     use_bias = Flag(("use_bias",), False)
-    family = replace(ernie, plain=replace(ernie.plain, output_bias=False, qkv_bias=use_bias), shared_default=0)
+    plain = replace(ernie.plain, output_bias=False, qkv_bias=use_bias, head_bias=False)
+    family = replace(ernie, plain=plain, shared_default=0, shared_bias=False)
     body = read_mixture(text, family)
     known: dict[int, LayerSpec] = {}
     layers = tuple(known.setdefault(id(layer), _with_images(layer, of_images)) for layer in body.layers)

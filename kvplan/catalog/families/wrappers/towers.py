@@ -199,6 +199,39 @@ def _phi3_vision(vision: ConfigView, outer: ConfigView, text_hidden: int) -> Tow
     return TowerCount(found.tower, projector + 2 * wide, found.num_layers)
 
 
+def _gemma4_audio(audio: ConfigView, text_hidden: int) -> TowerCount:
+    """Gemma 4's conformer: two MLPs, attention with relative positions and a gated convolution in each layer.
+
+    Gemma4AudioModel of transformers, which vLLM builds (vllm/model_executor/models/gemma4_mm.py).
+    """
+    hidden, heads = audio.integer("hidden_size", default=1024), audio.integer("num_attention_heads", default=8)
+    layers, kernel = audio.layers(*_LAYER_KEYS, default=12), audio.integer("conv_kernel_size", default=5)
+    channels = audio.integers("subsampling_conv_channels", minimum=1) or [128, 32]
+    if len(channels) != 2:
+        raise audio.reject("subsampling_conv_channels", "two whole numbers")
+    first, second = channels
+    mlp = _mlp(hidden, 4 * hidden, bias=False) + 2 * hidden
+    attention = _attention(hidden, bias=False) + hidden * hidden + hidden // heads
+    convolution = 3 * hidden * hidden + kernel * hidden + 2 * hidden
+    start = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
+    out = audio.integer("output_proj_dims", default=1536)
+    tower = start + layers * (2 * mlp + attention + convolution + 3 * hidden) + _linear(hidden, out, bias=True)
+    return TowerCount(tower, out * text_hidden, layers)
+
+
+def _hunyuan_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """HunYuanVL's encoder, and the convolutions that merge patches between two norms (transformers: HunYuanVLModel)."""
+    hidden = vision.integer("hidden_size", default=1152)
+    inner, layers = vision.integer("intermediate_size", default=4304), vision.layers(*_LAYER_KEYS, default=27)
+    patch, merge = vision.integer("patch_size", default=16), vision.integer("spatial_merge_size", default=2)
+    positions = (vision.integer("max_image_size", default=2048) // patch) ** 2 + 1
+    embedding = 3 * patch**2 * hidden + hidden + positions * hidden
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    convolutions = _linear(merge**2 * hidden, 2 * hidden, bias=True) + _linear(2 * hidden, 4 * hidden, bias=True)
+    merger = convolutions + _linear(4 * hidden, text_hidden, bias=True) + 5 * hidden + 4 * text_hidden
+    return TowerCount(embedding + layers * layer + merger, 0, layers)
+
+
 _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
@@ -219,6 +252,8 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "mllama_vision_model": _mllama,
     "dots_ocr": _dots,
     "phi3_v": _phi3_vision,
+    "hunyuan_vl": _hunyuan_vl,
+    "hunyuan_vl_vision": _hunyuan_vl,
 }
 
 
@@ -236,6 +271,7 @@ _OWN_PROJECTORS = frozenset(
 
 _OCR_TOWERS = {
     "DeepseekOCRForCausalLM": (95_569_152 + 303_177_728, 2),
+    "UnlimitedOCRForCausalLM": (95_569_152 + 303_177_728, 2),
     "DeepseekOCR2ForCausalLM": (94_979_328 + 358_256_512, 1),
 }
 """Encoders of one size whatever the config says (SAM and CLIP, SAM and Qwen2), and separators as wide as the text."""
@@ -261,8 +297,17 @@ def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
         reader = None if is_own else _TOWERS.get(kind) or _TOWERS.get(outer_type)
         found.extend(_vision_modules(reader(vision, view, text_hidden) if reader else None))
     if architecture in _HEARING or any(view.section(name) is not None for name in _AUDIO_SECTIONS):
-        found.append(ExtraModule("audio tower", "audio", None))
+        found.extend(_audio_modules(view, text_hidden))
     return tuple(found)
+
+
+def _audio_modules(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
+    audio = view.section("audio_config")
+    if audio is None or audio.text("model_type", default="") != "gemma4_audio":
+        return (ExtraModule("audio tower", "audio", None),)
+    count = _gemma4_audio(audio, text_hidden)
+    tower = ExtraModule("audio tower", "audio", count.tower, count.num_layers)
+    return (tower, ExtraModule("audio projector", "projector", count.projector))
 
 
 def _ocr(architecture: str, view: ConfigView, text_hidden: int) -> TowerCount | None:

@@ -75,8 +75,7 @@ def test_tokens_are_the_same_when_the_device_is_late(
     assert gpu.num_unpinned_copies == 0, "steps with prompts in them send which rows are sampled"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize(("async_scheduling", "temperature"), [(True, 0.8), (False, 0.0)])  # each value of both
 def test_a_prompt_in_many_pieces_is_read_as_it_was_written(
     llama: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch, temperature: float, async_scheduling: bool
 ) -> None:

@@ -40,9 +40,11 @@ def _attention(config: dict[str, Any], kind: str) -> Attention:
     swa = "swa_" if kind == "sliding_attention" else ""
     size = int(config.get(f"{swa}head_dim") or config.get("head_dim", 192))
     theta = config.get(f"{swa}rope_theta") or config.get("rope_theta")
+    stated = config.get("sliding_window_size")  # vLLM's key; transformers 5 writes one more as sliding_window
+    windowed = {**config, "sliding_window": stated} if stated else config
     return attention(
         config,
-        kept=window(config, kind, 128) if swa else FULL,
+        kept=window(windowed, kind, 128) if swa else FULL,
         num_heads=int(config.get(f"{swa}num_attention_heads") or config["num_attention_heads"]),
         num_kv_heads=_kv_heads(config, swa),
         size=size,

@@ -12,6 +12,7 @@ from kvplan_engine.description.model import Layer, ModelDescription
 
 def read_minimax_m3(config: dict[str, Any]) -> ModelDescription:
     """transformers: MiniMaxM3VLTextModel. Norms' weights are stored minus one."""
+    config = {**config, "hidden_act": "silu"}  # the checkpoint names the whole gate there, which is said below
     norm = norms(config, "rms_plus_one")
     number = int(config["num_hidden_layers"])
     layers = [

@@ -4,6 +4,7 @@ deepseek     with experts: DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 Flash and 5, Mi
 dense        without: MiniCPM3, Youtu-LLM
 longcat      LongCat Flash and Flash Lite
 deepseek_v4  DeepSeek V4: compressed attention
+deepseek_v41 DeepSeek V4.1: the same, shared by layers
 sarvam       Sarvam 105B, Mistral Large 3
 hunyuan4     Hunyuan 4
 streams      what gates several residual streams
@@ -14,6 +15,7 @@ parts        latent attention and its index, by the keys that all of these share
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.deepseek import read_deepseek
 from kvplan_engine.checkpoints.families.latent.deepseek_v4 import read_deepseek_v4
+from kvplan_engine.checkpoints.families.latent.deepseek_v41 import read_deepseek_v41
 from kvplan_engine.checkpoints.families.latent.dense import read_minicpm3, read_youtu
 from kvplan_engine.checkpoints.families.latent.hunyuan4 import read_hunyuan4
 from kvplan_engine.checkpoints.families.latent.longcat import read_longcat, read_longcat_ngram
@@ -41,5 +43,6 @@ LATENT = (
     Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
     Family(("HYV4ForCausalLM",), ("hy_v4",), read_hunyuan4),
     Family(("LongcatFlashNgramForCausalLM",), (), read_longcat_ngram),
+    Family(("DeepseekV41ForCausalLM",), ("deepseek_v41",), read_deepseek_v41),
     Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), ("deepseek_v4",), read_deepseek_v4),
 )

@@ -14,6 +14,8 @@ from kvplan_engine.description.model import Layer, ModelDescription
 _INDEXED_RATIO = 4
 """Layers that keep one vector in four choose among them; of those with one in 128, all are read."""
 
+_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
 
 def read_deepseek_v4(config: dict[str, Any]) -> ModelDescription:
     """transformers: DeepseekV4Model."""
@@ -27,12 +29,21 @@ def read_deepseek_v4(config: dict[str, Any]) -> ModelDescription:
 
 
 def _ratios(config: dict[str, Any]) -> list[int | None]:
-    """``compress_ratios``, with 0 for the window alone; the list goes on with the layers of multi-token prediction."""
+    """``compress_ratios``, with 0 for the window alone; the list goes on with the layers of multi-token prediction.
+
+    transformers 5 writes ``layer_types`` instead, and ``compress_rates`` of the kinds that compress.
+    """
     number = int(config["num_hidden_layers"])
+    if config.get("compress_ratios") is None and config.get("layer_types") is not None:
+        rates = {"sliding_attention": 0, **_RATES, **(config.get("compress_rates") or {})}
+        return [int(rates[kind]) or None for kind in config["layer_types"]]
     return [int(ratio) or None for ratio in config["compress_ratios"][:number]]
 
 
 def _hashed_layers(config: dict[str, Any]) -> list[bool]:
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None and "num_hash_layers" not in config:
+        return [kind == "hash_moe" for kind in kinds]
     number, hashed = int(config["num_hidden_layers"]), int(config.get("num_hash_layers", 3))
     return [index < hashed for index in range(number)]
 
@@ -54,6 +65,10 @@ def _attention(config: dict[str, Any], ratio: int | None) -> CompressedAttention
 def _rope(config: dict[str, Any], ratio: int | None) -> Rope:
     """Layers that compress have a base of their own, and the scaling; the others have neither."""
     size = int(config.get("qk_rope_head_dim", 64))
+    kinds = config.get("rope_parameters") or {}
+    if "compress" in kinds:  # as transformers 5 writes them
+        parameters = kinds["main" if ratio is None else "compress"]
+        return rope({**config, "rope_parameters": parameters}, size, rotary_size=size, neighbours=True)
     if ratio is None:
         return Rope(float(config.get("rope_theta", 10000.0)), size, neighbours=True)
     own = {**config, "rope_theta": config.get("compress_rope_theta", 160000.0)}

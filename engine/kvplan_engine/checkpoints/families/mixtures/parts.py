@@ -101,8 +101,10 @@ def bailing_mixture(
 def after_dense_ones(config: Config, first: int = 0) -> list[bool]:
     """Which layers have experts: all behind ``first_k_dense_replace``, or one in ``moe_layer_freq`` of those.
 
-    first: where the config does not say.
+    first: where the config does not say. ``mlp_layer_types``, as transformers 5 writes it, says it layer by layer.
     """
+    if config.get("mlp_layer_types") is not None:
+        return [kind == "sparse" for kind in config["mlp_layer_types"][: int(config["num_hidden_layers"])]]
     first, every = whole(config, "first_k_dense_replace", default=first), whole(config, "moe_layer_freq", default=1)
     return [index >= first and index % every == 0 for index in range(int(config["num_hidden_layers"]))]
 

@@ -233,7 +233,15 @@ def read_ernie4_5_moe(config: Config) -> ModelDescription:
     mixer = attention(config, rope=turns, qkv_bias=bias, output_bias=bias)
     norm = norms({"rms_norm_eps": 1e-5, **config})
     return decoder(
-        config, norm, mixer, mixture, _ernie_sparse(config), dense=mlp(keys), tied=True, max_positions=131072
+        config,
+        norm,
+        mixer,
+        mixture,
+        _ernie_sparse(config),
+        dense=mlp(keys),
+        tied=True,
+        head_bias=bias,
+        max_positions=131072,
     )
 
 
@@ -338,7 +346,7 @@ _HUNYUAN_NAMES = with_names(
     shared__down="mlp.shared_mlp.down_proj",
 )
 
-MIXTURES = (
+TABLE = (
     Family(("MixtralForCausalLM",), ("mixtral",), read_mixtral, MIXTRAL_NAMES, gguf=MIXTRAL_GGUF),
     Family(("MiniMaxM2ForCausalLM",), ("minimax_m2",), read_minimax_m2, MIXTRAL_NAMES),
     Family(("Qwen2MoeForCausalLM",), ("qwen2_moe",), read_qwen2_moe, _QWEN2_NAMES, gguf=QWEN2_MOE_GGUF),

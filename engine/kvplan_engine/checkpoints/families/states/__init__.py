@@ -49,7 +49,8 @@ STATES = (
     Family(("BailingMoeV2_5ForCausalLM",), (), read_bailing_hybrid),
     Family(("BailingMoeV3ForCausalLM",), (), read_bailing_v3),
     Family(("Glm5NextForCausalLM",), ("glm5_next_text",), read_glm_next),
-    Family(("InklingForCausalLM", "InklingForConditionalGeneration"), ("inkling_model",), read_inkling),
+    Family(("InklingForCausalLM",), ("inkling_text", "inkling_model"), read_inkling),
+    Family(("InklingForConditionalGeneration",), ("inkling_mm_model",), read_inkling),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
     Family(("Qwen4ExpForCausalLM",), ("qwen4_exp_text",), read_qwen4),
 )

@@ -31,6 +31,8 @@ def read_inkling(config: dict[str, Any]) -> ModelDescription:
 
 
 def _uniform(text: dict[str, Any]) -> dict[str, Any]:
+    if text.get("layer_types"):
+        text = _from_transformers(text)
     dense = text.get("dense_intermediate_size")
     experts = text["intermediate_size"] if dense else text.get("moe_intermediate_size") or text["intermediate_size"]
     return {
@@ -42,6 +44,17 @@ def _uniform(text: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": text.get("max_position_embeddings") or text.get("model_max_length"),
         "attention_bias": False,
     }
+
+
+def _from_transformers(text: dict[str, Any]) -> dict[str, Any]:
+    """transformers 5 writes kinds of layers, and its class has every part that the published keys turn on."""
+    always = {"use_embed_norm": True, "use_global_scale": True, "use_gate_bias": True}
+    kinds, parts = enumerate(text["layer_types"]), list(text.get("mlp_layer_types") or ())
+    own = {
+        "local_layer_ids": [index for index, kind in kinds if kind == "hybrid_sliding"],
+        "dense_mlp_idx": text.get("dense_mlp_idx", parts.count("dense")),
+    }
+    return {**always, **text, **own}
 
 
 def _attention(text: dict[str, Any], is_local: bool) -> Attention:

@@ -39,7 +39,7 @@ def _kinds(config: dict[str, Any]) -> list[str]:
 
 
 def _mamba(config: dict[str, Any]) -> State:
-    """The first models do not say ``mamba_ssm_cache_dtype``: their code keeps the state as the model is.
+    """The first models do not say ``mamba_ssm_cache_dtype``: transformers' class has float32, and vLLM takes it.
 
     Steps are limited as ``time_step_limit`` says, which mamba_ssm's kernels heed; transformers' prompts have
     ``time_step_min`` as their least step instead, its decoding none.
@@ -54,7 +54,7 @@ def _mamba(config: dict[str, Any]) -> State:
         kernel=int(config.get("conv_kernel", 4)),
         bias=bias,
         conv_bias=bool(config.get("use_conv_bias", True)),
-        recurrent_dtype=config.get("mamba_ssm_cache_dtype"),
+        recurrent_dtype=config.get("mamba_ssm_cache_dtype") or "float32",
         step_limits=step_limits(config),
     )
 

@@ -17,6 +17,8 @@ TEXT_TYPES = {
     "glm_ocr_text": "Glm4ForCausalLM",
     "granite4_vision_text": "GraniteForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
+    "hunyuan_vl_text": "HunYuanDenseV1ForCausalLM",
+    "unlimited_ocr_text": "DeepseekForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "paddleocr_vl_text": "Ernie4_5ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
@@ -61,6 +63,9 @@ _ALWAYS = {
     "DeepseekVLV2ForCausalLM": "DeepseekV2ForCausalLM",
     "DeepseekOCRForCausalLM": "DeepseekV2ForCausalLM",
     "DeepseekOCR2ForCausalLM": "DeepseekV2ForCausalLM",
+    "UnlimitedOCRForCausalLM": "DeepseekForCausalLM",
+    "UnlimitedOcrForConditionalGeneration": "DeepseekForCausalLM",
+    "HunYuanVLForConditionalGeneration": "HunYuanDenseV1ForCausalLM",
     "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
     "MiMoV2OmniForCausalLM": "MiMoV2FlashForCausalLM",
@@ -92,6 +97,7 @@ _TIED = (
     "GraniteSpeechForConditionalGeneration",
     "GraniteSpeechPlusForConditionalGeneration",
     "HCXVisionV2ForCausalLM",
+    "HunYuanVLForConditionalGeneration",
     "LightOnOCRForConditionalGeneration",
     "MossTranscribeDiarizeForConditionalGeneration",
 )
@@ -179,6 +185,8 @@ _TYPED = {
     "UltravoxModel": ("ultravox",),
     "VoxtralForConditionalGeneration": ("voxtral",),
     **dict.fromkeys(_ALWAYS, ()),
+    "HunYuanVLForConditionalGeneration": ("hunyuan_vl",),
+    "UnlimitedOCRForCausalLM": ("unlimited_ocr",),
 }
 """Each wrapper, and the ``model_type`` of a config that names no architecture."""
 

@@ -14,8 +14,9 @@ from kvplan_engine.errors import EngineError
 
 _SECTIONS = ("thinker_config", "text_config", "llm_config", "language_config")
 _DTYPES = ("dtype", "torch_dtype")
-_OUTER = ("tie_word_embeddings", "eos_token_id")
-"""What the outer config says for the inner one where that is silent. A dtype it says for all of its parts."""
+_TIE = "tie_word_embeddings"
+_TIE_SAID_INSIDE = ("Mistral3ForConditionalGeneration",)
+"""Whose outer class in transformers ties by default what is published untied."""
 
 Find = Callable[[str], Family]
 Inner = str | Mapping[str | None, str] | None
@@ -42,14 +43,18 @@ def read_multimodal(
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's own section, completed from around it; the whole config where it has no such section."""
+    """The language model's own section, completed from around it; the whole config where it has no such section.
+
+    The outer config decides about dtype and tied embeddings, and says what else the section leaves out.
+    """
     found = dict(config)
+    is_tied_inside = (config.get("architectures") or [""])[0] in _TIE_SAID_INSIDE
     while section := next((found[name] for name in _SECTIONS if isinstance(found.get(name), dict)), None):
-        outer = {key: found[key] for key in (*_DTYPES, *_OUTER) if found.get(key) is not None}
+        outer = {key: found[key] for key in (*_DTYPES, _TIE, "eos_token_id") if found.get(key) is not None}
         said = {key: value for key, value in section.items() if value is not None or key == "sliding_window"}
-        dtypes = {key: outer[key] for key in _DTYPES if key in outer}
+        decided = (*_DTYPES,) if is_tied_inside else (*_DTYPES, _TIE)
         usual = NESTED_DEFAULTS.get(str(section.get("model_type")), {})
-        found = {**usual, **outer, **said, **dtypes}
+        found = {**usual, **outer, **said, **{key: outer[key] for key in decided if key in outer}}
         if found.get("model_type") == "glm_ocr_text":
             found = {"head_dim": head_size(found), **found}
     return found

@@ -73,7 +73,7 @@ def _ernie_vl(config: dict[str, Any]) -> ModelDescription:
     found, hidden = read_ernie4_5_moe(text), int(config["hidden_size"])
     sizes = {"router": (number, hidden), "correction": (number,), "experts": (number, 3 * size, hidden)}
     shapes = tuple(Shape(f"images.{name}", shape) for name, shape in sizes.items())
-    return _changed(found, {"output_bias": False}, shapes)
+    return _changed(replace(found, head_bias=False), {"output_bias": False}, shapes)
 
 
 def _glm4v(config: dict[str, Any]) -> ModelDescription:

@@ -1,0 +1,125 @@
+"""From a config's ``quantization_config`` to a ``QuantizationSpec``: which loader reads it, and what it says.
+
+Where the section is looked for, and in which order: get_quant_config of vllm/model_executor/model_loader/
+weight_utils.py. What its methods are called: QUANTIZATION_METHODS of vllm/model_executor/layers/quantization, and what
+its checkpoints' makers write (vLLM 0.33.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.quantization.compressed import read_compressed_tensors
+from kvplan.catalog.quantization.floats import (
+    read_experts_int8,
+    read_fbgemm_fp8,
+    read_fp8,
+    read_fp8_with_other_experts,
+    read_fp_quant,
+    read_mxfp4,
+    read_mxfp8,
+)
+from kvplan.catalog.quantization.formats import QuantizationSpec
+from kvplan.catalog.quantization.integers import read_auto_round, read_awq, read_bitsandbytes, read_gptq
+from kvplan.catalog.quantization.modelopt import read_modelopt
+from kvplan.catalog.quantization.modules import ModuleNaming, naming_of
+from kvplan.catalog.quantization.quark import read_quark
+from kvplan.catalog.quantization.torchao import read_torchao
+from kvplan.errors import KvplanError
+
+Reader = Callable[[ConfigView, ModuleNaming], QuantizationSpec | None]
+
+
+def read_quantization(view: ConfigView) -> QuantizationSpec | None:
+    """The format of the published weights, or None where they are plain. KvplanError for an unknown format."""
+    section = _section(view)
+    if section is None:
+        return None
+    method = _method(section)
+    reader = read_fp8_with_other_experts if section.has("moe_quant_algo") else _READERS.get(method)
+    if reader is None:
+        raise KvplanError(
+            f"Unknown weight format '{method}'.",
+            hint="--assume quantization_config=null sizes the weights as if they were not quantized",
+        )
+    found = reader(_for_its_model(view, section, method), naming_of(view.config))
+    return None if found is None else replace(found, kv_cache_dtype=_kv_cache_dtype(section), quant_method=method)
+
+
+def _section(view: ConfigView) -> ConfigView | None:
+    inner = view.section("text_config")
+    section = view.section("quantization_config")
+    if section is None and inner is not None:
+        section = inner.section("quantization_config")
+    return view.section("compression_config") if section is None else section
+
+
+def _for_its_model(view: ConfigView, section: ConfigView, method: str) -> ConfigView:
+    """The section with what the rest of the config decides: in which format the experts of some models are.
+
+    vLLM takes Kimi K3's packed experts alone to be quantized, whatever else its config targets. DeepSeek V4's are fp4
+    where ``expert_dtype`` does not say fp8 (vllm/models/deepseek_v4/quant_config.py).
+    """
+    named = view.texts("architectures") or []
+    if "KimiK3ForConditionalGeneration" in named and section.config.get("format") == "mxfp4-pack-quantized":
+        return _with(section, packed_experts_only=True)
+    is_v4 = method in ("fp8", "deepseek_v4_fp8") and view.config.get("model_type") == "deepseek_v4"
+    dtype = view.config.get("expert_dtype", "fp4" if is_v4 else None)
+    return _with(section, expert_dtype=dtype) if dtype is not None else section
+
+
+def _with(section: ConfigView, **entries: object) -> ConfigView:
+    return ConfigView({**section.config, **entries}, path=section.path, assumptions=section.assumptions)
+
+
+def _method(section: ConfigView) -> str:
+    named = section.text("quant_method", default="").casefold()
+    if section.has("moe_quant_algo"):
+        return "modelopt"
+    if not named and (section.has("quant_algo") or section.has("quantization")):
+        return "modelopt"
+    if not named and section.has("config_groups"):
+        return "compressed-tensors"
+    if not named and (section.has("load_in_4bit") or section.has("load_in_8bit")):
+        return "bitsandbytes"
+    return named
+
+
+def _kv_cache_dtype(section: ConfigView) -> str | None:
+    """The KV dtype the checkpoint has scales for: fp8 or None."""
+    inner = section.section("quantization") if isinstance(section.config.get("quantization"), Mapping) else None
+    for where in (section, inner):
+        if where is not None and where.has("kv_cache_quant_algo"):
+            return "fp8" if where.text("kv_cache_quant_algo").upper().startswith("FP8") else None
+    scheme = section.config.get("kv_cache_scheme")
+    if isinstance(scheme, str):
+        return "fp8" if scheme.upper().startswith("FP8") else None
+    if isinstance(scheme, Mapping):
+        if scheme.get("dynamic") is True:  # nothing was calibrated
+            return None
+        bits, kind = scheme.get("num_bits"), scheme.get("type")
+        return {"float": "fp8", "int": "int8"}.get(str(kind)) if bits == 8 else None
+    return None
+
+
+_READERS: Final[dict[str, Reader]] = {
+    **dict.fromkeys(("awq", "auto_awq", "awq_marlin", "cpu_awq"), read_awq),
+    **dict.fromkeys(("gptq", "auto_gptq", "gptq_marlin", "gptq_bitblas"), read_gptq),
+    **dict.fromkeys(("auto-round", "auto_round", "intel/auto-round", "inc"), read_auto_round),
+    **dict.fromkeys(("fp8", "deepseek_v4_fp8"), read_fp8),
+    "fbgemm_fp8": read_fbgemm_fp8,
+    "fp_quant": read_fp_quant,
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), read_mxfp4),
+    "mxfp8": read_mxfp8,
+    "experts_int8": read_experts_int8,
+    "bitsandbytes": read_bitsandbytes,
+    **dict.fromkeys(("compressed-tensors", "compressed_tensors", "sparseml"), read_compressed_tensors),
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), read_modelopt),
+    "quark": read_quark,
+    "torchao": read_torchao,
+}
+"""By the method's name. ``moe_wna16`` and ``humming`` are kernels for checkpoints of other names, which a config does
+not call so; ``online`` and its shorthands are made while loading."""

@@ -1,0 +1,229 @@
+"""vLLM's options that change what the pool is made of: a given size, no graphs, prefixes, offloading, images."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.models import resolve_model
+from kvplan.cli import main
+from kvplan.errors import UsageError
+from kvplan.estimate.deployments import place
+from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB
+from kvplan.estimate.vllm.modalities import modality_limits, taken_modalities
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.settings import ServingSettings
+from kvplan.units import GIB
+
+VISION = "gemma-3-27b"
+
+
+def predict(
+    model: str = "llama-3.1-8b", gpu: str = "l40s", version: str = "0.33.0", **settings: object
+) -> VllmPrediction:
+    asked = ServingSettings(**{"max_model_len": 8192, **settings})  # type: ignore[arg-type]
+    return predict_vllm(resolve_model(model), find_gpu(gpu), asked, version)
+
+
+def test_a_pool_of_a_given_size_is_that_whatever_is_left() -> None:
+    """vllm/v1/worker/gpu_worker.py, determine_available_memory: "This does not respect the gpu_memory_utilization"."""
+    for utilization in (0.3, 0.9):
+        found = predict(kv_cache_memory_bytes=4 * GIB, gpu_memory_utilization=utilization)
+        assert found.rank.available_kv_bytes == 4 * GIB
+        assert found.num_blocks == 4 * GIB // found.bytes_per_block
+        assert found.fits
+    given = place(
+        resolve_model("llama-3.1-8b"),
+        find_gpu("l40s"),
+        EngineChoice("vllm", "0.33.0"),
+        ServingSettings(max_model_len=8192, kv_cache_memory_bytes=4 * GIB),
+    )
+    assert given.deployment.kv_pool_bytes_range == (4 * GIB, 4 * GIB)
+    assert given.deployment.kv_range is not None and given.deployment.kv_range.causes == ()
+
+
+def test_a_given_pool_has_to_fit_beside_everything_else() -> None:
+    rank = predict(kv_cache_memory_bytes=GIB).rank
+    largest = rank.requested_bytes - rank.used_bytes
+    assert rank.requested_bytes == find_gpu("l40s").memory_bytes
+    assert predict(kv_cache_memory_bytes=largest).outcome == "ok"
+    too_large = predict(kv_cache_memory_bytes=largest + GIB)
+    assert (too_large.outcome, too_large.missing_bytes) == ("oom_kv_init", GIB)
+    assert predict(kv_cache_memory_bytes=GIB // 2).outcome == "rejected_ctx"  # 1 GiB for 8,192 tokens
+
+
+def test_eager_steps_have_no_graphs_to_set_aside() -> None:
+    eager, captured = predict(enforce_eager=True).rank, predict().rank
+    assert eager.available_kv_bytes - captured.available_kv_bytes == captured.subtracted_graph_bytes > 0
+    assert predict("qwen3.5-27b", "h100", enforce_eager=True).most_num_seqs is None
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "asked", "states"),
+    [
+        ("qwen3.5-27b", "0.25.0", None, 1),
+        ("qwen3.5-27b", "0.25.0", True, 2),
+        ("qwen3.5-27b", "0.27.0", None, 2),
+        ("qwen3.5-27b", "0.27.0", False, 1),
+        ("mamba-2.8b", "0.33.0", None, 1),  # states alone: no prefix caching by itself
+    ],
+)
+def test_cached_prefixes_keep_a_state_more(model: str, version: str, asked: bool | None, states: int) -> None:
+    found = predict(model, "h100", version, enable_prefix_caching=asked)
+    assert found.settings.states_per_request == states
+
+
+def hybrid(version: str, asked: bool | None = None) -> VllmPrediction:
+    return predict("nemotron-3-nano-30b", "h100", version, enable_prefix_caching=asked, max_model_len=65_536)
+
+
+def test_mamba_kept_the_state_behind_every_block_in_some_releases() -> None:
+    """mamba_cache_mode "all": blocks of whole chunks of 128 tokens, and a state for each.
+
+    vllm/v1/kv_cache_interface.py, MambaSpec.max_memory_usage_bytes of 0.26.0; vllm/platforms/interface.py,
+    _align_hybrid_block_size.
+    """
+    for found in (hybrid("0.26.0"), hybrid("0.25.0", True)):
+        blocks = -(-65_536 // found.block_size)
+        assert found.block_size % 128 == 0
+        assert found.blocks_per_request == found.num_groups * blocks
+    without, later = hybrid("0.26.0", False), hybrid("0.28.0")
+    attention = -(-65_536 // without.block_size)
+    assert without.blocks_per_request == attention + without.num_groups - 1
+    assert later.blocks_per_request == attention + 2 * (later.num_groups - 1)  # two states
+    assert any("--no-enable-prefix-caching" in note for note in hybrid("0.27.1").settings.notes)
+
+
+def test_offloaded_weights_are_not_on_the_gpu() -> None:
+    whole = predict().rank
+    assert whole.weight_bytes - predict(cpu_offload_gb=4).rank.weight_bytes == 4 * GIB
+    assert whole.weight_bytes - predict(cpu_offload_gb=2.5).rank.weight_bytes == 2.5 * GIB
+    spec = resolve_model("llama-3.1-8b")
+    kept = 2 * 2 * spec.vocab_size * spec.hidden_size  # embedding and head, in 16 bits
+    assert predict(cpu_offload_gb=1000).rank.weight_bytes == pytest.approx(kept, rel=0.001)
+
+
+def test_offloading_frees_nothing_where_the_gpus_memory_is_the_hosts() -> None:
+    assert predict(gpu="gb10", cpu_offload_gb=4).rank.weight_bytes == predict(gpu="gb10").rank.weight_bytes
+
+
+def test_memory_that_is_the_hosts_has_what_vllms_processes_take_of_it() -> None:
+    shared, own = predict(gpu="gb10").rank, predict(gpu="h100").rank
+    assert (shared.non_torch_bytes - own.non_torch_bytes) / GIB == pytest.approx(UNIFIED_EXTRA_GIB, abs=1e-6)
+    assert any("shared" in note or "share" in note for note in predict(gpu="gb10").settings.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        (None, {}),
+        ('{"image": 2, "video": 0}', {"image": 2, "video": 0}),
+        ("image=2, video=0", {"image": 2, "video": 0}),
+        ('{"video": {"count": 1, "num_frames": 32}}', {"video": 1}),
+        ('{"image": {"width": 512, "height": 512}}', {"image": 999}),
+    ],
+)
+def test_limits_are_read_as_vllm_does(text: str | None, limits: dict[str, int]) -> None:
+    assert modality_limits(text) == limits
+
+
+@pytest.mark.parametrize(
+    "text", ["image", '{"image": -1}', '{"image": "many"}', "{image: 1}", "picture=1", '{"image": true}']
+)
+def test_other_limits_are_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(UsageError, match="--limit-mm-per-prompt") as refused:
+        modality_limits(text)
+    assert refused.value.hint
+
+
+def items(**settings: object) -> float:
+    """Images in the encoder's profile, by its peak: one sequence has at most 8192 / 256 = 32 of 256 tokens."""
+    one = predict(VISION, "h100", max_num_seqs=1, limit_mm_per_prompt="image=1").rank.activation.encoder_bytes
+    return round(predict(VISION, "h100", **settings).rank.activation.encoder_bytes / one)
+
+
+def test_the_encoder_is_profiled_with_as_many_images_as_prompts_may_have() -> None:
+    """vllm/multimodal/encoder_budget.py, _get_max_items: budget // 256, at most sequences x images of a prompt."""
+    step = {"max_num_batched_tokens": 8192}
+    assert items(max_num_seqs=2, limit_mm_per_prompt="image=3", **step) == 6
+    assert items(max_num_seqs=1, **step) == 32  # no limit but the prompt's length
+    assert items(max_num_seqs=256, limit_mm_per_prompt="image=3", **step) == 32
+    assert items(max_num_seqs=256, limit_mm_per_prompt="video=0", **step) == 32
+
+
+def test_no_items_of_any_kind_leave_the_towers_out() -> None:
+    text = predict(VISION, "h100", language_model_only=True).rank
+    none = predict(VISION, "h100", limit_mm_per_prompt='{"image": 0}').rank
+    assert (none.weight_bytes, none.activation) == (text.weight_bytes, text.activation)
+    assert taken_modalities(resolve_model("qwen3.5-27b")) == ("image", "video")
+    some = predict("qwen3.5-27b", "h100", limit_mm_per_prompt="image=0").rank
+    assert some.weight_bytes == predict("qwen3.5-27b", "h100").rank.weight_bytes  # videos go through the same tower
+
+
+def test_the_encoders_run_can_be_skipped() -> None:
+    whole, skipped = predict(VISION, "h100").rank, predict(VISION, "h100", skip_mm_profiling=True).rank
+    assert skipped.activation.encoder_bytes == 0 < whole.activation.encoder_bytes
+    assert skipped.weight_bytes == whole.weight_bytes
+    assert skipped.available_kv_bytes > whole.available_kv_bytes
+
+
+def stages(partition: str | None, stages: int = 2) -> VllmPrediction:
+    return predict("llama-3.1-70b", "h100", pipeline_parallel_size=stages, pp_layer_partition=partition)
+
+
+def test_stages_can_be_divided_by_hand() -> None:
+    """VLLM_PP_LAYER_PARTITION (vllm/distributed/utils.py, get_pp_indices): the stage with the fewest blocks decides."""
+    even, uneven = stages(None), stages("30,50")
+    assert stages("40,40").rank == even.rank
+    spec = resolve_model("llama-3.1-70b")
+    each = sum(tensor.num_elements for tensor in spec.layers[0].all_tensors) * 2
+    assert uneven.rank.weight_bytes - even.rank.weight_bytes == pytest.approx(10 * each, rel=0.001)
+    assert uneven.bytes_per_block * 40 == even.bytes_per_block * 50
+    for refused in ("40", "40,41", "80,0", "a,b", "20,20,40", ""):
+        with pytest.raises(UsageError, match="--pp-layer-partition") as error:
+            stages(refused)
+        assert "40,40" in (error.value.hint or "")
+
+
+def document(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
+    main(["estimate", "llama-3.1-8b", "--gpu", "l40s", "--json", *options])
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_the_options_stand_in_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(
+        capsys, "--max-model-len", "8k", "--kv-cache-memory-bytes", "4GiB", "--no-enable-prefix-caching",
+        "--enforce-eager", "--cpu-offload-gb", "1.5", "--skip-mm-profiling",
+    )  # fmt: skip
+    deployment = found["deployments"][0]  # type: ignore[index]
+    named = ("kv_cache_memory_bytes", "enable_prefix_caching", "enforce_eager", "cpu_offload_gb", "skip_mm_profiling")
+    assert [deployment[name] for name in named] == [4 * GIB, False, True, 1.5, True]
+    assert (found["context_tokens"], deployment["kv_pool_bytes"]) == (8192, 4 * GIB)
+    assert deployment["performance"] is None  # how fast weights come over the bus is not modelled
+    assert document(capsys, "--ctx", "8k") == document(capsys, "--max-model-len", "8k")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--ctx", "8k", "--max-model-len", "8k"), "--ctx cannot be used with --max-model-len"),
+        (("--ctx", "8k", "--cpu-offload-gb", "-1"), "--cpu-offload-gb must be at least 0"),
+        (("--ctx", "8k", "--engine", "kvplan", "--skip-mm-profiling"), "--engine kvplan has no --skip-mm-profiling"),
+        (("--ctx", "8k", "--engine", "kvplan", "--kv-cache-memory-bytes", "1GiB"), "has no --kv-cache-memory-bytes"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.1-8b", "--gpu", "l40s", *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_pool_that_is_too_large_is_answered_with_one_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", "40GiB"]) == 1
+    said = capsys.readouterr().err
+    size = said.split("--kv-cache-memory-bytes ")[-1].split(",")[0].split()[0]
+    assert "no room for --kv-cache-memory-bytes" in said
+    again = ["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", size]
+    assert main(again) == 0
