@@ -110,7 +110,7 @@ imports: $(STAMP_DEV)
 test: $(STAMP_DEV)
 	$(PYTEST)
 
-# every test, with the storms and grids whole of which `make test` runs a sample; an hour on two cores
+# every test, with the storms whole of which `make test` runs a fifth
 exhaustive: $(STAMP_DEV)
 	$(PYTEST) --exhaustive
 

@@ -19,12 +19,12 @@ gc.disable()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--exhaustive``, which `make exhaustive` passes."""
-    parser.addoption("--exhaustive", action="store_true", help="whole storms and grids, of which CI runs a sample")
+    parser.addoption("--exhaustive", action="store_true", help="whole storms, of which CI runs a fifth")
 
 
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
-    """Whether storms and grids run whole."""
+    """Whether storms run whole."""
     return bool(request.config.getoption("--exhaustive"))
 
 
