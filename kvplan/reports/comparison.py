@@ -134,11 +134,16 @@ def _by_settings(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return found.assign(status=groups["status"].agg(worst_of)).reset_index()
 
 
+def _is_exact_whole(value: float) -> bool:
+    """Whether a float is a whole number that it holds exactly."""
+    return abs(value) <= 2**53 and value % 1 == 0
+
+
 def _with_whole_numbers(matches: pd.DataFrame, settings: Sequence[str]) -> pd.DataFrame:
     """Counts as integers, unless a median lies between two of them: they are exported without a decimal point."""
     counts = [name for name in (*settings, "num_blocks_total_first", "num_blocks_total_second")
               if name.removesuffix("_first").removesuffix("_second") in WHOLE_COLUMNS]  # fmt: skip
-    whole = [name for name in counts if (matches[name].dropna() % 1 == 0).all()]
+    whole = [name for name in counts if matches[name].dropna().map(_is_exact_whole).all()]
     return matches.astype(dict.fromkeys(whole, "Int64"))
 
 

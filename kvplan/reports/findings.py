@@ -3,6 +3,7 @@ wrote with everything at hand; without one, recommendation and waste are made fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
@@ -145,9 +146,8 @@ def _figures(values: Document, spread: Document) -> dict[str, str]:
     """Label -> figure with its unit, followed by the lowest and highest of several runs where they differ."""
     found = {}
     for name, (label, unit) in _FIGURES.items():
-        value = values.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            scale = 100 if name == "kv_usage_max" else 1
+        value, scale = values.get(name), 100 if name == "kv_usage_max" else 1
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(scale * value):
             low, high = cast(tuple[float, float], spread.get(name) or (value, value))
             apart = f" ({short_number(scale * low)} to {short_number(scale * high)})" if low != high else ""
             found[label] = f"{short_number(scale * value)} {unit}".rstrip() + apart

@@ -6,6 +6,7 @@ Keys beyond a TypedDict's are let pass, as later versions write them; keys beyon
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -110,3 +111,18 @@ def _shown(value: object) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+_LARGEST_WHOLE: Final = 2**63 - 1
+"""Of a column of whole numbers in a table."""
+
+
+def bounded_numbers(value: Any) -> Any:
+    """Return a document with None for numbers that are not finite, or wider than a table's whole numbers."""
+    if isinstance(value, dict):
+        return {name: bounded_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [bounded_numbers(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return None if isinstance(value, int) and abs(value) > _LARGEST_WHOLE else value

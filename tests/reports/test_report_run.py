@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from report_helpers import records, sample_directory, sample_run, trial, write_trials
 
 from kvplan.errors import KvplanError
+from kvplan.runs.shape import bounded_numbers
 from kvplan.runs.storage.reader import load_run, trial_frame
 
 
@@ -94,3 +96,8 @@ def test_the_frame_holds_figures_as_floats_and_text_as_text():
     assert frame["slo_pass"].dtype == "boolean" and list(frame["slo_pass"].isna()) == [False, True]
     assert list(frame["dtype"]) == ["float32", ""]
     assert set(frame.columns) == set(records()[0]["row"])
+
+
+def test_numbers_that_no_sweep_writes_are_missing() -> None:
+    numbers = [math.inf, math.nan, 2**70, True, 1.5, 7]
+    assert bounded_numbers({"row": numbers}) == {"row": [None, None, None, True, 1.5, 7]}

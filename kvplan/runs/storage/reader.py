@@ -25,7 +25,7 @@ from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, SUMMARY, TRIALS, Manifest
 from kvplan.runs.rows import with_engine
-from kvplan.runs.shape import without_misfits
+from kvplan.runs.shape import bounded_numbers, without_misfits
 from kvplan.runs.statuses import MEASURED_STATUSES
 
 # What a JSON object on disk holds, whoever wrote it.
@@ -37,7 +37,7 @@ _COLUMN_TYPES: Final[Mapping[str, frozenset[type]]] = {
 # Columns that only hold whole numbers: to be written without a decimal point, although figures are floats in a frame.
 WHOLE_COLUMNS: Final = frozenset(name for name, types in _COLUMN_TYPES.items() if types == {int})
 _MOST_LINE_NUMBERS: Final = 10
-_MANY_DIGITS: Final = re.compile(r"\d{309}")
+_ODD_NUMBER: Final = re.compile(r"\d{19}|[eE]\+?\d{3}|Infinity|NaN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,18 +247,9 @@ def _parse_trial(line: str) -> tuple[Trial | None, list[str]]:
 
 
 def _parse(text: str) -> Any:
-    """As ``parse_json``. A whole number that no float can hold is infinite, as one with an exponent is: no figure."""
+    """As ``parse_json``, without numbers that no sweep writes: what is not finite, or no table holds, is missing."""
     document = parse_json(text)
-    return _bounded(document) if _MANY_DIGITS.search(text) else document
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _bounded(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_bounded(inner) for inner in value]
-    is_huge = isinstance(value, int) and not -sys.float_info.max <= value <= sys.float_info.max
-    return math.inf if is_huge else value
+    return bounded_numbers(document) if _ODD_NUMBER.search(text) else document
 
 
 def _series(series: object) -> pd.DataFrame | None:

@@ -37,6 +37,7 @@ from kvplan.runs.directory import (
     read_manifest,
     read_trials,
 )
+from kvplan.runs.shape import bounded_numbers
 from kvplan.runs.storage.files import sync_directory, write_all, write_whole
 
 _RECORDS_PER_CSV: Final = 5
@@ -140,7 +141,8 @@ class SweepStore:
         write_whole(self.directory / RESULTS, csv_text(self.rows))
 
     def write_summary(self, summary: Summary) -> None:
-        write_whole(self.directory / SUMMARY, _json_text(summary))
+        """Write summary.json. A figure that rows of other hands make infinite is left out."""
+        write_whole(self.directory / SUMMARY, _json_text(bounded_numbers(summary)))
 
     def read_manifest(self) -> Manifest:
         return read_manifest(self.directory)
