@@ -204,7 +204,7 @@ def _refuse_incomplete(manifest: Manifest) -> None:
     """KvplanError that names what a continued sweep needs and the manifest lacks."""
     needed: dict[str, tuple[str, ...]] = {
         "options": (), "planes": (), "trials": (), "run_id": (), "created_at": (), "settings": ("load_format",),
-        "model": ("config_sha256",), "device": ("kind", "name", "memory_bytes"), "workload": ("spec",),
+        "model": ("id", "config_sha256"), "device": ("kind", "name", "memory_bytes"), "workload": ("spec", "text"),
     }  # fmt: skip
     if missing := lacking(manifest, needed):
         raise KvplanError(
