@@ -42,6 +42,7 @@ from kvplan.estimate.vllm.ranges import (
     SHARES,
     Cause,
     Group,
+    Standing,
     half_width_bytes,
     kv_range,
     range_amounts,
@@ -152,7 +153,11 @@ class Startup:
 
     def amounts(self, evidence: Evidence) -> Amounts:
         """Return what each cause applies to, where ``evidence`` is known: less this start-up, or all of its source."""
-        return range_amounts(self.spec, self.gpu, self.found, self.others(evidence))
+        return range_amounts(self.spec, self.gpu, self.found, self.standing(evidence))
+
+    def standing(self, evidence: Evidence) -> Standing:
+        """Return how well its kind is known without this start-up, or without all of its source."""
+        return standing(self.kinds, self.others(evidence))
 
     def others(self, evidence: Evidence) -> Evidence:
         """Return ``evidence`` without what this start-up is part of."""
@@ -310,7 +315,7 @@ def fit_ranges(startups: Sequence[Startup]) -> StartupErrors:
     for startup in startups:
         if startup.largest_error_gib is not None:
             half = half_width_bytes(startup.amounts(evidence), unit, 1.0) / GIB
-            group = standing(startup.kinds, startup.others(evidence)).group
+            group = startup.standing(evidence).group
             ratios[group].append((startup.largest_error_gib / half, startup.source))
     factors = {
         group: _by_startup(found) if group == "well compared" else _by_source(found) for group, found in ratios.items()
@@ -327,7 +332,7 @@ def _layout_factor(startups: Sequence[Startup], evidence: Evidence) -> float:
     for startup in startups:
         if startup.layout_ratio is None:
             continue
-        if startup.has_other_layout or standing(startup.kinds, startup.others(evidence)).unseen_layout:
+        if startup.has_other_layout or startup.standing(evidence).unseen_layout:
             ratios.append((max(startup.layout_ratio, 1 / startup.layout_ratio), startup.source))
     return _by_source(ratios) if ratios else 1.0
 

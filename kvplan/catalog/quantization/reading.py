@@ -1,4 +1,4 @@
-"""From a config's ``quantization_config`` to a ``QuantizationSpec``: which loader reads it, and what it says.
+"""Reads a config's ``quantization_config`` into a ``QuantizationSpec``: which loader it is for, and what it says.
 
 Where the section is looked for, and in which order: get_quant_config of vllm/model_executor/model_loader/
 weight_utils.py. What its methods are called: QUANTIZATION_METHODS of vllm/model_executor/layers/quantization, and what

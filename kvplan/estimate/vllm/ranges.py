@@ -187,16 +187,13 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
     return Standing(group, num_startups, rarest, sources[rarest], unseen)
 
 
-def range_amounts(
-    spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction, evidence: Evidence
-) -> dict[Cause, float]:
+def range_amounts(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction, known: Standing) -> dict[Cause, float]:
     """Return what each cause applies to on the smallest rank, in GiB; 1 for causes with an amount of their own.
 
     ``predicted`` is the prediction for ``spec`` on ``gpu``. Causes that do not apply are left out.
     """
     rank, settings = predicted.rank, predicted.settings.serving
     layout = ParallelLayout.of(settings)
-    known = standing(deployment_kinds(spec, gpu, predicted), evidence)
     profiled: Cause = "encoder" if rank.activation.decided_by == "encoder" else "activations"
     amounts: dict[Cause, float] = {
         _weights_cause(spec, settings.quantization): rank.weight_bytes / GIB,
@@ -237,8 +234,7 @@ def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPredictio
     """Return the low end of the KV pool on one GPU, which about 19 of 20 start-ups exceed. Never negative."""
     errors = startup_errors()
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
-    amounts = range_amounts(spec, gpu, predicted, errors.evidence)
-    half = half_width_bytes(amounts, errors, errors.factors[known.group])
+    half = half_width_bytes(range_amounts(spec, gpu, predicted, known), errors, errors.factors[known.group])
     return max(predicted.rank.available_kv_bytes - half, 0)
 
 
@@ -255,7 +251,7 @@ def kv_range(
     """
     errors = startup_errors() if errors is None else errors
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
-    factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, errors.evidence)
+    factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, known)
     amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
     low = max(available - half, 0)

@@ -30,10 +30,10 @@ _PUBLISHED: dict[str, object] = {
     "engram_head_dim": 256,
     "engram_num_embeddings": [384_006_168, 384_016_682],
 }
-"""Of DeepSeek-V4.1-Flash, the only one there is: what a config that quotes it in part leaves out."""
+"""Keys of DeepSeek-V4.1-Flash, the only one there is, for a config that quotes it in part."""
 _PUBLISHED_LAYERS = 40
 _TABLE_BYTES = 1 + 1 / 32
-"""Of an element of an Engram table: fp8, and one exponent of 8 bits for 32 of them."""
+"""Bits of an element of an Engram table: fp8, and an exponent of 8 bits for every 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def read_deepseek_v41(view: ConfigView) -> Body:
 
 
 def _completed(text: ConfigView) -> ConfigView:
-    """With what the published config says where this one quotes it in part; each such key is an assumption."""
+    """Return the config with the published one's keys where it lacks them; each such key is an assumption."""
     missing = [key for key in _PUBLISHED if not text.has(key)]
     if not missing or text.config.get("num_hidden_layers") != _PUBLISHED_LAYERS:
         return text
@@ -167,9 +167,9 @@ def _mixture(text: ConfigView, hidden: int, experts: int, active: int) -> MoeFee
 
 
 def _engrams(text: ConfigView, hidden: int, streams: int) -> dict[int, tuple[Tensor, ...]]:
-    """By layer: a table of n-grams' hashes, which lies in the host's memory, and what brings its rows into the streams.
+    """Tensors by layer: a table of n-grams' hashes, and what brings its rows into the streams.
 
-    A position has a row for each head of each length of n-gram.
+    The table lies in the host's memory. A position has a row for each head of each length of n-gram.
     """
     layers = text.integers("engram_layer_ids") or []
     if not layers:

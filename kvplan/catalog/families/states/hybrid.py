@@ -273,7 +273,7 @@ _NEMOTRON_LETTERS = {
     "mlp": "-",
     "moe": "E",
 }
-"""Of each kind's names: the published ones, and those that transformers 5 writes."""
+"""Names of each kind: the published ones, and those that transformers 5 writes."""
 
 
 def read_nemotron_h(view: ConfigView) -> Body:

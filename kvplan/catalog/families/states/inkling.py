@@ -76,7 +76,7 @@ def _uniform(text: ConfigView) -> ConfigView:
 
 
 def _local_layers(text: ConfigView, num_layers: int) -> set[int]:
-    """Those with windows: ``local_layer_ids``, which vLLM reads, or ``layer_types``, as transformers 5 writes them."""
+    """Layers with windows: ``local_layer_ids``, which vLLM reads, or ``layer_types``, as transformers 5 writes them."""
     listed, types = text.integers("local_layer_ids"), layer_types(text, num_layers)
     if types is None:
         if listed is None:

@@ -16,7 +16,7 @@ from kvplan_engine.description.model import Layer, ModelDescription, Shape
 
 
 def read_deepseek_v41(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/models/deepseek_v41)."""
+    """Reads a config as vLLM does (vllm/models/deepseek_v41)."""
     text = {**text_of(config), "architectures": config["architectures"]}
     number, norm = whole(text, "num_hidden_layers"), norms(text)
     mixture, streams = _mixture(text), stream_shapes(text)
