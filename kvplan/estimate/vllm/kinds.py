@@ -27,7 +27,7 @@ PLACE: Final = frozenset({"GPU", "release"})
 """Aspects that decide what is taken beside the model: driver, libraries, kernels and what the release measures."""
 
 
-LAYOUT: Final = ("attention", "KV cache", "drafter", "shape")
+LAYOUT: Final = ("attention", "KV cache", "drafter")
 """Aspects that decide, with the release, how many tokens a byte of the pool holds."""
 
 
@@ -44,7 +44,6 @@ def deployment_kinds(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction
         "drafter": _drafter(predicted, spec),
         "parallel": _parallel(spec, ParallelLayout.of(settings)),
         "KV cache": _cache(settings.kv_cache_dtype),
-        "shape": "a stand-in's shape" if spec.sized_as is not None else "the model's own config",
     }
 
 

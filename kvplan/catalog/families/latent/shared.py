@@ -33,7 +33,7 @@ _PUBLISHED: dict[str, object] = {
 """Keys of DeepSeek-V4.1-Flash, the only one there is, for a config that quotes it in part."""
 _PUBLISHED_LAYERS = 40
 _TABLE_BYTES = 1 + 1 / 32
-"""Bits of an element of an Engram table: fp8, and an exponent of 8 bits for every 32."""
+"""Bytes of an element of an Engram table: fp8, and an exponent of 8 bits for every 32."""
 
 
 @dataclass(frozen=True, slots=True)
