@@ -217,3 +217,8 @@ def test_kvplans_own_engine_is_exact_on_a_cpu_and_has_no_interval_on_a_gpu() -> 
     assert on_cpu.kv_pool_bytes_range == (on_cpu.kv_pool_bytes, on_cpu.kv_pool_bytes)
     on_gpu = place(spec, find_gpu("h100-sxm"), EngineChoice("kvplan"), asked).deployment
     assert on_gpu.kv_cache_tokens_range is None
+
+
+def test_an_alias_is_as_sure_as_the_profile_it_is_sized_by() -> None:
+    profile, alias = _placed("llama-3.1-8b", "h100-sxm"), _placed("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm")
+    assert alias.kv_cache_tokens_range == profile.kv_cache_tokens_range
