@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
-from kvplan.files import LARGEST_CONFIG_BYTES, parse_json, read_text
+from kvplan.files import LARGEST_CONFIG_BYTES, read_json
 
 FILE_NAME: Final = "hf_quant_config.json"
 
@@ -32,10 +32,7 @@ def with_file(config: dict[str, Any], path: Path | None) -> dict[str, Any]:
     """
     if path is None or not is_wanted(config) or not path.is_file():
         return config
-    try:
-        found = parse_json(read_text(path, LARGEST_CONFIG_BYTES))
-    except ValueError as error:
-        raise KvplanError(f"{path} is not valid JSON ({error}).", hint="correct it, or take it away") from error
+    found = read_json(path, LARGEST_CONFIG_BYTES, hint="correct it, or take it away")
     if not isinstance(found, dict):
         raise KvplanError(f"{path} is not a JSON object.", hint="correct it, or take it away")
     return {**config, "quantization_config": found}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import groupby
 from typing import Final, Literal
 
 from kvplan.catalog.config_view import ConfigView
@@ -65,16 +66,8 @@ def _experts_as_linear(targets: dict[str, QuantizationSpec]) -> Iterable[tuple[s
 
 def _runs(targets: dict[str, QuantizationSpec]) -> Iterable[tuple[tuple[str, ...], QuantizationSpec]]:
     """Targets that follow each other and mean the same format, together: lists of one module each are long."""
-    run: list[str] = []
-    last: QuantizationSpec | None = None
-    for target, stored in targets.items():
-        if last is not None and stored != last:
-            yield tuple(run), last
-            run = []
-        run.append(target)
-        last = stored
-    if last is not None:
-        yield tuple(run), last
+    for stored, run in groupby(targets, key=targets.__getitem__):
+        yield tuple(run), stored
 
 
 _MERGED: Final[tuple[Literal["whole", "parts"], ...]] = ("whole", "parts")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Final
 
 from kvplan.catalog.config_view import ConfigView
@@ -116,14 +117,8 @@ _SPECIAL: Final = frozenset("*+?^$()[]{}|\\")
 
 def _joined(mode: Any, listed: Iterable[str], formats: dict[str, QuantizationSpec | None]) -> Iterable[Rule]:
     """A rule for each run of entries that mean the same: there is an entry for every module."""
-    run: list[str] = []
-    for name in listed:
-        if run and formats[name] != formats[run[-1]]:
-            yield Rule(formats[run[-1]], Names(mode, tuple(run)), kinds=_WITH_HEAD)
-            run = []
-        run.append(name)
-    if run:
-        yield Rule(formats[run[-1]], Names(mode, tuple(run)), kinds=_WITH_HEAD)
+    for stored, run in groupby(listed, key=formats.__getitem__):
+        yield Rule(stored, Names(mode, tuple(run)), kinds=_WITH_HEAD)
 
 
 def _auto_round_format(section: ConfigView) -> QuantizationSpec:
