@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from kvplan.catalog.registry import find_reader
@@ -40,6 +41,7 @@ def registered_models() -> Iterator[RegisteredModel]:
             yield _registered(name, kind)
 
 
+@cache
 def _document() -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = json.loads(
         (profiles_dir() / "vllm-registry.json").read_text(encoding="utf-8")
@@ -50,10 +52,9 @@ def _document() -> dict[str, dict[str, list[str]]]:
 def _registered(name: str, kind: str) -> RegisteredModel:
     is_known = find_reader(name) is not None
     if kind == _DRAFTER:
-        return RegisteredModel(
-            name, kind, is_known, "" if is_known else "drafts for another model: --speculative-config"
-        )
-    if kind not in GENERATING:
+        why = "" if is_known else "drafts for another model: --speculative-config"
+    elif kind not in GENERATING:
         why = "sized as the model that generates" if is_known else "gives vectors or scores and generates no text"
-        return RegisteredModel(name, kind, is_known, why)
-    return RegisteredModel(name, kind, is_known, "" if is_known else "no reader knows its layers and weights")
+    else:
+        why = "" if is_known else "no reader knows its layers and weights"
+    return RegisteredModel(name, kind, is_known, why)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import lcm
 
-from kvplan.estimate.vllm.pages import PER_REQUEST, LayerPage, PageKind
+from kvplan.estimate.vllm.pages import PER_REQUEST, LayerPage, PageKind, least_padding, page_sizes
 
 
 def packed_groups(pages: Sequence[LayerPage]) -> tuple[list[tuple[LayerPage, int]], int]:
@@ -37,33 +36,24 @@ def packed_groups(pages: Sequence[LayerPage]) -> tuple[list[tuple[LayerPage, int
     return groups, _ceil_div(bytes_per_block, stride) * stride
 
 
-def _sizes(found: Sequence[LayerPage]) -> Counter[int]:
-    return Counter(page.page_bytes for page in found)
-
-
 def _is_balanced(found: Sequence[LayerPage]) -> bool:
-    return len(set(_sizes(found).values())) == 1
+    return len(set(page_sizes(found).values())) == 1
 
 
 def _repeats_per_group(kinds: Iterable[Sequence[LayerPage]]) -> int | None:
-    """Layers of each page size in a group where some kind has several sizes, equally many of each; else None.
-
-    The number that pads least (vllm/v1/core/kv_cache_planning.py, _approximate_gcd).
-    """
-    balanced = [_sizes(found) for found in kinds if _is_balanced(found)]
+    """Layers of each page size in a group where some kind has several sizes, equally many of each; else None."""
+    balanced = [page_sizes(found) for found in kinds if _is_balanced(found)]
     counts = [max(sizes.values()) for sizes in balanced]
     least = max((max(sizes.values()) for sizes in balanced if len(sizes) > 1), default=0)
-    if not least:
-        return None
-    return min(range(least, max(counts) + 1), key=lambda each: (sum(-count % each for count in counts), -each))
+    return least_padding(counts, least) if least else None
 
 
 def _num_groups(found: Sequence[LayerPage], repeats: int | None) -> int:
-    return _ceil_div(max(_sizes(found).values()), repeats) if repeats and _is_balanced(found) else 1
+    return _ceil_div(max(page_sizes(found).values()), repeats) if repeats and _is_balanced(found) else 1
 
 
 def _widest_bytes(found: Sequence[LayerPage], num_groups: int) -> int:
-    return sum(_ceil_div(count, num_groups) * size for size, count in _sizes(found).items())
+    return sum(_ceil_div(count, num_groups) * size for size, count in page_sizes(found).items())
 
 
 def _ceil_div(number: int, divisor: int) -> int:

@@ -10,7 +10,8 @@ vllm/v1/attention/backends/mla/sparse_swa.py (DeepseekV4SWACache).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -109,3 +110,16 @@ def _state_page(ratio: int, head_size: int) -> LayerPage:
 
 def _page(kind: PageKind, block_size: int, num_bytes: int, window_tokens: int | None = None) -> LayerPage:
     return LayerPage(kind, block_size, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT, window_tokens)
+
+
+def page_sizes(pages: Iterable[LayerPage]) -> Counter[int]:
+    """Return how many pages are of each size in bytes."""
+    return Counter(page.page_bytes for page in pages)
+
+
+def least_padding(counts: Sequence[int], least: int) -> int:
+    """Return the number that pads ``counts`` least when they are made multiples of it, from ``least`` on.
+
+    The largest of several (vllm/v1/core/kv_cache_utils.py, later kv_cache_planning.py: _approximate_gcd).
+    """
+    return min(range(least, max(counts) + 1), key=lambda each: (sum(-count % each for count in counts), -each))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from kvplan.catalog.releases.vllm import CompressedLayout
 from kvplan.errors import KvplanError
-from kvplan.estimate.vllm.pages import LayerPage
+from kvplan.estimate.vllm.pages import LayerPage, least_padding, page_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,9 @@ def tuple_layout(pages: Sequence[LayerPage], layout: CompressedLayout) -> TupleL
             windows.setdefault((page.block_size, page.window_tokens), []).append(page)
     sizes = sorted({page.page_bytes for page in whole})
     padded = [_padded(found, sizes, layout) for found in windows.values()]
-    num_tuples = _tuples_per_group([_commonest(whole), *map(_commonest, padded)])
-    groups = [TupleGroup(whole[0], len(whole), _sizes(whole))]
+    counts = [_commonest(whole), *map(_commonest, padded)]
+    num_tuples = least_padding(counts, counts[0])
+    groups = [TupleGroup(whole[0], len(whole), page_sizes(whole))]
     for found in padded:
         groups.extend(_cut(found, num_tuples))
     most = max(max(group.sizes.values()) for group in groups)
@@ -60,12 +61,8 @@ def tuple_layout(pages: Sequence[LayerPage], layout: CompressedLayout) -> TupleL
     return TupleLayout(tuple(groups), _bytes_per_block(groups, admitted, layout), admitted)
 
 
-def _sizes(found: Sequence[LayerPage]) -> Counter[int]:
-    return Counter(page.page_bytes for page in found)
-
-
 def _commonest(found: Sequence[LayerPage]) -> int:
-    return max(_sizes(found).values())
+    return max(page_sizes(found).values())
 
 
 def _padded(found: Sequence[LayerPage], sizes: Sequence[int], layout: CompressedLayout) -> list[LayerPage]:
@@ -86,15 +83,9 @@ def _of_size(page: LayerPage, num_bytes: int) -> LayerPage:
     return LayerPage(page.kind, page.block_size, num_bytes, page.window_tokens)
 
 
-def _tuples_per_group(counts: Sequence[int]) -> int:
-    """The number that pads all ``counts`` least when they are made multiples of it, at least the first; the largest
-    of several."""
-    return min(range(counts[0], max(counts) + 1), key=lambda each: (sum(-count % each for count in counts), -each))
-
-
 def _cut(found: Sequence[LayerPage], num_tuples: int) -> list[TupleGroup]:
     """Groups of about ``num_tuples`` layers of each page size: every n-th tuple is in the same group."""
-    sizes = _sizes(found)
+    sizes = page_sizes(found)
     each = max(sizes.values())
     num_groups = -(-each // num_tuples)
     groups = []

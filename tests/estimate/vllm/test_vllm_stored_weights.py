@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import LLAMA, llama_tensors, write_checkpoint
-from test_gguf import write as write_gguf
+from small_gguf import write as write_gguf
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
