@@ -156,7 +156,7 @@ class Frontier:
         if entry.rough != _UNKNOWN:
             return False
         found = candidate(self.trial, entry.choice, entry.replicas)
-        rough = found.rough_score(self.trial.request.goal) if isinstance(found, Candidate) else math.inf
+        rough = found.rough_score(self.trial.request.goal) if isinstance(found, Candidate) else self._quickest(entry)
         heapq.heappush(self._heap, replace(entry, rough=rough))
         return True
 
@@ -166,13 +166,24 @@ class Frontier:
         if isinstance(first, Miss) and first.is_final:
             self._misses.append(first)
             return
-        fewest = _fewest(most, lambda count: isinstance(candidate(self.trial, choice, count), Candidate))
+        fewest = _fewest(most, lambda count: self._holds(choice, count))
         if fewest is not None:
             self._push(choice, fewest)
             return
         last = candidate(self.trial, choice, most)
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
+
+    def _holds(self, choice: Choice, replicas: int) -> bool:
+        """Whether so many hold the load, with the default or another token budget: a small one leaves more to the KV
+        cache, and under a rate each answers as many requests as it does."""
+        others = self.trial.other_step_tokens(choice.gpu)
+        if self.trial.workload.num_users is not None:
+            others = others[:1]
+        return any(
+            isinstance(candidate(self.trial, replace(choice, max_num_batched_tokens=tokens), replicas), Candidate)
+            for tokens in (None, *others)
+        )
 
     # ---- what need not be looked at
 
