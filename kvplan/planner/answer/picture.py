@@ -111,23 +111,19 @@ def _draw_costs(axes: Axes, plan: Plan) -> None:
     priced = [each for each in everything if each.usd_per_hour is not None]
     shown = priced or everything
     points = [(each.usd_per_hour or float(each.num_gpus), _request_seconds(each)) for each in shown]
-    for (cost, seconds), each in zip(points, shown, strict=True):
+    sides = itertools.cycle((5, -11))
+    for (cost, seconds), each in sorted(zip(points, shown, strict=True), key=lambda pair: pair[0]):
         is_best, color = each is plan.deployments[0], "#55a868" if each.verdict.meets else "#9a9a9a"
-        face = color if each.verdict.meets else "none"
-        axes.scatter(
-            cost, seconds, s=90 if is_best else 40, marker="*" if is_best else "o", edgecolor=color, color=face
-        )
-        if not any(left <= cost and below < seconds for left, below in points if (left, below) != (cost, seconds)):
-            axes.annotate(each.name, (cost, seconds), textcoords="offset points", xytext=(6, 5), fontsize=8)
+        size, marker, face = 90 if is_best else 40, "*" if is_best else "o", color if each.verdict.meets else "none"
+        axes.scatter(cost, seconds, s=size, marker=marker, edgecolor=color, color=face)
+        if not any(left <= cost and below < seconds for left, below in points):
+            axes.annotate(each.name, (cost, seconds), textcoords="offset points", xytext=(6, next(sides)), fontsize=8)
     axes.set_xlabel("dollars per hour" if priced else "GPUs")
     axes.set_ylabel("seconds of a request")
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=0.6 * min(seconds for _, seconds in points))
-    axes.set_xlim(left=0, right=1.35 * max(cost for cost, _ in points))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.yaxis.set_minor_formatter(_plain_minor_formatter())
-    goal = plan.request.goal.text if plan.request.goal.is_asked else "readable: TTFT within 10 s, TPOT within 100 ms"
-    axes.set_title(f"full marks: {goal}", fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0, right=1.5 * max(cost for cost, _ in points))
+    goal = plan.request.goal.text.replace(" and ", "\nand ") if plan.request.goal.is_asked else "readable speed"
+    axes.set_title(f"full marks: {goal}", fontsize=9, loc="left")
 
 
 def _request_seconds(deployment: Deployment) -> float:

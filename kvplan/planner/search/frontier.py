@@ -297,13 +297,10 @@ class Frontier:
         if not self._met:
             return
         best = min(self._met, key=rank)
-        for each in self._budgets(replace(best.choice, max_num_batched_tokens=None), best.replicas):
-            if each.choice != best.choice:
-                self._keep_better(best, self._play(each))
-
-    def _keep_better(self, best: Deployment, other: Deployment) -> None:
-        if rank(other) < rank(best):
-            self._met = [other if each is best else each for each in self._met]
+        others = self._budgets(replace(best.choice, max_num_batched_tokens=None), best.replicas)
+        played = [self._play(each) for each in others if each.choice != best.choice]
+        better = min([best, *played], key=rank)
+        self._met = [better if each is best else each for each in self._met]
 
     def _play_slow(self) -> None:
         """Where nothing is readable, what is quickest for its price all the same."""
