@@ -41,11 +41,17 @@ LIST_OPTIONS: dict[str, Callable[[str], object]] = {
 class LoadOptions:
     """The load: who asks, how much, how fast."""
 
-    users: Annotated[int | None, typer.Option(help="Requests in progress at once.", rich_help_panel=WORKLOAD_PANEL)] = (
-        None
-    )
+    users: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="Requests in progress at once.", rich_help_panel=WORKLOAD_PANEL),
+    ] = None
     request_rate: Annotated[
-        float | None, typer.Option(help="Requests per second, instead of --users.", rich_help_panel=WORKLOAD_PANEL)
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Requests per second, instead of --users; also 720/min.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
     ] = None
     ctx_avg: Annotated[
         str | None,
@@ -60,7 +66,8 @@ class LoadOptions:
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            help="Bounds in ms: ttft:500 tpot:50 e2el:5000 (averages), p99_ttft:500, or mlperf:llama3.1-8b.",
+            help="Bounds in ms: ttft:500 tpot:50 e2el:5000 (averages), p99_ttft:500 (or p50, p90, p95), "
+            "'TTFT<1s', or mlperf:llama3.1-8b.",
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None
@@ -137,9 +144,9 @@ class GpuOptions:
         int | None,
         typer.Option(help="Nodes that one replica may span. Default: as --max-gpus allows.", rich_help_panel=GPU_PANEL),
     ] = None
-    budget: Annotated[float | None, typer.Option(help="US dollars per hour at most.", rich_help_panel=COST_PANEL)] = (
-        None
-    )
+    budget: Annotated[
+        str | None, typer.Option(metavar="USD", help="US dollars per hour at most.", rich_help_panel=COST_PANEL)
+    ] = None
     price: Annotated[
         list[str] | None,
         typer.Option(

@@ -60,7 +60,7 @@ def check_averages(slo: Slo, served: Served) -> SloCheck:
 
     An average beyond the bound of a 99th percentile breaks it too, but only bounds of averages decide what is sure.
     """
-    asked = [bound for bound in slo.bounds() if bound.statistic != "p50"]
+    asked = [bound for bound in slo.bounds() if bound.statistic in ("mean", "p99")]
     seen = [Predicted(bound._replace(statistic="mean"), *_average(bound, served)) for bound in asked]
     shares = (each.share for each, bound in zip(seen, asked, strict=True) if bound.statistic == "mean")
     return _check(slo, seen, min([served.share, *shares]), served)
@@ -100,7 +100,7 @@ def _percentile(bound: Bound, served: Served, queues: Queues | None) -> Predicte
     found = played(queues.figures)[bound.name]
     if found is None:
         return None
-    middle = found.median if bound.statistic == "p50" else found.p99
+    middle = found.at(bound.statistic)
     figure = _COMPARED.get(bound.name)
     ends = None if figure is None else queues.between(figure, middle)
     if ends is not None:

@@ -2,6 +2,7 @@
 
 request   load, lengths and GPUs; the workload with its gaps filled
 asking    the request from values as people write them
+amounts   users, rates and money as people write them
 slo       the limits of a service level
 prices    dollars per GPU and hour
 """

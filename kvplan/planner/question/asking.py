@@ -9,9 +9,10 @@ from typing import Final, TypeVar
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError
+from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.prices import parse_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
-from kvplan.planner.question.slo import parse_slo
+from kvplan.planner.question.slo import parse_slo, split_slo
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
@@ -38,8 +39,8 @@ def plan_request(
     engine: EngineChoice,
     settings: ServingSettings,
     *,
-    users: int | None = None,
-    request_rate: float | None = None,
+    users: int | str | None = None,
+    request_rate: float | str | None = None,
     ctx_avg: str | None = None,
     ctx_max: str | None = None,
     input_len: str | None = None,
@@ -55,7 +56,7 @@ def plan_request(
     data_parallel_size: Sequence[str] | None = None,
     enable_expert_parallel: bool | None = None,
     nodes: int | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     price: Sequence[str] | None = None,
     quantization: Sequence[str] | None = None,
     kv_cache_dtype: Sequence[str] | None = None,
@@ -73,13 +74,13 @@ def plan_request(
         num_nodes=_positive(nodes, "--nodes"),
     )
     return PlanRequest(
-        num_users=_positive(users, "--users"),
-        requests_per_second=_positive(request_rate, "--request-rate"),
+        num_users=_positive(read_users(users), "--users"),
+        requests_per_second=_positive(read_rate(request_rate), "--request-rate"),
         average_context=_tokens(ctx_avg),
         longest_context=_tokens(ctx_max),
         input_tokens=_tokens(input_len),
         output_tokens=_tokens(output_len),
-        slo=parse_slo([word for text in slo or [] for word in text.replace(",", " ").split()]),
+        slo=parse_slo(split_slo(slo or [])),
         gpus=with_prices(_gpus(named), parse_prices(split_list(price))),
         max_gpus=_positive(max_gpus, "--max-gpus") or _largest_count(named),
         sizes=sizes,
@@ -88,7 +89,7 @@ def plan_request(
         worst_case=worst_case,
         headroom=_headroom(headroom),
         num_spare_replicas=_not_negative(spare_replicas, "--spare-replicas"),
-        usd_per_hour=_positive(budget, "--budget"),
+        usd_per_hour=_positive(read_dollars(budget), "--budget"),
         engine=engine,
         settings=settings,
     )
