@@ -13,6 +13,7 @@ sweeps, reports     running trials; plots, tables and pages of their rows
 runs                a run directory and its rows
 estimate            memory and speed by formula
 catalog             models, GPUs and engine releases
+pasted              commands that people paste, as settings
 machine, workload   what this host is; requests and arrivals
 workers, metrics    worker processes and their messages; what engines' metrics pages say
 settings            every knob of a deployment, declared once; setting_values: its values as people write them

@@ -59,7 +59,12 @@ class LoadOptions:
     ] = None
     ctx_max: Annotated[
         str | None,
-        typer.Option(help="Longest sequence that must be served, such as 32k.", rich_help_panel=WORKLOAD_PANEL),
+        typer.Option(
+            "--ctx-max",
+            "--max-model-len",
+            help="Longest sequence that must be served, such as 32k.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
     ] = None
     input_len: Annotated[str | None, typer.Option(help="Tokens per prompt.", rich_help_panel=WORKLOAD_PANEL)] = None
     output_len: Annotated[str | None, typer.Option(help="Tokens per answer.", rich_help_panel=WORKLOAD_PANEL)] = None

@@ -96,7 +96,7 @@ class Trial:
         if tokens is None:
             release, memory = vllm_release(self.request.engine.version), asked.device_memory_bytes or gpu.memory_bytes
             tokens, _ = batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
-        return min(MOST_SEQUENCES, tokens)
+        return min(asked.max_num_seqs or MOST_SEQUENCES, tokens)
 
     def refuses(self, formats: FormatPair, gpu: GpuProfile) -> bool:
         """Whether the engine has no kernels for these formats there; the reason is kept."""
@@ -232,7 +232,7 @@ def _predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
     That are those for which even the low end of the pool has blocks, where each needs one for its states.
     """
     rows = max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP)
-    rows = min(rows, trial.most_sequences(choice.gpu))
+    rows = min(trial.request.settings.max_num_seqs or rows, trial.most_sequences(choice.gpu))
     key = (choice.key, rows)
     if key not in trial.predictions:
         found = _predict_rows(trial, choice, rows)

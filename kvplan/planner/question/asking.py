@@ -20,11 +20,18 @@ from kvplan.units import parse_tokens
 DEFAULTS: Final = PlanRequest()
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
     "max_num_batched_tokens",
+    "max_num_seqs",
     "block_size",
+    "enforce_eager",
+    "enable_prefix_caching",
     "dtype",
     "group_size",
     "encoder_tokens",
+    "language_model_only",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
     "enable_lora",
     "max_loras",
     "max_lora_rank",
