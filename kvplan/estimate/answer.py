@@ -129,14 +129,14 @@ def make_estimate(
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
         speeds=_no_speeds(placements)
-        if asked.cpu_offload_gb
+        if asked.cpu_offload_gb or asked.decode_context_parallel_size > 1
         else deployment_speeds(attended, gpus, placements, cache, measured, request.engine),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
 
 
 def _no_speeds(placements: Sequence[Placement]) -> tuple[None, ...]:
-    """How fast weights come over the bus is not modelled."""
+    """How fast weights come over the bus, and what a context divided over ranks costs, is not modelled."""
     return (None,) * len(placements)
 
 
