@@ -43,8 +43,10 @@ class PlanFormat(str, Enum):
     table = "table"
     json = "json"
     csv = "csv"
+    docker = "docker"
     compose = "compose"
     kubernetes = "kubernetes"
+    helm = "helm"
 
 
 Model = Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
@@ -70,7 +72,7 @@ Format = Annotated[
     PlanFormat,
     typer.Option(
         "--format",
-        help="Output format; compose and kubernetes start the best deployment.",
+        help="Output format; docker, compose, kubernetes and helm start the best deployment.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

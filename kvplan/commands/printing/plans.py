@@ -23,7 +23,7 @@ from kvplan.planner.answer.queues import explained_steps, first_within_tails, qu
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import command_note, launch_commands
-from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
+from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import Fix
@@ -44,8 +44,8 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         print_json(plan_document(found, fix))
     elif output_format == "csv":
         print_csv([plan_row(deployment, found.spec.served_id) for deployment in found.deployments])
-    elif output_format in _MANIFESTS and found.deployments:
-        say(_MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
+    elif output_format in MANIFESTS and found.deployments:
+        say(MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
         print_plan(found)
         if explain and found.deployments:
@@ -57,9 +57,6 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         draw_plan(found, plot)
     if not found.deployments:
         raise nothing_serves(found, fix)
-
-
-_MANIFESTS = {"compose": compose_file, "kubernetes": kubernetes_manifests}
 
 
 def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
