@@ -20,7 +20,7 @@ from kvplan.planner.launch.containers import (
 from kvplan.planner.launch.replicas import FIRST_PORT, Process, balancer_command, vllm_processes
 
 _NGINX_IMAGE = "nginx:stable"
-_BOUND = "The model's directory is a bind mount: it must be there on every node that serves."
+_MOUNT = "bind mount"
 _AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 """What a container needs of a host with AMD's GPUs (docs.vllm.ai, "Installation", ROCm)."""
 
@@ -48,11 +48,7 @@ def compose_file(deployment: Deployment, model_id: str) -> str:
             "depends_on": {name: {"condition": "service_healthy"} for name in list(services)},
         }
         document["configs"] = {"balancer": {"content": _nginx(list(services)[:-1])}}
-    return plan_comments(deployment, model_id, *_more(model_id)) + yaml_text(document)
-
-
-def _more(model_id: str) -> list[str]:
-    return [] if local_directory(model_id) is None else [_BOUND]
+    return plan_comments(deployment, model_id, mount=_MOUNT) + yaml_text(document)
 
 
 def _service(deployment: Deployment, model_id: str, process: Process) -> dict[str, Any]:
@@ -104,7 +100,7 @@ def docker_commands(deployment: Deployment, model_id: str) -> str:
     balancer = balancer_command(deployment, model_id)
     if balancer is not None:
         lines += ["# before them, a balancer (pip install vllm-router)", balancer]
-    return plan_comments(deployment, model_id, *_more(model_id)) + "\n".join(lines) + "\n"
+    return plan_comments(deployment, model_id, mount=_MOUNT) + "\n".join(lines) + "\n"
 
 
 def _run(deployment: Deployment, model_id: str, process: Process) -> str:

@@ -75,19 +75,27 @@ def _labels() -> dict[str, dict[str, list[str]]]:
     return {name: labels for name, labels in document.items() if isinstance(labels, dict)}
 
 
-def plan_comments(deployment: Deployment, model_id: str, *more: str) -> str:
-    """Lines of a comment: whose shape was sized, what was planned and predicted, and ``more``."""
+def plan_comments(deployment: Deployment, model_id: str, *more: str, mount: str) -> str:
+    """Lines of a comment: whose shape was sized, what must be there, what was planned and predicted, and ``more``.
+
+    mount: what a directory of one's own is to the containers.
+    """
     spec, speed = deployment.choice.weights.spec, deployment.served.speed
     cost = "" if deployment.usd_per_hour is None else f", ${deployment.usd_per_hour:,.2f} per hour"
     tokens = deployment.prediction.kv_cache_tokens * deployment.choice.layout.data_parallel_size
     lines = [
         *([f"sized as {spec.sized_as}"] if spec.sized_as is not None else []),
+        *([_directory_comment(mount)] if local_directory(model_id) is not None else []),
         f"kvplan {__version__}: {model_id} on {deployment.name}{cost}",
         f"Predicted of each replica: {tokens:,} tokens of KV cache; on average "
         f"TTFT {_milliseconds(speed.ttft_seconds)}, TPOT {_milliseconds(speed.tpot_seconds)}",
         *more,
     ]
     return "".join(f"# {line}\n" for line in lines)
+
+
+def _directory_comment(mount: str) -> str:
+    return f"The model's directory is a {mount}: it must be there on every node that serves."
 
 
 def _milliseconds(found: Range) -> str:

@@ -17,7 +17,7 @@ from kvplan.planner.launch.containers import (
     yaml_text,
 )
 from kvplan.planner.launch.engines import checkpoint_name
-from kvplan.planner.launch.kubernetes import gpu_resource, node_terms
+from kvplan.planner.launch.kubernetes import MOUNT, gpu_resource, node_terms
 from kvplan.units import GIB
 
 _OWN: Final = {
@@ -54,7 +54,7 @@ def helm_values(deployment: Deployment, model_id: str) -> str:
         },
         "routerSpec": {"enableRouter": True, "routingLogic": "roundrobin"},
     }
-    return plan_comments(deployment, model_id, *_USAGE) + yaml_text(values)
+    return plan_comments(deployment, model_id, *_USAGE, mount=MOUNT) + yaml_text(values)
 
 
 def _model(deployment: Deployment, model_id: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from kvplan.planner.launch.replicas import FIRST_PORT, vllm_processes
 
 _NODE_CACHE = "/var/cache/huggingface"
 """On each node: what was downloaded once is there for the next pod."""
+MOUNT = "hostPath volume"
 _ACROSS_NODES = (
     "Between nodes NCCL takes the first network it finds. To name it, add NCCL_SOCKET_IFNAME (such as eth0) to env;",
     "with RDMA also NCCL_IB_HCA (such as mlx5), rdma/hca_shared_devices_a: 1 (or rdma/ib: 1, as your device plugin",
@@ -44,15 +45,13 @@ def kubernetes_manifests(deployment: Deployment, model_id: str) -> str:
         "spec": {"selector": selector, "ports": [{"name": "http", "port": FIRST_PORT, "targetPort": FIRST_PORT}]},
     }
     workload = (_leader_worker_set if spans_nodes else _deployment)(deployment, model_id, name, labels)
-    return plan_comments(deployment, model_id, *_more(deployment, model_id)) + yaml_text(workload, service)
+    return plan_comments(deployment, model_id, *_more(deployment), mount=MOUNT) + yaml_text(workload, service)
 
 
-def _more(deployment: Deployment, model_id: str) -> list[str]:
+def _more(deployment: Deployment) -> list[str]:
     label = gpu_label(deployment)
     lines = ["For a gated model: kubectl create secret generic hf-token --from-literal=token=hf_..."]
     lines.append(f"Downloads are kept in {_NODE_CACHE} of each node; put a PersistentVolumeClaim there to share them.")
-    if local_directory(model_id) is not None:
-        lines.append("The model's directory is a hostPath volume: it must be there on every node that serves.")
     if label is None:
         lines.append(f"No label is known for {deployment.choice.gpu.id}: add a nodeSelector if the cluster has others.")
     else:
