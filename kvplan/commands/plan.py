@@ -43,6 +43,7 @@ class PlanFormat(str, Enum):
     table = "table"
     json = "json"
     csv = "csv"
+    md = "md"
     docker = "docker"
     compose = "compose"
     kubernetes = "kubernetes"
