@@ -85,6 +85,9 @@ class ConfigView:
         key, value = self._first(keys)
         if value is _ABSENT:
             return default
+        return self._checked_number(key, value)
+
+    def _checked_number(self, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
             raise self._wrong(key, value, "a number that is not negative")
         return float(value)
@@ -123,6 +126,12 @@ class ConfigView:
         if values is None:
             return None
         return [self._checked_integer(key, value, minimum, _LARGEST) for value in values]
+
+    def numbers(self, key: str) -> list[float] | None:
+        """A list of numbers that are not negative, null as 0; None where the config has no list there."""
+        if not isinstance(self.config.get(key), list):
+            return None
+        return [self._checked_number(key, 0 if value is None else value) for value in self.items(key) or []]
 
     def texts(self, key: str) -> list[str] | None:
         values = self.items(key)

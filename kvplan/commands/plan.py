@@ -121,7 +121,9 @@ def plan(
         version_note(version),
         service_note(spec.architecture, version),
     )
-    if like is not None and shown is PlanFormat.table:
-        free = make_plan(spec, replace(asked, engine=kept.engine).request(longest=request.longest_context), measured)
-        print_unlike(found, free)
-    print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)
+    try:
+        print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)
+    finally:
+        if like is not None and shown is PlanFormat.table:
+            free = replace(asked, engine=kept.engine).request(longest=request.longest_context)
+            print_unlike(found, make_plan(spec, free, measured))

@@ -7,6 +7,7 @@ tokens a request and 16,384 in flight.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kvplan.catalog.spec import SoftmaxAttention
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings, layer_entries
 from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
+from kvplan.paths import profiles_dir
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SMALL: dict[str, Any] = {
@@ -207,3 +209,21 @@ def test_step_3_5_has_as_many_kv_heads_as_its_attention_groups() -> None:
         spec = read_config({**config, **groups}, model_id="step 3.5")
         found = {layer.mixer.num_kv_heads for layer in spec.layers if isinstance(layer.mixer, SoftmaxAttention)}
         assert found == {heads}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partial_rotary_factors", [{}] * 45),
+        ("partial_rotary_factors", [0.5]),
+        ("partial_rotary_factors", [float("inf")] * 45),
+        ("rope_theta", ["x"] * 45),
+        ("moe_layers_enum", [float("inf")]),
+    ],
+)
+def test_a_list_by_layer_of_anything_but_numbers_is_refused_by_name(key: str, value: list[object]) -> None:
+    config = json.loads((profiles_dir() / "models" / "step-3.7-flash.json").read_text(encoding="utf-8"))["config"]
+    inner = {name: each for name, each in config.get("text_config", config).items() if name != "mlp_layer_types"}
+    changed = {**inner, key: value}
+    with pytest.raises(KvplanError, match=key):
+        read_config({**config, "text_config": changed} if "text_config" in config else changed, model_id="step 3.7")

@@ -33,7 +33,7 @@ def test_two_bounds_that_nothing_keeps_are_left_out() -> None:
 
 
 def test_what_has_no_price_is_not_said_to_cost_less() -> None:
-    found = make_plan(LLAMA, request("rtx-3090", "h800", num_users=40))
+    found = make_plan(LLAMA, request("l40s", "h800", num_users=40))
     best = found.deployments[0]
     assert best.usd_per_hour is not None and best.num_gpus > 1, "one H800 would be fewer GPUs"
     costs = [each.deployment.usd_per_hour for each in found.alternatives]

@@ -9,7 +9,7 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.planner.answer.picture import plan_figure
-from kvplan.planner.answer.queues import explained_steps
+from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.search.plan import Plan, PlanRequest, make_plan
 
 

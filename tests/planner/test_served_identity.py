@@ -93,7 +93,7 @@ def test_what_gave_the_shape_stands_beside(capsys: pytest.CaptureFixture[str]) -
     asked, shape = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"
     question = f"plan {asked} --gpu l40s --users 10"
     shown = printed(question, capsys)
-    assert shown.startswith(f"{asked} (sized as {shape}): 10 users")
+    assert shown.splitlines()[0].endswith(f"for 10 users of {asked} (sized as {shape}).")
     assert f"vllm serve {asked} --max-model-len" in shown
     assert f"{shape} " not in shown
     document = json.loads(printed(f"{question} --json", capsys))
@@ -128,7 +128,7 @@ def test_a_directory_is_served_from_where_it_is(
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
     question = f"plan {shlex.quote(typed)} --gpu l40s --users 4"
-    shown = printed(question, capsys)
+    shown = printed(f"{question} --explain", capsys)
     for words in (f"vllm serve '{folder}' ", f"--model-path '{folder}' ", f"trtllm-serve '{folder}' "):
         assert words in shown
     workload = next(yaml.safe_load_all(printed(f"{question} --format kubernetes", capsys)))

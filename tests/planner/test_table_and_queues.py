@@ -1,6 +1,8 @@
-"""The plan's table and its line of queues are about one load: what one says the other does not contradict."""
+"""The closed form that says which loads a plan plays, and the play, are of one mind about a load."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +10,10 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.models import resolve_model
-from kvplan.planner.answer.document import plan_assumptions
-from kvplan.planner.answer.queues import queues_of
-from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.choices.trial import Trial
+from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
 from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.settings import ServingSettings
 
 BIG, SMALL = "llama-3.3-70b", "llama-3.1-8b"
 
@@ -28,7 +30,7 @@ BIG, SMALL = "llama-3.3-70b", "llama-3.1-8b"
         (SMALL, "l4", 8, 2000, 200, "published"),
     ],
 )
-def test_the_played_ttft_lies_in_the_range_of_the_table(
+def test_the_played_ttft_lies_in_the_range_of_the_closed_form(
     model: str, gpu: str, num_users: int, prompt: int, answer: int, quantization: str
 ) -> None:
     request = PlanRequest(
@@ -43,7 +45,7 @@ def test_the_played_ttft_lies_in_the_range_of_the_table(
     roomy = [each for each in found.deployments if each.capacity.average_sequences > 1.5 * num_users]
     assert roomy  # where the pool runs full, requests wait for it in the play alone
     for each in roomy:
-        queues, table = queues_of(each, found.workload), each.served.speed.ttft_seconds
+        queues, table = each.queues, each.served.speed.ttft_seconds
         assert queues is not None
         assert table.low <= queues.figures.ttft.mean <= 1.1 * table.high, each.name
         assert table.low / 1.1 <= queues.figures.ttft.median <= table.high, each.name
@@ -68,14 +70,16 @@ def planned(model: str, gpu: str, sizes: ParallelSizes, prompt: int, answer: int
         max_gpus=max(sizes.tensor or (1,)) * max(sizes.pipeline or (1,)) * max(sizes.data or (1,)),
         **load,  # type: ignore[arg-type]
     )
-    return make_plan(resolve_model(model), request, TABLES)
+    spec = resolve_model(model)
+    tokens = Trial(request, complete(request, spec)).default_step_tokens(request.gpus[0])
+    return make_plan(spec, replace(request, settings=ServingSettings(max_num_batched_tokens=tokens)), TABLES)
 
 
 def ratios(found: Plan) -> tuple[float, float, float]:
     """TTFT, TPOT and throughput of the table over those of the play, of the first deployment."""
     first = found.deployments[0]
     assert first.replicas == 1
-    queues, table = queues_of(first, found.workload), first.served.middle
+    queues, table = first.queues, first.served.middle
     assert queues is not None and queues.figures.tpot is not None and table is not None
     throughput = table.requests_per_second * found.workload.output_tokens
     return (
@@ -97,7 +101,7 @@ def ratios(found: Plan) -> tuple[float, float, float]:
         *((MIXTURE, "h100-sxm", each) for each in GROUPS.values()),
     ],
 )
-def test_table_and_play_agree_on_users(
+def test_closed_form_and_play_agree_on_users(
     model: str, gpu: str, sizes: ParallelSizes, num_users: int, prompt: int, answer: int
 ) -> None:
     """TPOT and throughput within 15 %, TTFT within a factor of 1.7: in the play, those answered at once ask at once."""
@@ -121,7 +125,7 @@ def test_table_and_play_agree_on_users(
         (MIXTURE, GROUPS[8], 6.0, 2000, 200),
     ],
 )
-def test_table_and_play_agree_on_requests_that_come_at_a_rate(
+def test_closed_form_and_play_agree_on_requests_that_come_at_a_rate(
     model: str, sizes: ParallelSizes, rate: float, prompt: int, answer: int
 ) -> None:
     """Also where less than one is in progress on average: those that meet each other read and decode side by side."""
@@ -129,9 +133,3 @@ def test_table_and_play_agree_on_requests_that_come_at_a_rate(
     assert 1 / 1.7 < ttft < 1.7
     assert 1 / 1.25 < tpot < 1.25
     assert throughput == pytest.approx(1.0, rel=0.01)
-
-
-@pytest.mark.parametrize(("num_users", "answer", "is_said"), [(16, 4, True), (16, 16, False), (1, 4, False)])
-def test_a_plan_says_where_its_averages_know_less_than_the_play(num_users: int, answer: int, *, is_said: bool) -> None:
-    found = planned(SMALL, "h100-sxm", ONE, 1000, answer, num_users=num_users)
-    assert any("ask again in one step" in note for note in plan_assumptions(found)) is is_said

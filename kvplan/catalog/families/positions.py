@@ -63,6 +63,5 @@ def plamo3_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
 def granite_swa_ropes(view: ConfigView, head_size: int) -> tuple[RopeSpec, ...]:
     """A base of each layer's own, where ``layer_rope_theta`` lists them; 0 turns nothing."""
     shared = read_rope(view, head_size)
-    listed = view.config.get("layer_rope_theta")
-    thetas = [float(theta) for theta in listed if theta] if isinstance(listed, list) else []
+    thetas = [theta for theta in view.numbers("layer_rope_theta") or [] if theta]
     return tuple(replace(shared, theta=theta) for theta in thetas) or (shared,)

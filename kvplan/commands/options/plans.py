@@ -11,8 +11,9 @@ import typer
 from kvplan.catalog.devices.gpus import parse_gpu_count
 from kvplan.commands.options.shared import WORKLOAD_PANEL
 from kvplan.planner.choices.formats import FORMAT_NAMES
-from kvplan.planner.question.asking import DEFAULTS
+from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
 from kvplan.planner.question.prices import parse_prices
+from kvplan.planner.question.request import DEFAULT_MAX_GPUS
 from kvplan.planner.question.slo import parse_slo
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL
 
@@ -76,6 +77,13 @@ class LoadOptions:
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None
+    confidence: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How sure an answer keeps --slo, such as 0.9. Default: {DEFAULT_CONFIDENCE:g}.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
     worst_case: Annotated[
         bool,
         typer.Option(
@@ -99,7 +107,8 @@ class GpuOptions:
     max_gpus: Annotated[
         int | None,
         typer.Option(
-            help=f"GPUs in total, over all replicas. Default: the largest count in --gpu, or {DEFAULTS.max_gpus}.",
+            help="GPUs in total, over all replicas. Default: the largest count in --gpu, as many as --budget buys or "
+            f"--nodes have, or {DEFAULT_MAX_GPUS}.",
             rich_help_panel=GPU_PANEL,
         ),
     ] = None
@@ -149,6 +158,12 @@ class GpuOptions:
         int | None,
         typer.Option(help="Nodes that one replica may span. Default: as --max-gpus allows.", rich_help_panel=GPU_PANEL),
     ] = None
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough", help="Play every layout with every token budget; up to minutes.", rich_help_panel=GPU_PANEL
+        ),
+    ] = False
     budget: Annotated[
         str | None, typer.Option(metavar="USD", help="US dollars per hour at most.", rich_help_panel=COST_PANEL)
     ] = None

@@ -6,6 +6,7 @@ ranges, speculation              an estimate's intervals; what a drafter takes a
 kv_layout, speeds, queues        its blocks; its speeds; percentiles of a load, and the terms of a step
 explanations, known              what `explain`, `models` and `gpus` print
 likened                          a plan beside one without a command's settings
-plans, sweeps, loads             what `plan`, `sweep` and `load` print
+plans, plan_tables               what `plan` prints: the answer, and its tables
+sweeps, loads                    what `sweep` and `load` print
 calibrations                     what `calibrate` prints
 """

@@ -1,41 +1,47 @@
-"""What ``kvplan plan`` prints: a table, one document, rows, or manifests."""
+"""What ``kvplan plan`` prints: the answer, what else serves, and what it assumes; a document, rows or manifests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvplan.commands.options.extras import need_extra
-from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, tail_text
-from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table, say
+from kvplan.commands.printing.plan_tables import (
+    confidence_text,
+    formats_text,
+    print_deployments,
+    print_memory,
+    shown,
+)
+from kvplan.commands.printing.queues import print_steps, server_text, within
+from kvplan.commands.printing.render import print_csv, print_json, print_sentence, say
 from kvplan.errors import KvplanError
-from kvplan.estimate.speed.latency import Range
 from kvplan.planner.answer.document import (
     adapter_notes,
     bridge_notes,
     calibration_notes,
+    limit_assumption,
     load_assumption,
     network_notes,
     plan_document,
     plan_row,
 )
-from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
+from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.choices.deployment import Deployment
-from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.left_out import left_out
-from kvplan.planner.search.plan import Alternative, Plan
-from kvplan.planner.search.rule_of_thumb import RuleOfThumb, users_by_rule
-from kvplan.units import format_bytes, format_gib, plural
+from kvplan.planner.search.plan import Plan
+from kvplan.units import format_bytes, plural
 
-_SHOWN = 10
 _MOST_PROCESSES = 8
 _MOST_NAMED = 6
 """GPUs that somebody names, of each of which the answer says what became of it."""
+_SURER = 0.9
+"""What the answer names a price for, where it is less sure itself."""
 
 
 def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | None, *, explain: bool = False) -> None:
@@ -47,9 +53,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
     elif output_format in MANIFESTS and found.deployments:
         say(MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
-        print_plan(found)
-        if explain and found.deployments:
-            print_steps(found.deployments[0].choice.name, explained_steps(found.deployments[0], found.workload))
+        print_plan(found, explain=explain)
     if plot is not None and found.deployments:
         need_extra("plan --plot", "report")
         from kvplan.planner.answer.picture import draw_plan
@@ -63,17 +67,14 @@ def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     """What came nearest, and the change after which something serves."""
     hint = f"no single change serves it: loosen several of {', '.join(_limits(found.request))}, or take a smaller model"
     if fix is not None:
-        slo = fix.deployment.slo
-        hint = f"{fix.sentence}: then {fix.deployment.name} serves it" + (
-            "" if slo.sure else f" (likely {100 * slo.share:.0f} %)"
-        )
+        hint = f"{fix.sentence}: then {fix.deployment.name} serves it"
     if found.too_dear is not None:
         return KvplanError(f"Nothing within ${found.request.usd_per_hour:,.2f} per hour serves this load.", hint=hint)
     miss = found.nearest_miss
     if miss is None:
         return KvplanError("No deployment serves this load.", hint=hint)
     lacks = f" ({format_bytes(miss.missing_bytes)} missing on each GPU)" if miss.missing_bytes else ""
-    limit = "at most " + plural(found.request.max_gpus, "GPU")
+    limit = "at most " + plural(max(map(found.request.most_gpus, found.request.gpus)), "GPU")
     return KvplanError(
         f"No deployment of {limit} serves this load. Nearest: {miss.name}{lacks}. {miss.sentence}", hint=hint
     )
@@ -91,133 +92,169 @@ def _limits(request: PlanRequest) -> list[str]:
     return ["--gpu", "--max-gpus", *(option for option, is_asked in asked.items() if is_asked)]
 
 
-_HEAD = (
-    "deployment",
-    "weights",
-    "KV",
-    "weights GiB",
-    "KV pool GiB",
-    "at ctx-avg",
-    "at ctx-max",
-    "by rule",
-    "TTFT ms",
-    "TPOT ms",
-    "tokens/s",
-    "$/h",
-    "$/Mtok",
-    "serves",
-    "limit",
-)
-_TEXT_COLUMNS = (0, 1, 2, 13, 14)
-_PARTS = ("TTFT ms", "$/h")
-"""Where the table is cut on a narrow terminal: what fits, how fast it is, and what it costs and serves."""
-
-
-def print_plan(found: Plan) -> None:
-    workload = found.workload
-    who = plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
-    lengths = f"{plural(workload.average_context, 'token')} on average, {workload.longest_context:,} at most"
-    requests = f"prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}"
-    print_sentence(f"{found.spec.title}: {who}, {lengths}; {requests}", indent="", further="  ")
-    for note in workload.assumptions:
-        print_sentence(note)
-    if found.rule is not None:
-        total = found.rule.total_bytes / 1e9
-        print_sentence(f"rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
+def print_plan(found: Plan, *, explain: bool = False) -> None:
+    """The answer in a few lines, its command, what else serves the load, and what all of it assumes."""
     if found.deployments:
+        best = found.deployments[0]
+        for line in answer_lines(found, best):
+            print_sentence(line, indent="", further="  ")
+        _print_commands(best, found, explain=explain)
         say()
-        _print_deployments(_shown(found), found.rule)
-        left = len(found.deployments) - len(_shown(found))
-        if left > 0:
-            say(f"  ... and {left} more (--json lists all)")
-    _print_alternatives(found.alternatives, found.rule, bool(found.deployments))
+        print_deployments(shown(found))
+    _print_alternatives(found)
     if not found.deployments:
         return
     if len(found.request.gpus) <= _MOST_NAMED:
         for gpu_id, sentence in left_out(found).items():
             print_sentence(f"not on {gpu_id}: {sentence}")
-    shown = [*_shown(found), *(each.deployment for each in found.alternatives)]
     say()
-    print_sentence(f"{_origin_sentence(shown)} {load_assumption(found)}")
-    if any(each.served.speed.origin in ("roofline", "kernels", "scaled") for each in shown):
-        print_sentence(UNSURE)
-    if not found.request.slo.is_empty:
-        print_sentence(f"SLO met: {' and '.join(bound.text for bound in found.request.slo.bounds())}.")
-    if any(not deployment.slo.sure for deployment in shown):
-        print_sentence(
-            "likely: the share of the predicted speeds and KV pools at which it serves the load within its bounds."
-        )
-    for note in [*adapter_notes(found), *bridge_notes(shown), *network_notes(shown), *calibration_notes(shown)]:
+    for note in _assumptions(found, explain=explain):
         print_sentence(note)
-    _print_best(found.deployments[0], found)
+    if explain:
+        _print_more(found)
 
 
-def _shown(found: Plan) -> list[Deployment]:
-    """The first ten, of each number of a GPU in the same formats the best layout alone."""
-    firsts: dict[tuple[object, ...], Deployment] = {}
-    for each in found.deployments:
-        firsts.setdefault((each.choice.gpu.id, each.num_gpus, each.choice.formats, each.slo.sure), each)
-    return list(firsts.values())[:_SHOWN]
+def answer_lines(found: Plan, best: Deployment) -> Iterator[str]:
+    """What to rent, what it gives, what it costs and how sure that is."""
+    yield f"{_rent(best)} for {_load_text(found)} of {found.spec.title}."
+    yield f"Gives {_times_text(best)}."
+    yield f"{_cost_text(best, found)}{_confidence_sentence(found, best)}"
 
 
-def _print_deployments(deployments: Sequence[Deployment], rule: RuleOfThumb | None) -> None:
-    rows = [_row(deployment, rule) for deployment in deployments]
-    print_table(None, _HEAD, rows, text_columns=_TEXT_COLUMNS, parts=_PARTS)
+def _rent(best: Deployment) -> str:
+    cost = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f}/h"
+    name = f"1 x {best.choice.gpu.id}" if best.num_gpus == 1 else f"{best.num_gpus} x {best.choice.gpu.id}"
+    layout = best.choice.layout.short_text() or "tp 1"
+    parts = [plural(best.replicas, "replica"), layout] if best.num_gpus > 1 else []
+    if best.num_spare:
+        parts[:1] = [f"{best.replicas} replicas and {best.num_spare} spare"]
+    parts += [formats_text(best)] if formats_text(best) else []
+    return f"{'Rent' if cost else 'Use'} {name}{cost}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb | None, has_answer: bool) -> None:
-    if not alternatives:
+def _load_text(found: Plan) -> str:
+    workload = found.workload
+    if workload.num_users is not None:
+        return plural(workload.num_users, "user")
+    return f"{workload.requests_per_second:g} requests/s"
+
+
+def _times_text(best: Deployment) -> str:
+    """Each figure with its 90 % interval."""
+    expected, parts = best.expected, []
+    for name in ("ttft", "tpot"):
+        p50, p99 = expected.time(name, "p50"), expected.time(name, "p99")
+        if p50 is not None and p99 is not None:
+            tail = f", p99 {1000 * p99.middle:,.0f} ms" if p99.middle < float("inf") else ""
+            parts.append(f"{name.upper()} p50 {within(p50.middle, p50.between, 1000)} ms{tail}")
+    tokens = best.output_tokens_per_second
+    return "; ".join([*parts, f"{within(tokens.middle, tokens.between)} tokens/s"])
+
+
+def _cost_text(best: Deployment, found: Plan) -> str:
+    cost = best.usd_per_million_output_tokens()
+    if cost is None:
+        return "No price is known (--price). "
+    workload = found.workload
+    output = (cost[0] * cost[1]) ** 0.5
+    every = output * workload.output_tokens / (workload.input_tokens + workload.output_tokens)
+    return f"Costs ${output:,.2f} per million output tokens, ${every:,.2f} of prompt and output together. "
+
+
+def _confidence_sentence(found: Plan, best: Deployment) -> str:
+    goal, sure = best.verdict.goal, confidence_text(best)
+    if not goal.is_asked:
+        return _readable_sentence(best)
+    verb = "Keeps" if best.verdict.meets else "May keep"
+    text = f"{verb} {goal.text}: {sure} sure ({goal.confidence:.0%} asked for)."
+    surer = next((each for each in found.deployments if each.verdict.confidence >= max(_SURER, goal.confidence)), None)
+    if surer is None or best.verdict.confidence >= _SURER:
+        return text
+    cost = "" if surer.usd_per_hour is None else f" at ${surer.usd_per_hour:,.2f}/h"
+    return f"{text} {confidence_text(surer)}: {surer.name}{cost}."
+
+
+def _readable_sentence(best: Deployment) -> str:
+    holds = "" if best.verdict.confidence >= 1 else f" Carries this load: {confidence_text(best)} sure."
+    if best.verdict.broken is None:
+        return f"No --slo: the cheapest that begins within 10 s and writes 10 tokens/s to each.{holds}"
+    return f"Slower than people read (10 tokens/s, begun within 10 s): nothing within the limits is faster.{holds}"
+
+
+def _print_alternatives(found: Plan) -> None:
+    if not found.alternatives:
         return
-    what = "For less, in other formats" if has_answer else "In other formats it would be served"
-    say(f"\n{what}:")
-    _print_deployments([each.deployment for each in alternatives], rule)
-    for caveat in dict.fromkeys(text for each in alternatives for text in each.caveats):
+    best = found.deployments[0] if found.deployments else None
+    sentence = "Fits with other formats:"
+    if best is not None:
+        sentence = "Cheaper or faster with other formats:" if best.verdict.meets else "Surer with other formats:"
+    say(f"\n{sentence}")
+    print_deployments([each.deployment for each in found.alternatives], with_formats=True)
+    for caveat in dict.fromkeys(text for each in found.alternatives for text in each.caveats):
         print_sentence(caveat)
 
 
-UNSURE = (
-    "Of published measurements of whole servers 76 % of TPOT, 82 % of tokens/s and 57 % of TTFT lie within such "
-    "ranges; those of the best deployment's line with queues hold 9 in 10 (docs/accuracy.md)."
-)
-"""Of speeds that nobody measured: tools/score_published_speeds.py, column 30%."""
+def _assumptions(found: Plan, *, explain: bool) -> Iterator[str]:
+    """Short ones always; where each time comes from with ``explain``."""
+    workload, everything = found.workload, [*shown(found), *(each.deployment for each in found.alternatives)]
+    lengths = f"prompts {workload.input_tokens:,}, answers {workload.output_tokens:,} tokens"
+    contexts = f"sequences of {workload.average_context:,} on average, {workload.longest_context:,} at most"
+    yield f"Assumes {lengths}; {contexts}."
+    yield from workload.assumptions
+    limit = limit_assumption(found)
+    yield load_assumption(found) + ("" if limit is None else f" {limit}")
+    yield (
+        f"Of {plural(found.num_tried, 'layout')}, from cheap to dear, the load was played {found.num_played:,} times; "
+        "brackets hold 9 in 10 published measurements of such predictions (docs/accuracy.md)."
+    )
+    yield _origins(everything)
+    yield from [*adapter_notes(found), *bridge_notes(everything), *network_notes(everything)]
+    if explain:
+        yield from calibration_notes(everything)
 
 
-def _origin_sentence(shown: Sequence[Deployment]) -> str:
-    """Where the shown speeds come from."""
-    origins = dict.fromkeys(deployment.served.speed.origin for deployment in shown)
+def _origins(deployments: Sequence[Deployment]) -> str:
+    """Where step times come from, each with its GPUs."""
     words = {
-        "roofline": "roofline estimates",
-        "measured": "based on measurements of this model",
-        "calibrated": "based on measurements of another model or dtype",
-        "kernels": "based on measured kernels",
-        "scaled": "based on kernels measured on a GPU of the same kind",
+        "roofline": "from data sheets alone",
+        "measured": "measured on this model",
+        "calibrated": "measured on another model or dtype",
+        "kernels": "sums of measured kernels",
+        "scaled": "sums of kernels measured on a similar GPU",
     }
-    if len(origins) == 1:
-        return f"TTFT, TPOT and tokens/s are {words[next(iter(origins))]}."
-    return "TTFT, TPOT and tokens/s are roofline estimates unless the notes name a measurement."
+    found: dict[str, dict[str, None]] = {}
+    for each in deployments:
+        found.setdefault(words[each.served.speed.origin], {})[each.choice.gpu.id] = None
+    if len(found) == 1:
+        return f"Step times are {next(iter(found))}."
+    return "Step times are " + "; ".join(f"{word} ({', '.join(gpus)})" for word, gpus in found.items()) + "."
 
 
-def _print_best(best: Deployment, plan: Plan) -> None:
-    model_id = plan.spec.served_id
+def _print_more(found: Plan) -> None:
+    """What the steps of the best deployment consist of, and where the memory of each goes."""
+    best = found.deployments[0]
     say()
-    print_sentence(f"best: {_settings_line(best)}", indent="", further="  ")
-    queues = queues_of(best, plan.workload)
-    if queues is not None:
-        print_sentence(f"with queues, each replica: {queues_text(queues)}{intervals_text(queues)}")
-        beyond = missed_by_tail(plan.request.slo, queues.figures)
-        if beyond:
-            keeps = first_within_tails(plan.deployments, plan.workload, plan.request.slo)
-            instead = "" if keeps is None else f"; {keeps.name} keeps it for 99 in 100 requests"
-            print_sentence(f"averages are within --slo; beyond it {tail_text(beyond)}{instead}")
+    print_memory(found, shown(found))
+    if found.rule is not None:
+        total = found.rule.total_bytes / 1e9
+        print_sentence(f"by rule: weights + 1.2 GB x users + 5 GB, {total:,.0f} GB in all")
+    print_steps(best.choice.name, explained_steps(best, found.workload))
+
+
+_ALWAYS = ("vllm", "kvplan")
+"""Engines whose commands are shown without --explain."""
+
+
+def _print_commands(best: Deployment, plan: Plan, *, explain: bool) -> None:
+    model_id = plan.spec.served_id
     server = server_text(best.served.server_share, best.speed_model.front_end.servers)
     if server is not None:
-        print_sentence(f"server: {server}")
-    price = best.choice.gpu.price
-    if price is not None:
-        print_sentence(f"price: {price.source}")
+        print_sentence(f"Server: {server}.", indent="", further="  ")
+    say()
     commands = launch_commands(best, model_id)
     for engine, command in commands.items():
-        say(f"  {engine + ':':14s}{command}")
+        if explain or engine in _ALWAYS:
+            say(f"  {engine + ':':14s}{command}")
     note = command_note(plan.spec)
     if note is not None:
         print_sentence(note)
@@ -236,50 +273,3 @@ def _print_best(best: Deployment, plan: Plan) -> None:
         say("  before them: a balancer that knows all of them (--json has its command)")
     elif balancer is not None:
         say(f"  before them: {balancer}")
-
-
-def _settings_line(deployment: Deployment) -> str:
-    settings = deployment.prediction.settings.serving
-    block = "" if deployment.choice.weights.spec.has_only_states else f", block_size {deployment.prediction.block_size}"
-    spare = f" ({deployment.num_spare} of {deployment.replicas + deployment.num_spare} replicas spare)"
-    return (
-        f"{deployment.name}{spare if deployment.num_spare else ''}, "
-        f"gpu_memory_utilization {settings.gpu_memory_utilization}, "
-        f"max_num_seqs {settings.max_num_seqs}, max_model_len {settings.max_model_len}, "
-        f"max_num_batched_tokens {settings.max_num_batched_tokens}{block}"
-    )
-
-
-def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
-    rank, speed, capacity = deployment.prediction.rank, deployment.served.speed, deployment.capacity
-    throughput, cost = deployment.output_tokens_per_second, deployment.usd_per_million_output_tokens()
-    return (
-        deployment.name,
-        deployment.weights_name,
-        deployment.prediction.settings.serving.kv_cache_dtype,
-        format_gib(rank.weight_bytes),
-        format_gib(max(rank.available_kv_bytes, 0)),
-        f"{capacity.average_sequences * deployment.replicas:,}",
-        f"{capacity.worst_sequences * deployment.replicas:,}",
-        "-" if rule is None else f"{users_by_rule(rule, deployment):,}",
-        _milliseconds(speed.ttft_seconds),
-        _milliseconds(speed.tpot_seconds),
-        span(*throughput, ",.0f"),
-        "-" if deployment.usd_per_hour is None else f"{deployment.usd_per_hour:,.2f}",
-        "-" if cost is None else span(*cost, ",.2f"),
-        _serves_word(deployment),
-        deployment.limit,
-    )
-
-
-def _serves_word(deployment: Deployment) -> str:
-    """met or yes: over the whole range of speeds; likely: over so much of it."""
-    if not deployment.slo.sure:
-        return f"likely {100 * deployment.slo.share:.0f} %"
-    return "SLO met" if deployment.slo.num_bounds else "yes"
-
-
-def _milliseconds(found: Range) -> str:
-    if not found.is_bounded:
-        return f"{span(found.low * 1000, found.low * 1000, ',.0f', least=found.least * 1000)} and up"
-    return span(found.low * 1000, found.high * 1000, ",.0f", least=found.least * 1000)

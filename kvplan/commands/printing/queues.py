@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from kvplan.catalog.published_errors import FigureName
 from kvplan.commands.printing.render import print_sentence, print_table, say
@@ -15,9 +14,6 @@ from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
 from kvplan.estimate.speed.steps.step_terms import StepTerms
 
-if TYPE_CHECKING:
-    from kvplan.planner.choices.slo_check import TailMiss
-
 
 def queues_text(queues: Queues) -> str:
     """``TTFT p50 45 (30-80) ms, p99 ...``: each figure with its 90 % interval."""
@@ -26,7 +22,7 @@ def queues_text(queues: Queues) -> str:
     if figures.tpot is not None:
         parts.append(f"TPOT {_percentiles(queues, 'tpot', figures.tpot)}")
     tokens = queues.output_throughput
-    parts.append(f"{_within(tokens, queues.between('throughput', tokens))} tokens/s")
+    parts.append(f"{within(tokens, queues.between('throughput', tokens))} tokens/s")
     return ", ".join(parts)
 
 
@@ -34,14 +30,6 @@ def intervals_text(queues: Queues) -> str:
     """What the intervals were learned from; "" where no published measurement was."""
     rows = max(0 if each is None else each.num_rows for each in queues.intervals.values())
     return f"; intervals hold 9 in 10 of up to {rows:,} published measurements" if rows else ""
-
-
-def tail_text(beyond: Sequence[TailMiss]) -> str:
-    """``TTFT p99 190 ms (100 asked for)``, for each bound that is missed."""
-    return ", ".join(
-        f"{each.bound.name.upper()} p99 {1000 * each.p99_seconds:,.0f} ms ({1000 * each.bound.seconds:,.0f} asked for)"
-        for each in beyond
-    )
 
 
 def server_text(share: float, num_servers: int) -> str | None:
@@ -87,12 +75,12 @@ def _rounded(value: float, form: str, inwards: Callable[[float], int], least: fl
 
 
 def _percentiles(queues: Queues, name: FigureName, found: Distribution) -> str:
-    p50, p99 = (_within(value, queues.between(name, value), 1000) for value in (found.median, found.p99))
+    p50, p99 = (within(value, queues.between(name, value), 1000) for value in (found.median, found.p99))
     return f"p50 {p50} ms, p99 {p99} ms"
 
 
-def _within(value: float, ends: Range | None, unit: float = 1.0) -> str:
-    """``45 (30-80)``; the value alone where nothing was ever compared, or nothing else is likely."""
+def within(value: float, ends: Range | None, unit: float = 1.0) -> str:
+    """``45 (30-80)``: a figure and its interval; the value alone where nothing was compared."""
     value *= unit
     if ends is None:
         return format(value, ",.3g") if value < 10 else format(value, ",.0f")

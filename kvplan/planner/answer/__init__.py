@@ -1,6 +1,6 @@
-"""A plan as it is shown: JSON, a plot, and percentiles of its queues.
+"""A plan as it is shown: JSON, a plot, and the steps of its deployments.
 
 document   a plan as JSON
 picture    a plan as a plot
-queues     the load played against one replica of the best deployments
+steps      what the steps of a deployment consist of
 """

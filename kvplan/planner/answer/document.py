@@ -9,13 +9,10 @@ from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
 from kvplan.estimate.speed.steps.collectives import bridge_note
-from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
 from kvplan.planner.choices.deployment import Deployment, Miss
-from kvplan.planner.choices.slo_check import missed_by_tail
+from kvplan.planner.choices.expected import Figure
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.question.request import Workload
-from kvplan.planner.question.slo import Slo
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.left_out import left_out
 from kvplan.planner.search.plan import Plan
@@ -50,6 +47,7 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
                 "e2el": _milliseconds(slo.e2el_seconds),
             },
             "slo_statistics": {bound.name: bound.statistic for bound in slo.bounds()},
+            "confidence": plan.request.goal.confidence if plan.request.goal.is_asked else None,
             "max_gpus": plan.request.max_gpus,
             "max_loras": 0 if slots is None else slots.number,
             "max_lora_rank": None if slots is None else slots.rank,
@@ -61,11 +59,7 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
             "weight_bytes": plan.rule.weight_bytes,
             "total_bytes": plan.rule.total_bytes,
         },
-        "deployments": [
-            deployment_document(each, plan.spec.served_id, plan.rule)
-            | {"queueing": _queueing(each, workload, slo) if rank < MOST_PLAYED else None}
-            for rank, each in enumerate(plan.deployments)
-        ],
+        "deployments": [deployment_document(each, plan.spec.served_id, plan.rule) for each in plan.deployments],
         "alternatives": [
             deployment_document(each.deployment, plan.spec.served_id, plan.rule) | {"caveats": list(each.caveats)}
             for each in plan.alternatives
@@ -79,6 +73,7 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
             "deployment": deployment_document(fix.deployment, plan.spec.served_id, plan.rule),
         },
         "num_tried": plan.num_tried,
+        "num_played": plan.num_played,
         "assumptions": [*plan.spec.assumptions, *workload.assumptions, *plan_assumptions(plan, fix)],
     }
 
@@ -89,17 +84,19 @@ USERS_ASSUMPTION = "Every user always has a request in progress, and no prompt s
 RATE_ASSUMPTION = "Requests arrive independently of each other, and no prompt shares a prefix with another."
 
 
-def _queueing(deployment: Deployment, workload: Workload, slo: Slo) -> dict[str, Any] | None:
-    """With the bounds of averages that 1 request in 100 is beyond, by the middle of the prediction."""
-    found = queues_of(deployment, workload)
-    document = queues_document(found)
-    if found is None or document is None:
-        return None
-    return document | {"p99_beyond_slo": [each.bound.name for each in missed_by_tail(slo, found.figures)]}
-
-
 def load_assumption(plan: Plan) -> str:
     return USERS_ASSUMPTION if plan.workload.num_users is not None else RATE_ASSUMPTION
+
+
+def limit_assumption(plan: Plan) -> str | None:
+    """How many GPUs a plan may have where nobody said so."""
+    request = plan.request
+    if request.max_gpus is not None:
+        return None
+    most = {request.most_gpus(gpu) for gpu in request.gpus}
+    if request.usd_per_hour is not None:
+        return f"At most as many GPUs as ${request.usd_per_hour:,.2f} per hour rents (--max-gpus limits them)."
+    return f"At most {plural(max(most), 'GPU')} in all (--max-gpus)."
 
 
 def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
@@ -109,8 +106,7 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
     of_model = (service_note(plan.spec.architecture, plan.request.engine.version), command_note(plan.spec))
     sentences = [
         load_assumption(plan),
-        *filter(None, of_model),
-        *few_tokens_notes(plan.workload),
+        *filter(None, (limit_assumption(plan), *of_model)),
         *adapter_notes(plan),
         *bridge_notes(deployments),
         *network_notes(deployments),
@@ -120,20 +116,6 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
         )
     return sentences + calibration_notes(deployments)
-
-
-_FEW_TOKENS = 16
-"""Of an answer: with fewer, averages in closed form are further from a played load (tests/planner)."""
-
-
-def few_tokens_notes(workload: Workload) -> list[str]:
-    """Why the table and its line of queues may differ; [] where they hardly do."""
-    if workload.num_users is None or workload.num_users < 2 or workload.output_tokens >= _FEW_TOKENS:
-        return []
-    return [
-        f"Answers of fewer than {_FEW_TOKENS} tokens: users who are answered in one step ask again in one step, which "
-        "the line with queues knows and the averages of the table do not (TPOT up to twice as long)."
-    ]
 
 
 def adapter_notes(plan: Plan) -> list[str]:
@@ -189,8 +171,8 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
     """One ranked deployment."""
     choice, prediction, speed = deployment.choice, deployment.prediction, deployment.served.speed
     settings, capacity, layout = prediction.settings.serving, deployment.capacity, choice.layout
-    throughput, supply = deployment.output_tokens_per_second, deployment.served.supply
-    output = speed.output_tokens_per_request
+    throughput, supply = deployment.output_tokens_per_second.between, deployment.served.supply
+    output, verdict, expected = speed.output_tokens_per_request, deployment.verdict, deployment.expected
 
     def _requests(each: float) -> float:
         return round(each * deployment.replicas, 3)
@@ -225,16 +207,17 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
         "performance": {
             "origin": speed.origin,
             "profile": speed.note,
-            "ttft_ms": _range(speed.ttft_seconds),
-            "tpot_ms": _range(speed.tpot_seconds),
-            "e2el_ms": _range(speed.e2el_seconds),
-            "output_throughput": [round(throughput[0], 1), round(throughput[1], 1)],
-            "request_throughput": [round(throughput[0] / output, 3), round(throughput[1] / output, 3)],
+            "ttft_ms": _ends(expected.time("ttft", "p50")),
+            "tpot_ms": _ends(expected.time("tpot", "p50")),
+            "e2el_ms": _ends(expected.time("e2el", "p50")),
+            "output_throughput": [round(throughput.low, 1), round(throughput.high, 1)],
+            "request_throughput": [round(throughput.low / output, 3), round(throughput.high / output, 3)],
             "request_capacity": None if supply is None else [_requests(supply.low), _requests(supply.high)],
-            "slo": "met" if deployment.slo.sure else "likely",
-            "share_of_range_that_serves": round(deployment.slo.share, 3),
+            "slo": "met" if verdict.meets else "likely",
+            "confidence": round(verdict.confidence, 3),
             "server_share": round(deployment.served.server_share, 3),
         },
+        "queueing": queues_document(deployment.queues),
         "cost": cost_document(deployment),
         "commands": launch_commands(deployment, model_id),
         "processes": [process.line for process in vllm_processes(deployment, model_id)],
@@ -290,8 +273,12 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 1)
 
 
+def _ends(found: Figure | None) -> list[float | None] | None:
+    """Milliseconds; null where nothing bounds it, or there is no such time."""
+    return None if found is None else _range(found.between)
+
+
 def _range(found: Range) -> list[float | None]:
-    """Milliseconds; null where nothing bounds it."""
     return [round(found.low * 1000, 1), round(found.high * 1000, 1) if found.is_bounded else None]
 
 
@@ -300,7 +287,7 @@ def plan_row(deployment: Deployment, model_id: str) -> dict[str, Any]:
     document = deployment_document(deployment, model_id)
     settings, performance = document["memory"], document["performance"]
     low_high = {
-        f"{name}_{end}": performance[name][index]
+        f"{name}_{end}": None if performance[name] is None else performance[name][index]
         for name in ("ttft_ms", "tpot_ms", "e2el_ms", "output_throughput", "request_throughput")
         for index, end in enumerate(("low", "high"))
     }
@@ -313,7 +300,7 @@ def plan_row(deployment: Deployment, model_id: str) -> dict[str, Any]:
         "worst_case_sequences": document["capacity"]["worst_case_sequences"],
         **low_high,
         "slo": performance["slo"],
-        "share_of_range_that_serves": performance["share_of_range_that_serves"],
+        "confidence": performance["confidence"],
         "usd_per_hour": cost["usd_per_hour"],
         "usd_per_million_output_tokens_low": cost["usd_per_million_output_tokens"][0],
         "usd_per_million_output_tokens_high": cost["usd_per_million_output_tokens"][1],

@@ -14,7 +14,7 @@ from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import request_shape
 from kvplan.planner.answer.document import memory_document
-from kvplan.planner.answer.queues import explained_steps
+from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.search.plan import Plan
 from kvplan.units import GIB, format_tokens, plural

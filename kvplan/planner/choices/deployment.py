@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.latency import Range, SpeedModel
+from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import VllmPrediction
+from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.choices.formats import WeightFormat
 from kvplan.planner.choices.layouts import num_nodes
 from kvplan.planner.choices.load import Served
-from kvplan.planner.choices.slo_check import SloCheck
+from kvplan.planner.choices.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is varied. ``weights`` carries the model in that format."""
+    """What is varied. ``weights`` carries the model in that format.
+
+    ``max_num_batched_tokens``: None for what was asked for, or else the engine's default.
+    """
 
     gpu: GpuProfile
     layout: ParallelLayout
     weights: WeightFormat
     kv_cache_dtype: str
+    max_num_batched_tokens: int | None = None
 
     @property
     def name(self) -> str:
@@ -39,9 +46,9 @@ class Choice:
         return self.weights.name, self.kv_cache_dtype
 
     @property
-    def key(self) -> tuple[str, ParallelLayout, str, str]:
+    def key(self) -> tuple[object, ...]:
         """Equal for equal choices of one plan."""
-        return (self.gpu.id, self.layout, *self.formats)
+        return (self.gpu.id, self.layout, *self.formats, self.max_num_batched_tokens)
 
 
 def instance_name(num_gpus: int, gpu: GpuProfile, layout: ParallelLayout) -> str:
@@ -76,7 +83,9 @@ class Deployment:
     prediction: VllmPrediction
     capacity: Capacity
     served: Served
-    slo: SloCheck
+    queues: Queues | None
+    """The load played on one replica; None where its server would be too busy to say (``play_queues``)."""
+    verdict: Verdict
     limit: str
     """What runs out first when more load comes: kv, seats, server, bandwidth, compute, ttft, tpot or e2el."""
     offered_tokens_per_second: float | None
@@ -116,21 +125,24 @@ class Deployment:
         return None if price is None else price.usd_per_hour * self.num_gpus
 
     @property
-    def output_tokens_per_second(self) -> tuple[float, float]:
-        """(least, most): what is asked for, or less where the replicas do not keep up."""
-        speed, supply, offered = self.served.speed, self.served.supply, self.offered_tokens_per_second
-        if offered is None or supply is None:
-            found = speed.output_tokens_per_second
-            return found.low * self.replicas, found.high * self.replicas
-        tokens = self.replicas * speed.output_tokens_per_request
-        return min(offered, supply.low * tokens), min(offered, supply.high * tokens)
+    def expected(self) -> Expected:
+        """What requests see on one replica."""
+        return Expected(self.served, self.queues)
+
+    @property
+    def output_tokens_per_second(self) -> Figure:
+        """Of all replicas: no more than the load asks for."""
+        middle, ends = self.expected.output_tokens_per_second()
+        most = math.inf if self.offered_tokens_per_second is None else self.offered_tokens_per_second
+        low, middle, high = (min(each * self.replicas, most) for each in (ends.low, middle, ends.high))
+        return Figure(middle, Range(low, high, most=min(ends.most * self.replicas, most)))
 
     def usd_per_million_output_tokens(self) -> tuple[float, float] | None:
         """(cheapest, dearest) of the tokens that are served; None without a price."""
         if self.usd_per_hour is None:
             return None
-        low, high = self.output_tokens_per_second
-        return (self.usd_per_hour / 3600 / high * 1e6, self.usd_per_hour / 3600 / low * 1e6)
+        ends = self.output_tokens_per_second.between
+        return (self.usd_per_hour / 3600 / ends.high * 1e6, self.usd_per_hour / 3600 / ends.low * 1e6)
 
 
 MissKind = Literal["slo", "capacity", "context", "weights"]

@@ -7,7 +7,7 @@ import math
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.deployment import Capacity, Choice, Miss
 from kvplan.planner.choices.load import Served
-from kvplan.planner.choices.slo_check import Predicted, SloCheck
+from kvplan.planner.choices.verdict import Seen, Verdict
 from kvplan.planner.question.request import Workload
 from kvplan.units import format_bytes, plural
 
@@ -76,27 +76,31 @@ def lacks_room(
 
 
 def lacks_speed(
-    choice: Choice, replicas: int, prediction: VllmPrediction, served: Served, check: SloCheck, alone: SloCheck
+    choice: Choice, replicas: int, prediction: VllmPrediction, served: Served, verdict: Verdict, alone: Verdict
 ) -> Miss:
-    """It holds the load, but not the service level. ``alone``: the same for one request at a time."""
-    is_reachable = alone.possible
-    broken = check.broken if is_reachable else alone.broken
-    assert broken is not None, "only what breaks a bound lacks speed"
-    users = max(round(served.num_users), 1)
-    if is_reachable:
-        sentence = f"{_times(broken)} with {plural(users, 'request')} in progress on each instance."
-    else:
-        sentence = f"{_times(broken)} even for one request alone."
-    name = broken.bound.name
-    return Miss(choice, replicas, "slo", name, 0, broken.excess, sentence, prediction, is_final=not is_reachable)
+    """It holds the load, but does not keep the goal as surely as asked. ``alone``: of one request at a time."""
+    is_final = not alone.possible
+    worst = _worst(alone if is_final else verdict)
+    if worst is None:
+        sure, asked = f"{verdict.confidence:.0%}", f"{verdict.goal.confidence:.0%}"
+        sentence = f"It serves the load with a confidence of {sure}; {asked} is asked for."
+        return Miss(choice, replicas, "slo", "kv", 0, 0.0, sentence, prediction)
+    users = plural(max(round(served.num_users), 1), "request")
+    when = "even for one request alone" if is_final else f"with {users} in progress on each instance"
+    sentence, name = f"{_times(worst)} {when}.", worst.bound.name
+    return Miss(choice, replicas, "slo", name, 0, worst.ratio - 1, sentence, prediction, is_final=is_final)
 
 
-def _times(broken: Predicted) -> str:
+def _worst(verdict: Verdict) -> Seen | None:
+    return verdict.broken or verdict.weakest
+
+
+def _times(seen: Seen) -> str:
     """``TTFT would average 449 to 835 ms``, ``TTFT p99 would be ...``; why not, where a load cannot be played."""
-    bound, between = broken.bound, broken.between
+    bound, (middle, ends) = seen.bound, seen.figure
     is_average = bound.statistic == "mean"
     name = bound.name.upper() + ("" if is_average else f" {bound.statistic}")
-    if math.isinf(between.low):
+    if math.isinf(middle):
         return f"{name} is not known, as the server's own work on so many requests would fill its time,"
-    high = f"to {between.high * 1000:,.0f} ms" if between.is_bounded else "ms and up"
-    return f"{name} would {'average' if is_average else 'be'} {between.low * 1000:,.0f} {high}"
+    high = f"to {ends.high * 1000:,.0f} ms" if ends.is_bounded else "ms and up"
+    return f"{name} would {'average' if is_average else 'be'} {ends.low * 1000:,.0f} {high}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from functools import cache
@@ -11,9 +12,9 @@ from typing import Any, Final
 
 from kvplan import __version__
 from kvplan.catalog.releases.versions import release_number
-from kvplan.estimate.speed.latency import Range
 from kvplan.paths import profiles_dir
 from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.expected import Figure
 from kvplan.planner.launch.engines import checkpoint_name, vllm_command
 
 CACHE: Final = "/root/.cache/huggingface"
@@ -80,15 +81,17 @@ def plan_comments(deployment: Deployment, model_id: str, *more: str, mount: str)
 
     mount: what a directory of one's own is to the containers.
     """
-    spec, speed = deployment.choice.weights.spec, deployment.served.speed
+    spec, times = deployment.choice.weights.spec, []
+    for name in ("ttft", "tpot"):
+        found = deployment.expected.time(name, "p50")
+        times += [] if found is None or math.isinf(found.middle) else [f"{name.upper()} p50 {_milliseconds(found)}"]
     cost = "" if deployment.usd_per_hour is None else f", ${deployment.usd_per_hour:,.2f} per hour"
     tokens = deployment.prediction.kv_cache_tokens * deployment.choice.layout.data_parallel_size
     lines = [
         *([f"sized as {spec.sized_as}"] if spec.sized_as is not None else []),
         *([_directory_comment(mount)] if local_directory(model_id) is not None else []),
         f"kvplan {__version__}: {model_id} on {deployment.name}{cost}",
-        f"Predicted of each replica: {tokens:,} tokens of KV cache; on average "
-        f"TTFT {_milliseconds(speed.ttft_seconds)}, TPOT {_milliseconds(speed.tpot_seconds)}",
+        f"Predicted of each replica: {'; '.join([f'{tokens:,} tokens of KV cache', *times])}",
         *more,
     ]
     return "".join(f"# {line}\n" for line in lines)
@@ -98,9 +101,9 @@ def _directory_comment(mount: str) -> str:
     return f"The model's directory is a {mount}: it must be there on every node that serves."
 
 
-def _milliseconds(found: Range) -> str:
-    low = f"{1000 * found.low:,.0f}"
-    return f"{low} to {1000 * found.high:,.0f} ms" if found.is_bounded else f"{low} ms and up"
+def _milliseconds(found: Figure) -> str:
+    ends = f"{1000 * found.between.low:,.0f}", f"{1000 * found.between.high:,.0f}"
+    return f"{1000 * found.middle:,.0f} ms (9 in 10 from {ends[0]} to {ends[1]})"
 
 
 def yaml_text(*documents: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_g
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
+from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
 from kvplan.planner.question.prices import parse_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
@@ -17,7 +18,6 @@ from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
 
-DEFAULTS: Final = PlanRequest()
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
@@ -53,6 +53,8 @@ def plan_request(
     input_len: str | None = None,
     output_len: str | None = None,
     slo: Sequence[str] | None = None,
+    confidence: str | None = None,
+    thorough: bool = False,
     worst_case: bool = False,
     headroom: str | None = None,
     gpu: Sequence[str] | None = None,
@@ -90,6 +92,8 @@ def plan_request(
         slo=parse_slo(split_slo(slo or [])),
         gpus=with_prices(_gpus(named), parse_prices(split_list(price))),
         max_gpus=_positive(max_gpus, "--max-gpus") or _largest_count(named),
+        confidence=_confidence(confidence),
+        thorough=thorough,
         sizes=sizes,
         quantizations=tuple(name.casefold() for name in split_list(quantization)) or None,
         kv_cache_dtypes=tuple(kv_cache_dtypes) or None,
@@ -108,10 +112,20 @@ def _gpus(named: Sequence[GpuCount]) -> tuple[GpuProfile, ...]:
     return tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
 
 
-def _largest_count(named: Sequence[GpuCount]) -> int:
-    """``8xh200`` allows as many; names alone as many as the default."""
+def _largest_count(named: Sequence[GpuCount]) -> int | None:
+    """``8xh200`` allows as many; names alone as many as a plan without a limit may have."""
     largest = max((each.num_gpus for each in named), default=1)
-    return largest if largest > 1 else DEFAULTS.max_gpus
+    return largest if largest > 1 else None
+
+
+def _confidence(text: str | None) -> float:
+    """``90%`` or ``0.9`` -> 0.9; nothing -> the default. UsageError outside 0.5 to 0.99."""
+    if text is None:
+        return DEFAULT_CONFIDENCE
+    share = parse_share(text, "--confidence", example="0.9")
+    if not 0.5 <= share <= 0.99:
+        raise UsageError("--confidence must be from 0.5 to 0.99.", hint="for example --confidence 0.9")
+    return share
 
 
 def _tokens(text: str | None) -> int | None:

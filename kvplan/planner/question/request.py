@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
+from kvplan.planner.question.goal import DEFAULT_CONFIDENCE, Goal
 from kvplan.planner.question.slo import Slo
 from kvplan.settings import ServingSettings
 from kvplan.units import plural
 
 _DEFAULT_OUTPUT_TOKENS = 256
 _DEFAULT_CONTEXT_TOKENS = 4096
+DEFAULT_MAX_GPUS: Final = 8
+MOST_GPUS: Final = 4096
+"""Of a plan whose limit is a budget, or that looks for what would serve a load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class PlanRequest:
 
     ``settings``: those that every deployment shares. The search varies the rest: ``quantizations`` and
     ``kv_cache_dtypes`` (None: as published, and others as alternatives), ``sizes``, and the GPUs.
+    ``max_gpus``: None for as many as the budget buys or ``num_nodes`` have, and without either ``DEFAULT_MAX_GPUS``.
+    ``confidence``: that the service level is kept. ``thorough``: the search may take a minute.
     ``headroom``: a share of the load that is planned for in addition. ``num_spare_replicas``: replicas beside those
     that the load needs. ``usd_per_hour``: the budget.
     """
@@ -49,7 +56,7 @@ class PlanRequest:
     output_tokens: int | None = None
     slo: Slo = field(default_factory=Slo)
     gpus: tuple[GpuProfile, ...] = ()
-    max_gpus: int = 8
+    max_gpus: int | None = None
     sizes: ParallelSizes = ParallelSizes()
     quantizations: tuple[str, ...] | None = None
     kv_cache_dtypes: tuple[str, ...] | None = None
@@ -57,8 +64,24 @@ class PlanRequest:
     headroom: float = 0.0
     num_spare_replicas: int = 0
     usd_per_hour: float | None = None
+    confidence: float = DEFAULT_CONFIDENCE
+    thorough: bool = False
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
+
+    @property
+    def goal(self) -> Goal:
+        """What a deployment has to give."""
+        return Goal.of(self.slo, self.confidence)
+
+    def most_gpus(self, gpu: GpuProfile) -> int:
+        """GPUs of this kind that the whole deployment may have."""
+        if self.max_gpus is not None:
+            return self.max_gpus
+        most = DEFAULT_MAX_GPUS
+        if self.usd_per_hour is not None and gpu.price is not None and gpu.price.usd_per_hour > 0:
+            most = max(most, min(int(self.usd_per_hour / gpu.price.usd_per_hour), MOST_GPUS))
+        return max(most, (self.sizes.num_nodes or 0) * gpu.max_gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ class Slo:
     def has_percentiles(self) -> bool:
         return any(bound.statistic != "mean" for bound in self.bounds())
 
+    def of_averages(self) -> Slo:
+        """The same bounds, of averages."""
+        return replace(self, ttft_of="mean", tpot_of="mean", e2el_of="mean")
+
     def with_bound(self, bound: Bound) -> Slo:
         """In place of what was asked of the same objective."""
         changed: dict[str, Any] = {SLO_FIELDS[bound.name]: bound.seconds, f"{bound.name}_of": bound.statistic}

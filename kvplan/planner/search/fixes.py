@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from kvplan.catalog.devices.gpus import load_gpus
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.planner.choices.deployment import Deployment, Miss
-from kvplan.planner.question.request import PlanRequest
+from kvplan.planner.question.request import MOST_GPUS, PlanRequest
 from kvplan.planner.question.slo import Slo
 from kvplan.planner.search.plan import Plan, first_deployment
 
 _SLACK = (1.0, 1.25, 1.6, 2.5, 5.0)
-MOST_GPUS = 4096
-"""How far a plan looks beyond the limit that was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,9 @@ def cheapest_fix(plan: Plan, measured: MeasuredProfiles = MeasuredProfiles()) ->
     if plan.too_dear is not None and plan.too_dear.usd_per_hour is not None:
         dear = plan.too_dear.usd_per_hour
         return Fix(f"the cheapest that serves costs ${dear:,.2f} per hour (--budget {dear:.2f})", plan.too_dear)
-    if plan.alternatives:
-        best = plan.alternatives[0].deployment
+    sure = next((each.deployment for each in plan.alternatives if each.deployment.verdict.meets), None)
+    if sure is not None:
+        best = sure
         return Fix(f"change the format ({_format_options(best)})", best)
     for sentence, changed in _changes(plan):
         answer = first_deployment(plan.spec, changed, measured)

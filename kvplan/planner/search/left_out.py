@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.planner.search.plan import Plan, nearest
+from kvplan.planner.search.ranking import price_of, within_budget
 
 
 def left_out(plan: Plan) -> Mapping[str, str]:
@@ -17,6 +18,11 @@ def left_out(plan: Plan) -> Mapping[str, str]:
 def _why(plan: Plan, gpu: GpuProfile) -> str:
     if gpu.id in plan.over_budget:
         return f"what serves the load costs more than ${plan.request.usd_per_hour:,.2f} per hour, or has no price."
+    budget = plan.request.usd_per_hour
+    if gpu.id in plan.unplayed and budget is not None and not within_budget(price_of(gpu, 1), budget):
+        return f"one costs more than ${budget:,.2f} per hour, or has no price."
+    if gpu.id in plan.unplayed:
+        return "it costs more than what is shown, so that its load was not played (--gpu with it alone does that)."
     misses = [miss for miss in plan.misses if miss.choice.gpu.id == gpu.id]
     if misses:
         miss = nearest(misses)

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.division import check_has_experts
-from kvplan.planner.choices.deployment import Choice, Deployment, Miss
+from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, format_pairs
-from kvplan.planner.choices.trial import Trial, try_choice
+from kvplan.planner.choices.trial import Trial
 from kvplan.planner.question.request import PlanRequest, Workload, complete
+from kvplan.planner.search.frontier import MOST_PLAYS, THOROUGH_PLAYS, Found, Frontier, Progress
+from kvplan.planner.search.ranking import price_of, score, within_budget
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, rule_of_thumb
 from kvplan.units import plural
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What serves and what does not, of one search."""
-
-    deployments: tuple[Deployment, ...]
-    misses: tuple[Miss, ...]
-    num_tried: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +36,8 @@ class Plan:
     """The answer: deployments best first, in the formats asked for; ``alternatives`` in others.
 
     ``too_dear``: the cheapest that serves, where none does within the budget. ``over_budget``: ids of GPUs that would
-    serve it for more. ``refusals``: by GPU id, why the engine does not run there.
+    serve it for more; ``unplayed``: that cost more than what is shown. ``refusals``: by GPU id, why the engine
+    does not run there. ``num_tried``: choices in closed form, of which ``num_played`` loads were played.
     """
 
     spec: ModelSpec
@@ -54,9 +48,11 @@ class Plan:
     misses: tuple[Miss, ...]
     too_dear: Deployment | None
     over_budget: frozenset[str]
+    unplayed: frozenset[str]
     refusals: Mapping[str, KvplanError]
     rule: RuleOfThumb | None
     num_tried: int
+    num_played: int
 
     @property
     def nearest_miss(self) -> Miss | None:
@@ -68,7 +64,7 @@ def _nothing_tried(spec: ModelSpec, request: PlanRequest) -> KvplanError:
     sizes, spare = request.sizes, request.num_spare_replicas
     given = {"--tp": sizes.tensor, "--pp": sizes.pipeline, "--dp": sizes.data}
     asked = {option: min(values) for option, values in given.items() if values}
-    smallest, limit = math.prod(asked.values()), request.max_gpus
+    smallest, limit = math.prod(asked.values()), max(map(request.most_gpus, request.gpus))
     named = " ".join(f"{option} {size}" for option, size in asked.items())
     if smallest > limit:
         return KvplanError(
@@ -95,7 +91,12 @@ def _nothing_tried(spec: ModelSpec, request: PlanRequest) -> KvplanError:
     )
 
 
-def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles = MeasuredProfiles()) -> Plan:
+def make_plan(
+    spec: ModelSpec,
+    request: PlanRequest,
+    measured: MeasuredProfiles = MeasuredProfiles(),
+    progress: Progress | None = None,
+) -> Plan:
     """Try every GPU, layout and format of ``request`` and rank what serves it. ``measured``: speeds that are known.
 
     KvplanError where the model cannot be divided over any of the GPUs, or the engine refuses the settings on all.
@@ -104,12 +105,12 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
     check_has_experts(spec, request.sizes.enable_expert_parallel)
     trial = Trial(request, complete(request, spec), measured)
     asked, others = _formats_asked(spec, request)
-    found = search(trial, asked, budget=None)
+    most = THOROUGH_PLAYS if request.thorough else MOST_PLAYS
+    found = Frontier(trial, asked, None, most, progress).run()
     if not found.deployments and not found.misses:
         raise next(iter(trial.refusals.values()), _nothing_tried(spec, request))
-    affordable = tuple(each for each in found.deployments if within_budget(each, request.usd_per_hour))
-    trial.dearest = affordable[0] if affordable else None
-    in_others = search(trial, others, budget=request.usd_per_hour)
+    affordable = tuple(each for each in found.deployments if _costs_at_most(each, request.usd_per_hour))
+    in_others = _search_others(trial, others, affordable, most, progress)
     return Plan(
         spec=spec,
         request=request,
@@ -119,10 +120,24 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
         misses=found.misses,
         too_dear=_cheapest(found.deployments) if not affordable else None,
         over_budget=frozenset(each.choice.gpu.id for each in found.deployments),
+        unplayed=found.unplayed,
         refusals=trial.refusals,
         rule=rule_of_thumb(spec, request, trial.workload),
         num_tried=found.num_tried + in_others.num_tried,
+        num_played=found.num_played + in_others.num_played,
     )
+
+
+def _search_others(
+    trial: Trial, others: Sequence[FormatPair], best: Sequence[Deployment], most: int, progress: Progress | None
+) -> Found:
+    """What serves it in other formats, for no more than the answer costs, where that is sure and has a price."""
+    budget, cost = trial.request.usd_per_hour, best[0].usd_per_hour if best else None
+    if cost is not None:
+        budget = cost if budget is None else min(budget, cost)
+    if most < THOROUGH_PLAYS:
+        most = MOST_PLAYS // 2
+    return Frontier(trial, others, budget, most, progress).run()
 
 
 def _formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
@@ -139,52 +154,8 @@ def _formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPa
     return asked, others
 
 
-def search(trial: Trial, formats: Sequence[FormatPair], *, budget: float | None) -> Found:
-    """Every choice in ``formats``; deployments ranked, best first."""
-    deployments: list[Deployment] = []
-    misses: list[Miss] = []
-    num_tried = 0
-    for gpu in trial.gpus:
-        for pair in formats:
-            if trial.refuses(pair, gpu):
-                continue
-            for group in _groups(trial, pair, gpu):
-                results = [try_choice(trial, choice) for choice in group]
-                num_tried += len(group)
-                misses += [result for result in results if isinstance(result, Miss)]
-                served = [each for result in results if isinstance(result, list) for each in result]
-                deployments += [each for each in served if within_budget(each, budget)]
-                if any(each.slo.sure for each in served):
-                    break  # within a node: no need to cross
-    return Found(tuple(sorted(deployments, key=rank)), tuple(misses), num_tried)
-
-
-def _groups(trial: Trial, pair: FormatPair, gpu: GpuProfile) -> Iterator[list[Choice]]:
-    """Choices within a node, then those across nodes."""
-    for is_across in (False, True):
-        layouts = trial.layouts(pair.weights, gpu, across_nodes=is_across)
-        if layouts:
-            yield [Choice(gpu, layout, pair.weights, pair.kv_cache_dtype) for layout in layouts]
-
-
-def within_budget(deployment: Deployment, usd_per_hour: float | None) -> bool:
-    """Whether it costs at most so much; without a price nobody knows, so it does not count as cheap."""
-    cost = deployment.usd_per_hour
-    return usd_per_hour is None or (cost is not None and cost <= usd_per_hour)
-
-
-def rank(deployment: Deployment) -> tuple[object, ...]:
-    """Sure of its load and service level first, then cheap (known prices before unknown ones), few GPUs, fast."""
-    cost = deployment.usd_per_hour
-    return (
-        not deployment.slo.sure,
-        cost is None,
-        cost if cost is not None else 0.0,
-        deployment.num_gpus,
-        deployment.num_gpus * deployment.choice.gpu.memory_bytes,
-        deployment.choice.layout.data_parallel_size > 1,
-        -deployment.served.speed.output_tokens_per_second.middle,
-    )
+def _costs_at_most(deployment: Deployment, usd_per_hour: float | None) -> bool:
+    return within_budget(price_of(deployment.choice.gpu, deployment.num_gpus), usd_per_hour)
 
 
 def _cheapest(deployments: Sequence[Deployment]) -> Deployment | None:
@@ -206,17 +177,20 @@ def _alternatives(
     return tuple(found.values())
 
 
+_WORTH_SHOWING: Final = 0.9
+"""Of the answer's time, or its price where that is less sure: from there on another format is shown beside it."""
+
+
 def _is_better(deployment: Deployment, best: Deployment) -> bool:
-    """Cheaper (or, where nothing has a price, smaller), no less sure, and at least half as fast."""
-    if best.slo.sure and not deployment.slo.sure:
-        return False
-    fast, slow = (each.replicas * each.served.speed.output_tokens_per_second.middle for each in (best, deployment))
-    if deployment.offered_tokens_per_second is None and slow < fast / 2:
-        return False
-    cost, dearer = deployment.usd_per_hour, best.usd_per_hour
-    if dearer is not None:
-        return cost is not None and cost < dearer
-    return deployment.num_gpus < best.num_gpus
+    """Serves it as asked where the best does not; else for less, or for as much and clearly faster.
+
+    What is less sure is shown where it costs clearly less.
+    """
+    price, dearer = (price_of(each.choice.gpu, each.num_gpus) for each in (deployment, best))
+    if deployment.verdict.meets != best.verdict.meets:
+        cheap = price.is_unknown == dearer.is_unknown and price.amount < _WORTH_SHOWING * dearer.amount
+        return deployment.verdict.meets or (cheap and deployment.verdict.goal.is_asked)
+    return price < dearer or (price == dearer and score(deployment) < _WORTH_SHOWING * score(best))
 
 
 def nearest(misses: Sequence[Miss]) -> Miss:
@@ -227,11 +201,14 @@ def nearest(misses: Sequence[Miss]) -> Miss:
 def first_deployment(
     spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles = MeasuredProfiles()
 ) -> Deployment | None:
-    """The best answer to ``request`` in the formats it asks for; None without one."""
+    """The best answer to ``request`` in the formats it asks for; None without one that serves it as asked."""
     try:
         trial = Trial(request, complete(request, spec), measured)
     except KvplanError:
         return None
     asked, _ = _formats_asked(spec, request)
-    found = search(trial, asked, budget=request.usd_per_hour)
-    return found.deployments[0] if found.deployments else None
+    found = Frontier(trial, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT).run()
+    return next((each for each in found.deployments if each.verdict.meets), None)
+
+
+_PLAYS_FOR_A_HINT: Final = 8

@@ -22,7 +22,7 @@ from kvplan.estimate.picture import estimates_figure
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
 from kvplan.estimate.speed.steps.step_terms import StepLoad
-from kvplan.planner.answer.queues import explained_steps
+from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings

@@ -173,14 +173,14 @@ def read_step3p7(view: ConfigView) -> Body:
 
 def step_ropes(view: ConfigView, single: ConfigView, sizes: Sizes) -> tuple[RopeSpec, ...]:
     """A base and a share of the head of each layer, where the config lists them; ``single``: without lists."""
-    thetas, shares = view.config.get("rope_theta"), view.config.get("partial_rotary_factors")
-    shared = read_rope(single, sizes.head)
-    per_layer = []
-    for index in range(sizes.layers):
-        theta = float(thetas[index]) if isinstance(thetas, list) else shared.theta
-        rotary = int(sizes.head * float(shares[index])) if isinstance(shares, list) else shared.rotary_size
-        per_layer.append(replace(shared, theta=theta, rotary_size=rotary))
-    return tuple(per_layer)
+    shared, count = read_rope(single, sizes.head), sizes.layers
+    thetas = view.numbers("rope_theta") or [shared.theta] * count
+    shares = view.numbers("partial_rotary_factors")
+    rotary = [shared.rotary_size] * count if shares is None else [int(sizes.head * share) for share in shares]
+    for key, listed in (("rope_theta", thetas), ("partial_rotary_factors", rotary)):
+        if len(listed) < count:
+            raise view.reject(key, f"a number for each of {count} layers")
+    return tuple(replace(shared, theta=thetas[index], rotary_size=rotary[index]) for index in range(count))
 
 
 def step_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
@@ -193,7 +193,7 @@ def step_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
     numbers = listed.split(",") if isinstance(listed, str) else listed
     try:
         sparse = {int(number) for number in numbers}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise view.reject("moe_layers_enum", "numbers of layers, such as 3,4,5") from None
     return [index in sparse for index in range(num_layers)]
 

@@ -1,0 +1,140 @@
+"""A choice with so many replicas in closed form: whether it holds the load and keeps up, and how fast about."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.vllm.prediction import VllmPrediction
+from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
+from kvplan.planner.choices import misses
+from kvplan.planner.choices.deployment import Capacity, Choice, Miss
+from kvplan.planner.choices.load import Served, replica_load, serve_users
+from kvplan.planner.choices.trial import MOST_SEQUENCES, Trial, capacity_of, predict, speed_model
+from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.slo import SLO_FIELDS
+
+_BUNCHED: Final = 3.0
+"""Standard deviations of the number in progress that have a seat: more are there once in a thousand moments."""
+_PLAY_MAY_BE_SHORTER: Final = {"ttft": 1.7, "tpot": 1.25, "e2el": 1.4}
+"""By which factor averages in closed form may be above those of a play (docs/plan.md, "What comes out")."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """``room``: sequences that one replica can have in progress, by its pool and its ``seats``."""
+
+    trial: Trial
+    choice: Choice
+    replicas: int
+    prediction: VllmPrediction
+    capacity: Capacity
+    room: int
+    seats: int
+
+    @cached_property
+    def model(self) -> SpeedModel:
+        """How fast one replica is, at any load."""
+        return speed_model(self.trial, self.choice, self.prediction)
+
+    @cached_property
+    def served(self) -> Served:
+        """One replica under its share of the load, which under users nobody needs to know whether it holds them."""
+        return replica_load(self.trial.workload, self.replicas, self.model, self.room)
+
+    @property
+    def num_gpus(self) -> int:
+        """Those of the spare replicas too."""
+        return (self.replicas + self.trial.request.num_spare_replicas) * self.choice.layout.num_gpus
+
+    def rough_score(self, goal: Goal) -> float:
+        """By averages: seconds of a request, or of what was asked for the largest ratio to its bound."""
+        middle = self.served.middle
+        if middle is None:
+            return math.inf
+        if not goal.is_asked:
+            return middle.e2el_seconds
+        return max(self.average(bound.name) / bound.seconds for bound in goal.slo.bounds())
+
+    def may_keep(self, goal: Goal) -> bool:
+        """Whether a play could find ``goal`` kept."""
+        return all(
+            self.average(bound.name) <= bound.seconds * _PLAY_MAY_BE_SHORTER[bound.name] for bound in goal.slo.bounds()
+        )
+
+    def average(self, name: str) -> float:
+        """Seconds of the objective ``name`` in closed form; infinite where the load is not kept up with."""
+        middle = self.served.middle
+        return math.inf if middle is None else float(getattr(middle, SLO_FIELDS[name]))
+
+
+def candidate(trial: Trial, choice: Choice, replicas: int) -> Candidate | Miss:
+    """``choice`` with ``replicas`` under their share of the load, or what it lacks. KvplanError as ``predict``."""
+    users, groups = trial.workload.num_users, choice.layout.data_parallel_size
+    at_once = MOST_SEQUENCES if users is None else math.ceil(users / replicas)
+    found = _with_seats(trial, choice, replicas, at_once / groups)
+    if isinstance(found, Miss):
+        return found
+    if users is not None:
+        return found if at_once <= found.room else _lacks_room(found, serve_users(found.model, at_once))
+    served = found.served
+    if served.keeps_up:
+        # Fewer seats than at first: less for the sampler, more for the pool. As many as are in progress at the slowest
+        # speed: too few make requests wait that could run, and more cost little. Requests come in bunches, so more than
+        # there are on average: arrivals at random have a standard deviation of the square root of their mean.
+        used = min(served.most_users, found.room) / groups
+        smaller = _with_seats(trial, choice, replicas, used + _BUNCHED * used**0.5)
+        if isinstance(smaller, Candidate) and served.num_users <= min(found.seats, smaller.room):
+            smaller.__dict__["served"] = served
+            return smaller
+    return _lacks_room(found, served)
+
+
+def _with_seats(trial: Trial, choice: Choice, replicas: int, users: float) -> Candidate | Miss:
+    """Seats for ``users`` requests in each data-parallel group."""
+    prediction = predict(trial, choice, users)
+    if not prediction.fits:
+        return misses.lacks_memory(trial.workload, choice, replicas, prediction)
+    seats = choice.layout.data_parallel_size * _most_seats(trial, choice, prediction)
+    capacity = capacity_of(trial, choice, prediction)
+    room = capacity.worst_sequences if trial.request.worst_case else capacity.average_sequences
+    return Candidate(trial, choice, replicas, prediction, capacity, min(room, seats), seats)
+
+
+def _lacks_room(found: Candidate, served: Served) -> Miss:
+    request = found.trial.request
+    return misses.lacks_room(
+        found.trial.workload,
+        found.choice,
+        found.replicas,
+        found.prediction,
+        found.capacity,
+        served,
+        found.seats,
+        request.worst_case,
+    )
+
+
+def _most_seats(trial: Trial, choice: Choice, prediction: VllmPrediction) -> int:
+    """Sequences per engine in one step: no more than the blocks for their states, even at the pool's low end."""
+    sure = sure_num_seqs(choice.weights.spec, choice.gpu, prediction)
+    return min(trial.most_sequences(choice), sure or prediction.most_num_seqs or MOST_SEQUENCES)
+
+
+_AT_THE_PREDICTION: Final = 0.5
+_AT_THE_LOW_END: Final = 0.95
+"""Shares of start-ups whose pool is larger: half of them than predicted, and than the low end of the 90 % interval."""
+
+
+def pool_confidence(found: Candidate) -> float:
+    """How much of the range of KV pools holds so many sequences; 1 where its low end does."""
+    choice, prediction, room, num_users = found.choice, found.prediction, found.room, found.served.num_users
+    pool = max(prediction.rank.available_kv_bytes, 1)
+    low = kv_pool_low_bytes(choice.weights.spec, choice.gpu, prediction)
+    least = int(room * low / pool)
+    if num_users <= least:
+        return 1.0
+    return _AT_THE_PREDICTION + (_AT_THE_LOW_END - _AT_THE_PREDICTION) * (room - num_users) / max(room - least, 1)

@@ -1,0 +1,82 @@
+"""A candidate's load played: the deployment with what its requests see, and how sure it serves them as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queueing.front_end import BUSIEST
+from kvplan.planner.choices import misses
+from kvplan.planner.choices.candidate import Candidate, pool_confidence
+from kvplan.planner.choices.deployment import Deployment, Miss
+from kvplan.planner.choices.expected import Expected, Figure
+from kvplan.planner.choices.load import serve_users
+from kvplan.planner.choices.played import Replica
+from kvplan.planner.choices.verdict import Verdict, share_at_most
+from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.slo import SLO_FIELDS
+
+
+def evaluate(found: Candidate) -> Deployment:
+    """Play the load on one of its replicas."""
+    trial = found.trial
+    served, rate = found.served, trial.workload.requests_per_second
+    queues = _replica(found).play(served)
+    verdict = Verdict.of(trial.request.goal, Expected(served, queues), _other_confidences(found, rate))
+    return Deployment(
+        choice=found.choice,
+        replicas=found.replicas,
+        num_spare=trial.request.num_spare_replicas,
+        prediction=found.prediction,
+        capacity=found.capacity,
+        served=served,
+        queues=queues,
+        verdict=verdict,
+        limit=_limit(trial.request.goal, found),
+        offered_tokens_per_second=None if rate is None else rate * trial.workload.output_tokens,
+        speed_model=found.model,
+    )
+
+
+def too_slow(found: Candidate, verdict: Verdict | None = None) -> Miss:
+    """What ``found`` lacks, which does not keep the goal: final where one request alone would not either.
+
+    ``verdict``: of its play; None where averages are so far off that it was not played.
+    """
+    goal, alone = found.trial.request.goal, serve_users(found.model, 1)
+    averages = Goal(goal.slo.of_averages(), goal.confidence, goal.is_asked)
+    of_one = Verdict.of(averages, Expected(alone, None), ())
+    by_averages = Verdict.of(averages, Expected(found.served, None), ())
+    return misses.lacks_speed(
+        found.choice, found.replicas, found.prediction, found.served, verdict or by_averages, of_one
+    )
+
+
+def _replica(found: Candidate) -> Replica:
+    return Replica(found.trial.workload, found.choice, found.replicas, found.prediction, found.capacity, found.model)
+
+
+def _other_confidences(found: Candidate, rate: float | None) -> Iterator[float]:
+    """That the pool holds the load, and that a replica answers as many requests as come."""
+    yield pool_confidence(found)
+    supply = found.served.supply
+    if rate is None or supply is None:
+        return
+    interval = found.model.error_interval("throughput")
+    ends = supply if interval is None else Range(supply.middle * interval.low, supply.middle * interval.high)
+    yield 1 - share_at_most(Figure(supply.middle, ends), rate / found.replicas)
+
+
+def _limit(goal: Goal, found: Candidate) -> str:
+    """What stops the next users: the service level if it breaks before the pool is full, else the pool."""
+    if goal.is_asked:
+        full = serve_users(found.model, found.room).middle
+        for bound in goal.slo.bounds():
+            if full is None or getattr(full, SLO_FIELDS[bound.name]) > bound.seconds:
+                return bound.name
+    served = found.served
+    if served.server_share > BUSIEST:
+        return "server"
+    if found.room < 1.5 * served.num_users:
+        return "kv" if found.room < found.seats else "seats"
+    return "bandwidth" if served.speed.bandwidth_bound else "compute"

@@ -1,0 +1,103 @@
+"""How sure it is that a deployment serves its load as asked: what is expected beside the bounds of a goal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final, NamedTuple
+
+from kvplan.planner.choices.expected import Expected, Figure
+from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.slo import Bound
+
+_OF_AN_END: Final = 1.6448536269514722
+"""Standard deviations from the middle of a normal distribution to an end of what holds 9 in 10."""
+
+
+def share_at_most(figure: Figure, bound: float) -> float:
+    """How likely a measurement is at most ``bound``, from 0 to 1.
+
+    An interval holds 9 in 10 with 1 in 20 beyond each end. Between them figures are spread as a normal distribution of
+    their logarithm, on each side of the middle as wide as its end says: errors of predictions are factors. What the
+    data sheet excludes is impossible.
+    """
+    middle, ends = figure
+    if not math.isfinite(middle) or bound < ends.least:
+        return 0.0
+    end = ends.high if bound >= middle else ends.low
+    if not math.isfinite(end):
+        return 0.5
+    width, distance = math.log(end / middle), math.log(bound / middle)
+    if width == 0.0:
+        return 1.0 if bound >= middle else 0.0
+    return 0.5 * (1 + math.copysign(math.erf(_OF_AN_END * abs(distance / width) / 2**0.5), distance))
+
+
+class Seen(NamedTuple):
+    """A bound and what is expected of it. ``confidence``: that it is kept."""
+
+    bound: Bound
+    figure: Figure
+    confidence: float
+
+    def shrunk_to(self, confidence: float) -> float:
+        """What the figure would have to be, in seconds, for the bound to be kept with ``confidence``."""
+        middle, ends = self.figure
+        if not math.isfinite(middle) or not math.isfinite(ends.high) or confidence <= 0.5:
+            return self.bound.seconds
+        deviations = NormalDist().inv_cdf(confidence) / _OF_AN_END
+        return self.bound.seconds * (middle / ends.high) ** deviations
+
+    @property
+    def ratio(self) -> float:
+        """The middle over the bound: 1 at it, less within."""
+        return self.figure.middle / self.bound.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``confidence``: that the load is served within every bound of ``goal``, the least of all that could fail: the
+    times, whether the replica keeps up with a rate, and whether the KV pool holds the load."""
+
+    goal: Goal
+    seen: tuple[Seen, ...]
+    confidence: float
+
+    @staticmethod
+    def of(goal: Goal, expected: Expected, others: Iterable[float]) -> Verdict:
+        """``others``: how sure the rest is."""
+        seen = []
+        for bound in goal.slo.bounds():
+            figure = expected.time(bound.name, bound.statistic)
+            if figure is not None:
+                seen.append(Seen(bound, figure, share_at_most(figure, bound.seconds)))
+        asked = (each.confidence for each in seen if goal.is_asked)
+        return Verdict(goal, tuple(seen), min([*others, *asked], default=1.0))
+
+    @property
+    def meets(self) -> bool:
+        """As sure as the goal asks. A readable speed is kept by the middle of what is expected."""
+        return self.confidence >= self.goal.confidence and (self.goal.is_asked or self.broken is None)
+
+    @property
+    def possible(self) -> bool:
+        """Whether the middle of what is expected keeps what was asked for."""
+        return self.confidence >= 0.5
+
+    @property
+    def broken(self) -> Seen | None:
+        """What is missed by most, by the middle of what is expected."""
+        worst = max(self.seen, key=lambda each: each.ratio, default=None)
+        return worst if worst is not None and worst.ratio > 1 else None
+
+    @property
+    def weakest(self) -> Seen | None:
+        """The bound that is kept least surely."""
+        return min(self.seen, key=lambda each: each.confidence, default=None)
+
+    @property
+    def margin(self) -> float:
+        """The largest ratio of a figure to its bound: the smaller, the more room."""
+        return max((each.ratio for each in self.seen), default=0.0)

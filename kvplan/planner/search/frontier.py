@@ -1,0 +1,335 @@
+"""The search itself: choices from cheap to dear, each with as few replicas as keep the goal under the played load.
+
+A closed form says for each choice from how many replicas on it holds the load. From there on, by price, the load is
+played, which takes a hundred times as long; a choice that does not keep the goal comes again with more replicas at a
+higher price. So what is found first is the cheapest, and all that cost the same are compared before anything dearer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.errors import KvplanError
+from kvplan.planner.choices.candidate import Candidate, candidate
+from kvplan.planner.choices.deployment import Choice, Deployment, Miss
+from kvplan.planner.choices.evaluation import evaluate, too_slow
+from kvplan.planner.choices.formats import FormatPair
+from kvplan.planner.choices.trial import Trial
+from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
+
+MOST_PLAYS: Final = 24
+"""Of one search, which keeps a plan over all GPUs under two seconds on an ordinary core."""
+THOROUGH_PLAYS: Final = 2000
+_CLEARLY_WORSE: Final = 1.6
+"""By averages in closed form, which lie within 1.7 of those of a play: beyond that another layout of the same GPUs is
+not played."""
+_NAMED: Final = 6
+"""GPUs that somebody names, of each of which the answer says what becomes of it."""
+_NOT_FASTER: Final = 0.95
+_NEARLY: Final = 1.05
+"""What averages say of more replicas is played where it is so little beyond a bound."""
+_UNSIZED: Final = -2.0
+_UNKNOWN: Final = -1.0
+"""In place of how fast an entry is about: how many replicas it takes is not known yet, or how fast they are."""
+Progress = Callable[[int, int], None]
+"""Is told how many loads were played, of how many at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What serves and what does not, of one search. ``unplayed``: ids of GPUs that come at a higher price."""
+
+    deployments: tuple[Deployment, ...]
+    misses: tuple[Miss, ...]
+    num_tried: int
+    num_played: int = 0
+    unplayed: frozenset[str] = frozenset()
+
+
+@dataclass(order=True)
+class _Entry:
+    """A choice with a number of replicas, in the order in which they are looked at."""
+
+    price: Price
+    rough: float
+    number: int
+    choice: Choice = field(compare=False)
+    replicas: int = field(compare=False)
+
+
+@dataclass
+class Frontier:
+    """One search. ``budget``: dollars per hour. ``most_plays``: after which only what was found counts."""
+
+    trial: Trial
+    formats: Sequence[FormatPair]
+    budget: float | None
+    most_plays: int = MOST_PLAYS
+    progress: Progress | None = None
+    num_tried: int = 0
+    num_played: int = 0
+    _num_pushed: int = 0
+    _heap: list[_Entry] = field(default_factory=list)
+    _misses: list[Miss] = field(default_factory=list)
+    _met: list[Deployment] = field(default_factory=list)
+    _likely: dict[tuple[object, ...], Deployment] = field(default_factory=dict)
+    _slow: list[Candidate] = field(default_factory=list)
+    _rough_of: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Of what serves the load as asked, by GPU, price and formats: how fast its quickest layout is about."""
+    _across: dict[str, list[Choice]] = field(default_factory=dict)
+    """By GPU: instances over several nodes, for where one node is not enough."""
+
+    @property
+    def is_thorough(self) -> bool:
+        """Whether nothing is left out that averages call slower."""
+        return self.most_plays >= THOROUGH_PLAYS
+
+    def run(self) -> Found:
+        """Look from cheap to dear until the answer cannot change any more."""
+        for choice in self._first_choices():
+            self._enter(choice)
+        while self._heap or self._cross_nodes():
+            entry = heapq.heappop(self._heap)
+            if self._is_done(entry):
+                heapq.heappush(self._heap, entry)
+                break
+            if not self._pushed_back(entry) and not self._is_pointless(entry):
+                self._look_at(entry)
+        self._polish()
+        if not self._met and not self.trial.request.goal.is_asked:
+            self._play_slow()
+        found = sorted([*self._met, *self._likely.values()], key=rank)
+        dearer = {entry.choice.gpu.id for entry in self._heap}
+        return Found(tuple(found), tuple(self._misses), self.num_tried, self.num_played, frozenset(dearer))
+
+    # ---- what is looked at
+
+    def _first_choices(self) -> Iterator[Choice]:
+        for gpu in self.trial.gpus:
+            for pair in self.formats:
+                if self.trial.refuses(pair, gpu):
+                    continue
+                within = [*self._choices(gpu, pair, across_nodes=False)]
+                across = [*self._choices(gpu, pair, across_nodes=True)]
+                self._across.setdefault(gpu.id, []).extend(across)
+                yield from within
+
+    def _choices(self, gpu: GpuProfile, pair: FormatPair, *, across_nodes: bool) -> Iterator[Choice]:
+        for layout in self.trial.layouts(pair.weights, gpu, across_nodes=across_nodes):
+            yield Choice(gpu, layout, pair.weights, pair.kv_cache_dtype)
+
+    def _cross_nodes(self) -> bool:
+        """Enter the instances over several nodes of GPUs that no instance within a node keeps the goal on."""
+        served = {each.choice.gpu.id for each in self._met}
+        for gpu_id in [*self._across]:
+            choices = self._across.pop(gpu_id)
+            for choice in choices if gpu_id not in served else ():
+                self._enter(choice)
+        return bool(self._heap)
+
+    def _enter(self, choice: Choice) -> None:
+        """At the price of one replica: how many it takes is asked when that comes up."""
+        if self.trial.most_replicas(choice) >= 1:
+            self.num_tried += 1
+            self._push(choice, 1, _UNSIZED)
+
+    def _push(self, choice: Choice, replicas: int, rough: float = _UNKNOWN) -> None:
+        num_gpus = (replicas + self.trial.request.num_spare_replicas) * choice.layout.num_gpus
+        price = price_of(choice.gpu, num_gpus)
+        if within_budget(price, self.budget):
+            self._num_pushed += 1
+            heapq.heappush(self._heap, _Entry(price, rough, self._num_pushed, choice, replicas))
+
+    def _pushed_back(self, entry: _Entry) -> bool:
+        """Whether ``entry`` was sized, or asked how fast it is about, and comes again or not at all."""
+        if entry.rough == _UNSIZED:
+            try:
+                self._size(entry.choice)
+            except KvplanError as error:
+                self.trial.refusals.setdefault(entry.choice.gpu.id, error)
+            return True
+        if entry.rough != _UNKNOWN:
+            return False
+        found = candidate(self.trial, entry.choice, entry.replicas)
+        rough = found.rough_score(self.trial.request.goal) if isinstance(found, Candidate) else math.inf
+        heapq.heappush(self._heap, replace(entry, rough=rough))
+        return True
+
+    def _size(self, choice: Choice) -> None:
+        """Push it with as few replicas as hold the load; a miss where the largest number does not."""
+        most, first = self.trial.most_replicas(choice), candidate(self.trial, choice, 1)
+        if isinstance(first, Miss) and first.is_final:
+            self._misses.append(first)
+            return
+        fewest = _fewest(most, lambda count: isinstance(candidate(self.trial, choice, count), Candidate))
+        if fewest is not None:
+            self._push(choice, fewest)
+            return
+        last = candidate(self.trial, choice, most)
+        assert isinstance(last, Miss), "the largest number does not hold the load"
+        self._misses.append(last)
+
+    # ---- what need not be looked at
+
+    @property
+    def _best_price(self) -> Price | None:
+        return min((price_of(each.choice.gpu, each.num_gpus) for each in self._met), default=None)
+
+    def _is_done(self, entry: _Entry) -> bool:
+        """Whether what comes now can only be dearer than the answer, and enough stands beside that."""
+        best = self._best_price
+        if best is None:
+            return self.num_played >= 2 * self.most_plays
+        if entry.price <= best:
+            return False
+        budget = self.trial.request.usd_per_hour
+        if within_budget(best, budget) and not within_budget(entry.price, budget):
+            return True
+        if self.num_played >= self.most_plays:
+            return True
+        gpus = self.trial.gpus
+        return len(gpus) <= _NAMED and len(self._met) >= 3 * len(gpus) and self._is_served(gpus)
+
+    def _is_served(self, gpus: Sequence[GpuProfile]) -> bool:
+        return {gpu.id for gpu in gpus} <= {each.choice.gpu.id for each in self._met}
+
+    def _is_pointless(self, entry: _Entry) -> bool:
+        """Whether the same GPUs serve it already in a layout that is clearly faster or, if dearer, at all as fast."""
+        best = self._best_price
+        roughest = self._rough_of.get((entry.choice.gpu.id, entry.price, entry.choice.formats))
+        if roughest is None or self.is_thorough:
+            return False
+        if entry.price != best:
+            return entry.rough > roughest * _NOT_FASTER
+        limit = roughest * _CLEARLY_WORSE
+        return entry.rough > limit and self._quickest(entry) > limit
+
+    def _quickest(self, entry: _Entry) -> float:
+        """How fast it is about with the token budget that suits it best."""
+        found = self._budgets(entry.choice, entry.replicas)
+        return found[0].rough_score(self.trial.request.goal) if found else math.inf
+
+    # ---- playing
+
+    def _look_at(self, entry: _Entry) -> None:
+        """Play the choice with the token budgets that are quickest by averages; again with more replicas if need be."""
+        goal = self.trial.request.goal
+        found = self._budgets(entry.choice, entry.replicas)
+        hopeful = [each for each in found if each.may_keep(goal)]
+        if not hopeful:
+            self._slow += found[:1]
+            self._more(entry, found[0] if found else None, None)
+            return
+        played: list[Deployment] = []
+        for each in hopeful[: 2 if not self.is_thorough else None]:
+            played.append(self._play(each))
+            if played[-1].verdict.meets and not self.is_thorough:
+                break
+        best = min(played, key=rank)
+        if best.verdict.meets:
+            self._met.append(best)
+            key = (best.choice.gpu.id, entry.price, best.choice.formats)
+            self._rough_of[key] = min(hopeful[played.index(best)].rough_score(goal), self._rough_of.get(key, math.inf))
+            return
+        if best.verdict.possible and goal.is_asked:
+            self._likely.setdefault((*best.choice.key[:-1],), best)
+        self._slow.append(hopeful[played.index(best)])
+        self._more(entry, hopeful[played.index(best)], best)
+
+    def _budgets(self, choice: Choice, replicas: int) -> list[Candidate]:
+        """``choice`` with each token budget, the quickest by averages first; the default before its like."""
+        goal, found = self.trial.request.goal, []
+        for tokens in (None, *self.trial.other_step_tokens(choice.gpu)):
+            try:
+                each = candidate(self.trial, replace(choice, max_num_batched_tokens=tokens), replicas)
+            except KvplanError:
+                continue
+            if isinstance(each, Candidate):
+                found.append(each)
+        return sorted(found, key=lambda each: round(each.rough_score(goal), 3))
+
+    def _play(self, found: Candidate) -> Deployment:
+        self.num_played += 1
+        if self.progress is not None:
+            self.progress(self.num_played, self.most_plays)
+        return evaluate(found)
+
+    def _more(self, entry: _Entry, found: Candidate | None, played: Deployment | None) -> None:
+        """Enter the choice again with more replicas, or note what it lacks with all that are allowed."""
+        choice, most, goal = entry.choice, self.trial.most_replicas(entry.choice), self.trial.request.goal
+        verdict = None if played is None else played.verdict
+        miss = None if found is None else too_slow(found, verdict)
+        if miss is not None and miss.is_final:
+            self._misses.append(miss)
+            return
+
+        def may_keep(count: int) -> bool:
+            if found is None or played is None:
+                return any(each.may_keep(goal) for each in self._budgets(choice, count))
+            again = candidate(self.trial, played.choice, count)
+            return isinstance(again, Candidate) and _would_keep(again, found, played)
+
+        next_count = entry.replicas + 1
+        more = None if next_count > most else _fewest(most, may_keep, next_count)
+        if more is not None:
+            self._push(choice, more)
+        elif miss is not None:
+            self._misses.append(miss)
+
+    def _polish(self) -> None:
+        """The answer with every token budget: the one that is played first is the quickest by averages only."""
+        if not self._met:
+            return
+        best = min(self._met, key=rank)
+        for each in self._budgets(replace(best.choice, max_num_batched_tokens=None), best.replicas):
+            if each.choice != best.choice:
+                self._keep_better(best, self._play(each))
+
+    def _keep_better(self, best: Deployment, other: Deployment) -> None:
+        if rank(other) < rank(best):
+            self._met = [other if each is best else each for each in self._met]
+
+    def _play_slow(self) -> None:
+        """Where nothing is readable, what is quickest for its price all the same."""
+        by_cost = sorted(self._slow, key=_cost_of_tokens)
+        chosen: dict[tuple[str, int], Candidate] = {}
+        for each in by_cost:
+            chosen.setdefault((each.choice.gpu.id, each.replicas * each.choice.layout.num_gpus), each)
+        for each in [*chosen.values()][:10]:
+            self._likely[each.choice.key] = self._play(each)
+
+
+def _would_keep(again: Candidate, found: Candidate, played: Deployment) -> bool:
+    """Whether ``again``, with more replicas than ``found``, keeps the goal if averages miss the play by as much."""
+    confidence = played.verdict.goal.confidence if played.verdict.goal.is_asked else 0.5
+    for seen in played.verdict.seen:
+        name = seen.bound.name
+        if again.average(name) * seen.figure.middle / found.average(name) > seen.shrunk_to(confidence) * _NEARLY:
+            return False
+    return True
+
+
+def _cost_of_tokens(found: Candidate) -> float:
+    """Dollars for requests by averages; infinite where nobody knows the price."""
+    price = price_of(found.choice.gpu, found.num_gpus)
+    middle = found.served.middle
+    rate = 0.0 if middle is None else found.replicas * middle.requests_per_second
+    return math.inf if rate == 0 or not price.is_known else price.amount / rate
+
+
+def _fewest(most: int, serves: Callable[[int], bool], least: int = 1) -> int | None:
+    """The smallest number from ``least`` to ``most`` that serves: more replicas never serve less."""
+    if serves(least):
+        return least
+    if most <= least or not serves(most):
+        return None
+    low, high = least, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if serves(middle) else (middle, high)
+    return high
