@@ -146,6 +146,13 @@ def test_a_plan_keeps_the_settings_of_a_command(capsys: pytest.CaptureFixture[st
         assert list(each["commands"]) == ["vllm"]
 
 
+def test_batch_settings_that_a_command_leaves_out_are_the_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    """vllm/engine/arg_utils.py, get_batch_defaults: 8,192 tokens and 1,024 sequences for a server on an H100."""
+    found = document(capsys, "plan", "--users", "20", "--gpu", "h100", "--like", SERVED)
+    batches = {(each["max_num_batched_tokens"], each["max_num_seqs"]) for each in found["deployments"]}
+    assert batches == {(8192, 1024)}
+
+
 def test_a_plan_says_what_would_serve_without_them(capsys: pytest.CaptureFixture[str]) -> None:
     command = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 -tp 8 --port 80"
     assert main(["plan", "--users", "8", "--gpu", "h100", "--like", command]) == 0

@@ -31,12 +31,14 @@ class Question:
     formats: FormatOptions
     settings: ServingSettings
     engine: str
+    as_started: bool = False
 
     def request(self, *, longest: int | None = None) -> PlanRequest:
         """The question that they ask. ``longest``: tokens of a sequence, where --ctx-max is not given."""
         load = self.load if longest is None or self.load.ctx_max else replace(self.load, ctx_max=str(longest))
         choice = EngineChoice.parse(self.engine, known=("vllm",))
-        return plan_request(choice, self.settings, **vars(load), **vars(self.gpus), **vars(self.formats))
+        asked = plan_request(choice, self.settings, **vars(load), **vars(self.gpus), **vars(self.formats))
+        return replace(asked, as_started=self.as_started)
 
 
 def likened(asked: Question, command: str) -> tuple[Question, list[str]]:
@@ -58,7 +60,7 @@ def likened(asked: Question, command: str) -> tuple[Question, list[str]]:
     longest = said.get("max_model_len")
     load = asked.load if longest is None or asked.load.ctx_max else replace(asked.load, ctx_max=str(longest))
     engine = engine_of(None if asked.engine == _DEFAULT_ENGINE else asked.engine, pasted, _DEFAULT_ENGINE)
-    kept = Question(asked.model or pasted.model, load, replace(asked.gpus, **sizes), formats, settings, engine)
+    kept = Question(asked.model or pasted.model, load, replace(asked.gpus, **sizes), formats, settings, engine, True)
     return kept, pasted.notes
 
 
