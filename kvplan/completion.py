@@ -21,6 +21,7 @@ _MANY: Final = ("--gpu", "--quantization", "--kv-cache-dtype")
 _FORMATS: Final = {
     "estimate": ("table", "json", "csv", "md"),
     "plan": ("table", "json", "csv", "md", "docker", "compose", "kubernetes", "helm"),
+    "explain": ("table", "json", "csv", "md"),
     "models": ("table", "json", "csv", "md"),
     "gpus": ("table", "json", "csv", "md"),
 }

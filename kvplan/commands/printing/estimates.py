@@ -168,8 +168,8 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
     if pages is None:
         say(size)
         return
-    blocks = f"in blocks {format_bytes(pages.paged_bytes)}, to be admitted {_admission(answer)}"
-    print_sentence(f"{size}; {blocks}", indent="", further="  ")
+    blocks = f"{format_bytes(pages.paged_bytes)} in whole blocks; {_admission(answer)} must be free to admit it"
+    print_sentence(f"{size} ({blocks})", indent="", further="  ")
     if explain:
         _print_detail(f"logical: {_affine(answer)} = {cache.logical_bytes:,} B")
         _print_detail(f"paged: {pages.paged_formula} = {pages.paged_bytes:,} B{_over(answer, pages)}")
@@ -247,7 +247,7 @@ def _print_deployments(answer: Estimate) -> None:
     unit = "GiB" if counts == {1} else "GiB per GPU"
     meaning = f"; {RANGE_MEANING}" if RANGE_HEAD in head else ""
     print_table(
-        f"Sequences of {context} that fit at once, {engine}{ranks} (memory in {unit}{meaning}):",
+        f"Sequences of {context} that fit at once, {engine}{ranks} ({unit}{meaning}):",
         head,
         rows,
         text_columns=text_columns,

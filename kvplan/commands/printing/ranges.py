@@ -8,7 +8,7 @@ from kvplan.estimate.deployments import Deployment
 from kvplan.units import format_gib
 
 RANGE_HEAD = "+/-"
-RANGE_MEANING = f"9 of 10 start-ups within {RANGE_HEAD}"
+RANGE_MEANING = f"{RANGE_HEAD} is a 90 % interval"
 
 
 def has_ranges(answer: Estimate) -> bool:
