@@ -2,7 +2,8 @@
 
 api                 the planner for Python: ``kvplan.estimate``, ``plan``, ``explain``, ``models``, ``gpus``
 cli, __main__       the program, which imports only the command that is asked for; help_sections: its help in sections;
-                    list_words: lists on a command line; terminal: sentences in lines as wide as the terminal
+                    list_words: lists on a command line; completion: values after <TAB>;
+                    terminal: sentences in lines as wide as the terminal
 commands            one module per command: parse, call, print
 bench, profiling    the benchmark of paging; one setting step by step
 top, load           running servers live; loading one and saying what bound it
@@ -13,6 +14,7 @@ sweeps, reports     running trials; plots, tables and pages of their rows
 runs                a run directory and its rows
 estimate            memory and speed by formula
 catalog             models, GPUs and engine releases
+pasted              commands that people paste, as settings
 machine, workload   what this host is; requests and arrivals
 workers, metrics    worker processes and their messages; what engines' metrics pages say
 settings            every knob of a deployment, declared once; setting_values: its values as people write them

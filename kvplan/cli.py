@@ -16,6 +16,7 @@ import typer
 
 from kvplan import __version__
 from kvplan.commands.options.extras import need_extra
+from kvplan.completion import VARIABLE, completed_value
 from kvplan.errors import KvplanError
 from kvplan.foreign_text import guarded_output, printable
 from kvplan.help_sections import SectionedCommand, SectionedGroup
@@ -122,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain("standard output is closed", None, 1)
     _write_what_fits()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if VARIABLE in os.environ and (code := completed_value(os.environ)) is not None:
+        return code
     with guarded_output():
         code = _run(words)
     try:
@@ -173,7 +176,7 @@ def _first_word(words: Sequence[str]) -> str | None:
 
 def _words_to_complete() -> list[str]:
     """The command line that a shell asks to complete: its options are known only where its command is loaded."""
-    if "_KVPLAN_COMPLETE" not in os.environ:
+    if VARIABLE not in os.environ:
         return []
     return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()[1:]
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.catalog.adapter_folder import ADAPTER_FILE, adapter_error
 from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.quantization import beside
 from kvplan.catalog.reader import parse_config, read_config
@@ -57,7 +58,8 @@ def _read_elsewhere(name: str, assumptions: Mapping[str, str] | None) -> ModelSp
         return replace(spec, sized_as=variant.profile["id"], assumptions=(*variant.notes, *spec.assumptions))
     if missing is None:
         raise _no_such_model(name)
-    raise KvplanError(missing.message, hint=_did_you_mean(name) + (missing.hint or "")) from missing
+    hint = _pooling_hint(name) or _did_you_mean(name)
+    raise KvplanError(missing.message, hint=hint + (missing.hint or "")) from missing
 
 
 def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
@@ -68,6 +70,8 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
 
         return replace(read_gguf(path, assumptions=assumptions), served=_absolute(path))
     folder = path if path.is_dir() else None
+    if folder is not None and not (folder / "config.json").exists() and (folder / ADAPTER_FILE).exists():
+        raise adapter_error(folder)
     if folder is not None:
         path = folder / "config.json"
     content = read_text(path, LARGEST_CONFIG_BYTES, hint="pass a directory with a published config.json, or the file")
@@ -128,12 +132,27 @@ def _family(name: str) -> str:
     return re.match("[a-z]*", name)[0]  # type: ignore[index]
 
 
+def _pooling_hint(name: str) -> str:
+    """What to know of a model that embeds or ranks texts, by its name; "" of any other."""
+    if not _POOLING.search(name.rsplit("/", 1)[-1].casefold()):
+        return ""
+    return (
+        "kvplan sizes models that generate text; one that embeds or ranks takes its weights and the activations of one "
+        "step, and an encoder keeps no KV cache. "
+    )
+
+
+_POOLING = re.compile(r"embed|rerank|\b(?:bge|e5|gte|minilm|mpnet|colbert|splade)\b")
+"""Names of models that vLLM serves with ``--runner pooling``."""
+
+
 def _no_such_model(name: str) -> UsageError:
     if name.startswith(("/", "./", "../", "~")):
         return UsageError(f"There is no file or directory '{name}'.", hint="kvplan models lists models by name")
+    hint = _pooling_hint(name) or _did_you_mean(name)
     return UsageError(
         f"Unknown model '{name}'.",
-        hint=f"{_did_you_mean(name)}kvplan models lists the known ones; a directory or a config.json works too",
+        hint=f"{hint}kvplan models lists the known ones; a directory or a config.json works too",
     )
 
 
@@ -183,6 +202,11 @@ def provenance_note(spec: ModelSpec) -> str | None:
     """What a user has to know about where ``spec`` comes from before trusting its numbers; None when it was read."""
     if (spec.source or "").startswith(BY_NAME):
         return spec.assumptions[0]
+    if _POOLING.search(_short(spec.served_id)):
+        return (
+            f"{spec.served_id} embeds or ranks texts: its memory is sized as for generating text (vLLM leaves the head "
+            "out, and keeps a KV pool for prompts), and no speed here is of what it does."
+        )
     if not (spec.source or "").startswith(LOG_ONLY):
         return None
     return f"kvplan's profile of {spec.id}: {spec.source}. Give the model's own config.json to be sure."

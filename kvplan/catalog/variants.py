@@ -95,6 +95,7 @@ _SAME_SHAPE: Final[tuple[tuple[str, str], ...]] = (
     (r"qwen2\.5-coder-(1\.5b|3b|7b|14b|32b)(?:-instruct)?", r"qwen2.5-\1-instruct"),
     (r"qwen2\.5-coder-0\.5b(?:-instruct)?", "qwen2.5-0.5b"),
     (r"qwen3\.8-27b", "qwen3.5-27b"),
+    (r"qwen3-(30b-a3b|4b)-thinking-2507", r"qwen3-\1-instruct-2507"),
     (r"qwen3-vl-(2b|4b|8b|30b-a3b|235b-a22b)-thinking", r"qwen3-vl-\1"),
     (r"deepseek-r1-distill-qwen-7b", "qwen2.5-7b"),
     (r"deepseek-r1-distill-qwen-32b", "qwq-32b"),
@@ -106,6 +107,18 @@ _SAME_SHAPE: Final[tuple[tuple[str, str], ...]] = (
 """Names of models with the shape and the positions of another one that ships: a pattern, and that profile.
 
 Qwen3.8-27B: its index's total size is 55,562,855,904 B, that of Qwen3.5-27B to the byte.
+"""
+
+_LONGER: Final[tuple[tuple[str, str, Config], ...]] = (
+    (
+        r"qwen3-(235b-a22b)-(?:instruct|thinking)-2507",
+        r"qwen3-\1",
+        {"max_position_embeddings": 262144, "rope_theta": 5000000},
+    ),
+)
+"""Names of models with the layers of one that ships and other positions: a pattern, that profile, and what differs.
+
+Qwen3-235B-A22B's of July 2025: their model cards name the same layers, heads and experts, and 262,144 tokens natively.
 """
 
 _PUBLISHED_PLAIN: Final = ("qwen3.6-", "gemma-4-")
@@ -201,6 +214,11 @@ def _shape(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, A
         match = re.fullmatch(pattern, stem)
         if match:
             return shapes.get(match.expand(base))
+    for pattern, base, positions in _LONGER:
+        match = re.fullmatch(pattern, stem)
+        profile = shapes.get(match.expand(base)) if match else None
+        if profile is not None:
+            return {**profile, "config": {**profile["config"], **positions}}
     return None
 
 
@@ -241,4 +259,6 @@ def _weights_words(stored: NamedFormat) -> str:
 
 
 def _note(name: str, profile: Mapping[str, Any], weights: str) -> str:
-    return f"{name} is sized by its name: the shape of {profile['id']}{weights}. Its own config.json makes it certain."
+    return (
+        f"{name} is sized from its name alone: the shape of {profile['id']}{weights}. Pass its config.json to be sure."
+    )

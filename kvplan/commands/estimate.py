@@ -21,8 +21,10 @@ from kvplan.commands.options.estimate_lists import (
     Lists,
     questions,
     resolve_models,
+    with_pasted_lists,
 )
 from kvplan.commands.options.extras import need_extra
+from kvplan.commands.options.pasted import checkpoint_note, engine_of, pasted_command, with_pasted
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
@@ -49,7 +51,10 @@ DEFAULT_ENGINE = "vllm"
 
 Models = Annotated[
     list[str],
-    typer.Argument(help="Short names, Hugging Face ids, directories, config.json or .gguf files.", metavar="MODEL"),
+    typer.Argument(
+        help="Short names, Hugging Face ids, directories, config.json or .gguf files; or -- vllm serve MODEL ...",
+        metavar="MODEL",
+    ),
 ]
 Contexts = Annotated[
     list[str] | None,
@@ -139,17 +144,24 @@ def estimate(
 ) -> None:
     """Size a model: weights, KV cache, and how many sequences fit on which GPU.
 
-    Several models, contexts or formats make one table. With --from-log what one start showed is kept for other
-    settings of the same model and GPU.
+    Several models, contexts or formats make one table. A vLLM command behind -- is read with its own options. With
+    --from-log what one start showed is kept for other settings of the same model and GPU.
     """
     chosen = chosen_format(output_format, as_json=as_json)
     if ctx and max_model_len:
         raise UsageError("--ctx cannot be used with --max-model-len.", hint="give one of them; they mean the same here")
     lists = Lists(*map(split_list, (ctx or max_model_len, gpu, quantization, kv_cache_dtype)))
-    choice = EngineChoice.parse(engine)
+    pasted = pasted_command(models)
+    if pasted is not None:
+        models, lists = [pasted.model], with_pasted_lists(lists, pasted.settings)
+        given = with_pasted(settings, pasted, speculative_config)
+        choice = EngineChoice.parse(engine_of(None if engine == DEFAULT_ENGINE else engine, pasted, DEFAULT_ENGINE))
+    else:
+        given, choice = with_speculative_config(settings, speculative_config), EngineChoice.parse(engine)
     gpus = [parse_gpu_count(name) for name in lists.gpus or DEFAULT_GPUS]
     specs = resolve_models(models, parse_assumptions(assume or []), after_gpus=bool(gpu))
-    given = with_speculative_config(settings, speculative_config)
+    if pasted is not None:
+        print_notes(*pasted.notes, checkpoint_note(specs[0], pasted))
     learned = None
     if from_log is not None:
         basis = _basis(from_log, specs, gpus if lists.gpus else [], choice, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,25 +13,27 @@ from typing import Annotated
 import typer
 
 from kvplan.catalog.devices.measured import load_measured
-from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.groups import takes_groups
+from kvplan.commands.options.like import Question, likened
 from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
+    MODEL_HELP,
     OUTPUT_PANEL,
     Calibration,
-    Model,
     NoCalibration,
     calibration_name,
 )
+from kvplan.commands.printing.likened import print_unlike
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
+from kvplan.errors import UsageError
 from kvplan.foreign_text import unguarded
-from kvplan.planner.question.asking import PLAN_SETTINGS, plan_request
+from kvplan.planner.question.asking import PLAN_SETTINGS
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.frontier import Progress
 from kvplan.planner.search.plan import make_plan
@@ -45,10 +48,22 @@ class PlanFormat(str, Enum):
     table = "table"
     json = "json"
     csv = "csv"
+    md = "md"
+    docker = "docker"
     compose = "compose"
     kubernetes = "kubernetes"
+    helm = "helm"
 
 
+Model = Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
+Like = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COMMAND",
+        help="A vLLM command in quotes: its model and settings are kept, its layout is tried first.",
+        rich_help_panel=ENGINE_PANEL,
+    ),
+]
 Engine = Annotated[str, typer.Option(help="Memory model: vllm or vllm@VERSION.", rich_help_panel=ENGINE_PANEL)]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw memory, concurrency and steps to this PNG file.", rich_help_panel=OUTPUT_PANEL)
@@ -63,7 +78,7 @@ Format = Annotated[
     PlanFormat,
     typer.Option(
         "--format",
-        help="Output format; compose and kubernetes start the best deployment.",
+        help="Output format; docker, compose, kubernetes and helm start the best deployment.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
@@ -87,11 +102,13 @@ def _playing(*, shows: bool) -> Iterator[Progress | None]:
 @takes_groups
 @takes_settings(*PLAN_SETTINGS)
 def plan(
-    model: Model,
+    model: Model = None,
+    *,
     load: LoadOptions,
     gpus: GpuOptions,
     formats: FormatOptions,
     settings: ServingSettings = ServingSettings(),
+    like: Like = None,
     engine: Engine = "vllm",
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
@@ -100,17 +117,31 @@ def plan(
     output_format: Format = PlanFormat.table,
     as_json: AsJson = False,
 ) -> None:
-    """Find the GPUs and settings that serve a given load."""
+    """Find the GPUs and settings that serve a given load.
+
+    --like keeps the settings of a vLLM command, and tells what would be better without them.
+    """
     shown = chosen_format(output_format, as_json=as_json)
-    request = plan_request(
-        EngineChoice.parse(engine, known=("vllm",)), settings, **vars(load), **vars(gpus), **vars(formats)
-    )
-    spec = resolve_model(model)
+    asked = Question(model, load, gpus, formats, settings, engine)
+    kept, notes = (asked, []) if like is None else likened(asked, like)
+    if kept.model is None:
+        raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")
+    request = kept.request()
+    spec = resolve_model(kept.model)
     measured = load_measured(calibration_name(calibration, no_calibration))
     with _playing(shows=request.thorough) as progress:
         found = make_plan(spec, request, measured, progress)
     version = request.engine.version
     print_notes(
-        *measured.notices, provenance_note(spec), version_note(version), service_note(spec.architecture, version)
+        *measured.notices,
+        *notes,
+        provenance_note(spec),
+        version_note(version),
+        service_note(spec.architecture, version),
     )
-    print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)
+    try:
+        print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)
+    finally:
+        if like is not None and shown is PlanFormat.table:
+            free = replace(asked, engine=kept.engine).request(longest=request.longest_context)
+            print_unlike(found, make_plan(spec, free, measured))

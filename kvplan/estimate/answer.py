@@ -78,6 +78,13 @@ class Estimate:
     """Beside each deployment; None where it does not fit."""
     speculation: Speculation | None = None
     """What a drafter takes and gains, where the model is served with one."""
+    stored: KvCacheSize | None = None
+    """The cache as the engine keeps it, where that differs: index keys in 8 bits, whatever the cache's dtype."""
+
+    @property
+    def kept(self) -> KvCacheSize:
+        """What a token takes of the engine's memory."""
+        return self.cache if self.stored is None else self.stored
 
 
 def make_estimate(
@@ -121,6 +128,7 @@ def make_estimate(
         weights=size_weights(spec, dtype),
         extra_weight_bytes=0 if asked.language_model_only else extra_bytes(spec, dtype),
         cache=size_sequence(attended, context_tokens, cache),
+        stored=None if release is None else _as_stored(attended, context_tokens, cache),
         pages=pages,
         in_flight_tokens=in_flight[0],
         in_flight_batches=batches,
@@ -129,14 +137,20 @@ def make_estimate(
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
         speeds=_no_speeds(placements)
-        if asked.cpu_offload_gb
+        if asked.cpu_offload_gb or asked.decode_context_parallel_size > 1
         else deployment_speeds(attended, gpus, placements, cache, measured, request.engine),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
 
 
+def _as_stored(spec: ModelSpec, context_tokens: int, cache: CacheSettings) -> KvCacheSize | None:
+    """The cache as vLLM keeps it; None where that is no other."""
+    stored = as_vllm_stores(spec, cache)
+    return None if stored == cache else size_sequence(spec, context_tokens, stored)
+
+
 def _no_speeds(placements: Sequence[Placement]) -> tuple[None, ...]:
-    """How fast weights come over the bus is not modelled."""
+    """How fast weights come over the bus, and what a context divided over ranks costs, is not modelled."""
     return (None,) * len(placements)
 
 

@@ -126,6 +126,7 @@ _OF_VLLM: Final = (
     "limit_mm_per_prompt",
     "skip_mm_profiling",
     "pp_layer_partition",
+    "decode_context_parallel_size",
 )
 
 
@@ -226,6 +227,11 @@ def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
         yield f"--cpu-offload-gb changes nothing on {gpu.id}: its memory is the host's."
     elif settings.cpu_offload_gb:
         yield "--cpu-offload-gb: what is offloaded is read over the bus in each step, which no speed here counts."
+    if settings.decode_context_parallel_size > 1:
+        yield (
+            "--decode-context-parallel-size: the pool counts tokens over all ranks that share a context. No start-up "
+            "with it has been compared, and its speed is not modelled."
+        )
     if settings.enforce_eager:
         yield "--enforce-eager: steps without CUDA graphs are slower; the speeds are of steps with them."
     if settings.skip_mm_profiling:

@@ -19,6 +19,7 @@ from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.speculation import joined_speculation
+from kvplan.estimate.vllm.contexts import check_contexts
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens
@@ -38,6 +39,7 @@ ESTIMATE_SETTINGS: Final = (
     "pp_layer_partition",
     "data_parallel_size",
     "enable_expert_parallel",
+    "decode_context_parallel_size",
     "nvlink_bridge",
     "moe_backend",
     "gpu_memory_utilization",
@@ -109,6 +111,7 @@ def _settings_on(
     served = serving_dtype(spec.dtype, settings.dtype)
     dtype = dtype_on(counted.gpu, spec, served, asked=settings.dtype, version=engine.version)
     stored = with_quantization(spec, settings)
+    check_contexts(spec, replace(settings, tensor_parallel_size=ranks), engine.version)
     check_formats(counted.gpu, stored, settings.kv_cache_dtype, version=engine.version)
     return replace(settings, tensor_parallel_size=ranks, dtype=settings.dtype if dtype == served else dtype)
 

@@ -1,7 +1,7 @@
 """``kvplan explain``: from an engine's start-up log to where the memory went, what differs, and what to change.
 
 startup_log, patterns    what the log says, and how engines word it
-stated_settings, pasted_commands    the settings that it states in any form, and those of commands pasted beside it
+stated_settings          the settings that it states in any form, and those of commands pasted beside it
 which_gpu                the GPU profiles that fit it
 learned                  what it teaches for predictions of the same model and GPU with other settings
 account                  its lines: each part of the memory, logged and predicted

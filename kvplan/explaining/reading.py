@@ -44,7 +44,7 @@ def parse_log(content: bytes, name: str) -> ReadLog:
     log = parse_startup_log(content.decode("utf-8", errors="replace"))
     if not log.has_figures:
         raise KvplanError(
-            f"{name} says nothing about memory or KV cache in the words of vLLM or SGLang.",
+            f"{name} does not look like a start-up log of vLLM or SGLang: it says nothing about memory or KV cache.",
             hint="pass the log of such a server's start",
         )
     return ReadLog(log, note)

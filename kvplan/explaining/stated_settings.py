@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvplan.catalog.releases.versions import release_number
 from kvplan.errors import UsageError
 from kvplan.explaining import patterns
-from kvplan.explaining.pasted_commands import pasted_settings
+from kvplan.pasted.text import pasted_settings
 from kvplan.settings import KNOBS, ServingSettings
 
 _SINGLE: Final = (

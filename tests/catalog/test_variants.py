@@ -94,7 +94,7 @@ def test_a_checkpoint_is_sized_by_its_name(name: str, base: str, stored: str | N
     assert spec.layers == shape.layers and spec.num_parameters == shape.num_parameters
     assert spec.max_position_embeddings == shape.max_position_embeddings
     assert (format_label(spec.quantization) if spec.quantization else PLAIN) == stored
-    assert spec.assumptions[0].startswith(f"{name} is sized by its name: the shape of {shape.id}")
+    assert spec.assumptions[0].startswith(f"{name} is sized from its name alone: the shape of {shape.id}")
 
 
 def test_names_are_taken_without_their_organisation_too() -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.cli import COMMANDS, _plain_message, main
+from kvplan.commands.plan import PlanFormat
+from kvplan.commands.printing.render import OutputFormat
+from kvplan.completion import _FORMATS, completed_value
+from kvplan.planner.question.slo import parse_slo, split_slo
 
 KVPLAN = [sys.executable, "-m", "kvplan"]
 
@@ -193,7 +201,75 @@ def _completed(*words: str) -> list[str]:
     return done.stdout.split()
 
 
+def _value(*words: str, shell: str = "bash", action: str = "get-args") -> tuple[int | None, str]:
+    """The exit code and the words that are offered for a value in this process; None where Typer is to answer."""
+    asked = {"_KVPLAN_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": action}
+    asked |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    asked |= {"_TYPER_COMPLETE_ARGS": " ".join(words)}
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        code = completed_value(asked)
+    return code, printed.getvalue()
+
+
 def test_the_shell_completes_commands_and_their_options() -> None:
     assert _completed("kvplan", "es") == ["estimate"]
     assert _completed("kvplan", "estimate", "--tens") == ["--tensor-parallel-size"]
     assert "--slo" in _completed("kvplan", "plan", "gpt2", "--")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("estimate", "deepseek-v3"), {"deepseek-v3", "deepseek-v3.2"}),
+        (("estimate", "Qwen/Qwen3-8"), {"Qwen/Qwen3-8B"}),
+        (("plan", "gpt2", "--gpu", "h1"), {"h100-sxm", "h100-pcie", "h100-nvl"}),
+        (("plan", "gpt2", "--gpu", "l4,8xh20"), {"l4,8xh200", "l4,8xh20"}),
+        (("plan", "gpt2", "--gpu", "l4", "h20"), {"h200", "h20"}),
+        (("plan", "gpt2", "--gpu", "=", "l40"), {"l40", "l40s"}),
+        (("estimate", "gpt2", "--kv-cache-dtype", "f"), {"float16", "fp8", "fp8_e4m3"}),
+        (("estimate", "gpt2", "--quantization", "fp8,a"), {"fp8,auto", "fp8,awq"}),
+        (("plan", "gpt2", "--dtype", "b"), {"bfloat16"}),
+        (("plan", "gpt2", "--engine", ""), {"vllm"}),
+        (("plan", "gpt2", "--slo", "p95_t"), {"p95_ttft:", "p95_tpot:"}),
+    ],
+)
+def test_the_shell_completes_values(words: tuple[str, ...], expected: set[str]) -> None:
+    code, printed = _value("kvplan", *words)
+    assert code == 0
+    assert set(printed.split()) >= expected
+    # bash has cut what stands before "=" off; each word that is offered continues what was typed
+    assert all(word.casefold().startswith(words[-1].casefold()) for word in printed.split())
+
+
+@pytest.mark.parametrize("words", [("pl",), ("plan", "gpt2", "--gp"), ("plan", "--users", "4"), ("gpus", "l")])
+def test_what_is_no_value_is_left_to_typer(words: tuple[str, ...]) -> None:
+    assert _value("kvplan", *words) == (None, "")
+
+
+def test_each_shell_is_answered_in_its_own_words() -> None:
+    words = ("kvplan", "plan", "gpt2", "--gpu", "l40")
+    assert _value(*words, shell="zsh") == (0, '_arguments \'*: :(("l40"\n"l40s"))\'\n')
+    assert _value(*words, shell="fish") == (0, "l40\nl40s\n")
+    assert _value(*words, shell="fish", action="is-args") == (0, "")
+    assert _value(*words[:-1], "zzz", shell="fish", action="is-args") == (1, "")
+    assert _value(*words[:-1], "zzz", shell="zsh") == (0, "_files\n")
+    assert _value("kvplan", "plan", "gpt2", "--gpu=l40", shell="zsh")[1].count("--gpu=l40") == 2
+
+
+def test_what_is_offered_is_taken() -> None:
+    """Every word that completion offers of an option is a value of it."""
+    assert _FORMATS["plan"] == tuple(each.value for each in PlanFormat)
+    for command in ("estimate", "models", "gpus"):
+        assert _FORMATS[command] == tuple(each.value for each in OutputFormat)
+    for name in _value("kvplan", "plan", "gpt2", "--gpu", "")[1].split():
+        assert find_gpu(name).id == name
+    assert parse_slo(split_slo([f"{word}1" for word in _value("kvplan", "plan", "gpt2", "--slo", "")[1].split()]))
+
+
+def test_a_value_is_completed_without_the_command() -> None:
+    asked = {"_KVPLAN_COMPLETE": "complete_bash", "COMP_WORDS": "kvplan\nplan\ngpt2\n--gpu\nh2", "COMP_CWORD": "4"}
+    words = [KVPLAN[0], "-X", "importtime", *KVPLAN[1:]]
+    done = subprocess.run(words, env=os.environ | asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["h200", "h20", "h20-141gb"]
+    assert not re.search(r"kvplan\.(estimate|planner|commands\.plan\b)|pydantic|torch", done.stderr)

@@ -212,7 +212,7 @@ def test_what_a_sequence_needs_to_be_admitted_is_what_the_deployment_divides_by(
         deployment["max_concurrency"], rel=0.01
     )
     assert main(["estimate", "gemma-3-27b", "--ctx", "32k", "--gpu", "h100-sxm,l40s"]) == 0
-    assert "to be admitted 4.85 GiB to 10.48 GiB" in capsys.readouterr().out
+    assert "4.85 GiB to 10.48 GiB must be free to admit it" in capsys.readouterr().out
 
 
 def test_index_keys_are_paged_as_vllm_stores_them(capsys):

@@ -182,7 +182,7 @@ def test_what_is_sized_by_its_name_is_said_once(capsys, form, monkeypatch):
     monkeypatch.setattr("kvplan.catalog.hub._hub_answers", lambda: False)
     assert main(["estimate", "Qwen/Qwen2.5-7B-Instruct-AWQ", "--gpu", "h100", "--format", form]) == 0
     captured = capsys.readouterr()
-    sentence = "note: Qwen/Qwen2.5-7B-Instruct-AWQ is sized by its name"
+    sentence = "note: Qwen/Qwen2.5-7B-Instruct-AWQ is sized from its name alone"
     assert captured.out.count(sentence) + captured.err.count(sentence) == 1
 
 

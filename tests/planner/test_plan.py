@@ -8,6 +8,7 @@ import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,9 @@ from kvplan.planner.answer.document import deployment_document, plan_document
 from kvplan.planner.answer.picture import concurrency_curve, memory_parts
 from kvplan.planner.choices.formats import weight_formats
 from kvplan.planner.launch.engines import ENGINES, launch_commands
-from kvplan.planner.question.request import PlanRequest, complete
-from kvplan.planner.question.slo import MLPERF, measured_bounds, parse_slo
+from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
+from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
+from kvplan.planner.question.slo import MLPERF, measured_bounds, parse_slo, split_slo
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import Plan, make_plan
 from kvplan.settings import ServingSettings
@@ -157,14 +159,76 @@ def test_a_bound_says_which_statistic_it_is_of() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("TTFT<1s", ["ttft 1"]),
+        ("ttft < 1000, tpot <= 50ms", ["ttft 1", "tpot 0.05"]),
+        ("ttft=1000", ["ttft 1"]),
+        ("p99_ttft<2s p95_tpot:40", ["p99_ttft 2", "p95_tpot 0.04"]),
+        ("P90_E2EL:5s", ["p90_e2el 5"]),
+        ("avg_ttft<1s", ["ttft 1"]),
+    ],
+)
+def test_bounds_are_read_as_people_write_them(written: str, words: list[str]) -> None:
+    bounds = parse_slo(split_slo([written])).bounds()
+    assert [f"{bound.word} {bound.seconds:g}" for bound in bounds] == words
+
+
+@pytest.mark.parametrize("written", ["TTFT>1s", "p75_ttft:500", "ttft<0", "ttft<1m", "ttft", "<1s"])
+def test_other_words_are_no_bounds(written: str) -> None:
+    with pytest.raises(UsageError, match="is not a service level"):
+        parse_slo(split_slo([written]))
+
+
+def test_a_higher_percentile_is_less_likely_to_keep_the_same_bound() -> None:
+    shares = []
+    for statistic in ("p50", "p90", "p95", "p99"):
+        slo = parse_slo([f"{statistic}_ttft:700"])
+        found = plan("h100", num_users=64, max_gpus=4, sizes=ParallelSizes(tensor=(4,)), slo=slo)
+        shares.append(found.deployments[0].verdict.confidence)
+    assert shares[0] > shares[1] > shares[2] > shares[3] > 0
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "number"),
+    [
+        (read_users, "1e3", 1000),
+        (read_users, "1,000", 1000),
+        (read_users, 40, 40),
+        (read_rate, "12/s", 12.0),
+        (read_rate, "720/min", 12.0),
+        (read_rate, "12 req/s", 12.0),
+        (read_rate, 0.5, 0.5),
+        (read_dollars, "$60", 60.0),
+        (read_dollars, "$1,200.50/h", 1200.5),
+        (read_dollars, "60 USD", 60.0),
+    ],
+)
+def test_amounts_are_read_as_people_write_them(read: Any, written: Any, number: float) -> None:
+    assert read(written) == number
+
+
+@pytest.mark.parametrize(
+    ("read", "written"),
+    [(read_users, "40k"), (read_users, "1.5"), (read_users, "inf"), (read_rate, "5/x"), (read_rate, ""),
+     (read_dollars, "cheap"), (read_dollars, "60/day"), (read_dollars, "1,00")],
+)  # fmt: skip
+def test_other_amounts_are_refused(read: Any, written: Any) -> None:
+    with pytest.raises(UsageError, match="must be a"):
+        read(written)
+
+
 def test_a_measured_load_is_judged_by_its_99th_percentiles() -> None:
     assert measured_bounds(["ttft:500 p99_tpot:50", "e2el:5s"]) == {"ttft": 0.5, "tpot": 0.05, "e2el": 5.0}
     with pytest.raises(UsageError, match="99th percentile"):
         measured_bounds(["p50_ttft:500"])
+    with pytest.raises(UsageError, match="not by the 95th"):
+        measured_bounds(["p95_ttft<1s"])
 
 
 @pytest.mark.parametrize(
-    "text", ["p95_ttft:5", "p99:5", "ttft", "ttft:", "ttft:-1", "ttft:0", "speed:5", "mlperf:gpt9", "ttft:1e3"]
+    "text", ["p75_ttft:5", "p99:5", "ttft", "ttft:", "ttft:-1", "ttft:0", "speed:5", "mlperf:gpt9", "ttft:1e3"]
 )
 def test_slo_errors(text: str) -> None:
     with pytest.raises(UsageError):

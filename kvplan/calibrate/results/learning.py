@@ -75,7 +75,9 @@ def _identified(observed: Sequence[RankObservation], expected: Speed) -> Identif
     noise = max(found.noise, _LEAST_NOISE)
     identified = identify(problem.jacobian(Fit(found.speed, noise)), _NAMES, [SPREADS[name] for name in _NAMES])
     if not identified.names:
-        raise KvplanError("The results determine no coefficient.", hint="add results of other loads and settings")
+        raise KvplanError(
+            "These results are too few or too alike to fit anything.", hint="add results of other loads and settings"
+        )
     return identified
 
 

@@ -76,6 +76,8 @@ class VllmRelease:
     second_runner_graphs: bool
     second_runner_encoder: bool
     # how the KV cache is laid out
+    divides_latent_contexts: bool
+    divides_contexts: bool
     hybrid: HybridPolicy
     pads_odd_pages: bool
     packs_odd_pages: bool

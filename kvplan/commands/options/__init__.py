@@ -6,5 +6,7 @@ shared           arguments and options that several commands have
 plans            the options of `plan` in groups, and the question that they ask
 sweep/           the options of `sweep`, by what they set
 estimate_lists   several models, contexts and formats in one `estimate`
+like             the question of `plan --like`
+pasted           a pasted `vllm serve` in the place of a model and options
 extras           a hint where a command's packages are not installed
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from kvplan.catalog.devices.gpus import parse_gpu_count
 from kvplan.catalog.models import resolve_model
@@ -57,6 +58,15 @@ def resolve_models(words: Sequence[str], assumptions: Mapping[str, str], *, afte
                 raise UsageError(f"'{word}' is neither a model nor a GPU.", hint=hint) from error
             raise
     return found
+
+
+def with_pasted_lists(given: Lists, pasted: Mapping[str, Any]) -> Lists:
+    """``given``, with what a pasted command says in the place of lists that were not given."""
+    named = {"contexts": "max_model_len", "quantizations": "quantization", "kv_cache_dtypes": "kv_cache_dtype"}
+    said = {
+        field: (str(pasted[name]),) for field, name in named.items() if name in pasted and not getattr(given, field)
+    }
+    return replace(given, **said)
 
 
 def questions(lists: Lists, settings: ServingSettings) -> tuple[Question, ...]:

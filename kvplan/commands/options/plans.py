@@ -42,11 +42,17 @@ LIST_OPTIONS: dict[str, Callable[[str], object]] = {
 class LoadOptions:
     """The load: who asks, how much, how fast."""
 
-    users: Annotated[int | None, typer.Option(help="Requests in progress at once.", rich_help_panel=WORKLOAD_PANEL)] = (
-        None
-    )
+    users: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="Requests in progress at once.", rich_help_panel=WORKLOAD_PANEL),
+    ] = None
     request_rate: Annotated[
-        float | None, typer.Option(help="Requests per second, instead of --users.", rich_help_panel=WORKLOAD_PANEL)
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Requests per second, instead of --users; also 720/min.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
     ] = None
     ctx_avg: Annotated[
         str | None,
@@ -54,14 +60,20 @@ class LoadOptions:
     ] = None
     ctx_max: Annotated[
         str | None,
-        typer.Option(help="Longest sequence that must be served, such as 32k.", rich_help_panel=WORKLOAD_PANEL),
+        typer.Option(
+            "--ctx-max",
+            "--max-model-len",
+            help="Longest sequence that must be served, such as 32k.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
     ] = None
     input_len: Annotated[str | None, typer.Option(help="Tokens per prompt.", rich_help_panel=WORKLOAD_PANEL)] = None
     output_len: Annotated[str | None, typer.Option(help="Tokens per answer.", rich_help_panel=WORKLOAD_PANEL)] = None
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            help="Bounds in ms: ttft:500 tpot:50 e2el:5000 (averages), p99_ttft:500, or mlperf:llama3.1-8b.",
+            help="Bounds in ms: ttft:500 tpot:50 e2el:5000 (averages), p99_ttft:500 (or p50, p90, p95), "
+            "'TTFT<1s', or mlperf:llama3.1-8b.",
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None
@@ -152,9 +164,9 @@ class GpuOptions:
             "--thorough", help="Play every layout with every token budget; up to minutes.", rich_help_panel=GPU_PANEL
         ),
     ] = False
-    budget: Annotated[float | None, typer.Option(help="US dollars per hour at most.", rich_help_panel=COST_PANEL)] = (
-        None
-    )
+    budget: Annotated[
+        str | None, typer.Option(metavar="USD", help="US dollars per hour at most.", rich_help_panel=COST_PANEL)
+    ] = None
     price: Annotated[
         list[str] | None,
         typer.Option(

@@ -11,9 +11,8 @@ ENGINE_PANEL: Final = "Engine"
 SPEED_PANEL: Final = "Speed"
 OUTPUT_PANEL: Final = "Output"
 
-Model = Annotated[
-    str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf file.", metavar="MODEL")
-]
+MODEL_HELP: Final = "Short name, Hugging Face id, directory, config.json or .gguf file."
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
 Calibration = Annotated[
     str | None,
     typer.Option(

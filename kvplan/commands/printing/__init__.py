@@ -5,6 +5,7 @@ estimates, estimate_rows         an estimate, and several in one table
 ranges, speculation              an estimate's intervals; what a drafter takes and gains
 kv_layout, speeds, queues        its blocks; its speeds; percentiles of a load, and the terms of a step
 explanations, known              what `explain`, `models` and `gpus` print
+likened                          a plan beside one without a command's settings
 plans, plan_tables               what `plan` prints: the answer, and its tables
 sweeps, loads                    what `sweep` and `load` print
 calibrations                     what `calibrate` prints

@@ -160,7 +160,7 @@ def _is_large(answer: Estimate, num_bytes: int) -> bool:
 
 
 def _print_cache(answer: Estimate, *, explain: bool) -> None:
-    cache, pages = answer.cache, answer.pages
+    cache, pages = answer.kept, answer.pages
     print_sentence(f"KV cache  {_cost_of_tokens(cache)} ({answer.kv_dtype})", indent="", further=" " * 10)
     for component in cache.components:
         _print_detail(f"{KIND_NAMES[component.kind]}: {_component_line(component)}")
@@ -168,8 +168,8 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
     if pages is None:
         say(size)
         return
-    blocks = f"in blocks {format_bytes(pages.paged_bytes)}, to be admitted {_admission(answer)}"
-    print_sentence(f"{size}; {blocks}", indent="", further="  ")
+    blocks = f"{format_bytes(pages.paged_bytes)} in whole blocks; {_admission(answer)} must be free to admit it"
+    print_sentence(f"{size} ({blocks})", indent="", further="  ")
     if explain:
         _print_detail(f"logical: {_affine(answer)} = {cache.logical_bytes:,} B")
         _print_detail(f"paged: {pages.paged_formula} = {pages.paged_bytes:,} B{_over(answer, pages)}")
@@ -181,7 +181,7 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
 
 def _over(answer: Estimate, pages: SequencePages) -> str:
     """How much of the blocks the architecture does not need."""
-    needed = answer.cache.logical_bytes
+    needed = answer.kept.logical_bytes
     return f", {100 * (pages.paged_bytes / needed - 1):.1f} % over logical" if needed else ""
 
 
@@ -223,7 +223,7 @@ def _cost_of_tokens(cache: KvCacheSize) -> str:
 def _affine(answer: Estimate) -> str:
     """fixed + per token x context, with windows still open at this context written out."""
     terms = []
-    for component in answer.cache.components:
+    for component in answer.kept.components:
         entry = component.entry
         if component.bytes_per_token:
             terms.append(f"{component.bytes_per_token:,} B x {answer.context_tokens:,}")
@@ -247,7 +247,7 @@ def _print_deployments(answer: Estimate) -> None:
     unit = "GiB" if counts == {1} else "GiB per GPU"
     meaning = f"; {RANGE_MEANING}" if RANGE_HEAD in head else ""
     print_table(
-        f"Sequences of {context} that fit at once, {engine}{ranks} (memory in {unit}{meaning}):",
+        f"Sequences of {context} that fit at once, {engine}{ranks} ({unit}{meaning}):",
         head,
         rows,
         text_columns=text_columns,
@@ -306,8 +306,8 @@ def _component_line(component: KvComponent) -> str:
 def _print_markdown(answer: Estimate) -> None:
     say(f"**{answer.spec.title}**: {_parameters(answer)}, weights {format_bytes(answer.weights.total_bytes)}")
     say()
-    say(f"KV cache: {_cost_of_tokens(answer.cache)} ({answer.kv_dtype})")
-    for component in answer.cache.components:
+    say(f"KV cache: {_cost_of_tokens(answer.kept)} ({answer.kv_dtype})")
+    for component in answer.kept.components:
         say(f"- {KIND_NAMES[component.kind]}: {_component_line(component)}")
     say()
     print_markdown(*_deployment_table(answer, _MARKDOWN_HEAD))

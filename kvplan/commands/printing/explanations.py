@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.commands.printing.render import print_sentence, print_table, say
+from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.explaining.explanation import Explanation, difference_gib
 from kvplan.explaining.stated_settings import named_settings
 from kvplan.explaining.ways_out import in_words_of
@@ -15,8 +15,12 @@ _SAID_ELSEWHERE = ("device_memory_bytes", "has_flashinfer", "estimate_cudagraphs
 """The table has the first; nobody sets the second; the third is an environment variable."""
 
 
-def print_explanation(answer: Explanation) -> None:
-    """Print the account of one start: what the log says beside what was predicted, and what to change."""
+def print_explanation(answer: Explanation, *, as_markdown: bool = False) -> None:
+    """Print the account of one start: what the log says beside what was predicted, and what to change.
+
+    as_markdown: its parts as a table of Markdown, its sentences as lists.
+    """
+    further, indent = ("  ", "- ") if as_markdown else ("    ", "  ")
     log, predicted = answer.log, answer.predicted
     where = "a CPU" if log.device == "cpu" else answer.gpu.id if answer.gpu else "an unknown GPU"
     started = f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}"
@@ -25,9 +29,9 @@ def print_explanation(answer: Explanation) -> None:
         _option(name, value) for name, value in named_settings(log.settings).items() if name not in _SAID_ELSEWHERE
     ]
     if settings:
-        print_sentence(in_words_of(log.engine, f"settings read: {', '.join(settings)}"), further="    ")
+        print_sentence(in_words_of(log.engine, f"settings read: {', '.join(settings)}"), indent=indent, further=further)
     if log.stopped:
-        print_sentence(f"stopped: {log.stopped}", further="    ")
+        print_sentence(f"stopped: {log.stopped}", indent=indent, further=further)
     rows = [
         (part.name, _gib(part.logged_bytes), _gib(part.predicted_bytes), _signed(difference_gib(part)))
         for part in answer.parts
@@ -36,7 +40,8 @@ def print_explanation(answer: Explanation) -> None:
     if rows:
         say()
         scope = "GiB of the host" if log.device == "cpu" else "GiB of one GPU"
-        print_table(None, (scope, "log", "kvplan", "difference"), rows)
+        head = (scope, "log", "kvplan", "difference")
+        print_markdown(head, rows) if as_markdown else print_table(None, head, rows)
     counts = [
         ("KV cache tokens", _count(log.kv_cache_tokens), _count(predicted.kv_cache_tokens)),
         ("blocks", _count(log.num_blocks), _count(predicted.num_blocks)),
@@ -45,12 +50,12 @@ def print_explanation(answer: Explanation) -> None:
     known = [each for each in counts if each[1:] != ("-", "-")]
     say("\n" if known else "", end="")
     for name, logged, mine in known:
-        say(f"  {name:16s} log {logged}, kvplan {mine}")
+        say(f"- {name}: log {logged}, kvplan {mine}" if as_markdown else f"  {name:16s} log {logged}, kvplan {mine}")
     if answer.changes:
-        say("\nwhat to change:")
+        say("\nwhat to change:\n" if as_markdown else "\nwhat to change:")
     for each in answer.changes:
         gain = f"  (+{each.gained_tokens:,} tokens)" if each.gained_tokens is not None else ""
-        print_sentence(each.sentence + gain, further="    ")
+        print_sentence(each.sentence + gain, indent=indent, further=further)
 
 
 def _option(name: str, value: Any) -> str:

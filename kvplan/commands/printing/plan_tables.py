@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.commands.printing.render import print_table
+from kvplan.commands.printing.render import print_markdown, print_table
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.question.slo import Statistic
 from kvplan.planner.search.plan import Plan
@@ -27,9 +27,15 @@ def shown(found: Plan) -> list[Deployment]:
     return list(firsts.values())[:_SHOWN]
 
 
-def print_deployments(deployments: Sequence[Deployment], *, with_formats: bool = False) -> None:
+def print_deployments(
+    deployments: Sequence[Deployment], *, with_formats: bool = False, as_markdown: bool = False
+) -> None:
     """What each gives and costs, by the middle of what is expected."""
-    print_table(None, _HEAD, [_row(each, with_formats) for each in deployments])
+    rows = [_row(each, with_formats) for each in deployments]
+    if as_markdown:
+        print_markdown(_HEAD, rows)
+    else:
+        print_table(None, _HEAD, rows)
 
 
 def print_memory(found: Plan, deployments: Sequence[Deployment]) -> None:

@@ -14,7 +14,7 @@ from kvplan.commands.printing.plan_tables import (
     shown,
 )
 from kvplan.commands.printing.queues import print_steps, server_text, within
-from kvplan.commands.printing.render import print_csv, print_json, print_sentence, say
+from kvplan.commands.printing.render import as_markdown, print_csv, print_json, print_sentence, say
 from kvplan.errors import KvplanError
 from kvplan.planner.answer.document import (
     adapter_notes,
@@ -29,7 +29,7 @@ from kvplan.planner.answer.document import (
 from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.launch.engines import command_note, launch_commands
-from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
+from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import Fix
@@ -50,8 +50,10 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         print_json(plan_document(found, fix))
     elif output_format == "csv":
         print_csv([plan_row(deployment, found.spec.served_id) for deployment in found.deployments])
-    elif output_format in _MANIFESTS and found.deployments:
-        say(_MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
+    elif output_format == "md" and found.deployments:
+        _print_markdown(found)
+    elif output_format in MANIFESTS and found.deployments:
+        say(MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
         print_plan(found, explain=explain)
     if plot is not None and found.deployments:
@@ -63,7 +65,22 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         raise nothing_serves(found, fix)
 
 
-_MANIFESTS = {"compose": compose_file, "kubernetes": kubernetes_manifests}
+def _print_markdown(found: Plan) -> None:
+    """The answer, its command and the tables, as a page or a ticket takes them."""
+    best = found.deployments[0]
+    say(f"**{found.spec.title}**\n")
+    for line in answer_lines(found, best):
+        say(f"{as_markdown(line)}  ")
+    command = launch_commands(best, found.spec.served_id).get("vllm")
+    say("" if command is None else f"\n```\n{command}\n```")
+    say()
+    print_deployments(shown(found), as_markdown=True)
+    if found.alternatives:
+        say("\nWith other formats:\n")
+        print_deployments([each.deployment for each in found.alternatives], with_formats=True, as_markdown=True)
+    say()
+    for note in _assumptions(found, explain=False):
+        say(f"- {as_markdown(note)}")
 
 
 def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:

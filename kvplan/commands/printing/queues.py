@@ -32,14 +32,18 @@ def intervals_text(queues: Queues) -> str:
     return f"; intervals hold 9 in 10 of up to {rows:,} published measurements" if rows else ""
 
 
+_BOUND_BY_SERVERS = 1.05
+"""Work of the servers beside the engine's, from which on their pace is worth a word: below it both read alike."""
+
+
 def server_text(share: float, num_servers: int) -> str | None:
     """Of API servers that the engine would keep busy for ``share`` of their time; None where they hardly matter."""
     if share <= BUSIEST:
         return None
     servers = "API server" if num_servers == 1 else f"{num_servers} API servers"
     more = "more of them (--api-server-count, vLLM 0.9.1 and later), data-parallel groups or replicas raise it"
-    if share <= 1:
-        busy = f"vLLM's {servers} would work for {100 * share:.0f} % of the time"
+    if share < _BOUND_BY_SERVERS:
+        busy = f"vLLM's {servers} would work for {100 * min(share, 1.0):.0f} % of the time"
         return f"{busy}; queues are played up to {100 * BUSIEST:.0f} %; {more}"
     return f"tokens/s are what vLLM's {servers} can stream, the engine would make {share:.1f} times as many; {more}"
 

@@ -8,7 +8,7 @@ from kvplan.estimate.deployments import Deployment
 from kvplan.units import format_gib
 
 RANGE_HEAD = "+/-"
-RANGE_MEANING = f"9 of 10 start-ups within {RANGE_HEAD}"
+RANGE_MEANING = f"{RANGE_HEAD} is a 90 % interval"
 
 
 def has_ranges(answer: Estimate) -> bool:
@@ -21,11 +21,16 @@ def _has_width(deployment: Deployment) -> bool:
 
 
 def range_cell(deployment: Deployment) -> str:
-    """``1.2 %``: how far the KV tokens can lie from what is predicted, ``x 2.6`` if that is more; blank without one."""
+    """``1.2 %``: how far the KV tokens can lie from what is predicted; blank without an interval.
+
+    ``x 2.6`` where that is more, ``0 to 37,000`` where there may be none at all.
+    """
     found, tokens = deployment.kv_cache_tokens_range, deployment.kv_cache_tokens
     if found is None or not tokens or not _has_width(deployment):
         return ""
     low, high = found
+    if low <= 0:
+        return f"0 to {high:,}"
     share = max(tokens - low, high - tokens) / tokens
     return f"{100 * share:.1f} %" if share < 1 else f"x {1 + share:.1f}"
 
@@ -38,7 +43,7 @@ def limit_cell(deployment: Deployment) -> str:
     if seqs is not None and 0 < seqs[0] < asked:
         return f"may be refused: max_num_seqs {asked:,}, {seqs[0]:,} to {seqs[1]:,} state blocks"
     found = deployment.max_concurrency_range
-    return "may not fit: the low end holds no sequence" if found is not None and found[0] < 1 else ""
+    return "may not fit: at the low end there is no room for one sequence" if found is not None and found[0] < 1 else ""
 
 
 def print_ranges(answer: Estimate) -> None:

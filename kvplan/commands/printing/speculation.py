@@ -32,7 +32,7 @@ def print_speculation(answer: Estimate, *, as_markdown: bool = False) -> None:
         return
     say()
     context = format_tokens(answer.context_tokens)
-    title = f"Times as many tokens a second as without (data sheet), one sequence of {context} tokens and all that fit:"
+    title = f"Speed-up from speculation (data sheet), for one sequence of {context} tokens and for all that fit:"
     print_table(title, list(_HEAD), rows, text_columns=(0,))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span
-from kvplan.commands.printing.render import print_sentence, say
+from collections.abc import Sequence
+
+from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, within
+from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
@@ -11,18 +13,65 @@ from kvplan.estimate.speed.queues import Queues
 
 
 def print_speeds(answer: Estimate, *, explain: bool) -> None:
-    """Of devices that were measured; with ``explain`` also those by data sheet, and what their steps consist of."""
+    """A table of devices that were measured; with ``explain`` those by data sheet too, and what steps consist of."""
     both = zip(answer.deployments, answer.speeds, strict=True)
     shown = [(each.counted_gpu, speed) for each, speed in both if speed and (explain or speed.note is not None)]
+    if not explain:
+        _print_table(shown)
+        return
     for number, (name, speed) in enumerate(shown):
-        if explain and number > 0:
+        if number > 0:
             say()
         for line in _lines(name, speed, explain=explain):
             text = line.lstrip()
             indent = " " * (len(line) - len(text))
             print_sentence(text, indent=indent, further=indent + "  ")
-        if explain:
-            print_steps(name, speed.explained_steps())
+        print_steps(name, speed.explained_steps())
+
+
+_HEAD = ("GPU", "at once", "TTFT p50 ms", "TPOT p50 ms", "tokens/s")
+
+
+def _print_table(shown: Sequence[tuple[str, DeploymentSpeed]]) -> None:
+    """One request, and as many at once as fit: a row each. Below it, where the times come from."""
+    if not shown:
+        return
+    rows, notes, learned = [], [], ""
+    for name, speed in shown:
+        played = {count: speed.queues(count) for count in sorted({1, speed.num_users})}
+        states = {speed.num_users: speed.full, 1: speed.alone}
+        learned = next((_learned(speed, each) for each in played.values() if each is not None), "") or learned
+        notes.append(f"{name}: {speed.origin_text(explain=False)}.")
+        for count, queues in played.items():
+            rows.append((name, f"{count:,}", *(_range_cells(states[count]) if queues is None else _cells(queues))))
+            server = server_text(speed.model.server_share(count), speed.model.front_end.servers)
+            notes += [f"{name}, {count:,} at once: ranges without queues."] if queues is None else []
+            notes += [] if server is None else [f"{name}, {count:,} at once: {server}."]
+    say()
+    print_table(f"Speeds of prompts of {PROMPT_TOKENS} and answers of {ANSWER_TOKENS} tokens{learned}:", _HEAD, rows)
+    for note in notes:
+        print_sentence(note)
+    print_sentence("Other lengths: kvplan plan --input-len --output-len.")
+
+
+def _cells(queues: Queues) -> tuple[str, ...]:
+    """Each figure with its 90 % interval."""
+    figures, tokens = queues.figures, queues.output_throughput
+    ttft, tpot = figures.ttft, figures.tpot
+    return (
+        within(ttft.median, queues.between("ttft", ttft.median), 1000),
+        "-" if tpot is None else within(tpot.median, queues.between("tpot", tpot.median), 1000),
+        within(tokens, queues.between("throughput", tokens)),
+    )
+
+
+def _range_cells(speed: ServingSpeed) -> tuple[str, ...]:
+    tokens = speed.output_tokens_per_second
+    return (
+        _milliseconds(speed.ttft_seconds),
+        _milliseconds(speed.tpot_seconds),
+        span(tokens.low, tokens.high, ",.0f").replace("-", " to "),
+    )
 
 
 def _lines(name: str, speed: DeploymentSpeed, *, explain: bool) -> list[str]:

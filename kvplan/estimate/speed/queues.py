@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvplan.catalog.published_errors import ErrorInterval, FigureName
 from kvplan.estimate.speed.bounds import NO_BOUNDS, SpeedBounds
 from kvplan.estimate.speed.latency import FIGURES, Range, SpeedModel
-from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.figures import PlayedFigures, Statistic
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.play import play
@@ -114,11 +115,14 @@ def queues_document(found: Queues | None) -> dict[str, Any] | None:
     if found is None:
         return None
     figures, intervals = found.figures, found.intervals
+    ttft, tpot = figures.ttft, figures.tpot
+    percentiles: Sequence[Statistic] = ("p50", "p90", "p95", "p99")
     return {
-        "ttft_p50_ms": _triple(found, "ttft", figures.ttft.median, 1000),
-        "ttft_p99_ms": _triple(found, "ttft", figures.ttft.p99, 1000),
-        "tpot_p50_ms": None if figures.tpot is None else _triple(found, "tpot", figures.tpot.median, 1000),
-        "tpot_p99_ms": None if figures.tpot is None else _triple(found, "tpot", figures.tpot.p99, 1000),
+        **{f"ttft_{each}_ms": _triple(found, "ttft", ttft.at(each), 1000) for each in percentiles},
+        **{
+            f"tpot_{each}_ms": None if tpot is None else _triple(found, "tpot", tpot.at(each), 1000)
+            for each in percentiles
+        },
         "output_throughput": _triple(found, "throughput", found.output_throughput),
         "num_preemptions": figures.num_preemptions,
         "intervals": {

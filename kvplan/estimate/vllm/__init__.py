@@ -13,6 +13,7 @@ runners          which of vLLM's two model runners has a model, and what the sec
 activation       the peak of the profile run: encoder, decoder, sampler
 vision           what the profile run feeds a vision encoder
 modalities       how many images, videos and sounds a prompt may have (``--limit-mm-per-prompt``)
+contexts         whether a sequence's cache can be divided over ranks (``--decode-context-parallel-size``)
 offloading       weights in the host's memory (``--cpu-offload-gb``)
 budget, kernels  memory outside torch, CUDA graphs, kernels' workspaces and paddings
 groups, pages    how layers of several kinds share one pool of blocks; shared_pages: those of DeepSeek V4.1

@@ -15,8 +15,6 @@ from kvplan.planner.question.slo import SLO_FIELDS, Statistic
 
 _COMPARED: Final[dict[str, FigureName]] = {"ttft": "ttft", "tpot": "tpot"}
 """Objectives whose figure was compared with published measurements."""
-_FIELDS: Final[dict[Statistic, str]] = {"mean": "mean", "p50": "median", "p99": "p99"}
-"""Of ``Distribution``."""
 
 
 class Figure(NamedTuple):
@@ -43,7 +41,7 @@ class Expected:
         found = self._distribution(name, self.queues)
         if found is None:
             return None
-        middle: float = getattr(found, _FIELDS[statistic])
+        middle = found.at(statistic)
         figure = _COMPARED.get(name)
         ends = None if figure is None else self.queues.between(figure, middle)
         if ends is None:

@@ -83,14 +83,21 @@ class Trial:
 
     def default_step_tokens(self, gpu: GpuProfile) -> int:
         """The token budget of a step where nobody gives one."""
+        return self._batch_defaults(gpu)[0]
+
+    def _batch_defaults(self, gpu: GpuProfile) -> tuple[int, int]:
         asked, release = self.request.settings, vllm_release(self.request.engine.version)
         memory = asked.device_memory_bytes or gpu.memory_bytes
-        tokens, _ = batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
-        return tokens
+        return batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
+
+    def given_sequences(self, gpu: GpuProfile) -> int | None:
+        """Sequences per step that nobody may change; None where a plan finds them."""
+        asked = self.request.settings.max_num_seqs
+        return self._batch_defaults(gpu)[1] if asked is None and self.request.as_started else asked
 
     def other_step_tokens(self, gpu: GpuProfile) -> tuple[int, ...]:
         """Budgets to try beside the default; none where one was asked for, or prompts are read whole."""
-        if self.request.settings.max_num_batched_tokens is not None or gpu.is_cpu:
+        if self.request.settings.max_num_batched_tokens is not None or self.request.as_started or gpu.is_cpu:
             return ()
         if not vllm_release(self.request.engine.version).v1:
             return ()
@@ -98,8 +105,9 @@ class Trial:
 
     def most_sequences(self, choice: Choice) -> int:
         """Sequences per engine in one step: no more than it has tokens, as vLLM refuses settings with fewer."""
-        tokens = choice.max_num_batched_tokens or self.request.settings.max_num_batched_tokens
-        return min(MOST_SEQUENCES, tokens or self.default_step_tokens(choice.gpu))
+        asked = self.request.settings
+        tokens = choice.max_num_batched_tokens or asked.max_num_batched_tokens
+        return min(self.given_sequences(choice.gpu) or MOST_SEQUENCES, tokens or self.default_step_tokens(choice.gpu))
 
     def refuses(self, formats: FormatPair, gpu: GpuProfile) -> bool:
         """Whether the engine has no kernels for these formats there; the reason is kept."""
@@ -121,7 +129,7 @@ def predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
     That are those for which even the low end of the pool has blocks, where each needs one for its states.
     """
     rows = max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP)
-    rows = min(rows, trial.most_sequences(choice))
+    rows = min(trial.given_sequences(choice.gpu) or rows, trial.most_sequences(choice))
     key = (choice.key, rows)
     if key not in trial.predictions:
         found = _predict_rows(trial, choice, rows)

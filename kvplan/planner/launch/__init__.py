@@ -1,6 +1,10 @@
 """From a deployment to what is pasted or applied.
 
-engines     one instance in the options of each engine
-replicas    every process of all replicas, and the balancer before them
-manifests   Docker Compose and Kubernetes
+engines       one instance in the options of each engine
+replicas      every process of all replicas, and the balancer before them
+manifests     the formats that start a deployment, by name
+compose       `docker run` and Docker Compose
+kubernetes    a Deployment, or a LeaderWorkerSet over nodes
+helm          values of the production stack's chart
+containers    what these share: images, directories, labels of GPUs, comments with the plan
 """

@@ -17,13 +17,21 @@ from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.planner.choices.deployment import Deployment
-from kvplan.settings import ServingSettings
+from kvplan.settings import KNOBS, ServingSettings, option_of
 
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
 _VOWEL_SOUNDS = "afimn"
 """First letters of formats' names that are spoken with a vowel first: awq, fp8, int8, mxfp4, nvfp4."""
 _MOST_STATIC = 0.99
 """SGLang takes shares below 1."""
+_OF_VLLM = (
+    "kv_cache_memory_bytes",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
+    "language_model_only",
+    "enforce_eager",
+    "enable_prefix_caching",
+)
 _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 
 
@@ -38,7 +46,7 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     spec = choice.weights.spec
     built = checkpoint_name(deployment, model_id, is_built=True)
     commands = {} if is_never_served(spec.architecture) else {"vllm": vllm_command(deployment, checkpoint)}
-    if spec.attends_to_encoder:
+    if spec.attends_to_encoder or _only_of_vllm(deployment.prediction.settings.serving):
         return commands
     if _runs_here(deployment):
         commands["kvplan"] = _kvplan(deployment, model_id)
@@ -53,6 +61,11 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
                 commands["tgi"] = _tgi(deployment, checkpoint)
             commands["llama.cpp"] = _llama_cpp(deployment, model_id)
     return {name: commands[name] for name in ENGINES if name in commands}
+
+
+def _only_of_vllm(settings: ServingSettings) -> bool:
+    """Whether a setting was asked for that the other engines do not have, or call otherwise."""
+    return any(getattr(settings, name) != KNOBS[name].default for name in _OF_VLLM)
 
 
 def command_note(spec: ModelSpec) -> str | None:
@@ -138,7 +151,21 @@ def vllm_command(deployment: Deployment, checkpoint: str) -> str:
         words += ["--enable-lora", *_slots(settings)]
     if settings.moe_backend != "auto":
         words += ["--moe-backend", settings.moe_backend]
-    return _line(words)
+    return _line(words + _asked_of_vllm(settings))
+
+
+def _asked_of_vllm(settings: ServingSettings) -> list[object]:
+    """Settings that a plan takes as they are asked for, of engines vLLM's alone."""
+    words: list[object] = []
+    for name in _OF_VLLM:
+        value, knob = getattr(settings, name), KNOBS[name]
+        if value == knob.default:
+            continue
+        if knob.kind == "flag":
+            words.append(knob.option if value else option_of(f"no_{name}"))
+        else:
+            words += [knob.option, value]
+    return words
 
 
 def _vllm_sizes(layout: ParallelLayout) -> list[object]:

@@ -2,6 +2,7 @@
 
 request   load, lengths and GPUs; the workload with its gaps filled
 asking    the request from values as people write them
+amounts   users, rates and money as people write them
 slo       the limits of a service level
 goal      what a deployment has to give: a service level and how sure, or a readable speed
 prices    dollars per GPU and hour

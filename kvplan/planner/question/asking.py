@@ -9,21 +9,29 @@ from typing import Final, TypeVar
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError
+from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
 from kvplan.planner.question.prices import parse_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
-from kvplan.planner.question.slo import parse_slo
+from kvplan.planner.question.slo import parse_slo, split_slo
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
 
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
     "max_num_batched_tokens",
+    "max_num_seqs",
     "block_size",
+    "enforce_eager",
+    "enable_prefix_caching",
     "dtype",
     "group_size",
     "encoder_tokens",
+    "language_model_only",
+    "limit_mm_per_prompt",
+    "skip_mm_profiling",
     "enable_lora",
     "max_loras",
     "max_lora_rank",
@@ -38,8 +46,8 @@ def plan_request(
     engine: EngineChoice,
     settings: ServingSettings,
     *,
-    users: int | None = None,
-    request_rate: float | None = None,
+    users: int | str | None = None,
+    request_rate: float | str | None = None,
     ctx_avg: str | None = None,
     ctx_max: str | None = None,
     input_len: str | None = None,
@@ -57,7 +65,7 @@ def plan_request(
     data_parallel_size: Sequence[str] | None = None,
     enable_expert_parallel: bool | None = None,
     nodes: int | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     price: Sequence[str] | None = None,
     quantization: Sequence[str] | None = None,
     kv_cache_dtype: Sequence[str] | None = None,
@@ -75,13 +83,13 @@ def plan_request(
         num_nodes=_positive(nodes, "--nodes"),
     )
     return PlanRequest(
-        num_users=_positive(users, "--users"),
-        requests_per_second=_positive(request_rate, "--request-rate"),
+        num_users=_positive(read_users(users), "--users"),
+        requests_per_second=_positive(read_rate(request_rate), "--request-rate"),
         average_context=_tokens(ctx_avg),
         longest_context=_tokens(ctx_max),
         input_tokens=_tokens(input_len),
         output_tokens=_tokens(output_len),
-        slo=parse_slo([word for text in slo or [] for word in text.replace(",", " ").split()]),
+        slo=parse_slo(split_slo(slo or [])),
         gpus=with_prices(_gpus(named), parse_prices(split_list(price))),
         max_gpus=_positive(max_gpus, "--max-gpus") or _largest_count(named),
         confidence=_confidence(confidence),
@@ -92,7 +100,7 @@ def plan_request(
         worst_case=worst_case,
         headroom=_headroom(headroom),
         num_spare_replicas=_not_negative(spare_replicas, "--spare-replicas"),
-        usd_per_hour=_positive(budget, "--budget"),
+        usd_per_hour=_positive(read_dollars(budget), "--budget"),
         engine=engine,
         settings=settings,
     )

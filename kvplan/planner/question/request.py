@@ -44,6 +44,7 @@ class PlanRequest:
     ``kv_cache_dtypes`` (None: as published, and others as alternatives), ``sizes``, and the GPUs.
     ``max_gpus``: None for as many as the budget buys or ``num_nodes`` have, and without either ``DEFAULT_MAX_GPUS``.
     ``confidence``: that the service level is kept. ``thorough``: the search may take a minute.
+    ``as_started``: batch settings that are not given are the engine's defaults, and not searched.
     ``headroom``: a share of the load that is planned for in addition. ``num_spare_replicas``: replicas beside those
     that the load needs. ``usd_per_hour``: the budget.
     """
@@ -66,6 +67,7 @@ class PlanRequest:
     usd_per_hour: float | None = None
     confidence: float = DEFAULT_CONFIDENCE
     thorough: bool = False
+    as_started: bool = False
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 

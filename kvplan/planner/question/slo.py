@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from kvplan.errors import UsageError
-
-Statistic = Literal["mean", "p50", "p99"]
-"""Of all requests: what a bound is compared with."""
+from kvplan.estimate.speed.queueing.figures import Statistic
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +76,36 @@ MLPERF: dict[str, tuple[float, float]] = {
 """MLPerf Inference's server scenarios as published: p99 of time to first token and per output token, milliseconds."""
 
 SLO_FIELDS: Final = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2el_seconds"}
-_EXAMPLE: Final = "write it like ttft:500 p99_tpot:50 e2el:5000 (ms)"
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)(ms|s)?")
-_STATISTICS: Final[dict[str | None, Statistic]] = {None: "mean", "p50": "p50", "p99": "p99"}
-_NAME = re.compile(r"(?:(p50|p99)_)?(ttft|tpot|e2el)")
+_EXAMPLE: Final = "write it like ttft:500 p99_tpot:50 e2el:5s, or 'p95_ttft<1s'; a plain number is milliseconds"
+_BOUND: Final = re.compile(
+    r"(?:(?P<statistic>mean|avg|p50|p90|p95|p99)_)?(?P<name>ttft|tpot|e2el)(?::|<=?|=|\u2264)"
+    r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)?"
+)
+_AROUND_SIGN: Final = re.compile(r"\s*(:|<=?|=|\u2264)\s*")
+
+
+def split_slo(texts: Sequence[str]) -> list[str]:
+    """``["TTFT < 1s, tpot:50"]`` -> ``TTFT<1s``, ``tpot:50``: one word for each bound."""
+    return [word for text in texts for word in _AROUND_SIGN.sub(r"\1", text).replace(",", " ").split()]
 
 
 def parse_slo(texts: Sequence[str]) -> Slo:
-    """``["ttft:500", "p99_tpot:50ms"]`` or ``["mlperf:llama3.1-8b"]``; a plain number is milliseconds.
+    """``["ttft:500", "p99_tpot:50ms", "TTFT<1s"]`` or ``["mlperf:llama3.1-8b"]``; a plain number is milliseconds.
 
     A bound without a percentile is one of the average. UsageError for anything else.
     """
     found = Slo()
     for text in texts:
-        name, colon, value = text.strip().lower().partition(":")
-        if name == "mlperf" and colon:
-            found = _mlperf(value)
+        word = text.strip().lower()
+        if word.startswith("mlperf:"):
+            found = _mlperf(word.removeprefix("mlperf:"))
             continue
-        named, number = _NAME.fullmatch(name), _NUMBER.fullmatch(value)
-        if named is None or number is None or float(number.group(1)) <= 0:
+        match = _BOUND.fullmatch(word)
+        if match is None or float(match["number"]) <= 0:
             raise UsageError(f"'{text}' is not a service level.", hint=_EXAMPLE)
-        seconds = float(number.group(1)) / (1 if number.group(2) == "s" else 1000)
-        found = found.with_bound(Bound(named.group(2), seconds, _STATISTICS[named.group(1)]))
+        seconds = float(match["number"]) / (1 if match["unit"] == "s" else 1000)
+        statistic = match["statistic"] if (match["statistic"] or "").startswith("p") else "mean"
+        found = found.with_bound(Bound(match["name"], seconds, cast("Statistic", statistic)))
     return found
 
 
@@ -108,11 +114,13 @@ def measured_bounds(texts: Sequence[str]) -> dict[str, float]:
 
     UsageError for a bound of another percentile.
     """
-    slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
-    if any(bound.statistic == "p50" for bound in slo.bounds()):
+    slo = parse_slo(split_slo(texts))
+    other = next((bound for bound in slo.bounds() if bound.statistic not in ("mean", "p99")), None)
+    if other is not None:
+        what = "the median" if other.statistic == "p50" else f"the {other.statistic[1:]}th"
         raise UsageError(
-            "A load that is measured is judged by the 99th percentile of each objective, not by the median.",
-            hint="leave p50_ out; rows have medians too",
+            f"A load that is measured is judged by the 99th percentile of each objective, not by {what}.",
+            hint=f"leave {other.statistic}_ out; rows have medians too",
         )
     return {bound.name: bound.seconds for bound in slo.bounds()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.printing.speeds import print_speeds
+from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
 from kvplan.estimate.document import speed_document
@@ -124,7 +126,26 @@ def test_text_shows_percentiles_and_terms(capsys: pytest.CaptureFixture[str]) ->
     print_speeds(answered(), explain=False)
     short = capsys.readouterr().out
     assert "launches ms" not in short and "aiconfigurator-core" not in short
-    assert "(kernels measured on h100-sxm with vLLM 0.24.0 in bfloat16; intervals hold 9 in 10 of up to" in short
+    title, head, _, alone, full, origin, _ = short.strip().splitlines()
+    assert title.startswith("Speeds of prompts of 512 and answers of 128 tokens; intervals hold 9 in 10 of up to")
+    assert head.split()[0] == "GPU" and head.endswith("tokens/s")
+    assert alone.split()[:2] == ["h100-sxm", "1"] and full.split()[:2] == ["h100-sxm", "24"]
+    assert re.search(r"\d \([\d.]+-[\d.]+\)", full)
+    assert origin == "  h100-sxm: kernels measured on h100-sxm with vLLM 0.24.0 in bfloat16."
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_of_speeds_fits_a_terminal(width: int) -> None:
+    """Every GPU that is shown where none is named, in one table: no part of it is cut off."""
+    lines = list(table_lines(*speed_table(), text_columns=(0,), width=width, starts=()))
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 2 + len(speed_table()[1]) == 14
+
+
+def speed_table() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The widest cells of an estimate of an 8B model on the GPUs that are shown where none is named."""
+    row = ("a100-80gb-sxm", "1,024", "593 (473-1,356)", "150 (113-197)", "8,455 (6,099-10,004)")
+    return ("GPU", "at once", "TTFT p50 ms", "TPOT p50 ms", "tokens/s"), [row] * 12
 
 
 def test_requests_longer_than_the_context_are_not_played(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +154,9 @@ def test_requests_longer_than_the_context_are_not_played(capsys: pytest.CaptureF
     assert document["queueing_alone"] is None and document["queueing_full"] is None
     print_speeds(answer, explain=False)
     shown = capsys.readouterr().out
-    assert "    alone: without queues TTFT " in shown and " to " in shown and "p50" not in shown
+    row = next(line for line in shown.splitlines() if line.split()[:2] == ["h100-sxm", "1"])
+    assert " to " in row and "(" not in row
+    assert "  h100-sxm, 1 at once: ranges without queues.\n" in shown
 
 
 def test_more_requests_than_a_server_can_take_are_not_played(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +170,8 @@ def test_more_requests_than_a_server_can_take_are_not_played(capsys: pytest.Capt
     assert speed.queues(speed.num_users) is None and speed.queues(1) is not None
     print_speeds(answer, explain=False)
     shown = capsys.readouterr().out
-    assert "    alone: TTFT p50 " in shown and " at once: without queues TTFT " in shown
+    rows = [line for line in shown.splitlines() if line.startswith("  8 x h200  ")]
+    assert "(" in rows[0] and "(" not in rows[1] and " at once: ranges without queues." in shown
     assert " at once: tokens/s are what vLLM's API server can stream" in shown
 
 

@@ -227,3 +227,40 @@ def test_a_pool_that_is_too_large_is_answered_with_one_that_fits(capsys: pytest.
     assert "no room for --kv-cache-memory-bytes" in said
     again = ["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", size]
     assert main(again) == 0
+
+
+@pytest.mark.parametrize(("model", "gpus", "count"), [("deepseek-v3", 8, 8), ("llama-3.1-8b", 16, 2)])
+def test_ranks_that_share_a_context_hold_as_many_times_its_tokens(model: str, gpus: int, count: int) -> None:
+    """Pull request 23734 of vllm-project/vllm: "kvcache token budget always increased by dcp times"."""
+    ranks = {"tensor_parallel_size": gpus, "max_model_len": 32768}
+    whole = predict(model, "h200", **ranks)
+    divided = predict(model, "h200", decode_context_parallel_size=count, **ranks)
+    assert divided.num_blocks == whole.num_blocks
+    assert divided.kv_cache_tokens == pytest.approx(count * whole.kv_cache_tokens, rel=0.001)
+
+
+def test_an_estimate_with_a_divided_context_names_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "deepseek-v3", "--gpu", "8xh200", "--ctx", "32k", "--dcp", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["performance"] for each in found["deployments"]] == [None]
+    assert any("its speed is not modelled" in sentence for sentence in found["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("deepseek-v3 --gpu 8xh200 --dcp 3", "does not divide the 8 tensor-parallel ranks", "divisor"),
+        ("deepseek-v3 --gpu 8xh200 --dcp 8 --engine vllm@0.9.2", "vLLM 0.9.2 does not divide contexts", "leave"),
+        ("llama-3.1-8b --gpu 8xh200 --dcp 2", "its 8 KV heads have 1 copy each", "more than 8 ranks"),
+        ("llama-3.1-8b --gpu 16xh200 --dcp 4", "its 8 KV heads have 2 copies each", "at most 2"),
+        ("gemma-3-27b --gpu 8xh200 --dcp 2", "not all layers cache every token", "leave it out"),
+        ("deepseek-v3.2 --gpu 8xh200 --dcp 2", "not all layers cache every token", "leave it out"),
+        ("llama-3.1-8b --gpu 8xh200 --dcp 2 --engine kvplan", "has no --decode-context-parallel-size", "--engine vllm"),
+    ],
+)
+def test_contexts_that_are_not_divided_are_refused(
+    words: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", *words.split(), "--ctx", "8k"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and hint in error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 
 @dataclass(slots=True, eq=False)
@@ -35,22 +36,34 @@ class PlayedRequest:
         return None if tokens < 2 else (self.last - self.first) / (tokens - 1)
 
 
+Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
+"""What a bound of a service level is compared with: the average over all requests, or a percentile."""
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of one figure over the requests."""
+    """The mean and the percentiles of one figure over the requests."""
 
     mean: float
     median: float
+    p90: float
+    p95: float
     p99: float
 
     @staticmethod
     def of(values: Sequence[float]) -> Distribution:
         """``values`` is not empty."""
         ordered = sorted(values)
-        return Distribution(sum(ordered) / len(ordered), quantile(ordered, 0.5), quantile(ordered, 0.99))
+        return Distribution(
+            sum(ordered) / len(ordered), *(quantile(ordered, share) for share in (0.5, 0.9, 0.95, 0.99))
+        )
+
+    def at(self, statistic: Statistic) -> float:
+        """Return the mean or the percentile that a bound names."""
+        return float(getattr(self, "median" if statistic == "p50" else statistic))
 
     def times(self, factor: float) -> Distribution:
-        return Distribution(self.mean * factor, self.median * factor, self.p99 * factor)
+        return Distribution(*(factor * each for each in (self.mean, self.median, self.p90, self.p95, self.p99)))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

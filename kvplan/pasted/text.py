@@ -8,48 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from kvplan.errors import UsageError
-from kvplan.settings import KNOBS
-from kvplan.units import parse_bytes
-
-_OPTION_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "gpu_memory_utilization": ("gpu-memory-utilization", "device-memory-utilization", "mem-fraction-static"),
-    "max_model_len": ("max-model-len", "context-length"),
-    "max_num_batched_tokens": ("max-num-batched-tokens", "chunked-prefill-size"),
-    "max_num_seqs": ("max-num-seqs", "max-running-requests"),
-    "tensor_parallel_size": ("tensor-parallel-size", "tp-size", "tp"),
-    "pipeline_parallel_size": ("pipeline-parallel-size", "pp-size", "pp"),
-    "data_parallel_size": ("data-parallel-size", "dp-size", "dp"),
-    "decode_context_parallel_size": ("decode-context-parallel-size", "dcp-size", "dcp"),
-    "kv_cache_memory_bytes": ("kv-cache-memory-bytes", "kv-cache-memory"),
-    "block_size": ("block-size",),
-    "kv_cache_dtype": ("kv-cache-dtype",),
-    "dtype": ("dtype",),
-    "quantization": ("quantization",),
-    "num_speculative_tokens": (
-        "num-speculative-tokens",
-        "speculative-config.num_speculative_tokens",
-        "speculative-config.num-speculative-tokens",
-    ),
-    "model": ("model-path", "model"),
-}
-"""Names of options without their dashes: vLLM's (engine/arg_utils.py) and SGLang's (srt/server_args.py)."""
-_FLAGS: Final[dict[str, tuple[str, bool]]] = {
-    "enforce-eager": ("enforce_eager", True),
-    "disable-cuda-graph": ("enforce_eager", True),
-    "enable-prefix-caching": ("enable_prefix_caching", True),
-    "no-enable-prefix-caching": ("enable_prefix_caching", False),
-    "disable-radix-cache": ("enable_prefix_caching", False),
-    "language-model-only": ("language_model_only", True),
-    "enable-expert-parallel": ("enable_expert_parallel", True),
-    "ep": ("enable_expert_parallel", True),
-    "ep-size": ("enable_expert_parallel", True),
-}
-_NO: Final = ("false", "0", "1", "no")
-"""Values of a flag that switch it off; one group of experts is none."""
-_SETTING_OF: Final = {option: name for name, options in _OPTION_NAMES.items() for option in options}
+from kvplan.pasted.options import FLAGS, NO, SETTING_OF, setting_value
 
 _HEAD = re.compile(
     r"\bvllm serve\b|\bvllm\.entrypoints\b|\bsglang serve\b|\bsglang\.launch_server\b|\b(?:docker|podman|nerdctl) run\b"
@@ -88,8 +51,6 @@ _MAYBE = re.compile(
 _COMMENT = re.compile(r"(?<=\S)\s{1,40}#\s.*$|^\s{0,40}#\s*-.*$")
 """What follows a setting, or a setting that is commented out."""
 _LONGEST_LINE: Final = 4000
-_WHOLE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kKmMgGtT]?)")
-_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class Statement(NamedTuple):
@@ -158,41 +119,16 @@ def _statement(option: str, value: str | None, *, needs_long_name: bool = False)
     is_long = folded.count("-") > 1 or folded == "enforce-eager" or (folded == "model" and "/" in (value or ""))
     if needs_long_name and not is_long:
         return
-    if folded in _FLAGS:
-        flag, is_on = _FLAGS[folded]
-        yield Statement(flag, is_on is not ((value or "").lower() in _NO))
-    name = _SETTING_OF.get(folded)
+    if folded in FLAGS:
+        flag, is_on = FLAGS[folded]
+        yield Statement(flag, is_on is not ((value or "").lower() in NO))
+    name = SETTING_OF.get(folded)
     if name is None or value is None:
         return
-    read = value if name == "model" else _value(name, value)
-    if read is not None:
-        yield Statement(name, read)
-
-
-def _value(name: str, text: str) -> Any:
-    """Return the value of a setting as engines read it: ``32k`` is 32,000 and ``32K`` 32,768, as in vLLM."""
-    knob = KNOBS[name]
-    try:
-        if knob.kind == "share":
-            read: Any = float(text)
-        elif knob.kind in ("name", "text"):
-            read = None if text in ("auto", "None", "none", "null") else text
-        else:
-            read = _whole(text) if name != "kv_cache_memory_bytes" else _bytes(text)
-        knob.check(read)
-    except (ValueError, UsageError):
-        return None
-    return read
-
-
-def _whole(text: str) -> int | None:
-    match = _WHOLE.fullmatch(text)
-    if match is None:
-        return None
-    number, unit = match.groups()
-    return int(float(number) * (1024 if unit.isupper() else 1000) ** _POWERS[unit.lower()])
-
-
-def _bytes(text: str) -> int | None:
-    whole = _whole(text)
-    return parse_bytes(text) if whole is None else whole
+    if name == "model":
+        yield Statement(name, value)
+        return
+    with suppress(ValueError, UsageError):
+        read = setting_value(name, value)
+        if read is not None:
+            yield Statement(name, read)

@@ -1,0 +1,125 @@
+"""Docker: a ``docker run`` for each replica, or one Compose file with nginx before the replicas."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from kvplan.errors import KvplanError
+from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.launch.containers import (
+    CACHE,
+    START_SECONDS,
+    arguments,
+    entry_point,
+    image,
+    local_directory,
+    plan_comments,
+    yaml_text,
+)
+from kvplan.planner.launch.replicas import FIRST_PORT, Process, balancer_command, vllm_processes
+
+_NGINX_IMAGE = "nginx:stable"
+_MOUNT = "bind mount"
+_AMD_DEVICES = ("/dev/kfd", "/dev/dri")
+"""What a container needs of a host with AMD's GPUs (docs.vllm.ai, "Installation", ROCm)."""
+
+
+def compose_file(deployment: Deployment, model_id: str) -> str:
+    """``docker compose up``: one service for each replica, and nginx before them where there are several.
+
+    KvplanError where the replicas need more than one node.
+    """
+    if deployment.num_nodes > 1:
+        raise KvplanError(
+            f"{deployment.name} fills {deployment.num_nodes} nodes; Docker Compose starts containers on one.",
+            hint="use --format kubernetes, or limit the plan: --nodes 1, --max-gpus",
+        )
+    processes = vllm_processes(deployment, model_id)
+    services = {f"vllm-{each.replica}": _service(deployment, model_id, each) for each in processes}
+    document: dict[str, Any] = {"services": services}
+    if len(processes) == 1:
+        services["vllm-0"]["ports"] = [f"{FIRST_PORT}:{FIRST_PORT}"]
+    else:
+        services["balancer"] = {
+            "image": _NGINX_IMAGE,
+            "ports": [f"{FIRST_PORT}:80"],
+            "configs": [{"source": "balancer", "target": "/etc/nginx/conf.d/default.conf"}],
+            "depends_on": {name: {"condition": "service_healthy"} for name in list(services)},
+        }
+        document["configs"] = {"balancer": {"content": _nginx(list(services)[:-1])}}
+    return plan_comments(deployment, model_id, mount=_MOUNT) + yaml_text(document)
+
+
+def _service(deployment: Deployment, model_id: str, process: Process) -> dict[str, Any]:
+    service = {
+        "image": ":".join(image(deployment)),
+        "command": [word.replace("$", "$$") for word in (*entry_point(deployment), *arguments(deployment, model_id))],
+        "ipc": "host",
+        "environment": ["HF_TOKEN"],
+        "volumes": [f"${{HOME}}/.cache/huggingface:{CACHE}", *_bound(model_id)],
+        "healthcheck": {
+            "test": ["CMD", "curl", "-f", f"http://localhost:{FIRST_PORT}/health"],
+            "interval": "10s",
+            "start_period": f"{START_SECONDS}s",
+        },
+        "restart": "unless-stopped",
+    }
+    if deployment.choice.gpu.vendor == "amd":
+        visible = ",".join(map(str, process.gpus))
+        service["environment"] = ["HF_TOKEN", f"HIP_VISIBLE_DEVICES={visible}"]
+        return service | {"devices": list(_AMD_DEVICES), "group_add": ["video"], "cap_add": ["SYS_PTRACE"]}
+    devices = [{"driver": "nvidia", "device_ids": [str(gpu) for gpu in process.gpus], "capabilities": ["gpu"]}]
+    return service | {"deploy": {"resources": {"reservations": {"devices": devices}}}}
+
+
+def _bound(model_id: str) -> list[dict[str, Any]]:
+    directory = local_directory(model_id)
+    if directory is None:
+        return []
+    path = directory.replace("$", "$$")
+    return [{"type": "bind", "source": path, "target": path, "read_only": True}]
+
+
+def _nginx(services: list[str]) -> str:
+    servers = "".join(f"  server {name}:{FIRST_PORT};\n" for name in services)
+    return (
+        f"upstream vllm {{\n  least_conn;\n{servers}}}\n"
+        "server {\n  listen 80;\n  location / {\n    proxy_pass http://vllm;\n    proxy_buffering off;\n"
+        "    proxy_read_timeout 1h;\n  }\n}\n"
+    )
+
+
+def docker_commands(deployment: Deployment, model_id: str) -> str:
+    """One ``docker run`` for each process, by node, and what spreads requests over the replicas."""
+    lines = []
+    for process in vllm_processes(deployment, model_id):
+        if deployment.num_nodes > 1:
+            lines.append(f"# node {process.node}")
+        lines.append(_run(deployment, model_id, process))
+    balancer = balancer_command(deployment, model_id)
+    if balancer is not None:
+        lines += ["# before them, a balancer (pip install vllm-router)", balancer]
+    return plan_comments(deployment, model_id, mount=_MOUNT) + "\n".join(lines) + "\n"
+
+
+def _run(deployment: Deployment, model_id: str, process: Process) -> str:
+    gpus = ",".join(map(str, process.gpus))
+    words = ["docker", "run", "--detach", "--name", f"vllm-{process.replica}", "--ipc=host", "--restart=unless-stopped"]
+    if deployment.choice.gpu.vendor == "amd":
+        words += [f"--device={device}" for device in _AMD_DEVICES]
+        words += ["--group-add=video", "--cap-add=SYS_PTRACE", "--env", f"HIP_VISIBLE_DEVICES={gpus}"]
+    else:
+        words += ["--gpus", f'"device={gpus}"']
+    if deployment.choice.num_nodes > 1:
+        words.append("--network=host")  # its nodes find each other by the hosts' addresses
+    elif process.port is not None:
+        words += ["--publish", f"{process.port}:{process.port}"]
+    words += ["--env", "HF_TOKEN"]
+    directory = local_directory(model_id)
+    if directory is not None:
+        words += ["--volume", f"{directory}:{directory}:ro"]
+    line = " ".join(map(shlex.quote, words))
+    # What follows `vllm serve` is quoted already, and may hold the variable $NODE_0.
+    served = process.command if entry_point(deployment) else process.command.removeprefix("vllm serve ")
+    return f'{line} --volume "$HOME/.cache/huggingface:{CACHE}" {":".join(image(deployment))} {served}'

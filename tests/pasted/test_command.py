@@ -1,0 +1,170 @@
+"""``vllm serve ...`` as people paste it: what is read, what is named as ignored, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvplan.cli import main
+from kvplan.errors import UsageError
+from kvplan.pasted.command import read_command
+from kvplan.pasted.options import FLAGS, SETTING_OF, vllm_options
+
+TP2 = {"tensor_parallel_size": 2}
+
+COMMANDS: list[tuple[str, dict[str, Any]]] = [
+    ("vllm serve org/m", {}),
+    ("$ vllm serve org/m \\\n   --tensor-parallel-size 2 \\\n   --max-model-len=32k", TP2 | {"max_model_len": 32000}),
+    ("vllm serve org/m -tp 2 -pp=4 -dp 2 -ep -q fp8", TP2 | {
+        "pipeline_parallel_size": 4, "data_parallel_size": 2, "enable_expert_parallel": True, "quantization": "fp8"}),
+    ("vllm serve --trust-remote-code org/m --tensor_parallel_size 2", TP2),
+    ("vllm serve --served-model-name a b --model org/m -tp 2", TP2),
+    ("python3 -m vllm.entrypoints.openai.api_server --model org/m --tensor-parallel-size 2", TP2),
+    ("CUDA_VISIBLE_DEVICES=0,1 VLLM_PP_LAYER_PARTITION=20,22 nohup uv run vllm serve org/m -tp 2 > log 2>&1 &",
+     TP2 | {"pp_layer_partition": "20,22"}),
+    ("docker run -d --gpus all --ipc=host -p 8000:8000 -e HF_TOKEN=x -v /data/vllm:/root vllm/vllm-openai:v0.19.1 "
+     "--model org/m -tp 2", TP2),
+    ("podman run --rm registry:5000/own/vllm:1 vllm serve org/m -tp 2", TP2),
+    ("docker run --entrypoint bash vllm/vllm-openai:latest -c 'vllm serve org/m -tp 2'", TP2),
+    ("vllm serve org/m --no-enable-prefix-caching --enforce-eager", {
+        "enable_prefix_caching": False, "enforce_eager": True}),
+    ("vllm serve org/m --kv-cache-memory-bytes 3G --cpu-offload-gb 4.5", {
+        "kv_cache_memory_bytes": 3 * 1024**3, "cpu_offload_gb": 4.5}),
+    ("vllm serve org/m --dtype half --kv-cache-dtype auto --max-num-seqs 2K", {
+        "dtype": "float16", "max_num_seqs": 2048}),
+    ("vllm serve org/m --limit-mm-per-prompt image=2,video=0", {"limit_mm_per_prompt": '{"image": 2, "video": 0}'}),
+    ("vllm serve org/m --limit-mm-per-prompt.image 2 # the rest of it", {"limit_mm_per_prompt": '{"image": 2}'}),
+    ("vllm serve org/m --enable-lora --max-loras 4 --max-lora-rank 64 --lora-modules a=b c=d", {
+        "enable_lora": True, "max_loras": 4, "max_lora_rank": 64}),
+    ("vllm serve org/m --max-model-len -1 --swap-space 16 --enable-chunked-prefill False", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), COMMANDS, ids=[text[:40] for text, _ in COMMANDS])
+def test_a_command_is_read_as_vllm_reads_it(text: str, expected: dict[str, Any]) -> None:
+    found = read_command(text)
+    assert (found.model, found.settings) == ("org/m", expected)
+
+
+def test_what_is_not_read_is_named_without_its_value() -> None:
+    found = read_command("vllm serve m --api-key secret --port 80 --num-gpu-blocks-override 9 -O3 --port 81")
+    assert found.ignored == ("--api-key", "--port")
+    assert found.unmodelled == ("--num-gpu-blocks-override", "-O3")
+    assert [note for note in found.notes if "secret" in note] == []
+
+
+def test_a_container_says_which_release_it_is() -> None:
+    assert read_command("docker run vllm/vllm-openai:v0.11.0 --model m").version == "0.11.0"
+    assert read_command("docker run vllm/vllm-openai:latest --model m").version is None
+
+
+def test_keys_of_a_drafter_join_one_object() -> None:
+    whole = """vllm serve m --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""
+    split = "vllm serve m --speculative-config.method ngram --speculative-config.num_speculative_tokens 3"
+    objects = [json.loads(read_command(text).speculative_config or "") for text in (whole, split)]
+    assert objects[0] == objects[1] == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+def test_formats_of_a_checkpoint_are_no_setting() -> None:
+    found = read_command("vllm serve m --quantization awq_marlin")
+    assert (found.settings, found.checkpoint_format) == ({}, "awq_marlin")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("vllm serve m --max-modl-len 5", "'--max-modl-len' is no option", "did you mean --max-model-len?"),
+        ("vllm serve m -zz 5", "'-zz' is no option", "before `--`"),
+        ("vllm serve m --config serve.yaml", "does not read --config", "on the command line"),
+        ("vllm serve m --runner pooling", "serves a pooling model", "no KV cache that grows"),
+        ("vllm serve m --task embed", "serves a pooling model", "weights"),
+        ("vllm serve m --max-num-seqs many", "'many' of the pasted command cannot be read", "--max-num-seqs 256"),
+        ("vllm serve m --gpu-memory-utilization 1.5", "must be above 0 and at most 1", "0.9"),
+        ("vllm serve m --kv-cache-dtype fp5", "fp5", "one of auto"),
+        ("vllm serve m --quantization mxfp8", "as mxfp8", "made while loading"),
+        ("vllm serve m --tensor-parallel-size", "has no value", "VALUE"),
+        ("vllm serve m n", "two models, m and n", "quotes"),
+        ("vllm serve --port 80", "names no model", "--model"),
+        ("vllm serve 'm", "quote that is not closed", "vllm serve"),
+        ("vllm bench serve --model m", "does not start vLLM's server", "vllm serve"),
+        ("python -m sglang.launch_server --model-path m", "does not start vLLM's server", "vllm serve"),
+        ("docker run --rm", "names no image", "vllm-openai"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_command(text)
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+def test_every_setting_that_is_read_is_an_option_of_vllm() -> None:
+    """Names that only SGLang or reports use are for logs; the rest of both tables is vLLM's."""
+    of_others = {"mem-fraction-static", "context-length", "chunked-prefill-size", "max-running-requests", "model-path"}
+    of_others |= {f"{size}-size" for size in ("tp", "pp", "dp", "dcp", "ep")} | {"kv-cache-memory"}
+    of_others |= {"disable-cuda-graph", "disable-radix-cache"}
+    options = vllm_options()
+    named = {option.partition(".")[0].removeprefix("no-") for option in (*SETTING_OF, *FLAGS)}
+    assert named - of_others - set(options.kinds) - set(options.short) == set()
+    assert options.unmodelled <= set(options.kinds)
+    assert set(options.short.values()) <= set(options.kinds)
+
+
+SERVED = "vllm serve meta-llama/Llama-3.1-70B --tensor-parallel-size 4 --max-model-len 32768 --kv-cache-dtype fp8"
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"] if "--" not in words else [words[0], "--json", *words[1:]]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_estimate_answers_a_command_as_it_answers_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    own = ("--tp", "4", "--ctx", "32768", "--kv-cache-dtype", "fp8", "--gpu", "h100")
+    expected = document(capsys, "estimate", "meta-llama/Llama-3.1-70B", *own)
+    assert document(capsys, "estimate", "--gpu", "h100", "--", *SERVED.split(), "--port", "80") == expected
+    assert document(capsys, "estimate", SERVED, "--gpu", "h100") == expected
+    overridden = document(capsys, "estimate", SERVED, "--gpu", "h100", "--ctx", "8192")
+    assert overridden["context_tokens"] == 8192
+
+
+def test_an_image_decides_the_release(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "estimate", "docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B", "--gpu", "l40s")
+    assert found["deployments"][0]["engine"] == "vllm@0.11.0"
+
+
+def test_a_plan_keeps_the_settings_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"{SERVED} --max-num-seqs 64 --enforce-eager --gpu-memory-utilization 0.85"
+    found = document(capsys, "plan", "--users", "20", "--gpu", "h100", "--like", command)
+    assert found["deployments"]
+    for each in found["deployments"]:
+        line = each["commands"]["vllm"]
+        assert f"{SERVED.partition(' --')[0]} --max-model-len 32768 --max-num-seqs 64 " in line
+        for words in ("--tensor-parallel-size 4", "--kv-cache-dtype fp8", "--enforce-eager", "utilization 0.85"):
+            assert words in line
+        assert list(each["commands"]) == ["vllm"]
+
+
+def test_batch_settings_that_a_command_leaves_out_are_the_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    """vllm/engine/arg_utils.py, get_batch_defaults: 8,192 tokens and 1,024 sequences for a server on an H100."""
+    found = document(capsys, "plan", "--users", "20", "--gpu", "h100", "--like", SERVED)
+    batches = {(each["max_num_batched_tokens"], each["max_num_seqs"]) for each in found["deployments"]}
+    assert batches == {(8192, 1024)}
+
+
+def test_a_plan_says_what_would_serve_without_them(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 -tp 8 --port 80"
+    assert main(["plan", "--users", "8", "--gpu", "h100", "--like", command]) == 0
+    out, err = capsys.readouterr()
+    kept, free = out.split("\nWithout the command's settings:\n")
+    assert kept.startswith("Rent 8 x h100-sxm") and "tp 8" in kept.splitlines()[0]
+    assert free.lstrip().startswith("Rent 1 x h100-sxm")
+    assert "--port" in err
+
+
+def test_a_plan_refuses_what_it_does_not_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--users", "8", "--like", "vllm serve gpt2 --cpu-offload-gb 4"]) == 2
+    assert "A plan does not model --cpu-offload-gb of the command." in capsys.readouterr().err
+    assert main(["plan", "--users", "8"]) == 2
+    assert "Missing argument 'MODEL'" in capsys.readouterr().err
