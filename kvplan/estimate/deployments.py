@@ -17,7 +17,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.steps.collectives import bridge_note
+from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
@@ -115,9 +115,10 @@ def place(
         placement = _as_placed(spec, gpu, found.prediction, found.explained)
         placement = replace(placement, notes=(*found.notes, *placement.notes))
     filled = placement.deployment.settings
-    bridges = bridge_note(gpu, ParallelLayout.of(filled))
-    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings))
-    return replace(placement, notes=notes if bridges is None else (*notes, bridges))
+    layout = ParallelLayout.of(filled)
+    links = filter(None, (bridge_note(gpu, layout), network_note(gpu, layout)))
+    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings), *links)
+    return replace(placement, notes=notes)
 
 
 _OF_VLLM: Final = (

@@ -39,6 +39,7 @@ ESTIMATE_SETTINGS: Final = (
     "data_parallel_size",
     "enable_expert_parallel",
     "nvlink_bridge",
+    "network_bytes_per_second",
     "moe_backend",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
@@ -159,7 +160,8 @@ def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
 def notes_on(answer: Estimate) -> Iterator[str]:
     """Assumptions that change what the numbers mean.
 
-    A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve, a host's memory.
+    A length past the model's, a dtype or a bridge that GPUs lack, an unknown network, a model that vLLM does not
+    serve, a host's memory.
     """
     longest = answer.spec.longest_context
     if longest is not None and answer.context_tokens > longest:
@@ -170,6 +172,7 @@ def notes_on(answer: Estimate) -> Iterator[str]:
     marks = (
         " has no bfloat16",
         "NVLink bridge",
+        "The network between ",
         " serves ",
         " is more than the ",
         " changes nothing.",

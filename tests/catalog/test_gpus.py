@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, find_gpu, load_gpus, parse_gpu_count, with_bridges
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, as_equipped, find_gpu, load_gpus, parse_gpu_count, with_bridges
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import UsageError
 from kvplan.units import GIB
@@ -94,7 +94,7 @@ def test_flops_fall_back_to_a_wider_format() -> None:
 def test_nvlink_joins_a_node_or_what_a_bridge_joins(name: str, nvlink: tuple[bool, ...]) -> None:
     gpu = find_gpu(name)
     assert tuple(gpu.joins_by_nvlink(count) for count in (2, 4, 8)) == nvlink
-    assert not gpu.joins_by_nvlink(gpu.max_gpus_per_node + 1)
+    assert not gpu.joins_by_nvlink(gpu.nvlink_gpus + 1) and gpu.nvlink_gpus == gpu.max_gpus_per_node
     bridged = gpu.with_bridge()
     if gpu.bridged_gpus is None:
         assert bridged is gpu
@@ -102,6 +102,31 @@ def test_nvlink_joins_a_node_or_what_a_bridge_joins(name: str, nvlink: tuple[boo
         assert tuple(bridged.joins_by_nvlink(count) for count in (2, 4, 8)) == (True, False, False)
         assert bridged.link_bytes_per_second(2) == gpu.nvlink_bytes_per_second
         assert bridged.link_bytes_per_second(4) == gpu.link_bytes_per_second(2) == gpu.pcie_bytes_per_second
+
+
+@pytest.mark.parametrize(("name", "gbit"), [("gb200", 400), ("gb200-nvl72", 400), ("gb300", 800), ("GB300 NVL72", 800)])
+def test_nvlink_joins_the_trays_of_a_rack(name: str, gbit: int) -> None:
+    gpu = find_gpu(name)
+    assert (gpu.max_gpus_per_node, gpu.nvlink_gpus, gpu.nvlink_bytes_per_second) == (4, 72, 900e9)
+    assert gpu.joins_by_nvlink(72) and not gpu.joins_by_nvlink(73)
+    assert gpu.network_bytes_per_second == gbit * 1e9 / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "gbit"),
+    [("h100", 400), ("h200", 400), ("h800", 400), ("b200", 400), ("b300", 800), ("mi300x", 400), ("mi355x", 400)],
+)
+def test_servers_have_one_adapter_for_each_gpu(name: str, gbit: int) -> None:
+    gpu = find_gpu(name)
+    assert gpu.has_known_network and gpu.network_bytes_per_second == gbit * 1e9 / 8
+
+
+def test_a_network_that_is_given_is_known() -> None:
+    card = find_gpu("l40s")
+    assert not card.has_known_network
+    (given,) = as_equipped([card], nvlink_bridge=False, network_bytes_per_second=50e9)
+    assert given.has_known_network and given.network_bytes_per_second == 50e9 and given.id == card.id
+    assert as_equipped([card], nvlink_bridge=False, network_bytes_per_second=None) == (card,)
 
 
 def test_only_cards_of_pcie_form_take_bridges() -> None:

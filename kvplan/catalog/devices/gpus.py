@@ -23,7 +23,8 @@ from kvplan.units import GIB
 DEFAULT_GPUS: tuple[str, ...] = ("l4", "rtx-4090", "l40s", "a100-80gb-sxm", "h100-sxm", "h200")
 """What `kvplan estimate` shows when no GPU is named: a 24 GB card, a consumer card and the common data-centre cards."""
 ASSUMED_NODE_NETWORK_BYTES_PER_SECOND = 12.5e9
-"""Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node."""
+"""Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node. It is said."""
+NETWORK_GIVEN: Final = "given with --network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,10 @@ class GpuProfile:
     """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
 
     Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
-    a CPU). ``network_bytes_per_second``: one GPU's share of what leaves its node. ``bridged_gpus``: cards whose NVLink
-    needs a bridge, and how many one joins; None where NVLink joins all GPUs of a node. The bridge is sold apart:
-    ``has_bridge`` says that it is there. ``sources`` maps a field's name to where its number was found.
+    a CPU). ``nvlink_gpus``: how many GPUs NVLink switches join: those of a node, or of a rack of nodes.
+    ``network_bytes_per_second``: one GPU's share of what leaves them. ``bridged_gpus``: cards whose NVLink needs a
+    bridge, and how many one joins; None where it needs none. The bridge is sold apart: ``has_bridge`` says that it is
+    there. ``sources`` maps a field's name to where its number was found.
     """
 
     id: str
@@ -59,6 +61,7 @@ class GpuProfile:
     bridged_gpus: int | None
     network_bytes_per_second: float
     max_gpus_per_node: int
+    nvlink_gpus: int
     unified_memory: bool
     price: GpuPrice | None
     note: str | None
@@ -77,19 +80,29 @@ class GpuProfile:
         major = self.compute_capability.split(".")[0]
         return _ARCHITECTURES.get(self.compute_capability) or _ARCHITECTURES.get(major, self.compute_capability)
 
+    @property
+    def has_known_network(self) -> bool:
+        """Whether its network is that of a reference system, or was given."""
+        return "network_bandwidth" in self.sources
+
     def joins_by_nvlink(self, num_gpus: int) -> bool:
-        """Whether NVLink is there between any two of ``num_gpus`` neighbours of one node."""
-        if self.nvlink_bytes_per_second is None or num_gpus > self.max_gpus_per_node:
+        """Whether NVLink is there between any two of ``num_gpus`` neighbours of one node or rack."""
+        if self.nvlink_bytes_per_second is None or num_gpus > self.nvlink_gpus:
             return False
         return self.bridged_gpus is None or (self.has_bridge and num_gpus <= self.bridged_gpus)
 
     def link_bytes_per_second(self, num_gpus: int) -> float | None:
-        """What ``num_gpus`` of a node talk over: NVLink where it joins them, else PCIe, else nothing known."""
+        """What ``num_gpus`` neighbours talk over: NVLink where it joins them, else PCIe, else nothing known."""
         return self.nvlink_bytes_per_second if self.joins_by_nvlink(num_gpus) else self.pcie_bytes_per_second
 
     def with_bridge(self) -> GpuProfile:
         """The same card in pairs that a bridge joins; others as they are."""
         return self if self.bridged_gpus is None else replace(self, has_bridge=True)
+
+    def with_network(self, bytes_per_second: float) -> GpuProfile:
+        """The same GPU with a network of its own choice."""
+        sources = MappingProxyType({**self.sources, "network_bandwidth": NETWORK_GIVEN})
+        return replace(self, network_bytes_per_second=bytes_per_second, sources=sources)
 
     def flops(self, dtype: str) -> float:
         """Dense operations per second in ``dtype``; a format the device lacks is computed in the next wider one."""
@@ -154,6 +167,16 @@ def with_bridges(gpus: Iterable[GpuProfile]) -> tuple[GpuProfile, ...]:
             "None of these GPUs takes an NVLink bridge.", hint=f"leave --nvlink-bridge out; those that do are {takers}"
         )
     return tuple(gpu.with_bridge() for gpu in asked)
+
+
+def as_equipped(
+    gpus: Iterable[GpuProfile], *, nvlink_bridge: bool, network_bytes_per_second: float | None
+) -> tuple[GpuProfile, ...]:
+    """``gpus`` with the bridges and the network that a user says they have. UsageError as ``with_bridges``."""
+    found = with_bridges(gpus) if nvlink_bridge else tuple(gpus)
+    if network_bytes_per_second is None:
+        return found
+    return tuple(gpu.with_network(network_bytes_per_second) for gpu in found)
 
 
 class GpuCount(NamedTuple):
@@ -245,6 +268,7 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         network_bytes_per_second=_bandwidth(links, "network_bandwidth")
         or ASSUMED_NODE_NETWORK_BYTES_PER_SECOND / int(entry["max_gpus_per_node"]),
         max_gpus_per_node=int(entry["max_gpus_per_node"]),
+        nvlink_gpus=int(links.get("nvlink_gpus", {"value": entry["max_gpus_per_node"]})["value"]),
         unified_memory=bool(entry.get("unified_memory", False)),
         price=GpuPrice(price["usd_per_hour"], price["date"], price["source"]) if price else None,
         note=entry.get("note"),

@@ -37,6 +37,9 @@ def gpu_row(profile: GpuProfile) -> dict[str, Any]:
         "pcie_bytes_per_second": profile.pcie_bytes_per_second,
         "nvlink_bytes_per_second": profile.nvlink_bytes_per_second,
         "bridged_gpus": profile.bridged_gpus,
+        "max_gpus_per_node": profile.max_gpus_per_node,
+        "nvlink_gpus": profile.nvlink_gpus if profile.nvlink_bytes_per_second else None,
+        "network_bytes_per_second": profile.network_bytes_per_second if profile.has_known_network else None,
         "usd_per_hour": profile.price.usd_per_hour if profile.price else None,
         "price_date": profile.price.date if profile.price else None,
     }

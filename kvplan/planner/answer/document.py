@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
-from kvplan.estimate.speed.steps.collectives import bridge_note
+from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
 from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.slo_check import missed_by_tail
@@ -159,14 +159,9 @@ def bridge_notes(deployments: Iterable[Deployment]) -> list[str]:
 
 
 def network_notes(deployments: Iterable[Deployment]) -> list[str]:
-    """What is assumed of the network, for each GPU with instances over several nodes."""
-    gpus = dict.fromkeys(each.choice.gpu for each in deployments if each.choice.num_nodes > 1)
-    return [
-        f"Between nodes each {gpu.id} is taken to have {gpu.network_bytes_per_second * 8 / 1e9:,.3g} Gb/s "
-        f"({'as in its reference system' if 'network_bandwidth' in gpu.sources else 'an assumption: 100 for a node'}); "
-        "what that costs is in the times."
-        for gpu in gpus
-    ]
+    """What instances over several nodes talk over, once for each GPU and link."""
+    found = (network_note(each.choice.gpu, each.choice.layout) for each in deployments)
+    return list(dict.fromkeys(note for note in found if note is not None))
 
 
 def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:

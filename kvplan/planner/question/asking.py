@@ -28,6 +28,7 @@ PLAN_SETTINGS: Final = (
     "max_loras",
     "max_lora_rank",
     "nvlink_bridge",
+    "network_bytes_per_second",
     "moe_backend",
 )
 """Settings that every deployment of a plan shares; the others are what a plan finds."""

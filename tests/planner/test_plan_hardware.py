@@ -1,0 +1,65 @@
+"""What a plan knows of machines: racks, slices, shared cards, and which release runs where."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.planner.answer.document import network_notes
+from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
+from kvplan.planner.launch.replicas import vllm_processes
+from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.search.plan import Plan, make_plan
+
+BIG = resolve_model("llama-3.3-70b")
+DEEPSEEK = resolve_model("deepseek-r1")
+
+
+def plan(model: str, *gpus: str, **asked: object) -> Plan:
+    profiles = tuple(find_gpu(name) for name in gpus)
+    return make_plan(resolve_model(model), PlanRequest(gpus=profiles, **asked))  # type: ignore[arg-type]
+
+
+def test_a_rack_serves_as_nvlink_lets_it() -> None:
+    """DeepSeek-R1 for 2,000 users: with 100 Gb/s between the trays the answer was 36 to 67 tokens/s a GPU."""
+    found = plan("deepseek-r1", "gb200", num_users=2000, input_tokens=4096, output_tokens=1024, max_gpus=72)
+    best = found.deployments[0]
+    assert best.slo.sure and best.num_gpus <= 72
+    assert best.output_tokens_per_second[0] / best.num_gpus > 200
+    assert best.served.speed.tpot_seconds.high < 0.25
+    (note,) = network_notes(found.deployments)
+    assert "NVLink joins up to 72 gb200 in nodes of 4" in note
+
+
+def test_layouts_of_a_rack_fill_trays_with_whole_groups() -> None:
+    rack = find_gpu("gb200")
+    found = layouts_in_a_node(DEEPSEEK, rack, ParallelSizes(), 72)
+    assert {each.num_gpus for each in found} >= {4, 8, 16, 32, 64}
+    for each in found:
+        group = each.tensor_parallel_size * each.pipeline_parallel_size
+        assert each.num_gpus <= 4 or each.num_gpus % 4 == 0
+        assert each.data_parallel_size == 1 or group <= 4
+    assert not layouts_across_nodes(DEEPSEEK, rack, ParallelSizes(), 72)
+    assert all(each.num_gpus > 72 for each in layouts_across_nodes(DEEPSEEK, rack, ParallelSizes(), 144))
+    assert max(each.num_gpus for each in layouts_in_a_node(DEEPSEEK, rack, ParallelSizes(num_nodes=2), 72)) == 8
+
+
+@pytest.mark.parametrize("tp", [4, 8])
+def test_each_tray_of_a_rack_has_a_process(tp: int) -> None:
+    asked = {"num_users": 64, "average_context": 8192, "sizes": ParallelSizes(tensor=(tp,)), "max_gpus": tp}
+    best = plan("llama-3.3-70b", "gb200", **asked).deployments[0]
+    processes = vllm_processes(best, BIG.served_id)
+    assert len(processes) == tp // 4 and all(each.gpus == (0, 1, 2, 3) for each in processes)
+    assert all(("--nnodes 2" in each.command) == (tp == 8) for each in processes)
+
+
+def test_an_unknown_network_is_said() -> None:
+    asked = {
+        "num_users": 8,
+        "average_context": 4096,
+        "max_gpus": 16,
+        "sizes": ParallelSizes(tensor=(8,), pipeline=(2,)),
+    }
+    found = plan("llama-3.3-70b", "l40s", **asked)
+    assert any("is not known: 12.5 Gb/s" in note for note in network_notes(found.deployments))
