@@ -8,6 +8,7 @@ from typing import Final
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
@@ -142,7 +143,9 @@ def check_options(engine: EngineChoice, settings: ServingSettings) -> None:
 
 
 def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ...]:
-    """Of a CPU host that is nobody's: whose memory it is."""
+    """Of a CPU host that is nobody's: whose memory it is. Of a MIG slice: what it has of its GPU."""
+    if gpu.part_of is not None:
+        return (slice_note(gpu),)
     if gpu.id != "cpu" or settings.device_memory_bytes is not None:
         return ()
     memory = format_bytes(gpu.memory_bytes)
@@ -268,7 +271,7 @@ def _vllm_limit(found: VllmPrediction, within: KvRange) -> str | None:
         lacking = found.rank.weight_bytes - found.rank.requested_bytes
         return f"the weights do not fit: {format_bytes(lacking)} short"
     missing = format_bytes(found.missing_bytes)
-    if found.rank.lacking_bytes:
+    if found.rank.lacking_bytes and found.rank.given_pool_bytes is not None:
         return f"no room for --kv-cache-memory-bytes: {missing} short"
     if found.outcome == "rejected_ctx" and found.largest_max_model_len:
         return f"longest sequence that fits: {found.largest_max_model_len:,} tokens"

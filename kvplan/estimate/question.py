@@ -18,6 +18,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speculation import joined_speculation
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.settings import ServingSettings
@@ -105,6 +106,11 @@ def _settings_on(
     counted: GpuCount, spec: ModelSpec, settings: ServingSettings, engine: EngineChoice
 ) -> ServingSettings:
     ranks = tensor_parallel_size(counted, settings)
+    if counted.gpu.part_of is not None and counted.num_gpus * ParallelLayout.of(settings).num_gpus > 1:
+        raise UsageError(
+            f"MIG slices have no way to each other, so {counted.gpu.id} serves a model alone.",
+            hint=f"size one of them, or whole {counted.gpu.part_of}",
+        )
     if engine.name != "vllm":
         return replace(settings, tensor_parallel_size=ranks)
     served = serving_dtype(spec.dtype, settings.dtype)
@@ -173,6 +179,7 @@ def notes_on(answer: Estimate) -> Iterator[str]:
         " has no bfloat16",
         "NVLink bridge",
         "The network between ",
+        " is a MIG slice: ",
         " serves ",
         " is more than the ",
         " changes nothing.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.devices.gpus import DEFAULT_GPUS, as_equipped, find_gpu, load_gpus, parse_gpu_count, with_bridges
+from kvplan.catalog.devices.slices import slices_of
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import UsageError
 from kvplan.units import GIB
@@ -202,3 +203,46 @@ def test_no_profile_is_taken_for_a_device_without_one() -> None:
     for gpu in load_gpus():
         assert all(find_gpu(name) is gpu for name in (gpu.id, gpu.name, *gpu.aliases))
         assert unlisted_hint(gpu.id) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "gib", "multiprocessors", "share"),
+    [
+        ("h100-1g.10gb", "h100-sxm", 9.75, 16, 1 / 8),
+        ("h100-80gb:3g.40gb", "h100-sxm", 39.5, 60, 1 / 2),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", "h100-sxm", 19.62, 26, 1 / 4),
+        ("NVIDIA-A100-SXM4-40GB-MIG-3g.20gb", "a100-40gb-sxm", 19.5, 42, 1 / 2),
+        ("a100-40gb 1g.5gb+me", "a100-40gb-sxm", 4.75, 14, 1 / 8),
+        ("a100-80gb-2g.20gb", "a100-80gb-sxm", 19.5, 28, 1 / 4),
+        ("H200-4g.71gb", "h200", 69.5, 64, 1 / 2),
+        ("b200-1g.23gb", "b200", 20.5, 18, 1 / 8),
+    ],
+)
+def test_mig_slices_have_a_share_of_their_gpu(
+    text: str, gpu: str, gib: float, multiprocessors: int, share: float
+) -> None:
+    whole, part = find_gpu(gpu), find_gpu(text)
+    assert part.part_of == gpu and find_gpu(part.id) == part and parse_gpu_count(f"2x{text}").gpu == part
+    assert part.memory_bytes == pytest.approx(gib * GIB, rel=1e-6)
+    assert part.multiprocessors == multiprocessors
+    assert part.memory_bandwidth_bytes_per_second == share * whole.memory_bandwidth_bytes_per_second
+    assert part.flops("bfloat16") == pytest.approx(whole.flops("bfloat16") * multiprocessors / whole.multiprocessors)
+    assert part.nvlink_bytes_per_second is None and part.price is None
+
+
+@pytest.mark.parametrize("gpu", load_gpus(), ids=lambda gpu: gpu.id)
+def test_slices_are_no_more_than_their_gpu(gpu) -> None:  # type: ignore[no-untyped-def]
+    for part in slices_of(gpu).values():
+        assert part.instances * part.memory_bytes <= 1.001 * gpu.memory_bytes
+        assert part.instances * part.multiprocessors <= gpu.multiprocessors
+        assert part.instances * part.memory_share <= 1 and len(part.source) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("a100-1g.5gb", "1g.5gb is a slice of a100-40gb-sxm"), ("l40s-1g.10gb", "no MIG slices of l40s are known")],
+)
+def test_an_unknown_slice_names_those_that_are_known(text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="There is no MIG slice") as caught:
+        find_gpu(text)
+    assert hint in (caught.value.hint or "")

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.gpus import find_gpu, parse_gpu_count
+from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
+from kvplan.errors import UsageError
+from kvplan.estimate.question import Question, answer_question
 from kvplan.planner.answer.document import network_notes
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
+from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import vllm_processes
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.settings import ServingSettings
 
 BIG = resolve_model("llama-3.3-70b")
 DEEPSEEK = resolve_model("deepseek-r1")
@@ -18,7 +24,7 @@ DEEPSEEK = resolve_model("deepseek-r1")
 
 def plan(model: str, *gpus: str, **asked: object) -> Plan:
     profiles = tuple(find_gpu(name) for name in gpus)
-    return make_plan(resolve_model(model), PlanRequest(gpus=profiles, **asked))  # type: ignore[arg-type]
+    return make_plan(resolve_model(model), PlanRequest(gpus=profiles, **asked), load_measured())  # type: ignore[arg-type]
 
 
 def test_a_rack_serves_as_nvlink_lets_it() -> None:
@@ -63,3 +69,37 @@ def test_an_unknown_network_is_said() -> None:
     }
     found = plan("llama-3.3-70b", "l40s", **asked)
     assert any("is not known: 12.5 Gb/s" in note for note in network_notes(found.deployments))
+
+
+def test_slices_serve_alone_and_are_as_fast_as_their_share() -> None:
+    found = plan("qwen3-8b", "h100-3g.40gb", "h100", num_users=8, average_context=4096)
+    part, whole = (
+        next(each for each in found.deployments if each.choice.gpu.part_of == name) for name in ("h100-sxm", None)
+    )
+    assert all(each.choice.layout.num_gpus == 1 for each in found.deployments if each.choice.gpu.part_of)
+    slow, fast = (each.served.speed.tpot_seconds.middle for each in (part, whole))
+    assert 1.5 * fast < slow < 2.5 * fast  # half of the bandwidth, 60 of 132 multiprocessors
+    assert part.prediction.settings.serving.max_num_batched_tokens == 2048
+    assert any("is a MIG slice: 60 of 132" in note for note in network_notes(found.deployments))
+
+
+def test_replicas_on_slices_are_started_by_their_ids() -> None:
+    best = plan("qwen3-8b", "h100-2g.20gb", num_users=12, average_context=4096).deployments[0]
+    lines = [each.line for each in vllm_processes(best, "Qwen/Qwen3-8B")]
+    assert len(lines) > 1 and lines[1].startswith("CUDA_VISIBLE_DEVICES=$MIG_1 vllm serve")
+    assert "nvidia.com/mig-2g.20gb: 1" in kubernetes_manifests(best, "Qwen/Qwen3-8B")
+    assert "0:1" in compose_file(best, "Qwen/Qwen3-8B") or best.num_nodes > 1
+
+
+def test_slices_are_not_joined() -> None:
+    asked = Question(8192, ServingSettings())
+    with pytest.raises(UsageError, match="MIG slices have no way to each other"):
+        counted = [parse_gpu_count("2xh100-3g.40gb")]
+        answer_question(resolve_model("qwen3-8b"), asked, counted, EngineChoice("vllm"), MeasuredProfiles())
+
+
+def test_what_a_slice_lacks_is_not_laid_on_an_option_that_was_not_given() -> None:
+    asked = Question(8192, ServingSettings(quantization="fp8"))
+    counted = [parse_gpu_count("h100-1g.10gb")]
+    found = answer_question(resolve_model("qwen3-8b"), asked, counted, EngineChoice("vllm"), MeasuredProfiles())
+    assert (found.deployments[0].limit or "").startswith("no room for one sequence")

@@ -1,4 +1,4 @@
-"""GPU and CPU-host profiles as types: what the driver reports, dense speed, links, price; every number with its source.
+"""GPU and CPU-host profiles as they are shipped, found by name.
 
 Profiles are matched by exact alias, never by substring: ``l4`` must not find an L40.
 """
@@ -9,126 +9,35 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from kvplan.catalog.devices.gpu_profile import NETWORK_GIVEN, GpuPrice, GpuProfile
+from kvplan.catalog.devices.slices import slice_name, sliced
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import KvplanError, UsageError
 from kvplan.paths import profiles_dir
 from kvplan.units import GIB
 
+__all__ = [
+    "DEFAULT_GPUS",
+    "NETWORK_GIVEN",
+    "GpuCount",
+    "GpuPrice",
+    "GpuProfile",
+    "as_equipped",
+    "find_gpu",
+    "load_gpus",
+    "parse_gpu_count",
+    "with_bridges",
+]
+
 DEFAULT_GPUS: tuple[str, ...] = ("l4", "rtx-4090", "l40s", "a100-80gb-sxm", "h100-sxm", "h200")
 """What `kvplan estimate` shows when no GPU is named: a 24 GB card, a consumer card and the common data-centre cards."""
 ASSUMED_NODE_NETWORK_BYTES_PER_SECOND = 12.5e9
 """Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node. It is said."""
-NETWORK_GIVEN: Final = "given with --network"
-
-
-@dataclass(frozen=True, slots=True)
-class GpuPrice:
-    """What one GPU costs to rent for an hour, in US dollars, with the day and the place of the figure."""
-
-    usd_per_hour: float
-    date: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProfile:
-    """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
-
-    Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
-    a CPU). ``nvlink_gpus``: how many GPUs NVLink switches join: those of a node, or of a rack of nodes.
-    ``network_bytes_per_second``: one GPU's share of what leaves them. ``bridged_gpus``: cards whose NVLink needs a
-    bridge, and how many one joins; None where it needs none. The bridge is sold apart: ``has_bridge`` says that it is
-    there. ``sources`` maps a field's name to where its number was found.
-    """
-
-    id: str
-    name: str
-    vendor: str
-    aliases: tuple[str, ...]
-    memory_bytes: int
-    memory_bandwidth_bytes_per_second: float
-    dense_flops: Mapping[str, float] = field(hash=False)
-    compute_capability: str
-    multiprocessors: int
-    pcie_bytes_per_second: float | None
-    nvlink_bytes_per_second: float | None
-    bridged_gpus: int | None
-    network_bytes_per_second: float
-    max_gpus_per_node: int
-    nvlink_gpus: int
-    unified_memory: bool
-    price: GpuPrice | None
-    note: str | None
-    sources: Mapping[str, str] = field(compare=False, hash=False, repr=False)
-    has_bridge: bool = False
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.vendor == "cpu"
-
-    @property
-    def architecture(self) -> str:
-        """By compute capability; the vendor's name for others than NVIDIA's."""
-        if self.vendor != "nvidia":
-            return self.vendor.upper()
-        major = self.compute_capability.split(".")[0]
-        return _ARCHITECTURES.get(self.compute_capability) or _ARCHITECTURES.get(major, self.compute_capability)
-
-    @property
-    def has_known_network(self) -> bool:
-        """Whether its network is that of a reference system, or was given."""
-        return "network_bandwidth" in self.sources
-
-    def joins_by_nvlink(self, num_gpus: int) -> bool:
-        """Whether NVLink is there between any two of ``num_gpus`` neighbours of one node or rack."""
-        if self.nvlink_bytes_per_second is None or num_gpus > self.nvlink_gpus:
-            return False
-        return self.bridged_gpus is None or (self.has_bridge and num_gpus <= self.bridged_gpus)
-
-    def link_bytes_per_second(self, num_gpus: int) -> float | None:
-        """What ``num_gpus`` neighbours talk over: NVLink where it joins them, else PCIe, else nothing known."""
-        return self.nvlink_bytes_per_second if self.joins_by_nvlink(num_gpus) else self.pcie_bytes_per_second
-
-    def with_bridge(self) -> GpuProfile:
-        """The same card in pairs that a bridge joins; others as they are."""
-        return self if self.bridged_gpus is None else replace(self, has_bridge=True)
-
-    def with_network(self, bytes_per_second: float) -> GpuProfile:
-        """The same GPU with a network of its own choice."""
-        sources = MappingProxyType({**self.sources, "network_bandwidth": NETWORK_GIVEN})
-        return replace(self, network_bytes_per_second=bytes_per_second, sources=sources)
-
-    def flops(self, dtype: str) -> float:
-        """Dense operations per second in ``dtype``; a format the device lacks is computed in the next wider one."""
-        for candidate in (dtype, *_WIDER_DTYPES.get(dtype, ("bfloat16", "float16", "float32"))):
-            if candidate in self.dense_flops:
-                return self.dense_flops[candidate]
-        return max(self.dense_flops.values())
-
-
-_ARCHITECTURES: Final = {
-    "7.0": "Volta",
-    "7.5": "Turing",
-    "8": "Ampere",
-    "8.9": "Ada",
-    "9": "Hopper",
-    "10": "Blackwell",
-    "12": "Blackwell",
-}
-_WIDER_DTYPES: dict[str, tuple[str, ...]] = {
-    "fp4": ("fp8", "bfloat16", "float16", "float32"),
-    "fp8": ("bfloat16", "float16", "float32"),
-    "int8": ("bfloat16", "float16", "float32"),
-    "bfloat16": ("float16", "float32"),
-    "float16": ("bfloat16", "float32"),
-    "float32": ("bfloat16", "float16"),
-}
 
 
 @cache
@@ -144,11 +53,17 @@ def load_gpus() -> tuple[GpuProfile, ...]:
 
 
 def find_gpu(name: str) -> GpuProfile:
-    """The profile whose id, name or alias is exactly ``name``, ignoring case. UsageError with close matches."""
+    """The profile whose id, name or alias is exactly ``name``, ignoring case. UsageError with close matches.
+
+    A MIG slice is named after its GPU: ``h100-1g.10gb``, ``h100-80gb:3g.40gb``, ``NVIDIA A100-SXM4-40GB MIG 2g.10gb``.
+    """
     index = _index()
     profile = index.get(_key(name))
     if profile is not None:
         return profile
+    part = slice_name(name)
+    if part is not None and _key(part.gpu) in index:
+        return sliced(index[_key(part.gpu)], part.slice)
     hint = unlisted_hint(name)
     if hint is not None:
         raise UsageError(f"There is no GPU profile named '{name}'.", hint=hint)
@@ -202,18 +117,24 @@ def parse_gpu_count(text: str) -> GpuCount:
 
     A profile's own name comes first: ``mi300x`` is one GPU.
     """
-    index, words = _index(), text.strip()
+    words = text.strip()
     first, last = _COUNT_FIRST.fullmatch(words), _COUNT_LAST.fullmatch(words)
     counted = [_Reading(int(first.group(1)), first.group(2))] if first else []
     counted += [_Reading(int(last.group(2)), last.group(1))] if last else []
     readings = [_Reading(1, words), *counted]
-    known = next((each for each in readings if _key(each.name) in index), None)
+    known = next((each for each in readings if _is_known(each.name)), None)
     if known is None and counted and unlisted_hint(words) is None:
         known = counted[0]
     count, name = known or readings[0]
     if count < 1:
         raise UsageError(f"'{text}' names no GPU: the count must be at least 1.", hint="for example 8xh200")
     return GpuCount(count, find_gpu(name))
+
+
+def _is_known(name: str) -> bool:
+    """Whether it names a GPU, or a slice of one."""
+    part = slice_name(name)
+    return _key(name) in _index() or (part is not None and _key(part.gpu) in _index())
 
 
 def _key(name: str) -> str:

@@ -219,6 +219,9 @@ def batch_defaults(
     # Newer releases ask CUDA for it, and make an exception of the GB10 (12.1).
     is_small_gpu = compute_capability(gpu) in ((0, 0), _GB10)
     is_told = not gpu.unified_memory or (release.told_unified_memory and not is_small_gpu)
+    # In a container with a MIG slice NVML refuses to tell the memory of its GPU, and vLLM takes it for a small one
+    # (github.com/vllm-project/vllm/issues/55381).
+    is_told = is_told and gpu.part_of is None
     is_meant = release.large_gpu_defaults and (release.a100_is_large or "a100" not in gpu.id)
     is_large = is_meant and is_told and total_bytes >= _LARGE_GPU_BYTES
     if release.huge_gpu_defaults and is_told and total_bytes >= _HUGE_GPU_BYTES:

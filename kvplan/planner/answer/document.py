@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
@@ -159,9 +160,11 @@ def bridge_notes(deployments: Iterable[Deployment]) -> list[str]:
 
 
 def network_notes(deployments: Iterable[Deployment]) -> list[str]:
-    """What instances over several nodes talk over, once for each GPU and link."""
+    """What instances over several nodes talk over, once for each GPU and link, and what MIG slices are."""
+    deployments = tuple(deployments)
     found = (network_note(each.choice.gpu, each.choice.layout) for each in deployments)
-    return list(dict.fromkeys(note for note in found if note is not None))
+    slices = (slice_note(each.choice.gpu) for each in deployments if each.choice.gpu.part_of is not None)
+    return list(dict.fromkeys([*(note for note in found if note is not None), *slices]))
 
 
 def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:

@@ -43,6 +43,8 @@ def layouts_across_nodes(
     spec: ModelSpec, gpu: GpuProfile, sizes: ParallelSizes, max_gpus: int
 ) -> tuple[ParallelLayout, ...]:
     """Layouts of more GPUs than a node has, over at most as many whole nodes as ``max_gpus`` and ``sizes`` allow."""
+    if gpu.part_of is not None:
+        return ()  # slices have no way to each other
     each = _without_network(gpu, ParallelSizes())
     if sizes.num_nodes is not None and each > gpu.max_gpus_per_node:
         each = min(each, sizes.num_nodes * gpu.max_gpus_per_node)

@@ -10,10 +10,11 @@ import shlex
 from pathlib import PurePath
 from typing import Any
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.errors import KvplanError
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.launch.engines import checkpoint_name, vllm_command
-from kvplan.planner.launch.replicas import FIRST_PORT, vllm_processes
+from kvplan.planner.launch.replicas import FIRST_PORT, Process, vllm_processes
 
 _NGINX_IMAGE = "nginx:stable"
 _CACHE = "/root/.cache/huggingface"
@@ -47,7 +48,7 @@ def compose_file(deployment: Deployment, model_id: str) -> str:
                 "interval": "10s",
                 "start_period": f"{_START_SECONDS}s",
             },
-            "deploy": {"resources": {"reservations": {"devices": [_devices(process.gpus)]}}},
+            "deploy": {"resources": {"reservations": {"devices": [_devices(process)]}}},
             "restart": "unless-stopped",
         }
         if alone:
@@ -151,7 +152,6 @@ def _pod(
     deployment: Deployment, model_id: str, labels: dict[str, str], command: list[str], *, serves: bool
 ) -> dict[str, Any]:
     gpus = min(deployment.choice.layout.num_gpus, deployment.choice.gpu.max_gpus_per_node)
-    resource = "amd.com/gpu" if deployment.choice.gpu.vendor == "amd" else "nvidia.com/gpu"
     container: dict[str, Any] = {
         "name": "vllm",
         "image": _image(deployment),
@@ -159,7 +159,7 @@ def _pod(
         "env": [
             {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}}
         ],
-        "resources": {"limits": {resource: gpus}},
+        "resources": {"limits": {_resource(deployment.choice.gpu): gpus}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     if serves:
@@ -177,6 +177,13 @@ def _pod(
     return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
 
 
+def _resource(gpu: GpuProfile) -> str:
+    """What a pod asks for; a slice by its profile, as NVIDIA's device plugin names it under its strategy "mixed"."""
+    if gpu.part_of is not None:
+        return f"nvidia.com/mig-{gpu.id.removeprefix(gpu.part_of + '-')}"
+    return "amd.com/gpu" if gpu.vendor == "amd" else "nvidia.com/gpu"
+
+
 def _image(deployment: Deployment) -> str:
     repository = "rocm/vllm" if deployment.choice.gpu.vendor == "amd" else "vllm/vllm-openai"
     return (
@@ -191,8 +198,10 @@ def _arguments(deployment: Deployment, model_id: str) -> list[str]:
     return shlex.split(vllm_command(deployment, checkpoint_name(deployment, model_id)))[2:]
 
 
-def _devices(gpus: tuple[int, ...]) -> dict[str, Any]:
-    return {"driver": "nvidia", "device_ids": [str(gpu) for gpu in gpus], "capabilities": ["gpu"]}
+def _devices(process: Process) -> dict[str, Any]:
+    """``0:1``: the second MIG slice of the first GPU."""
+    ids = [f"0:{gpu}" if process.has_slice else str(gpu) for gpu in process.gpus]
+    return {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
 
 
 def _nginx(services: list[str]) -> str:

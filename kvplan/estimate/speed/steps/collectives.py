@@ -60,8 +60,8 @@ def link_between(gpu: GpuProfile, num_gpus: int) -> Link:
 
 
 def neighbours(gpu: GpuProfile) -> int:
-    """How many GPUs talk without the network: those of a node, or of a rack that NVLink joins."""
-    return max(gpu.max_gpus_per_node, gpu.nvlink_gpus)
+    """How many GPUs talk without the network: those of a node, or of a rack that NVLink joins; a MIG slice is alone."""
+    return 1 if gpu.part_of is not None else max(gpu.max_gpus_per_node, gpu.nvlink_gpus)
 
 
 def ring_over(gpu: GpuProfile, num_gpus: int) -> Link:
