@@ -65,7 +65,11 @@ GROUP_SIZES: Final = (-1, 32, 64, 128)
 """What vLLM's Marlin kernels take: MARLIN_SUPPORTED_GROUP_SIZES of vLLM 0.32, in
 vllm/model_executor/layers/quantization/utils/marlin_utils.py. estimate/vllm/division.py: which widths they divide."""
 
-_OWN_OPTIONS: Final = {"device_memory_bytes": "--device-memory", "network_bytes_per_second": "--network"}
+_OWN_OPTIONS: Final = {
+    "device_memory_bytes": "--device-memory",
+    "network_bytes_per_second": "--network",
+    "reserved_bytes": "--reserve",
+}
 """Settings that vLLM has no option for, where the option is not the name: the unit stands in the value."""
 DEFAULT_LORA_RANK: Final = 16
 """vLLM's ``max_lora_rank``."""
@@ -232,6 +236,14 @@ class ServingSettings:
         kind="bytes",
         unit="bytes",
         example="80GiB",
+        panel=GPU_PANEL,
+    )
+    reserved_bytes: int | None = _knob(
+        None,
+        "Memory of each GPU that other programs hold, such as 6GiB. Default: none.",
+        kind="bytes",
+        unit="bytes",
+        example="6GiB",
         panel=GPU_PANEL,
     )
     kv_cache_memory_bytes: int | None = _knob(

@@ -123,6 +123,7 @@ def place(
 
 
 _OF_VLLM: Final = (
+    "reserved_bytes",
     "kv_cache_memory_bytes",
     "cpu_offload_gb",
     "limit_mm_per_prompt",

@@ -40,6 +40,8 @@ class VllmRelease:
     block_size_multiple: int
     # what is in the budget beside the weights
     counts_non_torch: bool
+    counts_other_processes: bool
+    checks_free_memory: bool
     non_torch_gib: float
     non_torch_gib_on_hopper: float
     parallel_gib: float

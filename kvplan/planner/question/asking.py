@@ -19,6 +19,8 @@ from kvplan.units import parse_tokens
 DEFAULTS: Final = PlanRequest()
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
+    "device_memory_bytes",
+    "reserved_bytes",
     "max_num_batched_tokens",
     "block_size",
     "dtype",
