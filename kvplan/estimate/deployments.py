@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvplan.catalog.devices.device_support import compute_capability
+from kvplan.catalog.devices.device_support import compute_capability, last_release_hint, missing_kernels_note
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.engines import EngineChoice
@@ -118,6 +118,8 @@ def place(
     filled = placement.deployment.settings
     layout = ParallelLayout.of(filled)
     links = filter(None, (bridge_note(gpu, layout), network_note(gpu, layout)))
+    missing = missing_kernels_note(gpu, engine.version) if engine.name == "vllm" else None
+    links = filter(None, (*links, missing and f"{missing} {last_release_hint(gpu)}."))
     notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings), *links)
     return replace(placement, notes=notes)
 

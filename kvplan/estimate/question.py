@@ -182,6 +182,7 @@ def notes_on(answer: Estimate) -> Iterator[str]:
         "The network between ",
         " is a MIG slice: ",
         "--reserve ",
+        " does not run on ",
         " serves ",
         " is more than the ",
         " changes nothing.",

@@ -8,13 +8,15 @@ from kvplan.catalog.devices.gpus import find_gpu, parse_gpu_count
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import last_release_with_kernels, latest_vllm
 from kvplan.errors import UsageError
-from kvplan.estimate.question import Question, answer_question
+from kvplan.estimate.question import Question, answer_question, notes_on
 from kvplan.planner.answer.document import network_notes
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import vllm_processes
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.search.left_out import left_out
 from kvplan.planner.search.plan import Plan, make_plan
 from kvplan.settings import ServingSettings
 
@@ -103,3 +105,35 @@ def test_what_a_slice_lacks_is_not_laid_on_an_option_that_was_not_given() -> Non
     counted = [parse_gpu_count("h100-1g.10gb")]
     found = answer_question(resolve_model("qwen3-8b"), asked, counted, EngineChoice("vllm"), MeasuredProfiles())
     assert (found.deployments[0].limit or "").startswith("no room for one sequence")
+
+
+@pytest.mark.parametrize("name", ["v100", "v100-32gb", "v100s"])
+def test_a_gpu_is_not_planned_with_a_release_that_has_no_kernels_for_it(name: str) -> None:
+    with pytest.raises(UsageError, match=r"vLLM 0\.33\.0 does not run on .* and .* has 7\.0") as caught:
+        plan("qwen3-4b", name, num_users=2)
+    assert "vLLM 0.19 is the last one with kernels for it: --engine vllm@0.19" in (caught.value.hint or "")
+    best = plan("qwen3-4b", name, num_users=2, engine=EngineChoice("vllm", "0.19")).deployments[0]
+    assert best.prediction.version.startswith("0.19")
+
+
+def test_among_others_such_a_gpu_is_left_out_with_its_last_release() -> None:
+    found = plan("qwen3-4b", "v100-32gb", "t4", num_users=2)
+    assert {each.choice.gpu.id for each in found.deployments} == {"t4"}
+    assert "--engine vllm@0.19" in left_out(found)["v100-32gb"]
+
+
+def test_an_estimate_sizes_it_and_says_so() -> None:
+    counted = [parse_gpu_count("v100-32gb")]
+    asked = Question(8192, ServingSettings())
+    found = answer_question(resolve_model("qwen3-4b"), asked, counted, EngineChoice("vllm"), MeasuredProfiles())
+    assert any("vLLM 0.33.0 does not run on v100-32gb" in note for note in notes_on(found))
+    older = answer_question(resolve_model("qwen3-4b"), asked, counted, EngineChoice("vllm", "0.19"), MeasuredProfiles())
+    assert not any("does not run on" in note for note in notes_on(older))
+
+
+@pytest.mark.parametrize(
+    ("capability", "last"),
+    [((7, 0), "0.19"), ((7, 5), latest_vllm()), ((9, 0), latest_vllm()), ((6, 1), None)],
+)
+def test_last_releases(capability: tuple[int, int], last: str | None) -> None:
+    assert last_release_with_kernels(capability) == last
