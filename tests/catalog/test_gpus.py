@@ -188,6 +188,8 @@ def test_a_count_of_nothing_is_refused(text: str, sentence: str) -> None:
         ("strix-halo", "built-in graphics"),
         ("mi210", "mi250x"),
         ("gaudi3", "Gaudi"),
+        ("jetson-agx-orin", "share the host's memory"),
+        ("Jetson Thor", "gb10"),
         ("tpu-v5e", "TPUs"),
         ("gtx-1080-ti", "compute capability 7.0"),
         ("p100", "compute capability 7.0"),

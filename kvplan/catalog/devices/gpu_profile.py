@@ -27,7 +27,8 @@ class GpuProfile:
     a CPU). ``nvlink_gpus``: how many GPUs NVLink switches join: those of a node, or of a rack of nodes.
     ``network_bytes_per_second``: one GPU's share of what leaves them. ``bridged_gpus``: cards whose NVLink needs a
     bridge, and how many one joins; None where it needs none. The bridge is sold apart: ``has_bridge`` says that it is
-    there. ``part_of``: of a MIG slice, the id of its GPU. ``sources`` maps a field's name to where it was found.
+    there. ``part_of``: of a MIG slice, the id of its GPU. ``rented_as``: the cloud's instance that it stands in, whose
+    GPUs are those of a node. ``sources`` maps a field's name to where it was found.
     """
 
     id: str
@@ -51,6 +52,7 @@ class GpuProfile:
     sources: Mapping[str, str] = field(compare=False, hash=False, repr=False)
     has_bridge: bool = False
     part_of: str | None = None
+    rented_as: str | None = None
 
     @property
     def is_cpu(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kvplan.catalog.devices.clouds import find_instance, rented, unknown_instance_hint
 from kvplan.catalog.devices.gpu_profile import NETWORK_GIVEN, GpuPrice, GpuProfile
 from kvplan.catalog.devices.slices import slice_name, sliced
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
@@ -64,7 +65,13 @@ def find_gpu(name: str) -> GpuProfile:
     part = slice_name(name)
     if part is not None and _key(part.gpu) in index:
         return sliced(index[_key(part.gpu)], part.slice)
-    hint = unlisted_hint(name)
+    instance = find_instance(name)
+    if instance is not None:
+        raise UsageError(
+            f"{instance.name} is an instance, not a GPU.",
+            hint=f"its GPUs are {instance.num_gpus}x{instance.gpu}",
+        )
+    hint = unlisted_hint(name) or unknown_instance_hint(name)
     if hint is not None:
         raise UsageError(f"There is no GPU profile named '{name}'.", hint=hint)
     close = difflib.get_close_matches(_key(name), list(index), n=8, cutoff=0.5)
@@ -115,7 +122,8 @@ _COUNT_LAST = re.compile(r"(.+?)\s*(?:[x*\u00d7:]\s*)(\d+)", re.IGNORECASE)
 def parse_gpu_count(text: str) -> GpuCount:
     """``h200`` -> 1; ``8xh200``, ``8 x h200``, ``h200x8``, ``h200:8`` -> 8. UsageError for an unknown name or 0.
 
-    A profile's own name comes first: ``mi300x`` is one GPU.
+    A profile's own name comes first: ``mi300x`` is one GPU. A cloud's instance names all of its GPUs:
+    ``p5.48xlarge`` -> 8 of h100-sxm at its price, ``2xp5.48xlarge`` -> 16.
     """
     words = text.strip()
     first, last = _COUNT_FIRST.fullmatch(words), _COUNT_LAST.fullmatch(words)
@@ -128,10 +136,17 @@ def parse_gpu_count(text: str) -> GpuCount:
     count, name = known or readings[0]
     if count < 1:
         raise UsageError(f"'{text}' names no GPU: the count must be at least 1.", hint="for example 8xh200")
+    instance = None if _is_gpu(name) else find_instance(name)
+    if instance is not None:
+        return GpuCount(count * instance.num_gpus, rented(find_gpu(instance.gpu), instance))
     return GpuCount(count, find_gpu(name))
 
 
 def _is_known(name: str) -> bool:
+    return _is_gpu(name) or find_instance(name) is not None
+
+
+def _is_gpu(name: str) -> bool:
     """Whether it names a GPU, or a slice of one."""
     part = slice_name(name)
     return _key(name) in _index() or (part is not None and _key(part.gpu) in _index())

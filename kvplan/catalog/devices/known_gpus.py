@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
+from kvplan.catalog.devices.clouds import find_instance, rented
+from kvplan.catalog.devices.gpus import GpuProfile, find_gpu, load_gpus
 
 SCHEMA: Final = "kvplan.gpus/1"
 
 
 def known_gpus(search: str | None = None) -> list[GpuProfile]:
-    """Return the devices whose id, name or alias contains ``search``."""
+    """Return the devices whose id, name or alias contains ``search``, or those of the cloud's instance of this name."""
+    instance = None if search is None else find_instance(search)
+    if instance is not None:
+        return [rented(find_gpu(instance.gpu), instance)]
     return [profile for profile in load_gpus() if search is None or _matches(profile, search)]
 
 

@@ -19,6 +19,7 @@ from kvplan.planner.answer.document import (
     plan_document,
     plan_row,
 )
+from kvplan.planner.answer.money import break_even_text
 from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.slo_check import missed_by_tail
@@ -43,7 +44,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
     if output_format == "json":
         print_json(plan_document(found, fix))
     elif output_format == "csv":
-        print_csv([plan_row(deployment, found.spec.served_id) for deployment in found.deployments])
+        print_csv([plan_row(each, found.spec.served_id, found.request.api_price) for each in found.deployments])
     elif output_format in _MANIFESTS and found.deployments:
         say(_MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
@@ -218,6 +219,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")
+    against = break_even_text(best, plan.request.api_price)
+    if against is not None:
+        print_sentence(f"API: {against}")
     commands = launch_commands(best, model_id)
     for engine, command in commands.items():
         say(f"  {engine + ':':14s}{command}")

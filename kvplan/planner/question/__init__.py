@@ -3,5 +3,5 @@
 request   load, lengths and GPUs; the workload with its gaps filled
 asking    the request from values as people write them
 slo       the limits of a service level
-prices    dollars per GPU and hour
+prices    dollars per hour of a GPU or of a cloud's instance; api_price: per million tokens of an API
 """

@@ -9,6 +9,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
+from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.question.slo import Slo
 from kvplan.settings import ServingSettings
 from kvplan.units import plural
@@ -38,7 +39,7 @@ class PlanRequest:
     ``settings``: those that every deployment shares. The search varies the rest: ``quantizations`` and
     ``kv_cache_dtypes`` (None: as published, and others as alternatives), ``sizes``, and the GPUs.
     ``headroom``: a share of the load that is planned for in addition. ``num_spare_replicas``: replicas beside those
-    that the load needs. ``usd_per_hour``: the budget.
+    that the load needs. ``usd_per_hour``: the budget. ``api_price``: what renting is held against.
     """
 
     num_users: int | None = None
@@ -57,6 +58,7 @@ class PlanRequest:
     headroom: float = 0.0
     num_spare_replicas: int = 0
     usd_per_hour: float | None = None
+    api_price: ApiPrice | None = None
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 
