@@ -17,6 +17,9 @@ def test_every_instance_has_gpus_that_are_known_and_a_source(instance) -> None:
         assert 0.3 < instance.price.usd_per_hour / instance.num_gpus < 20
         assert instance.price.date.startswith("202")
         assert instance.price.source and instance.region
+    if instance.network_bytes_per_second is not None:
+        assert 0.7e9 <= instance.network_bytes_per_second / instance.num_gpus <= 100e9 / 2
+        assert instance.network_source
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,8 @@ def test_every_instance_has_gpus_that_are_known_and_a_source(instance) -> None:
         ("nd96isr_h200_v5", 8, "h200"),
         ("ND96isr H200 v5", 8, "h200"),
         ("g2-standard-48", 4, "l4"),
+        ("Standard_ND96asr_v4", 8, "a100-40gb-sxm"),
+        ("nd96asr_a100_v4", 8, "a100-40gb-sxm"),
     ],
 )
 def test_an_instance_names_all_of_its_gpus(name, num_gpus, gpu) -> None:
@@ -46,6 +51,9 @@ def test_a_gpu_of_an_instance_has_its_price_and_its_neighbours() -> None:
     assert alone.max_gpus_per_node == alone.nvlink_gpus == 1
     rack = parse_gpu_count("ND128isr_NDR_GB200_v6").gpu
     assert (rack.max_gpus_per_node, rack.nvlink_gpus) == (4, find_gpu("gb200").nvlink_gpus)
+    assert not alone.has_known_network and alone.network_bytes_per_second == 12.5e9
+    assert gpu.network_bytes_per_second == find_gpu("h100-sxm").network_bytes_per_second
+    assert parse_gpu_count("p4d.24xlarge").gpu.network_bytes_per_second == 50e9 / 8  # of a DGX A100: 25e9
     assert parse_gpu_count("p5e.48xlarge").gpu.price is None  # no source: not the price of another place
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvplan.catalog.devices.gpu_profile import GpuPrice, GpuProfile
+from kvplan.catalog.devices.gpu_profile import ASSUMED_NODE_NETWORK_BYTES_PER_SECOND, GpuPrice, GpuProfile
 from kvplan.errors import KvplanError
 from kvplan.paths import profiles_dir
 
@@ -23,13 +23,15 @@ _LOOKS_LIKE_ONE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """``p5.48xlarge``: eight H100. ``price``: of the whole of it, None where no source is known; ``region``: its."""
+    """``p5.48xlarge``: eight H100. ``price`` and network are those of the whole, None where no source is known."""
 
     name: str
     gpu: str
     num_gpus: int
     price: GpuPrice | None
     region: str | None
+    network_bytes_per_second: float | None
+    network_source: str | None
 
 
 def find_instance(name: str) -> Instance | None:
@@ -52,8 +54,22 @@ def rented(gpu: GpuProfile, instance: Instance, usd_per_hour: float | None = Non
     fewer = min(gpu.max_gpus_per_node, instance.num_gpus)
     rack = gpu.nvlink_gpus if gpu.nvlink_gpus > gpu.max_gpus_per_node else min(gpu.nvlink_gpus, fewer)
     return replace(
-        gpu, max_gpus_per_node=fewer, nvlink_gpus=rack, rented_as=instance.name, price=_of_one(instance, price)
+        _networked(gpu, instance),
+        max_gpus_per_node=fewer,
+        nvlink_gpus=rack,
+        rented_as=instance.name,
+        price=_of_one(instance, price),
     )
+
+
+def _networked(gpu: GpuProfile, instance: Instance) -> GpuProfile:
+    """With the instance's network; else a whole server is taken for the reference system, and a part is not."""
+    if instance.network_bytes_per_second is not None:
+        source = f"{instance.name}: {instance.network_source}"
+        return gpu.with_network(instance.network_bytes_per_second / instance.num_gpus, source)
+    if gpu.has_known_network and instance.num_gpus >= gpu.max_gpus_per_node:
+        return gpu
+    return gpu.with_network(ASSUMED_NODE_NETWORK_BYTES_PER_SECOND / instance.num_gpus, source=None)
 
 
 def _of_one(instance: Instance, price: GpuPrice | None) -> GpuPrice | None:
@@ -77,15 +93,29 @@ def _index() -> Mapping[str, Instance]:
         found = [_instance(entry, document["sources"]) for entry in document["instances"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise KvplanError(f"The file {path.name} cannot be read: {error}.", hint="reinstall kvplan") from error
-    return MappingProxyType({_key(each.name): each for each in found})
+    also = {
+        _key(name): each
+        for each, entry in zip(found, document["instances"], strict=True)
+        for name in entry.get("also", ())
+    }
+    return MappingProxyType(also | {_key(each.name): each for each in found})
 
 
 def all_instances() -> tuple[Instance, ...]:
     """All of them, in the order of the file."""
-    return tuple(_index().values())
+    return tuple(dict.fromkeys(_index().values()))
 
 
 def _instance(entry: Mapping[str, Any], sources: Mapping[str, str]) -> Instance:
     source = sources[entry["source"]]
     price = GpuPrice(float(entry["usd_per_hour"]), entry["date"], source) if "usd_per_hour" in entry else None
-    return Instance(entry["name"], entry["gpu"], int(entry["num_gpus"]), price, entry.get("region"))
+    network = entry.get("network", {})
+    return Instance(
+        entry["name"],
+        entry["gpu"],
+        int(entry["num_gpus"]),
+        price,
+        region=entry.get("region"),
+        network_bytes_per_second=network.get("bytes_per_second"),
+        network_source=sources[network["source"]] if network else None,
+    )

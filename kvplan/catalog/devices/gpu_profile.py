@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Final
 
 NETWORK_GIVEN: Final = "given with --network"
+ASSUMED_NODE_NETWORK_BYTES_PER_SECOND: Final = 12.5e9
+"""Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node. It is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,10 @@ class GpuProfile:
         """The same card in pairs that a bridge joins; others as they are."""
         return self if self.bridged_gpus is None else replace(self, has_bridge=True)
 
-    def with_network(self, bytes_per_second: float) -> GpuProfile:
-        """The same GPU with a network of its own choice."""
-        sources = MappingProxyType({**self.sources, "network_bandwidth": NETWORK_GIVEN})
+    def with_network(self, bytes_per_second: float, source: str | None = NETWORK_GIVEN) -> GpuProfile:
+        """The same GPU with another network; source None: an assumption."""
+        known = {} if source is None else {"network_bandwidth": source}
+        sources = MappingProxyType({k: v for k, v in self.sources.items() if k != "network_bandwidth"} | known)
         return replace(self, network_bytes_per_second=bytes_per_second, sources=sources)
 
     def flops(self, dtype: str) -> float:

@@ -15,7 +15,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kvplan.catalog.devices.clouds import find_instance, rented, unknown_instance_hint
-from kvplan.catalog.devices.gpu_profile import NETWORK_GIVEN, GpuPrice, GpuProfile
+from kvplan.catalog.devices.gpu_profile import (
+    ASSUMED_NODE_NETWORK_BYTES_PER_SECOND,
+    NETWORK_GIVEN,
+    GpuPrice,
+    GpuProfile,
+)
 from kvplan.catalog.devices.slices import slice_name, sliced
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import KvplanError, UsageError
@@ -37,8 +42,6 @@ __all__ = [
 
 DEFAULT_GPUS: tuple[str, ...] = ("l4", "rtx-4090", "l40s", "a100-80gb-sxm", "h100-sxm", "h200")
 """What `kvplan estimate` shows when no GPU is named: a 24 GB card, a consumer card and the common data-centre cards."""
-ASSUMED_NODE_NETWORK_BYTES_PER_SECOND = 12.5e9
-"""Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node. It is said."""
 
 
 @cache

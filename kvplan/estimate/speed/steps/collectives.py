@@ -106,8 +106,9 @@ def network_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
             f"The network between {between} of {gpu.id} is not known: {speed} for each GPU is an assumption (100 Gb/s "
             "for a node); --network 400 says that each GPU has 400 Gb/s."
         )
-    is_given = gpu.sources["network_bandwidth"] == NETWORK_GIVEN
-    origin = "as given" if is_given else "as in its reference system; --network states another"
+    source = gpu.sources["network_bandwidth"]
+    system = gpu.rented_as if gpu.rented_as and source.startswith(f"{gpu.rented_as}:") else "its reference system"
+    origin = "as given" if source == NETWORK_GIVEN else f"as in {system}; --network states another"
     return f"Between {between} each {gpu.id} has {speed} ({origin})."
 
 
