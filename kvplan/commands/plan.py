@@ -14,6 +14,7 @@ from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.groups import takes_groups
+from kvplan.commands.options.patterns import PatternOptions
 from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
@@ -72,6 +73,7 @@ AsJson = Annotated[
 def plan(
     model: Model,
     load: LoadOptions,
+    pattern: PatternOptions,
     gpus: GpuOptions,
     formats: FormatOptions,
     settings: ServingSettings = ServingSettings(),
@@ -86,7 +88,12 @@ def plan(
     """Find the GPUs and settings that serve a given load."""
     shown = chosen_format(output_format, as_json=as_json)
     request = plan_request(
-        EngineChoice.parse(engine, known=("vllm",)), settings, **vars(load), **vars(gpus), **vars(formats)
+        EngineChoice.parse(engine, known=("vllm",)),
+        settings,
+        **vars(load),
+        **vars(pattern),
+        **vars(gpus),
+        **vars(formats),
     )
     spec = resolve_model(model)
     measured = load_measured(calibration_name(calibration, no_calibration))

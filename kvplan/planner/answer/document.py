@@ -83,12 +83,6 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
     }
 
 
-USERS_ASSUMPTION = "Every user always has a request in progress, and no prompt shares a prefix with another."
-
-
-RATE_ASSUMPTION = "Requests arrive independently of each other, and no prompt shares a prefix with another."
-
-
 def _queueing(deployment: Deployment, workload: Workload, slo: Slo) -> dict[str, Any] | None:
     """With the bounds of averages that 1 request in 100 is beyond, by the middle of the prediction."""
     found = queues_of(deployment, workload)
@@ -99,7 +93,8 @@ def _queueing(deployment: Deployment, workload: Workload, slo: Slo) -> dict[str,
 
 
 def load_assumption(plan: Plan) -> str:
-    return USERS_ASSUMPTION if plan.workload.num_users is not None else RATE_ASSUMPTION
+    """How requests are taken to come and to resemble each other."""
+    return plan.workload.pattern.sentence(of_users=plan.workload.num_users is not None)
 
 
 def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.engines import EngineChoice
 from kvplan.estimate.speed.engine_speed import engine_rules
 from kvplan.estimate.speed.latency import SpeedModel
-from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
+from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users, thinking_users
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import Queues, play_queues
 from kvplan.estimate.vllm.prediction import VllmPrediction
@@ -45,8 +46,17 @@ class Replica:
         return None if rate is None else rate / self.number
 
     def _load(self, served: Served) -> PlayedLoad:
+        """By the pattern of the workload."""
+        pattern = self.workload.pattern
+        return self._evenly_spread(served).spread_as(pattern.length_spread, self.workload.longest_context)
+
+    def _evenly_spread(self, served: Served) -> PlayedLoad:
         prompt, answer, rate = self.workload.input_tokens, self.workload.output_tokens, self._rate
         reading = 0.0 if served.middle is None else served.middle.reading_share
+        think = self.workload.pattern.think_seconds
+        if rate is None and think:
+            count = math.ceil((self.workload.num_users or 1) / self.number)
+            return thinking_users(count, think, served.num_users, prompt, answer, reading)
         if rate is None:
             return steady_users(round(served.num_users), prompt, answer, reading)
         return steady_rate(rate, served.num_users, prompt, answer, reading)

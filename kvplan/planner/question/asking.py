@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError
+from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo
@@ -59,8 +60,12 @@ def plan_request(
     price: Sequence[str] | None = None,
     quantization: Sequence[str] | None = None,
     kv_cache_dtype: Sequence[str] | None = None,
+    **pattern: Any,
 ) -> PlanRequest:
-    """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read."""
+    """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read.
+
+    ``pattern``: what ``load_pattern`` takes.
+    """
     if users is not None and request_rate is not None:
         raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
     named = [parse_gpu_count(name) for name in split_list(gpu)]
@@ -89,6 +94,7 @@ def plan_request(
         headroom=_headroom(headroom),
         num_spare_replicas=_not_negative(spare_replicas, "--spare-replicas"),
         usd_per_hour=_positive(budget, "--budget"),
+        pattern=load_pattern(**pattern),
         engine=engine,
         settings=settings,
     )

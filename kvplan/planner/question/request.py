@@ -9,6 +9,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
+from kvplan.planner.question.pattern import LoadPattern
 from kvplan.planner.question.slo import Slo
 from kvplan.settings import ServingSettings
 from kvplan.units import plural
@@ -57,6 +58,7 @@ class PlanRequest:
     headroom: float = 0.0
     num_spare_replicas: int = 0
     usd_per_hour: float | None = None
+    pattern: LoadPattern = LoadPattern()  # noqa: RUF009 - frozen
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 
@@ -75,6 +77,7 @@ class Workload:
     input_tokens: int
     output_tokens: int
     assumptions: tuple[str, ...]
+    pattern: LoadPattern = LoadPattern()  # noqa: RUF009 - frozen
 
 
 def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
@@ -82,6 +85,8 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     notes: list[str] = []
     if request.num_users is None and request.requests_per_second is None:
         raise UsageError("A plan needs a load.", hint="give --users 40 or --request-rate 2")
+    if request.pattern.think_seconds and request.num_users is None:
+        raise UsageError("--think-time needs --users.", hint="for example --users 300 --think-time 20s")
     longest = _longest(request, spec, notes)
     if request.average_context is not None:
         average = request.average_context
@@ -114,7 +119,7 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
             hint=f"leave --ctx-avg out, or give one from {prompt} to {prompt + output}",
         )
     users, rate = _with_headroom(request, notes)
-    return Workload(users, rate, average, longest, prompt, output, tuple(notes))
+    return Workload(users, rate, average, longest, prompt, output, tuple(notes), request.pattern)
 
 
 def _with_headroom(request: PlanRequest, notes: list[str]) -> tuple[int | None, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from typing import Final
@@ -38,7 +39,18 @@ class Arrivals:
         self._last_turn = -math.inf
         self._request_seconds = front_end.request_seconds / front_end.servers
         self._step_seconds = 0.0
+        self._pauses = iter(()) if load.think is None else load.think.pauses(load.seed)
+        self._returning: list[float] = []
         self.requests: list[PlayedRequest] = []
+
+    def begin(self) -> None:
+        """Users who do not think yet and have no request in progress send one now; others are in the midst of pauses,
+        which have no memory."""
+        think = self._load.think
+        if think is not None:
+            busy = min(self._load.num_warmups, think.num_users)
+            self._returning = sorted(next(self._pauses) for _ in range(think.num_users - busy))
+            self._returning[:0] = [0.0] * (busy - len(self.requests))
 
     def send_running(self) -> Sequence:
         """The next request, sent at the beginning and past the front end."""
@@ -49,7 +61,9 @@ class Arrivals:
         """Clients send what is ready at ``now``."""
         while (sent := self._next_sending()) <= now:
             number = len(self.requests)
-            if self._is_held_back(number):
+            if self._load.think is not None:
+                heapq.heappop(self._returning)
+            elif self._is_held_back(number):
                 self._freed.popleft()
             sequence = self._sequence(number, sent)
             sequence.found = min(self._load.cached_tokens, sequence.known - 1) if number else 0
@@ -103,7 +117,10 @@ class Arrivals:
     def note_end(self, now: float) -> None:
         """A client has its last token: it may send another request."""
         self._num_ended += 1
-        self._freed.append(now)
+        if self._load.think is None:
+            self._freed.append(now)
+        else:
+            heapq.heappush(self._returning, now + next(self._pauses))
 
     def next_event(self) -> float:
         """When a client sends the next request, or the engine is handed one."""
@@ -123,5 +140,7 @@ class Arrivals:
         number = len(self.requests)
         if number >= self._load.num_requests or number - self._num_ended >= self._in_flight_limit:
             return NEVER
+        if self._load.think is not None:
+            return self._returning[0] if self._returning else NEVER
         ready = self._load.arrivals[number]
         return max(ready, self._freed[0]) if self._is_held_back(number) else ready

@@ -47,6 +47,7 @@ class _Play:
     def run(self) -> None:
         if self._load.num_running:
             self._start_in_progress()
+        self._arrivals.begin()
         while self._num_counted < self._last:
             self._send()
             if not self._num_in_hand:
