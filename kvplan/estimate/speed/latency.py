@@ -20,6 +20,7 @@ from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
 from kvplan.estimate.speed.bounds import SpeedBounds, speed_bounds
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
+from kvplan.estimate.speed.queueing.sharing import ExpectedHits
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steady import (
@@ -49,6 +50,8 @@ End = Literal["best", "middle", "worst"]
 """Which end of the ranges a steady state is at."""
 FIGURES: Final[tuple[FigureName, ...]] = ("ttft", "tpot", "throughput")
 _PROFILE_NAMES: Final[dict[FigureName, str]] = {"ttft": "ttft", "tpot": "tpot", "throughput": "output_throughput"}
+_ROUNDS: Final = 3
+"""After which latency and what is found agree."""
 _ENDS: Final[tuple[End, End]] = ("best", "worst")
 
 
@@ -100,6 +103,7 @@ class SpeedModel:
 
     ``kv_bytes``: of one sequence's cache, read by a rank that holds all layers. ``device_speed``: if it was measured.
     ``step_tokens``: of a step; None where each reads one whole prompt. ``steps_before``: as for ``PromptReading``.
+    ``hits``: tokens of prompts that need not be read; None: no prompt begins with what was read before.
     """
 
     work: ModelWork
@@ -115,6 +119,7 @@ class SpeedModel:
     is_first_engine: bool = False
     step_tokens: int | None = None
     steps_before: float = 0.5
+    hits: ExpectedHits | None = None
 
     @property
     def host(self) -> HostWork:
@@ -145,7 +150,8 @@ class SpeedModel:
         """What the data sheet allows ``num_users`` users at most, of whom ``num_decoding`` decode; None: as many as in
         a steady state."""
         decoding = self._decoding(num_users) if num_decoding is None else num_decoding
-        lengths = (self.input_tokens, self.output_tokens)
+        read = self.input_tokens if self.hits is None else max(int(self.hits.least_read), 1)
+        lengths = (read, self.output_tokens)
         return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding)
 
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:
@@ -270,10 +276,20 @@ class SpeedModel:
         return {}
 
     def _state(self, steps: HostedSteps, num_users: float) -> SteadyState:
-        """By the clock that plays have: of a step in which all decode, and of those that read prompts beside them."""
-        layout, decoding = self.work.layout, self._decoding(num_users)
+        """With what prompts find in the cache, which depends on how long answers take where users think in between."""
+        if self.hits is None:
+            return self._state_beside(steps, num_users, 0.0)
+        state = self._state_beside(steps, num_users, self.hits.found(num_users, math.inf))
+        for _ in range(_ROUNDS if self.hits.depends_on_latency else 0):
+            state = self._state_beside(steps, num_users, self.hits.found(num_users, state.e2el_seconds))
+        return state
+
+    def _state_beside(self, steps: HostedSteps, num_users: float, found: float) -> SteadyState:
+        """By the clock that plays have: of a step in which all decode, and of those that read prompts beside them, of
+        each of which the cache has ``found`` tokens."""
+        layout, decoding = self.work.layout, self._decoding(num_users, found)
         groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
-        reading = PromptReading(self._chunks(decoding), stages, self.steps_before, self.front_end.seconds(1))
+        reading = PromptReading(self._chunks(decoding, found), stages, self.steps_before, self.front_end.seconds(1))
         context = self.input_tokens + self.output_tokens / 2
         in_fullest = decoding * math.ceil(num_users / groups) / num_users  # groups have whole users
         held = in_fullest * context
@@ -282,9 +298,9 @@ class SpeedModel:
         beside = in_fullest * others / decoding
 
         def reading_step(read: PromptsRead) -> float:
-            prompts, prompt = read.in_fullest, self.input_tokens
-            kv_tokens = beside * context + max(prompts, 1.0) * prompt * (1 + min(prompts, 1.0)) / 2
-            pairs = beside * context + prompts * prompt * (prompt + 1) / 2
+            prompts, prompt = read.in_fullest, self.input_tokens - found
+            kv_tokens = beside * context + max(prompts, 1.0) * (found + prompt * (1 + min(prompts, 1.0)) / 2)
+            pairs = beside * context + prompts * prompt * (found + (prompt + 1) / 2)
             tokens, sequences = beside + prompts * prompt, beside + max(prompts, 1.0)
             return steps.seconds_beside(
                 others + read.in_all * prompt, tokens, sequences, beside + prompts, kv_tokens, pairs
@@ -294,32 +310,33 @@ class SpeedModel:
         alike = SharedSteps(step, reading_step, groups // together, together)
         return steady_state(alike, reading, num_users, self.output_tokens)
 
-    def _decoding(self, num_users: float) -> float:
+    def _decoding(self, num_users: float, found: float = 0.0) -> float:
         """Of ``num_users`` those that decode in a step, as for ``num_decoding``."""
-        if num_users not in self._found_decoding:
+        key = (num_users, found)
+        if key not in self._found_decoding:
             stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
             share = min(num_users, groups)  # of the groups, those that have any users
             of_one = num_decoding(
                 num_users / share,
                 self.output_tokens,
-                lambda decoding: self._chunks(decoding * share) / stages,
+                lambda decoding: self._chunks(decoding * share, found) / stages,
                 self.steps_before,
             )
-            self._found_decoding[num_users] = share * of_one
-        return self._found_decoding[num_users]
+            self._found_decoding[key] = share * of_one
+        return self._found_decoding[key]
 
     @cached_property
-    def _found_decoding(self) -> dict[float, float]:
-        """By ``num_users``."""
+    def _found_decoding(self) -> dict[tuple[float, float], float]:
+        """By ``num_users`` and tokens in the cache."""
         return {}
 
-    def _chunks(self, decoding: float) -> float:
+    def _chunks(self, decoding: float, found: float = 0.0) -> float:
         """Steps in which a prompt is read: it has what those that decode leave of their tokens."""
         if self.step_tokens is None:
             return 1.0
         layout = self.work.layout
         beside = decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
-        return self.input_tokens / max(self.step_tokens - beside, 1.0)
+        return (self.input_tokens - found) / max(self.step_tokens - beside, 1.0)
 
 
 def _above(least: float, low: float, high: float) -> Range:

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvplan.estimate.speed.queueing.figures import PlayedRequest
+from kvplan.estimate.speed.queueing.prefix_cache import Cached, PrefixCache
 
 
 @dataclass(slots=True, eq=False)
@@ -29,14 +30,19 @@ class Sequence:
     num_left: int = 0
     end_tick: int = 0
     is_running: bool = False
+    cached: Cached | None = None
 
 
 class Group:
     """pool_tokens: those of all sequences together. cached_tokens: of each prompt, in a prefix that all share.
-    late_steps: those in which a sequence is that has all of its tokens.
+    late_steps: those in which a sequence is that has all of its tokens. cache: what its pool finds again, of loads that
+    say what their prompts share.
     """
 
-    def __init__(self, pool_tokens: float, cached_tokens: int, late_steps: int = 0) -> None:
+    def __init__(
+        self, pool_tokens: float, cached_tokens: int, late_steps: int = 0, cache: PrefixCache | None = None
+    ) -> None:
+        self.cache = cache
         self._pool_tokens = pool_tokens
         self._late_steps = late_steps
         self._cached_tokens = cached_tokens
@@ -65,7 +71,8 @@ class Group:
     def num_held(self) -> int:
         """Tokens in the pool; a prefix that sequences share is held once."""
         shared = max(self.num_decoding - 1, 0) * self._cached_tokens
-        return self.decoding_tokens + self._reading_tokens - shared
+        extra = 0 if self.cache is None else self.cache.extra_tokens
+        return self.decoding_tokens + self._reading_tokens - shared + extra
 
     @property
     def num_to_come(self) -> int:
@@ -83,8 +90,17 @@ class Group:
         self.ticks += ticks
         self.decoding_tokens += ticks * self.num_decoding
 
+    def look_up(self, sequence: Sequence) -> None:
+        """What the pool has of ``sequence``, which waits."""
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.find(sequence.cached, sequence.known, self.num_held)
+            sequence.found = sequence.cached.found
+
     def start(self, sequence: Sequence) -> None:
-        """``sequence`` has a seat; its prompt is to be read."""
+        """``sequence`` has a seat; the rest of its prompt is to be read."""
+        sequence.computed = sequence.found
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.take(sequence.cached)
         sequence.is_running = True
         self.reading.append(sequence)
         self._order.append(sequence)
@@ -93,10 +109,14 @@ class Group:
         """``num_tokens`` more of ``sequence``, which is being read, are in the pool."""
         sequence.computed += num_tokens
         self._reading_tokens += num_tokens
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.computed(sequence.cached, sequence.computed)
 
     def first_token(self, sequence: Sequence) -> None:
         """A prompt has been read: its sequence has a token more, and decodes now."""
         self._leave_reading(sequence)
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.start_decoding(sequence.cached)
         sequence.num_left -= 1
         sequence.end_tick = self.ticks + sequence.num_left + self._late_steps
         self.num_decoding += 1
@@ -112,6 +132,8 @@ class Group:
             request = sequence.request
             request.last = streamed
             held = request.num_prompt_tokens + request.num_output_tokens - 1 + self._late_steps
+            if self.cache is not None and sequence.cached is not None:
+                self.cache.leave(sequence.cached, held, self.num_held)
             self._leave_decoding(sequence, held)
             ended.append(sequence)
         if len(self._order) > 2 * self.num_running + 32:
@@ -129,6 +151,8 @@ class Group:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.lose(sequence.cached, is_reading=sequence in self.reading)
         request = sequence.request
         if sequence in self.reading:
             sequence.is_running = False

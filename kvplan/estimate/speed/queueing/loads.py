@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
+from kvplan.estimate.speed.queueing.sharing import PromptSharing
+
 Spread = Literal["fixed", "uniform", "exponential", "quantiles"]
 Quantiles = tuple[tuple[float, float], ...]
 """(share of the requests, tokens that these have at most), in order; the first share is 0."""
@@ -88,7 +90,9 @@ class PlayedLoad:
     further one is sent when another has ended. cached_tokens: of each prompt, found in the prefix cache.
     num_warmups, num_cooldowns: of the requests, the first and the last ones, which are served and not counted.
     num_running: of the warm-ups, those that are in the midst of their answers at the start, each at another place; the
-    others are sent then. think: pauses of those who send one request after the other.
+    others are sent then. think: pauses of those who send one request after the other. sharing: what prompts begin with
+    that others have too, before the ``prompts`` of so many tokens; with turns ``requests_per_second`` are those that
+    begin a chat.
     """
 
     prompts: Lengths
@@ -102,6 +106,7 @@ class PlayedLoad:
     num_running: int = 0
     seed: int = 0
     think: Think | None = None
+    sharing: PromptSharing | None = None
 
     def spread_as(self, spread: Spread, longest_request: int) -> PlayedLoad:
         """The same with lengths of another spread around their means, uniform as for ``steady_users``.

@@ -15,6 +15,7 @@ from kvplan.estimate.speed.queueing.arrivals import NEVER, Arrivals
 from kvplan.estimate.speed.queueing.figures import PlayedFigures, of_groups, played_figures
 from kvplan.estimate.speed.queueing.instance import Group, Sequence
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
+from kvplan.estimate.speed.queueing.prefix_cache import PrefixCache
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
 
@@ -36,7 +37,9 @@ class _Play:
     def __init__(self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> None:
         self._load, self._rules, self._clock = load, rules, clock
         late = int(rules.streams_late > 0)
-        self._groups = [Group(rules.pool_tokens, load.cached_tokens, late) for _ in range(rules.num_groups)]
+        self._groups = [
+            Group(rules.pool_tokens, load.cached_tokens, late, self._cache()) for _ in range(rules.num_groups)
+        ]
         self._arrivals = Arrivals(load, rules.front_end)
         self._unseen: list[Sequence] = []
         self._last = load.num_requests - load.num_cooldowns
@@ -48,6 +51,11 @@ class _Play:
         if self._load.num_running:
             self._start_in_progress()
         self._arrivals.begin()
+        if self._load.num_running:
+            for number, group in enumerate(self._groups):
+                if group.cache is not None:
+                    past = self._arrivals.past(number, len(self._groups))
+                    group.cache.let_go_before(past, group.num_held)
         while self._num_counted < self._last:
             self._send()
             if not self._num_in_hand:
@@ -58,6 +66,13 @@ class _Play:
                 self._read(chunks)
             else:
                 self._decode()
+
+    def _cache(self) -> PrefixCache | None:
+        sharing = self._load.sharing
+        if sharing is None:
+            return None
+        rules = self._rules
+        return PrefixCache(sharing, rules.pool_tokens, rules.hit_tokens, rules.dropped_tokens)
 
     def figures(self) -> PlayedFigures:
         counted = self._arrivals.requests[self._load.num_warmups : self._last]
@@ -81,8 +96,9 @@ class _Play:
             done = min(max(round(answer * (index + 0.5) / number), 1), max(answer - 1, 1))
             sequence.known += done - 1
             sequence.num_left -= done - 1
+            group.look_up(sequence)
             group.start(sequence)
-            group.hold(sequence, sequence.known)
+            group.hold(sequence, sequence.known - sequence.computed)
             sequence.request.first = self._now
             group.first_token(sequence)
         for group in self._groups:
@@ -202,7 +218,7 @@ class _Play:
         """Clients have its tokens at ``streamed``."""
         for group in self._groups:
             for sequence in group.take_ended(streamed):
-                self._arrivals.note_end(streamed)
+                self._arrivals.note_end(streamed, sequence)
                 self._num_counted += sequence.number < self._last
             group.make_room()
 
