@@ -22,6 +22,34 @@ class PatternOptions:
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None
+    turns: Annotated[
+        int | None,
+        typer.Option(
+            help="Turns of a chat: a prompt holds the turns before and a message of --input-len. Default: 1.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
+    prefix_len: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens per shared prefix that prompts start with, in addition to --input-len.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
+    num_prefixes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of shared prefixes, each used as often as the others. Default: 1.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
+    prefix_hit_rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of prompt tokens that the prefix cache has, such as 0.8, where it is known; taken as given.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
     length_spread: Annotated[
         str | None,
         typer.Option(

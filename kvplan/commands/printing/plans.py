@@ -20,6 +20,7 @@ from kvplan.planner.answer.document import (
     plan_row,
 )
 from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
+from kvplan.planner.answer.sharing import hits_sentence
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import command_note, launch_commands
@@ -212,6 +213,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
             keeps = first_within_tails(plan.deployments, plan.workload, plan.request.slo)
             instead = "" if keeps is None else f"; {keeps.name} keeps it for 99 in 100 requests"
             print_sentence(f"averages are within --slo; beyond it {tail_text(beyond)}{instead}")
+    hits = hits_sentence(best)
+    if hits is not None:
+        print_sentence(f"prefix cache: {hits}")
     server = server_text(best.served.server_share, best.speed_model.front_end.servers)
     if server is not None:
         print_sentence(f"server: {server}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -65,12 +66,12 @@ def play_queues(
     figures = play(load, rules, model.steps)
     if load.max_concurrency is not None:
         requests_per_second = load.max_concurrency / figures.e2el.mean
-    if load.think is not None:
+    if load.think is not None and load.think.num_users:
         requests_per_second = load.think.num_users / (figures.e2el.mean + load.think.seconds)
     intervals = {name: model.error_interval(name) for name in FIGURES}
     bounds = bounds_of(model, figures, requests_per_second)
     found = Queues(figures, requests_per_second * model.output_tokens, intervals, bounds)
-    if load.think is not None:
+    if load.think is not None and load.think.num_users:
         return _of_thinking(found, load.think.seconds)
     return _of_one(found, model.output_tokens) if load.max_concurrency == 1 else found
 
@@ -114,8 +115,13 @@ def decode_step(model: SpeedModel, running: int, context_tokens: int) -> Explain
 
 def mixed_step(model: SpeedModel, running: int, context_tokens: int) -> ExplainedStep:
     """The same, and a whole prompt read beside them."""
-    load = _decoding(model, running, context_tokens).with_prompt(model.input_tokens)
+    tokens = (
+        model.input_tokens if model.hits is None else round(model.input_tokens - model.hits.found(running, math.inf))
+    )
+    load = _decoding(model, running, context_tokens).with_prompt(tokens)
     name = f"{running:,} decode, a prompt of {model.input_tokens:,}"
+    if tokens < model.input_tokens:
+        name += f" of which {model.input_tokens - tokens:,} are in the cache"
     return ExplainedStep(name, model.step_terms(load), model.step_seconds(load))
 
 

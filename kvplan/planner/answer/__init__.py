@@ -2,5 +2,6 @@
 
 document   a plan as JSON
 picture    a plan as a plot
+sharing    what the prefix cache finds of a load
 queues     the load played against one replica of the best deployments
 """

@@ -10,6 +10,7 @@ from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
 from kvplan.estimate.speed.steps.collectives import bridge_note
 from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
+from kvplan.planner.answer.sharing import hits_document
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import command_note, launch_commands
@@ -217,6 +218,7 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
         },
         "users_per_replica": deployment.users_per_replica,
         "limit": deployment.limit,
+        "prefix_cache": hits_document(deployment),
         "performance": {
             "origin": speed.origin,
             "profile": speed.note,

@@ -48,13 +48,14 @@ class Replica:
     def _load(self, served: Served) -> PlayedLoad:
         """By the pattern of the workload."""
         pattern = self.workload.pattern
-        return self._evenly_spread(served).spread_as(pattern.length_spread, self.workload.longest_context)
+        load = self._evenly_spread(served).spread_as(pattern.length_spread, self.workload.longest_turn)
+        return load.shared_as(pattern.sharing, pattern.think_seconds)
 
     def _evenly_spread(self, served: Served) -> PlayedLoad:
-        prompt, answer, rate = self.workload.input_tokens, self.workload.output_tokens, self._rate
+        prompt, answer, rate = self.workload.message_tokens, self.workload.output_tokens, self._rate
         reading = 0.0 if served.middle is None else served.middle.reading_share
         think = self.workload.pattern.think_seconds
-        if rate is None and think:
+        if rate is None and (think or self.workload.pattern.sharing.turns > 1):
             count = math.ceil((self.workload.num_users or 1) / self.number)
             return thinking_users(count, think, served.num_users, prompt, answer, reading)
         if rate is None:
@@ -63,9 +64,13 @@ class Replica:
 
     @property
     def _rules(self) -> SchedulingRules:
-        tokens = self.capacity.average_sequences * self.workload.average_context
+        tokens = self.capacity.pool_tokens
         engine = EngineChoice("vllm", self.prediction.version)
-        return engine_rules(engine, self.prediction.settings.serving, self.model.work, tokens)
+        rules = engine_rules(engine, self.prediction.settings.serving, self.model.work, tokens)
+        hits = self.model.hits
+        if hits is None:
+            return rules
+        return replace(rules, hit_tokens=hits.hit_tokens, dropped_tokens=hits.dropped_tokens)
 
 
 def _as_they_come(found: Queues, served: Served, rate: float) -> Queues:

@@ -36,6 +36,7 @@ from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kerne
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
 from kvplan.planner.choices.load import Served, replica_load, serve_users
 from kvplan.planner.choices.played import Replica
+from kvplan.planner.choices.prefixes import expected_hits, sequences_beside_prefixes
 from kvplan.planner.choices.slo_check import SloCheck, check_averages, check_percentiles, within_pool
 from kvplan.planner.question.request import PlanRequest, Workload
 
@@ -264,9 +265,10 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     It keeps the steady states that it has found, which their searches share.
     """
     settings = prediction.settings.serving
-    key = (choice.key, settings.dtype, settings.max_num_batched_tokens)
+    hits = expected_hits(trial.workload, choice, prediction, capacity_of(trial, choice, prediction))
+    key = (choice.key, settings.dtype, settings.max_num_batched_tokens, hits)
     if key not in trial.models:
-        trial.models[key] = _speed_model(trial, choice, prediction)
+        trial.models[key] = replace(_speed_model(trial, choice, prediction), hits=hits)
     return trial.models[key]
 
 
@@ -308,12 +310,16 @@ def capacity_of(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Cap
     # Between batches a window holds no tokens in flight: what is used on average, not what admission reserves.
     average = replace(shape, max_model_len=workload.average_context, in_flight_tokens=1)
     each = max(blocks_per_request(plan, average), 1)
+    fitting = (sequences_beside_prefixes(workload, choice, prediction, size)
+               for size in (each, prediction.blocks_per_request))  # fmt: skip
+    average_sequences, worst_sequences = (groups * number for number in fitting)
     return Capacity(
-        average_sequences=groups * (prediction.num_blocks // each),
-        worst_sequences=groups * (prediction.num_blocks // prediction.blocks_per_request),
+        average_sequences=average_sequences,
+        worst_sequences=worst_sequences,
         average_bytes=each * prediction.bytes_per_block,
         worst_bytes=prediction.blocks_per_request * prediction.bytes_per_block,
         planned_tokens=workload.longest_context if trial.request.worst_case else workload.average_context,
+        pool_tokens=groups * (prediction.num_blocks // each) * workload.average_context,
     )
 
 

@@ -138,6 +138,8 @@ def vllm_command(deployment: Deployment, checkpoint: str) -> str:
         words += ["--enable-lora", *_slots(settings)]
     if settings.moe_backend != "auto":
         words += ["--moe-backend", settings.moe_backend]
+    if settings.enable_prefix_caching is not None:
+        words += ["--enable-prefix-caching" if settings.enable_prefix_caching else "--no-enable-prefix-caching"]
     return _line(words)
 
 

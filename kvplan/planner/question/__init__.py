@@ -1,7 +1,7 @@
 """What is asked: a load, its GPUs, limits and prices.
 
 request   load, lengths and GPUs; the workload with its gaps filled
-pattern   pauses of users, and how lengths spread
+pattern   pauses of users, how lengths spread, and what prompts share
 asking    the request from values as people write them
 slo       the limits of a service level
 prices    dollars per GPU and hour

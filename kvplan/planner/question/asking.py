@@ -23,6 +23,7 @@ PLAN_SETTINGS: Final = (
     "max_num_batched_tokens",
     "block_size",
     "dtype",
+    "enable_prefix_caching",
     "group_size",
     "encoder_tokens",
     "enable_lora",

@@ -24,7 +24,7 @@ ROOMY = SchedulingRules(max_num_seqs=64, max_num_batched_tokens=256, pool_tokens
 
 
 class Clock:
-    """Steps whose length depends on everything a step is told; counts the tokens of prompts, of each chunk all but one."""
+    """Steps whose length depends on everything a step is told; counts tokens of prompts, of each chunk all but one."""
 
     def __init__(self) -> None:
         self.num_read = 0
@@ -36,7 +36,7 @@ class Clock:
         return 0.01 + 1e-4 * (num_tokens + 3 * num_sequences + 0.01 * num_kv_tokens + 0.001 * num_pairs)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_play_with_shared_prefixes_equals_the_exact_simulation(seed: int) -> None:
     """Whole blocks are found, once somebody has computed all of the prefix, and held once."""
     rng = random.Random(seed)
@@ -129,7 +129,7 @@ def _share_read(load: PlayedLoad, rules: SchedulingRules) -> float:
 def test_the_closed_form_finds_as_much_as_a_play(pool: int, num_prefixes: int) -> None:
     """From pools that hold a few of 100 prefixes beside 8 requests to those that hold all and 200 answers more."""
     sharing = PromptSharing(200, num_prefixes)
-    load = replace(steady_users(8, 60, 30), num_requests=3000, num_cooldowns=8, sharing=sharing)
+    load = replace(steady_users(8, 60, 30), num_requests=1500, num_cooldowns=8, sharing=sharing)
     rules = replace(ROOMY, pool_tokens=pool)
     played = 1 - _share_read(load, rules)
     expected = ExpectedHits(sharing, pool, 1, 60, 30).found(8, 1.0) / (200 + 60)

@@ -123,6 +123,16 @@ class PlayedLoad:
 
         return replace(self, prompts=of(self.prompts), answers=of(self.answers))
 
+    def shared_as(self, sharing: PromptSharing, think_seconds: float) -> PlayedLoad:
+        """The same of prompts that begin with what others did. Where requests come at a rate chats do, as much rarer as
+        each has turns, and the next turn comes ``think_seconds`` after an answer."""
+        if not sharing.finds_anything:
+            return self
+        rate, think = self.requests_per_second, self.think
+        if rate is not None and sharing.turns > 1:
+            rate, think = rate / sharing.turns, Think(think_seconds, 0)
+        return replace(self, sharing=sharing, requests_per_second=rate, think=think)
+
     def shared_by(self, count: int) -> PlayedLoad:
         """What one of ``count`` groups is sent that share it evenly."""
         if count == 1:

@@ -1,4 +1,4 @@
-"""What one group's pool keeps of what it has computed, for prompts that begin with the same (``sharing`` has the rules).
+"""What one group's pool keeps of what it has computed, for prompts that begin alike (``sharing`` has the rules).
 
 A prefix is one of a load's shared ones, or what a chat has said so far. Those in use are held; the others lie free in
 the order in which they were let go, and the first of them make room for what runs.

@@ -38,8 +38,8 @@ class SchedulingRules:
     see a step's tokens after so many seconds of the next one, at its end at the latest. num_stages: of a pipeline,
     which a step passes one after the other. num_groups: data-parallel ones, which have these seats, this budget and
     this pool each; in_step: they share their experts, and with them each step. hit_tokens: those of which what a prompt
-    finds in the prefix cache is a multiple; 0: no prefixes are cached; dropped_tokens: of what is found, computed all the same
-    (where a drafter needs the model's hidden states of the last block, vllm/v1/core/single_type_kv_cache_manager.py).
+    finds in the prefix cache is a multiple; 0: no prefixes are cached. dropped_tokens: of what is found, computed all
+    the same, where a drafter needs the last block's hidden states (vllm/v1/core/single_type_kv_cache_manager.py).
     """
 
     max_num_seqs: int

@@ -18,10 +18,11 @@ and n is as large as the pool allows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 _PRECISION: Final = 1e-3
+_BOUNDLESS: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ class ExpectedHits:
             prompt = self.sharing.prompt_tokens(self.message_tokens, self.answer_tokens)
             return max((1 - self.sharing.hit_rate) * prompt, 1.0)
         return self.message_tokens
+
+    @property
+    def could_find(self) -> float:
+        """In a pool that keeps everything."""
+        return replace(self, pool_tokens=_BOUNDLESS).found(1.0, 1.0)
 
     def found(self, in_progress: float, e2el_seconds: float) -> float:
         """Of ``in_progress`` requests that take so long each."""
