@@ -12,6 +12,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
+from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.groups import takes_groups
 from kvplan.commands.options.patterns import PatternOptions
@@ -23,6 +24,7 @@ from kvplan.commands.options.shared import (
     Calibration,
     Model,
     NoCalibration,
+    SpeculativeConfig,
     calibration_name,
 )
 from kvplan.commands.printing.plans import print_answer
@@ -77,6 +79,7 @@ def plan(
     gpus: GpuOptions,
     formats: FormatOptions,
     settings: ServingSettings = ServingSettings(),
+    speculative_config: SpeculativeConfig = None,
     engine: Engine = "vllm",
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
@@ -89,7 +92,7 @@ def plan(
     shown = chosen_format(output_format, as_json=as_json)
     request = plan_request(
         EngineChoice.parse(engine, known=("vllm",)),
-        settings,
+        with_speculative_config(settings, speculative_config),
         **vars(load),
         **vars(pattern),
         **vars(gpus),

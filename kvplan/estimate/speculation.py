@@ -13,12 +13,8 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.speculation import (
-    USUAL_ACCEPTANCE_RATES,
-    DraftWork,
-    expected_tokens,
-    speculative_speedup,
-)
+from kvplan.estimate.speed.queueing.drafting import DraftWork, expected_tokens
+from kvplan.estimate.speed.speculation import USUAL_ACCEPTANCE_RATES, speculative_speedup
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes
 

@@ -15,10 +15,11 @@ from kvplan.estimate.speed.queueing.sharing import PromptSharing
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits
+from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.sharing import hits_document, hits_sentence
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.played import Replica
-from kvplan.planner.launch.engines import vllm_command
+from kvplan.planner.launch.engines import launch_commands, vllm_command
 from kvplan.planner.question.pattern import LoadPattern, load_pattern
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
 from kvplan.planner.search.plan import Plan, make_plan
@@ -209,3 +210,38 @@ def test_what_vllm_finds_depends_on_model_and_release(
     predicted = predict_vllm(spec, find_gpu("h200"), ServingSettings(max_model_len=4096), version)
     serving, release = predicted.settings.serving, vllm_release(predicted.version)
     assert prefix_hits(spec, serving, release, predicted.rank.blocks, shares_prefixes=shares) == found
+
+
+def drafted(count: int, rate: float | None) -> ServingSettings:
+    return replace(REQUEST.settings, num_speculative_tokens=count, speculative_method="ngram", acceptance_rate=rate)
+
+
+def test_a_plan_has_the_times_of_an_engine_that_drafts() -> None:
+    plain, plain_play = played(planned(num_users=4))
+    best, found = played(planned(num_users=4, settings=drafted(4, 0.7)))
+    assert plain_play.figures.tpot is not None and found.figures.tpot is not None
+    assert found.figures.tpot.mean < 0.5 * plain_play.figures.tpot.mean
+    assert best.served.middle is not None and plain.served.middle is not None
+    assert best.served.middle.tpot_seconds == pytest.approx(found.figures.tpot.mean, rel=0.1)
+    assert best.speed_model.tokens_per_step == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3 + 0.7**4)
+    commands = launch_commands(best, "llama")
+    assert list(commands) == ["vllm"], "other engines would serve without"
+    assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'""" in commands["vllm"]
+    sentence = drafting_sentence(best)
+    assert sentence is not None and "4 draft tokens a step, accepted with a chance of 70 % each: 2.77" in sentence
+
+
+def test_a_drafter_needs_an_acceptance_rate() -> None:
+    """Which is guessed for nobody."""
+    with pytest.raises(UsageError, match="--acceptance-rate"):
+        planned(settings=drafted(4, None))
+
+
+def test_weights_and_cache_of_a_drafter_are_in_the_plan() -> None:
+    small = replace(REQUEST.settings, speculative_model="llama-3.2-1b", num_speculative_tokens=4, acceptance_rate=0.7)
+    with_model, without = planned(num_users=4, settings=small), planned(num_users=4)
+    (best, _), (plain, _) = played(with_model), played(without)
+    more = best.prediction.rank.weight_bytes - plain.prediction.rank.weight_bytes
+    assert more == pytest.approx(2 * 1.236e9, rel=0.02)
+    assert best.capacity.average_bytes == pytest.approx(plain.capacity.average_bytes * (32 + 8) / 32, rel=0.03)
+    assert best.speed_model.work == plain.speed_model.work

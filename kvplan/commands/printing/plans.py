@@ -19,6 +19,7 @@ from kvplan.planner.answer.document import (
     plan_document,
     plan_row,
 )
+from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
 from kvplan.planner.answer.sharing import hits_sentence
 from kvplan.planner.choices.deployment import Deployment
@@ -216,6 +217,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     hits = hits_sentence(best)
     if hits is not None:
         print_sentence(f"prefix cache: {hits}")
+    drafts = drafting_sentence(best)
+    if drafts is not None:
+        print_sentence(f"drafter: {drafts}")
     server = server_text(best.served.server_share, best.speed_model.front_end.servers)
     if server is not None:
         print_sentence(f"server: {server}")

@@ -126,7 +126,11 @@ def mixed_step(model: SpeedModel, running: int, context_tokens: int) -> Explaine
 
 
 def _decoding(model: SpeedModel, running: int, context_tokens: int) -> StepLoad:
-    return StepLoad.decoding(running, context_tokens, model.work.layout.data_parallel_size)
+    load = StepLoad.decoding(running, context_tokens, model.work.layout.data_parallel_size)
+    rows = model.rows
+    return replace(
+        load, num_tokens=rows * load.num_tokens, num_pairs=rows * load.num_pairs, num_met=rows * load.num_met
+    )
 
 
 def queues_document(found: Queues | None) -> dict[str, Any] | None:

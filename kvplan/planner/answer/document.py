@@ -9,6 +9,7 @@ from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
 from kvplan.estimate.speed.steps.collectives import bridge_note
+from kvplan.planner.answer.drafting import drafting_document
 from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
 from kvplan.planner.answer.sharing import hits_document
 from kvplan.planner.choices.deployment import Deployment, Miss
@@ -219,6 +220,7 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
         "users_per_replica": deployment.users_per_replica,
         "limit": deployment.limit,
         "prefix_cache": hits_document(deployment),
+        "speculation": drafting_document(deployment),
         "performance": {
             "origin": speed.origin,
             "profile": speed.note,

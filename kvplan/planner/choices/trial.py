@@ -32,6 +32,7 @@ from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
 from kvplan.estimate.vllm.settings import batch_defaults
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.deployment import Capacity, Choice, Deployment, Miss
+from kvplan.planner.choices.drafting import drafter_bytes, drafting_of
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
 from kvplan.planner.choices.load import Served, replica_load, serve_users
@@ -268,7 +269,8 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     hits = expected_hits(trial.workload, choice, prediction, capacity_of(trial, choice, prediction))
     key = (choice.key, settings.dtype, settings.max_num_batched_tokens, hits)
     if key not in trial.models:
-        trial.models[key] = replace(_speed_model(trial, choice, prediction), hits=hits)
+        drafting = drafting_of(trial.request, trial.workload, choice, prediction)
+        trial.models[key] = replace(_speed_model(trial, choice, prediction), hits=hits, drafting=drafting)
     return trial.models[key]
 
 
@@ -297,7 +299,8 @@ def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[Mod
     key = (choice.layout, choice.weights.name, settings.kv_cache_dtype, settings.dtype)
     if key not in trial.works:
         spec = as_attended(spec, vllm_release(prediction.version))
-        work = model_work(spec, prediction.rank.weight_bytes, settings.dtype, choice.layout)
+        weight_bytes = prediction.rank.weight_bytes - drafter_bytes(choice, prediction)
+        work = model_work(spec, weight_bytes, settings.dtype, choice.layout)
         kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
         trial.works[key] = (work, kv_bytes)
     return trial.works[key]

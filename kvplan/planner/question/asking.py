@@ -31,6 +31,10 @@ PLAN_SETTINGS: Final = (
     "max_lora_rank",
     "nvlink_bridge",
     "moe_backend",
+    "num_speculative_tokens",
+    "speculative_method",
+    "speculative_model",
+    "acceptance_rate",
 )
 """Settings that every deployment of a plan shares; the others are what a plan finds."""
 _COUNT: Final = re.compile(r"\d{1,9}")

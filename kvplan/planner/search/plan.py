@@ -16,6 +16,7 @@ from kvplan.estimate.vllm.division import check_has_experts
 from kvplan.planner.choices.deployment import Choice, Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, format_pairs
 from kvplan.planner.choices.trial import Trial, try_choice
+from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, rule_of_thumb
 from kvplan.units import plural
@@ -100,6 +101,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
 
     KvplanError where the model cannot be divided over any of the GPUs, or the engine refuses the settings on all.
     """
+    spec, request = with_drafter(spec, request)
     check_backend(spec, request.settings.moe_backend, request.engine.name)
     check_has_experts(spec, request.sizes.enable_expert_parallel)
     trial = Trial(request, complete(request, spec), measured)

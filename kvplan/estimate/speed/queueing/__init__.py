@@ -9,6 +9,7 @@ arrivals   requests on their way: sending, and handing over by the front end
 instance   who waits, reads and decodes between two steps in a group, and the tokens they hold
 admission  which prompts the next step reads
 play       the play itself, step by step
+drafting   an engine that drafts: tokens of a step, and what the drafter's passes take
 steps      seconds of any step of an instance
 figures    TTFT, TPOT, latency and throughput of a play: means and percentiles
 """

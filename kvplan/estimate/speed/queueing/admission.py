@@ -13,7 +13,7 @@ def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
     """What the next step reads, at most its token budget. Those that are admitted have a seat of ``group`` then."""
     if not group.reading and not group.waiting:
         return []
-    budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else group.num_decoding)
+    budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else rules.rows_per_sequence * group.num_decoding)
     found: list[Chunk] = []
     for sequence in group.reading:
         number = min(sequence.known - sequence.computed, budget)

@@ -165,7 +165,7 @@ class Arrivals:
         shared = max(parsed, self._last_turn + self._request_seconds / _REQUEST_SHARE)
         return shared if shared < behind else max(parsed, self._busy_until)
 
-    def stream(self, first_step: float, last_step: float, num_steps: int, num_tokens: int) -> float:
+    def stream(self, first_step: float, last_step: float, num_steps: int, num_tokens: float) -> float:
         """When clients have the last step's tokens: of ``num_steps`` steps with ``num_tokens`` each, the first and the
         last of which end at these moments."""
         self._hand_over(first_step)

@@ -26,7 +26,7 @@ class GroupLoad(NamedTuple):
     num_tokens: int
     num_sequences: int
     num_sampled: int
-    num_kv_tokens: int
+    num_kv_tokens: float
     num_pairs: float
 
 
@@ -38,7 +38,15 @@ class _Play:
         self._load, self._rules, self._clock = load, rules, clock
         late = int(rules.streams_late > 0)
         self._groups = [
-            Group(rules.pool_tokens, load.cached_tokens, late, self._cache()) for _ in range(rules.num_groups)
+            Group(
+                rules.pool_tokens,
+                load.cached_tokens,
+                late,
+                self._cache(),
+                rules.rows_per_sequence,
+                rules.tokens_per_step,
+            )
+            for _ in range(rules.num_groups)
         ]
         self._arrivals = Arrivals(load, rules.front_end)
         self._unseen: list[Sequence] = []
@@ -132,7 +140,8 @@ class _Play:
             0 if self._rules.prompts_first and own else group.num_decoding
             for group, own in zip(self._groups, chunks, strict=True)
         ]
-        loads = [_load_of(*each) for each in zip(self._groups, decoding, chunks, strict=True)]
+        rows = self._rules.rows_per_sequence
+        loads = [_load_of(*each, rows) for each in zip(self._groups, decoding, chunks, strict=True)]
         seconds = self._seconds(loads)
         done = [_read_to_the_end(own) for own in chunks]
         if self._rules.num_stages > 1:
@@ -140,7 +149,7 @@ class _Play:
                 self._note_stages(group, own, number, seconds, load)
         begun = self._now
         self._spend(seconds, 1)
-        num_tokens = sum(decoding) + sum(map(len, done))
+        num_tokens = sum(decoding) * self._rules.tokens_per_step + sum(map(len, done))
         streamed = self._arrivals.stream(self._now, self._now, 1, num_tokens)
         self._see_first_tokens(min(streamed, begun + self._rules.streams_late))
         for group, number, read in zip(self._groups, decoding, done, strict=True):
@@ -164,7 +173,8 @@ class _Play:
         read = sum(number for _, number in chunks)
         in_batch = min(read, self._rules.max_num_batched_tokens // stages)
         full = in_batch * stages / read  # a pass in which every micro-batch has as much to read as those of this one
-        tokens, sequences = decoding + in_batch * stages, decoding + stages
+        tokens = self._rules.rows_per_sequence * decoding + in_batch * stages
+        sequences = decoding + stages
         kv_tokens, pairs = held + round(full * (load.num_kv_tokens - held)), held + full * (load.num_pairs - held)
         whole = self._clock.seconds(tokens, sequences, sequences, kv_tokens, pairs)
         begun = 0
@@ -196,15 +206,16 @@ class _Play:
         self._spend(seconds, steps)
         for group in decoding:
             group.decode(steps)
-        self._end_step(self._arrivals.stream(first_step, self._now, steps, count))
+        tokens = count * self._rules.tokens_per_step
+        self._end_step(self._arrivals.stream(first_step, self._now, steps, tokens))
 
     def _decode_seconds(self, decoding: list[Group], steps: int) -> float:
         """Of the middle one of ``steps`` decode steps."""
-        loads = []
+        loads, rows, tokens = [], self._rules.rows_per_sequence, self._rules.tokens_per_step
         for group in decoding:
             count = group.num_decoding
-            middle = group.decoding_tokens + count * (steps + 1) // 2
-            loads.append(GroupLoad(count, count, count, middle, float(middle)))
+            middle = group.decoding_tokens + int(tokens * count * (steps + 1) / 2)
+            loads.append(GroupLoad(rows * count, count, rows * count, middle, float(rows * middle)))
         return self._seconds(loads)
 
     def _next_arrival(self) -> float:
@@ -223,16 +234,17 @@ class _Play:
             group.make_room()
 
 
-def _load_of(group: Group, decoding: int, chunks: list[Chunk]) -> GroupLoad:
-    """Of a step in which ``decoding`` of its sequences get a token; what is read of ``chunks`` is in the pool then."""
-    num_tokens, kv_tokens = decoding, group.decoding_tokens + decoding if decoding else 0
-    pairs = float(kv_tokens)
+def _load_of(group: Group, decoding: int, chunks: list[Chunk], rows: int) -> GroupLoad:
+    """Of a step in which ``decoding`` of its sequences have ``rows`` tokens each; what is read of ``chunks`` is in the
+    pool then."""
+    num_tokens, kv_tokens = rows * decoding, group.decoding_tokens + decoding if decoding else 0
+    pairs = float(rows * kv_tokens)
     for sequence, number in chunks:
         pairs += number * (sequence.computed + (number + 1) / 2)
         group.hold(sequence, number)
         num_tokens += number
         kv_tokens += sequence.computed
-    num_sampled = decoding + len(_read_to_the_end(chunks))
+    num_sampled = rows * decoding + len(_read_to_the_end(chunks))
     return GroupLoad(num_tokens, decoding + len(chunks), num_sampled, kv_tokens, pairs)
 
 
@@ -242,8 +254,8 @@ def _read_to_the_end(chunks: list[Chunk]) -> list[Sequence]:
 
 def _alike_steps(group: Group, rules: SchedulingRules) -> int:
     """Decode steps until a sequence of ``group`` ends, or its pool may be full."""
-    count, room = group.num_decoding, rules.pool_tokens - group.num_held
-    return min(group.steps_to_next_end, int(room / count) if room > count else 1)
+    taken, room = rules.rows_per_sequence * group.num_decoding, rules.pool_tokens - group.num_held
+    return min(group.steps_to_next_end, int(room / taken) if room > taken else 1)
 
 
 def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFigures:

@@ -40,6 +40,8 @@ class SchedulingRules:
     this pool each; in_step: they share their experts, and with them each step. hit_tokens: those of which what a prompt
     finds in the prefix cache is a multiple; 0: no prefixes are cached. dropped_tokens: of what is found, computed all
     the same, where a drafter needs the last block's hidden states (vllm/v1/core/single_type_kv_cache_manager.py).
+    rows_per_sequence: tokens of one that decodes in a step, those that are drafted among them; tokens_per_step: those
+    that it gets of them.
     """
 
     max_num_seqs: int
@@ -56,6 +58,8 @@ class SchedulingRules:
     in_step: bool = True
     hit_tokens: int = 1
     dropped_tokens: int = 0
+    rows_per_sequence: int = 1
+    tokens_per_step: float = 1
 
     def over_groups(self, count: int, stages: int = 1, *, in_step: bool = True) -> SchedulingRules:
         """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all.
