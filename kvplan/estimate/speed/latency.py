@@ -155,7 +155,8 @@ class SpeedModel:
         decoding = self._decoding(num_users) if num_decoding is None else num_decoding
         read = self.input_tokens if self.hits is None else max(int(self.hits.least_read), 1)
         lengths = (read, self.output_tokens)
-        return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding, self.tokens_per_step)
+        most = self.tokens_per_step * (1.0 if self.drafting is None else self.drafting.spread[1])
+        return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding, most)
 
     @property
     def rows(self) -> int:
@@ -170,8 +171,18 @@ class SpeedModel:
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:
         """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
 
-        Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin.
+        As wide as the number of draft tokens that are accepted is open, too.
         """
+        found = self._error_interval(figure)
+        if found is None or self.drafting is None or figure == "ttft":
+            return found
+        low, high = self.drafting.spread
+        if figure == "tpot":
+            low, high = 1 / high, 1 / low
+        return replace(found, low=found.low * low, high=found.high * high)
+
+    def _error_interval(self, figure: FigureName) -> ErrorInterval | None:
+        """Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin."""
         is_mixture, is_latent = self.work.num_experts > 0, self.work.num_latent_layers > 0
         group = error_group(self.origin, self.engine, is_mixture, is_first=self.is_first_engine)
         kind = combination(self.gpu.architecture, is_mixture=is_mixture, is_latent=is_latent)

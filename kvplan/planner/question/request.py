@@ -68,7 +68,7 @@ class Workload:
     """The question with every length known and the head-room added to the load.
 
     ``average_context``: tokens that a sequence holds on average. ``input_tokens``: of a prompt on average, which begins
-    with a shared prefix and earlier turns, where there are any, before ``message_tokens`` of its own.
+    with a shared prefix and earlier turns, where there are any, before ``own_tokens`` (None: all are).
     """
 
     num_users: int | None
@@ -78,8 +78,13 @@ class Workload:
     input_tokens: int
     output_tokens: int
     assumptions: tuple[str, ...]
-    message_tokens: int
+    own_tokens: int | None = None
     pattern: LoadPattern = LoadPattern()  # noqa: RUF009 - frozen
+
+    @property
+    def message_tokens(self) -> int:
+        """Of a prompt behind a shared prefix and earlier turns; all of it where there are none."""
+        return self.input_tokens if self.own_tokens is None else self.own_tokens
 
     @property
     def longest_turn(self) -> int:
@@ -129,8 +134,8 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
             hint=f"leave --ctx-avg out, or give one from {prompt} to {prompt + output}",
         )
     users, rate = _with_headroom(request, notes)
-    message = prompt if asked.input_tokens is None else asked.input_tokens
-    return Workload(users, rate, average, longest, prompt, output, tuple(notes), message, request.pattern)
+    own = None if request is asked else asked.input_tokens
+    return Workload(users, rate, average, longest, prompt, output, tuple(notes), own, request.pattern)
 
 
 def _with_earlier(request: PlanRequest, notes: list[str]) -> PlanRequest:

@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
+from kvplan.estimate.answer import EstimateRequest, make_estimate
+from kvplan.estimate.document import speed_document
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.drafting import Drafting, DraftWork
@@ -18,6 +22,7 @@ from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.speculation import speculative_speedup
 from kvplan.estimate.speed.steps.work import ModelWork, model_work
+from kvplan.settings import ServingSettings
 
 RULES = SchedulingRules(max_num_seqs=64, max_num_batched_tokens=256, pool_tokens=1e9)
 L4 = find_gpu("l4")
@@ -101,3 +106,39 @@ def test_no_time_is_below_what_the_data_sheet_allows() -> None:
     bounds, plain = model.bounds(1), _model(None).bounds(1)
     assert bounds.tpot_seconds == pytest.approx(plain.tpot_seconds / model.tokens_per_step)
     assert model.speed(1).tpot_seconds.low >= bounds.tpot_seconds
+
+
+def _speeds(**settings: object) -> DeploymentSpeed:
+    request = EstimateRequest(gpus=(find_gpu("h200"),), settings=ServingSettings(**settings))  # type: ignore[arg-type]
+    speed = make_estimate(resolve_model("qwen3.5-27b"), request, load_measured()).speeds[0]
+    assert speed is not None
+    return speed
+
+
+def test_an_estimate_has_the_times_of_an_engine_that_drafts_and_says_so() -> None:
+    """Before, they were those of an engine that reads the drafter's weights in every step and drafts nothing."""
+    plain, told = (
+        _speeds(max_model_len=4096),
+        _speeds(max_model_len=4096, num_speculative_tokens=1, acceptance_rate=0.8),
+    )
+    assert plain.drafting_text() == ""
+    assert told.drafting_text() == "1 draft token a step, each accepted with a chance of 80 %"
+    ratio = plain.alone.tpot_seconds.middle / told.alone.tpot_seconds.middle
+    assert 1.5 < ratio < 1.8, "tokens of a step, less the drafter's pass"
+    assert speed_document(told)["speculation"] == {
+        "num_speculative_tokens": 1,
+        "acceptance_rate": 0.8,
+        "assumed": False,
+        "tokens_per_step": 1.8,
+    }
+
+
+def test_what_is_assumed_of_a_drafter_is_in_the_interval() -> None:
+    told, assumed = (
+        _speeds(max_model_len=4096, num_speculative_tokens=1, acceptance_rate=rate) for rate in (0.7, None)
+    )
+    assert "assumed" in assumed.drafting_text()
+    known, wider = (each.model.error_interval("tpot") for each in (told, assumed))
+    assert known is not None and wider is not None
+    assert wider.low == pytest.approx(known.low * 1.7 / 1.9) and wider.high == pytest.approx(known.high * 1.7 / 1.5)
+    assert told.model.error_interval("ttft") == assumed.model.error_interval("ttft")

@@ -14,6 +14,7 @@ data sheet, whatever was measured of the model.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps
@@ -21,6 +22,9 @@ from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import BEST, USUAL, Efficiency, Roofline
 from kvplan.estimate.speed.steps.group_steps import GroupSteps
 from kvplan.estimate.speed.steps.work import ModelWork
+
+_USUAL: Final = (0.5, 0.9)
+"""Acceptance rates of drafters that are worth having."""
 
 
 def expected_tokens(acceptance_rate: float, num_tokens: int) -> float:
@@ -41,12 +45,23 @@ class DraftWork:
     kv_bytes: float = 0.0
 
 
+class DrafterOn(NamedTuple):
+    """A drafter on a deployment, and its weights on each rank."""
+
+    draft: DraftWork
+    weight_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A drafter of whose tokens the model accepts a share of ``acceptance_rate``."""
+    """A drafter each of whose tokens the model accepts with a chance of ``acceptance_rate``.
+
+    is_assumed: nobody said so; what is usual is from 0.5 to 0.9.
+    """
 
     draft: DraftWork
     acceptance_rate: float
+    is_assumed: bool = False
 
     @property
     def rows(self) -> int:
@@ -56,6 +71,14 @@ class Drafting:
     @property
     def tokens_per_step(self) -> float:
         return expected_tokens(self.acceptance_rate, self.draft.num_tokens)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Between which factors of ``tokens_per_step`` it may lie."""
+        if not self.is_assumed:
+            return 1.0, 1.0
+        low, high = (expected_tokens(rate, self.draft.num_tokens) / self.tokens_per_step for rate in _USUAL)
+        return low, high
 
     def passes(self, gpu: GpuProfile, context_tokens: float, reached: Efficiency | None) -> DraftPasses:
         """The drafter's for sequences of ``context_tokens``; ``reached``: None for the middle of both ends."""
