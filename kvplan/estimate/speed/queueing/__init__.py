@@ -10,6 +10,7 @@ instance   who waits, reads and decodes between two steps in a group, and the to
 admission  which prompts the next step reads
 play       the play itself, step by step
 drafting   an engine that drafts: tokens of a step, and what the drafter's passes take
+replicas   all replicas of a deployment behind their router
 steps      seconds of any step of an instance
 figures    TTFT, TPOT, latency and throughput of a play: means and percentiles
 """

@@ -190,9 +190,10 @@ class Arrivals:
 
     def next_event(self) -> float:
         """When a client sends the next request, or the engine is handed one."""
-        return min(self._next_handing_over(), self._next_sending())
+        return min(self.next_handing_over(), self._next_sending())
 
-    def _next_handing_over(self) -> float:
+    def next_handing_over(self) -> float:
+        """When the engine is handed the next of those that were sent."""
         if self._handed:
             return self._handed[0][0]
         return self._turn() + self._front_end.request_seconds if self._parsed else NEVER

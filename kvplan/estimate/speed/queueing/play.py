@@ -8,7 +8,7 @@ two events (an end, an arrival, a full pool) are taken together, each as long as
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvplan.estimate.speed.queueing.admission import Chunk, next_chunks
 from kvplan.estimate.speed.queueing.arrivals import NEVER, Arrivals
@@ -18,6 +18,9 @@ from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.prefix_cache import PrefixCache
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
+
+_SOON: Final = 1e-6
+"""Seconds: shorter than any step."""
 
 
 class GroupLoad(NamedTuple):
@@ -30,11 +33,13 @@ class GroupLoad(NamedTuple):
     num_pairs: float
 
 
-class _Play:
+class InstancePlay:
     """now: the end of the last step, in seconds. composed_at: when that step began, and with it the latest moment at
     which the next one could be composed ahead."""
 
-    def __init__(self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> None:
+    def __init__(
+        self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock, arrivals: Arrivals | None = None
+    ) -> None:
         self._load, self._rules, self._clock = load, rules, clock
         late = int(rules.streams_late > 0)
         self._groups = [
@@ -48,16 +53,21 @@ class _Play:
             )
             for _ in range(rules.num_groups)
         ]
-        self._arrivals = Arrivals(load, rules.front_end)
+        self._arrivals = Arrivals(load, rules.front_end) if arrivals is None else arrivals
         self._unseen: list[Sequence] = []
         self._last = load.num_requests - load.num_cooldowns
         self._num_counted = 0
-        self._max_running = 0
+        self.max_running = 0
         self._now = self._composed_at = 0.0
 
-    def run(self) -> None:
+    def begin(self) -> None:
+        """Start those that are in the midst of their answers."""
         if self._load.num_running:
             self._start_in_progress()
+
+    def run(self) -> None:
+        """Until all that count have ended."""
+        self.begin()
         self._arrivals.begin()
         if self._load.num_running:
             for number, group in enumerate(self._groups):
@@ -65,15 +75,36 @@ class _Play:
                     past = self._arrivals.past(number, len(self._groups))
                     group.cache.let_go_before(past, group.num_held)
         while self._num_counted < self._last:
-            self._send()
-            if not self._num_in_hand:
-                self._now = self._composed_at = self._arrivals.next_event()
-                continue
-            chunks = [next_chunks(group, self._rules) for group in self._groups]
-            if any(chunks):
-                self._read(chunks)
-            else:
-                self._decode()
+            self._go_on()
+
+    def advance(self, until: float) -> None:
+        """Until then; a step that is under way is taken to its end."""
+        while self._now < until:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """One step, several that are alike, or to the next request where none is in hand."""
+        self._send()
+        if not self._num_in_hand:
+            self._now = self._composed_at = self._arrivals.next_event()
+            return
+        chunks = [next_chunks(group, self._rules) for group in self._groups]
+        if any(chunks):
+            self._read(chunks)
+        else:
+            self._decode()
+
+    def earliest_end(self) -> float:
+        """Before which no request ends: after the decode steps of the first, or within the next step where one is read
+        or comes."""
+        comes = self._arrivals.next_handing_over()
+        if any(group.reading or group.waiting for group in self._groups):
+            return self._now + _SOON
+        decoding = [group for group in self._groups if group.num_decoding]
+        if not decoding:
+            return max(comes, self._now) + _SOON
+        steps = min(group.steps_to_next_end for group in decoding)
+        return min(self._now + steps * self._decode_seconds(decoding, 1), max(comes, self._now) + _SOON)
 
     def _cache(self) -> PrefixCache | None:
         sharing = self._load.sharing
@@ -84,8 +115,11 @@ class _Play:
 
     def figures(self) -> PlayedFigures:
         counted = self._arrivals.requests[self._load.num_warmups : self._last]
-        preemptions = sum(group.num_preemptions for group in self._groups)
-        return played_figures(counted, preemptions, self._max_running)
+        return played_figures(counted, self.num_preemptions, self.max_running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(group.num_preemptions for group in self._groups)
 
     @property
     def _num_in_hand(self) -> int:
@@ -135,7 +169,7 @@ class _Play:
 
     def _read(self, chunks: list[list[Chunk]]) -> None:
         """One step in which the groups read their ``chunks``, and decode beside them where the rules mix both."""
-        self._max_running = max(self._max_running, sum(group.num_running for group in self._groups))
+        self.max_running = max(self.max_running, sum(group.num_running for group in self._groups))
         decoding = [
             0 if self._rules.prompts_first and own else group.num_decoding
             for group, own in zip(self._groups, chunks, strict=True)
@@ -194,7 +228,7 @@ class _Play:
         """As many decode steps as differ in lengths only."""
         decoding = [group for group in self._groups if group.num_decoding]
         count = sum(group.num_decoding for group in decoding)
-        self._max_running = max(self._max_running, count)
+        self.max_running = max(self.max_running, count)
         steps = max(min(_alike_steps(group, self._rules) for group in decoding), 1)
         seconds = self._decode_seconds(decoding, steps)
         arrival = self._next_arrival()
@@ -266,6 +300,6 @@ def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFi
     if rules.num_groups > 1 and not rules.in_step:
         busy = min(rules.num_groups, load.max_concurrency or rules.num_groups)
         return of_groups(play(load.shared_by(busy), rules.alone(busy), clock), busy)
-    played = _Play(load, rules, clock)
+    played = InstancePlay(load, rules, clock)
     played.run()
     return played.figures()
