@@ -29,7 +29,7 @@ class GroupLoad(NamedTuple):
     num_tokens: int
     num_sequences: int
     num_sampled: int
-    num_kv_tokens: float
+    num_kv_tokens: int
     num_pairs: float
 
 
@@ -203,7 +203,7 @@ class InstancePlay:
         """
         if not chunks:
             return
-        stages, held = self._rules.num_stages, group.decoding_tokens + decoding if decoding else 0
+        stages, held = self._rules.num_stages, int(group.decoding_tokens) + decoding if decoding else 0
         read = sum(number for _, number in chunks)
         in_batch = min(read, self._rules.max_num_batched_tokens // stages)
         full = in_batch * stages / read  # a pass in which every micro-batch has as much to read as those of this one
@@ -248,7 +248,7 @@ class InstancePlay:
         loads, rows, tokens = [], self._rules.rows_per_sequence, self._rules.tokens_per_step
         for group in decoding:
             count = group.num_decoding
-            middle = group.decoding_tokens + int(tokens * count * (steps + 1) / 2)
+            middle = int(group.decoding_tokens + int(tokens * count * (steps + 1) / 2))
             loads.append(GroupLoad(rows * count, count, rows * count, middle, float(rows * middle)))
         return self._seconds(loads)
 
@@ -271,7 +271,7 @@ class InstancePlay:
 def _load_of(group: Group, decoding: int, chunks: list[Chunk], rows: int) -> GroupLoad:
     """Of a step in which ``decoding`` of its sequences have ``rows`` tokens each; what is read of ``chunks`` is in the
     pool then."""
-    num_tokens, kv_tokens = rows * decoding, group.decoding_tokens + decoding if decoding else 0
+    num_tokens, kv_tokens = rows * decoding, int(group.decoding_tokens) + decoding if decoding else 0
     pairs = float(rows * kv_tokens)
     for sequence, number in chunks:
         pairs += number * (sequence.computed + (number + 1) / 2)
