@@ -309,6 +309,13 @@ def plan(
     quantization: str | Iterable[str] | None = None,
     kv_cache_dtype: str | Iterable[str] | None = None,
     engine: str = "vllm",
+    think_time: float | str | None = None,
+    turns: int | None = None,
+    prefix_len: int | str | None = None,
+    num_prefixes: int | None = None,
+    prefix_hit_rate: float | str | None = None,
+    length_spread: str | None = None,
+    speculative_config: Mapping[str, Any] | None = None,
     calibration: str | None = None,
     **settings: Any,
 ) -> Plan:
@@ -318,9 +325,12 @@ def plan(
     "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. settings: as in ``estimate``. KvplanError where it cannot be answered;
     a load that nothing serves is an answer without deployments.
     """
+    asked = _settings(settings, PLAN_SETTINGS)
+    if speculative_config is not None:
+        asked = with_speculative_config(asked, json.dumps(dict(speculative_config)))
     request = plan_request(
         EngineChoice.parse(engine, known=("vllm",)),
-        _settings(settings, PLAN_SETTINGS),
+        asked,
         users=users,
         request_rate=request_rate,
         ctx_avg=_text(ctx_avg),
@@ -346,6 +356,12 @@ def plan(
         api_price=api_price if api_price is None or isinstance(api_price, str) else _named(api_price),
         quantization=_texts(quantization),
         kv_cache_dtype=_texts(kv_cache_dtype),
+        think_time=_text(think_time),
+        turns=turns,
+        prefix_len=_text(prefix_len),
+        num_prefixes=num_prefixes,
+        prefix_hit_rate=_text(prefix_hit_rate),
+        length_spread=length_spread,
     )
     measured = load_measured(calibration)
     found = make_plan(resolve_model(str(model)), request, measured)

@@ -31,6 +31,7 @@ from kvplan.commands.options.shared import (
     OUTPUT_PANEL,
     Calibration,
     NoCalibration,
+    SpeculativeConfig,
     calibration_name,
 )
 from kvplan.commands.printing.estimates import print_estimates
@@ -42,7 +43,7 @@ from kvplan.estimate.shared_gpu import share_gpu as divide_gpu
 from kvplan.estimate.ways_to_fit import Asked, ways_to_fit
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.setting_values import split_list
-from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, SPECULATION_PANEL, ServingSettings
+from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, ServingSettings
 
 if TYPE_CHECKING:
     from kvplan.explaining.learned import LogBasis
@@ -94,14 +95,6 @@ Caches = Annotated[
         metavar="NAME",
         help="KV cache formats: " + ", ".join(KNOBS["kv_cache_dtype"].choices) + "; takes several.",
         rich_help_panel=MEMORY_PANEL,
-    ),
-]
-SpeculativeConfig = Annotated[
-    str | None,
-    typer.Option(
-        metavar="JSON",
-        help="The drafter as vLLM takes it: method, model, num_speculative_tokens.",
-        rich_help_panel=SPECULATION_PANEL,
     ),
 ]
 Engine = Annotated[str, typer.Option(help="Memory model: vllm, vllm@VERSION or kvplan.", rich_help_panel=ENGINE_PANEL)]

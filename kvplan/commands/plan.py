@@ -15,9 +15,11 @@ import typer
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
+from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.groups import takes_groups
 from kvplan.commands.options.like import Question, likened
+from kvplan.commands.options.patterns import PatternOptions
 from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
@@ -26,6 +28,7 @@ from kvplan.commands.options.shared import (
     OUTPUT_PANEL,
     Calibration,
     NoCalibration,
+    SpeculativeConfig,
     calibration_name,
 )
 from kvplan.commands.printing.likened import print_unlike
@@ -105,10 +108,12 @@ def plan(
     model: Model = None,
     *,
     load: LoadOptions,
+    pattern: PatternOptions,
     gpus: GpuOptions,
     formats: FormatOptions,
     settings: ServingSettings = ServingSettings(),
     like: Like = None,
+    speculative_config: SpeculativeConfig = None,
     engine: Engine = "vllm",
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
@@ -122,7 +127,8 @@ def plan(
     --like keeps the settings of a vLLM command, and tells what would be better without them.
     """
     shown = chosen_format(output_format, as_json=as_json)
-    asked = Question(model, load, gpus, formats, settings, engine)
+    settings = with_speculative_config(settings, speculative_config)
+    asked = Question(model, load, pattern, gpus, formats, settings, engine)
     kept, notes = (asked, []) if like is None else likened(asked, like)
     if kept.model is None:
         raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")

@@ -24,8 +24,8 @@ from kvplan.estimate.kv_cache import (
 )
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
-from kvplan.estimate.speculation import Speculation, speculation_of
-from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
+from kvplan.estimate.speculation import Speculation, drafters_on, speculation_of
+from kvplan.estimate.speed.device_speed import AVERAGE_CONTEXT, DeploymentSpeed, deployment_speeds
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
 from kvplan.estimate.vllm.learned import LearnedStart
@@ -140,7 +140,15 @@ def make_estimate(
         assumptions=tuple(dict.fromkeys(notes)),
         speeds=_no_speeds(placements)
         if asked.cpu_offload_gb or asked.decode_context_parallel_size > 1
-        else deployment_speeds(attended, gpus, placements, cache, measured, request.engine),
+        else deployment_speeds(
+            attended,
+            gpus,
+            placements,
+            cache,
+            measured,
+            request.engine,
+            drafters_on(spec, deployments, cache, AVERAGE_CONTEXT),
+        ),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
 

@@ -215,6 +215,7 @@ def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
         "profile": speed.note,
         "input_tokens": PROMPT_TOKENS,
         "output_tokens": ANSWER_TOKENS,
+        "speculation": _drafting(speed),
         "ttft_ms_alone": _milliseconds(speed.alone.ttft_seconds),
         "tpot_ms_alone": _milliseconds(speed.alone.tpot_seconds),
         "num_users": speed.num_users,
@@ -223,6 +224,19 @@ def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
         "queueing_alone": queues_document(speed.queues(1)),
         "queueing_full": queues_document(speed.queues(speed.num_users)),
         "server_share_full": round(speed.model.server_share(speed.num_users), 3),
+    }
+
+
+def _drafting(speed: DeploymentSpeed) -> dict[str, object] | None:
+    """Of which the times are; None without a drafter."""
+    drafting = speed.model.drafting
+    if drafting is None:
+        return None
+    return {
+        "num_speculative_tokens": drafting.draft.num_tokens,
+        "acceptance_rate": drafting.acceptance_rate,
+        "assumed": drafting.is_assumed,
+        "tokens_per_step": round(drafting.tokens_per_step, 3),
     }
 
 

@@ -13,12 +13,8 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.speculation import (
-    USUAL_ACCEPTANCE_RATES,
-    DraftWork,
-    expected_tokens,
-    speculative_speedup,
-)
+from kvplan.estimate.speed.queueing.drafting import DrafterOn, DraftWork, expected_tokens
+from kvplan.estimate.speed.speculation import USUAL_ACCEPTANCE_RATES, speculative_speedup
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes
 
@@ -85,6 +81,22 @@ def speculation_of(
     )
 
 
+def drafters_on(
+    spec: ModelSpec, deployments: Sequence[Deployment], cache: CacheSettings, context_tokens: int
+) -> tuple[DrafterOn | None, ...]:
+    """The drafter of ``spec`` on each, for sequences of ``context_tokens``; None without one."""
+    return tuple(None if spec.drafter is None else _drafter_on(spec, spec.drafter, each, cache, context_tokens)
+                 for each in deployments)  # fmt: skip
+
+
+def _drafter_on(
+    spec: ModelSpec, drafter: Drafter, deployment: Deployment, cache: CacheSettings, context_tokens: int
+) -> DrafterOn:
+    layout, weight_bytes = ParallelLayout.of(deployment.settings), _weight_bytes(spec, drafter, deployment)
+    on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
+    return DrafterOn(draft_work(spec, drafter, weight_bytes, on_a_rank, layout, context_tokens), weight_bytes)
+
+
 def joined_speculation(parts: Sequence[Speculation | None]) -> Speculation | None:
     """Answers about one model on several GPUs as one."""
     found = [part for part in parts if part is not None]
@@ -111,11 +123,10 @@ def _on(
     rates: Sequence[float],
 ) -> DeploymentSpeculation:
     settings, layout = deployment.settings, ParallelLayout.of(deployment.settings)
-    weight_bytes = _weight_bytes(spec, drafter, deployment)
+    draft, weight_bytes = _drafter_on(spec, drafter, deployment, cache, context_tokens)
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
     work = model_work(spec, deployment.weight_bytes - weight_bytes, cache.model_dtype, layout)
     kv_bytes = kv_read_bytes(spec, context_tokens, on_a_rank)
-    draft = draft_work(spec, drafter, weight_bytes, on_a_rank, layout, context_tokens)
     users = max(min(int(deployment.max_concurrency), layout.data_parallel_size * settings.max_num_seqs), 1)
 
     def gain(number: int, rate: float) -> Range:

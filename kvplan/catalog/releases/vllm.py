@@ -89,6 +89,7 @@ class VllmRelease:
     reserves_null_block: bool
     in_flight_batches: int
     caches_hybrid_prefixes: bool
+    pins_shared_prefixes: bool
     keeps_every_state: tuple[str, ...]
     checkpointed_states: tuple[str, ...]
     needs_block_per_sequence: bool

@@ -3,6 +3,7 @@
 groups           a command's options as dataclasses
 settings         options made from the declared settings
 shared           arguments and options that several commands have
+patterns         how requests of a load follow and resemble each other
 plans            the options of `plan` in groups, and the question that they ask
 sweep/           the options of `sweep`, by what they set
 estimate_lists   several models, contexts and formats in one `estimate`

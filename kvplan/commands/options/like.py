@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from kvplan.catalog.engines import EngineChoice
 from kvplan.commands.options.pasted import engine_of, with_pasted
+from kvplan.commands.options.patterns import PatternOptions
 from kvplan.commands.options.plans import FormatOptions, GpuOptions, LoadOptions
 from kvplan.errors import UsageError
 from kvplan.pasted.command import PastedCommand, read_command
@@ -27,6 +28,7 @@ class Question:
 
     model: str | None
     load: LoadOptions
+    pattern: PatternOptions
     gpus: GpuOptions
     formats: FormatOptions
     settings: ServingSettings
@@ -37,8 +39,8 @@ class Question:
         """The question that they ask. ``longest``: tokens of a sequence, where --ctx-max is not given."""
         load = self.load if longest is None or self.load.ctx_max else replace(self.load, ctx_max=str(longest))
         choice = EngineChoice.parse(self.engine, known=("vllm",))
-        asked = plan_request(choice, self.settings, **vars(load), **vars(self.gpus), **vars(self.formats))
-        return replace(asked, as_started=self.as_started)
+        options = vars(load) | vars(self.pattern) | vars(self.gpus) | vars(self.formats)
+        return replace(plan_request(choice, self.settings, **options), as_started=self.as_started)
 
 
 def likened(asked: Question, command: str) -> tuple[Question, list[str]]:
@@ -60,8 +62,8 @@ def likened(asked: Question, command: str) -> tuple[Question, list[str]]:
     longest = said.get("max_model_len")
     load = asked.load if longest is None or asked.load.ctx_max else replace(asked.load, ctx_max=str(longest))
     engine = engine_of(None if asked.engine == _DEFAULT_ENGINE else asked.engine, pasted, _DEFAULT_ENGINE)
-    kept = Question(asked.model or pasted.model, load, replace(asked.gpus, **sizes), formats, settings, engine, True)
-    return kept, pasted.notes
+    gpus, model = replace(asked.gpus, **sizes), asked.model or pasted.model
+    return Question(model, load, asked.pattern, gpus, formats, settings, engine, True), pasted.notes
 
 
 def _check_known(pasted: PastedCommand) -> None:

@@ -6,6 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
+from kvplan.settings import SPECULATION_PANEL
+
 WORKLOAD_PANEL: Final = "Workload"
 ENGINE_PANEL: Final = "Engine"
 SPEED_PANEL: Final = "Speed"
@@ -22,6 +24,14 @@ Calibration = Annotated[
 ]
 NoCalibration = Annotated[
     bool, typer.Option("--no-calibration", help="Same as --calibration none.", rich_help_panel=SPEED_PANEL)
+]
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="The drafter as vLLM takes it: method, model, num_speculative_tokens.",
+        rich_help_panel=SPECULATION_PANEL,
+    ),
 ]
 
 

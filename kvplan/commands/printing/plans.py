@@ -26,7 +26,9 @@ from kvplan.planner.answer.document import (
     plan_document,
     plan_row,
 )
+from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.money import break_even_text
+from kvplan.planner.answer.sharing import hits_sentence
 from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.launch.engines import command_note, launch_commands
@@ -268,6 +270,9 @@ _ALWAYS = ("vllm", "kvplan")
 
 def _print_commands(best: Deployment, plan: Plan, *, explain: bool) -> None:
     model_id = plan.spec.served_id
+    for name, sentence in (("Prefix cache", hits_sentence(best)), ("Drafter", drafting_sentence(best))):
+        if sentence is not None:
+            print_sentence(f"{name}: {sentence}", indent="", further="  ")
     server = server_text(best.served.server_share, best.speed_model.front_end.servers)
     if server is not None:
         print_sentence(f"Server: {server}.", indent="", further="  ")

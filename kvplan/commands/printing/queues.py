@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 from kvplan.catalog.published_errors import FigureName
 from kvplan.commands.printing.render import print_sentence, print_table, say
@@ -12,7 +11,7 @@ from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
-from kvplan.estimate.speed.steps.step_terms import StepTerms
+from kvplan.estimate.speed.steps.step_terms import term_names
 
 
 def queues_text(queues: Queues) -> str:
@@ -50,7 +49,7 @@ def server_text(share: float, num_servers: int) -> str | None:
 
 def print_steps(name: str, steps: Sequence[ExplainedStep]) -> None:
     """Terms of the steps of the instance ``name``, in milliseconds."""
-    terms = [each.name for each in fields(StepTerms)]
+    terms = term_names(step.terms for step in steps)
     rows = [
         (step.name, *(f"{1000 * getattr(step.terms, term):,.2f}" for term in terms), f"{1000 * step.seconds:,.2f}")
         for step in steps

@@ -81,7 +81,9 @@ def _lines(name: str, speed: DeploymentSpeed, *, explain: bool) -> list[str]:
     states.setdefault(speed.num_users, (f"{speed.num_users:,} at once", speed.full))
     played = {count: speed.queues(count) for count in states}
     learned = next((_learned(speed, each) for each in played.values() if each is not None), "")
-    lines = [f"{head} ({speed.origin_text(explain=explain)}{learned}):"]
+    drafting = speed.drafting_text()
+    drafted = f"; {drafting}" if drafting else ""
+    lines = [f"{head} ({speed.origin_text(explain=explain)}{learned}{drafted}):"]
     for count, (who, state) in states.items():
         queues = played[count]
         lines.append(f"    {who}: {_ranges(state) if queues is None else queues_text(queues)}")

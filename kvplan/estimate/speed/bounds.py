@@ -30,12 +30,14 @@ def speed_bounds(
     lengths: tuple[int, int],
     num_users: float,
     num_decoding: float,
+    tokens_per_step: float = 1.0,
 ) -> SpeedBounds:
     """Of ``num_users`` requests in progress, of which ``num_decoding`` decode in a step.
 
     ``lengths``: tokens of a prompt and of its answer. A token takes the weights once and the cache of all that decode
     beside it, a prompt all weights and its own operations, of the head's but one token's. Stages decode one after the
-    other, and read different parts of a prompt side by side.
+    other, and read different parts of a prompt side by side. ``tokens_per_step``: of one that decodes, above 1 where
+    tokens are drafted.
     """
     if gpu.is_cpu:
         return NO_BOUNDS
@@ -43,7 +45,7 @@ def speed_bounds(
     stages, groups = work.layout.pipeline_parallel_size, work.layout.data_parallel_size
     bandwidth, flops = gpu.memory_bandwidth_bytes_per_second, gpu.flops(work.compute_dtype)
     read, computed = work.stage_bytes(num_decoding, kv_bytes), work.stage_operations(num_decoding)
-    tpot = stages * max(read / bandwidth, computed / flops)
+    tpot = stages * max(read / bandwidth, computed / flops) / tokens_per_step
     head = 2 * (input_tokens - 1) * work.head_parameters / work.layout.tensor_parallel_size
     prompt_seconds = max(work.prompt_operations(input_tokens) - head, 0.0) / (stages * flops)
     ttft = max(prompt_seconds, work.prompt_bytes(1) / bandwidth)

@@ -17,15 +17,19 @@ from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model
 from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
+from kvplan.estimate.speed.queueing.drafting import DrafterOn, Drafting
 from kvplan.estimate.speed.queueing.loads import steady_users
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step, play_queues
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
+from kvplan.units import plural
 
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128
-_AVERAGE_CONTEXT: Final = PROMPT_TOKENS + ANSWER_TOKENS // 2
+AVERAGE_CONTEXT: Final = PROMPT_TOKENS + ANSWER_TOKENS // 2
+ASSUMED_ACCEPTANCE: Final = 0.7
+"""Of draft tokens where nobody says how many are accepted: the middle of what ``speculation`` shows."""
 _DRAWN: Final = (1, 4, 16, 64, 256, 1024)
 """Sequences in the steps of a picture, as far as they fit, and then as many as do."""
 
@@ -53,6 +57,15 @@ class DeploymentSpeed:
         note = "roofline" if device is None else (device.note if explain else device.short_note or device.note)
         return f"{self.origin}: {note}" if self.origin in ("measured", "calibrated") else note
 
+    def drafting_text(self) -> str:
+        """``1 draft token a step, of which 70 % are accepted (assumed)``, for people; empty without a drafter."""
+        drafting = self.model.drafting
+        if drafting is None:
+            return ""
+        tokens = plural(drafting.draft.num_tokens, "draft token")
+        said = ", assumed: --acceptance-rate" if drafting.is_assumed else ""
+        return f"{tokens} a step, each accepted with a chance of {100 * drafting.acceptance_rate:g} %{said}"
+
     def queues(self, num_users: int) -> Queues | None:
         """What ``num_users`` users see of each other, played.
 
@@ -67,14 +80,14 @@ class DeploymentSpeed:
     def explained_steps(self) -> list[ExplainedStep]:
         """Of one sequence, of as many as fit, and of these with a prompt beside them."""
         return [
-            *(decode_step(self.model, each, _AVERAGE_CONTEXT) for each in sorted({1, self.num_users})),
-            mixed_step(self.model, self.num_users, _AVERAGE_CONTEXT),
+            *(decode_step(self.model, each, AVERAGE_CONTEXT) for each in sorted({1, self.num_users})),
+            mixed_step(self.model, self.num_users, AVERAGE_CONTEXT),
         ]
 
     def decode_steps(self) -> list[ExplainedStep]:
         """Of more and more sequences."""
         counts = [each for each in _DRAWN if each < self.num_users]
-        return [decode_step(self.model, each, _AVERAGE_CONTEXT) for each in (*counts, self.num_users)]
+        return [decode_step(self.model, each, AVERAGE_CONTEXT) for each in (*counts, self.num_users)]
 
 
 def deployment_speeds(
@@ -84,11 +97,14 @@ def deployment_speeds(
     cache: CacheSettings,
     measured: MeasuredProfiles,
     engine: EngineChoice,
+    drafters: Sequence[DrafterOn | None],
 ) -> tuple[DeploymentSpeed | None, ...]:
-    """One per placement by ``engine``; None where it does not fit, or the model has no positions for such a load."""
-    return tuple(
-        _speed(spec, gpu, placement, cache, measured, engine) for gpu, placement in zip(gpus, placements, strict=True)
-    )
+    """One per placement by ``engine``; None where it does not fit, or the model has no positions for such a load.
+
+    With a drafter the times are those of an engine that drafts.
+    """
+    places = zip(gpus, placements, drafters, strict=True)
+    return tuple(_speed(spec, gpu, placement, cache, measured, engine, drafter) for gpu, placement, drafter in places)
 
 
 def _speed(
@@ -98,13 +114,14 @@ def _speed(
     cache: CacheSettings,
     measured: MeasuredProfiles,
     engine: EngineChoice,
+    drafter: DrafterOn | None,
 ) -> DeploymentSpeed | None:
     deployment, longest = placement.deployment, spec.longest_context
     if not deployment.fits or (longest is not None and longest < PROMPT_TOKENS + ANSWER_TOKENS):
         return None
     settings = deployment.settings
     layout = ParallelLayout.of(settings)
-    weight_bytes = deployment.weight_bytes
+    weight_bytes = deployment.weight_bytes - (0 if drafter is None else drafter.weight_bytes)
     if engine.name == "kvplan":  # vLLM has them in the host's memory
         weight_bytes -= spec.lookup_elements * element_bytes(cache.model_dtype)
     work = model_work(spec, weight_bytes, cache.model_dtype, layout)
@@ -112,7 +129,7 @@ def _speed(
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)
     kv_dtype = settings.kv_cache_dtype if spec.has_indexer else cache.kv_dtype  # by the GPU's kernel
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size, kv_dtype=kv_dtype)
-    kv_bytes = kv_read_bytes(spec, _AVERAGE_CONTEXT, on_a_rank)
+    kv_bytes = kv_read_bytes(spec, AVERAGE_CONTEXT, on_a_rank)
     each = PROMPT_TOKENS + ANSWER_TOKENS
     room = placement.sequences_of(each)
     # Windows and states take more of a pool for each token of a short sequence than for one of a long one.
@@ -122,6 +139,11 @@ def _speed(
     model = engine_speed_model(
         engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known, settings.moe_backend, step_tokens
     )
+    if drafter is not None:
+        given = settings.acceptance_rate
+        drafting = Drafting(drafter.draft, ASSUMED_ACCEPTANCE if given is None else given, is_assumed=given is None)
+        model = replace(model, drafting=drafting)
     alone, full = model.speed(1), model.speed(users)
     rules = engine_rules(engine, settings, work, pool_tokens)
+    rules = replace(rules, rows_per_sequence=model.rows, tokens_per_step=model.tokens_per_step)
     return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)

@@ -19,7 +19,9 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
 from kvplan.estimate.speed.bounds import SpeedBounds, speed_bounds
+from kvplan.estimate.speed.queueing.drafting import DraftedSteps, Drafting, DraftPasses
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
+from kvplan.estimate.speed.queueing.sharing import ExpectedHits
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steady import (
@@ -49,6 +51,8 @@ End = Literal["best", "middle", "worst"]
 """Which end of the ranges a steady state is at."""
 FIGURES: Final[tuple[FigureName, ...]] = ("ttft", "tpot", "throughput")
 _PROFILE_NAMES: Final[dict[FigureName, str]] = {"ttft": "ttft", "tpot": "tpot", "throughput": "output_throughput"}
+_ROUNDS: Final = 3
+"""After which latency and what is found agree."""
 _ENDS: Final[tuple[End, End]] = ("best", "worst")
 
 
@@ -100,6 +104,8 @@ class SpeedModel:
 
     ``kv_bytes``: of one sequence's cache, read by a rank that holds all layers. ``device_speed``: if it was measured.
     ``step_tokens``: of a step; None where each reads one whole prompt. ``steps_before``: as for ``PromptReading``.
+    ``hits``: tokens of prompts that need not be read; None: no prompt begins with what was read before. ``drafting``:
+    tokens that are drafted, None without a drafter.
     """
 
     work: ModelWork
@@ -115,6 +121,8 @@ class SpeedModel:
     is_first_engine: bool = False
     step_tokens: int | None = None
     steps_before: float = 0.5
+    hits: ExpectedHits | None = None
+    drafting: Drafting | None = None
 
     @property
     def host(self) -> HostWork:
@@ -139,20 +147,42 @@ class SpeedModel:
             return self._measured(num_users, end, self.device_speed)
         if end == "middle":
             return middle_state(self._of_engine(num_users, "best"), self._of_engine(num_users, "worst"))
-        return self._state(self._hosted(self._roofline_steps[end]), num_users)
+        return self._state(self._drafted(self._roofline_steps[end], end), num_users)
 
     def bounds(self, num_users: float, num_decoding: float | None = None) -> SpeedBounds:
         """What the data sheet allows ``num_users`` users at most, of whom ``num_decoding`` decode; None: as many as in
         a steady state."""
         decoding = self._decoding(num_users) if num_decoding is None else num_decoding
-        lengths = (self.input_tokens, self.output_tokens)
-        return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding)
+        read = self.input_tokens if self.hits is None else max(int(self.hits.least_read), 1)
+        lengths = (read, self.output_tokens)
+        most = self.tokens_per_step * (1.0 if self.drafting is None else self.drafting.spread[1])
+        return speed_bounds(self.work, self.gpu, self.kv_bytes, lengths, num_users, decoding, most)
+
+    @property
+    def rows(self) -> int:
+        """Of a sequence that decodes, in a step."""
+        return 1 if self.drafting is None else self.drafting.rows
+
+    @property
+    def tokens_per_step(self) -> float:
+        """That a sequence gets which decodes, on average."""
+        return 1 if self.drafting is None else self.drafting.tokens_per_step
 
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:
         """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
 
-        Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin.
+        As wide as the number of draft tokens that are accepted is open, too.
         """
+        found = self._error_interval(figure)
+        if found is None or self.drafting is None or figure == "ttft":
+            return found
+        low, high = self.drafting.spread
+        if figure == "tpot":
+            low, high = 1 / high, 1 / low
+        return replace(found, low=found.low * low, high=found.high * high)
+
+    def _error_interval(self, figure: FigureName) -> ErrorInterval | None:
+        """Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin."""
         is_mixture, is_latent = self.work.num_experts > 0, self.work.num_latent_layers > 0
         group = error_group(self.origin, self.engine, is_mixture, is_first=self.is_first_engine)
         kind = combination(self.gpu.architecture, is_mixture=is_mixture, is_latent=is_latent)
@@ -199,13 +229,22 @@ class SpeedModel:
         )
 
     @cached_property
-    def steps(self) -> HostedSteps:
+    def steps(self) -> GroupClock:
         """The middle of what is likely, for any step that a play finds."""
-        return self._hosted(self._gpu_steps)
+        return self._drafted(self._gpu_steps, "middle")
+
+    def _drafted(self, clock: GroupClock, end: End) -> GroupClock:
+        hosted = self._hosted(clock)
+        return hosted if self.drafting is None else DraftedSteps(hosted, self._passes(self.drafting, end))
+
+    def _passes(self, drafting: Drafting, end: End) -> DraftPasses:
+        context = self.input_tokens + self.output_tokens / 2
+        return drafting.passes(self.gpu, context, {"best": BEST, "worst": USUAL}.get(end))
 
     def _hosted(self, clock: GroupClock) -> HostedSteps:
         work = self.work
-        return HostedSteps(clock, self.host, work.num_layers, work.num_expert_layers, self.mixed_tile_rows)
+        rows = self.rows
+        return HostedSteps(clock, self.host, work.num_layers, work.num_expert_layers, self.mixed_tile_rows, rows)
 
     @cached_property
     def _gpu_steps(self) -> GroupClock:
@@ -222,15 +261,16 @@ class SpeedModel:
     def _measured_clock(self) -> MeasuredClock:
         assert self.device_speed is not None, "asked for where the device was measured"
         context = self.input_tokens + self.output_tokens / 2
-        return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
+        return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context, self.rows)
 
     def step_terms(self, load: StepLoad) -> StepTerms:
         """The parts of a step; of a roofline the geometric middle of both ends."""
-        return replace(self._gpu_terms(load), host=self.step_seconds(load) - self._gpu_step_seconds(load))
-
-    def _gpu_step_seconds(self, load: StepLoad) -> float:
-        """The step without what its host adds."""
-        return _seconds(replace(self.steps, host=NO_HOST), load)
+        hosted, drafter = self._hosted(self._gpu_steps), 0.0
+        if self.drafting is not None:
+            passes = self._passes(self.drafting, "middle")
+            drafter = passes.seconds(load.num_met, load.num_tokens, load.num_sequences, load.num_kv_tokens)
+        host = _seconds(hosted, load) - _seconds(replace(hosted, host=NO_HOST), load)
+        return replace(self._gpu_terms(load), host=host, drafter=drafter)
 
     def _gpu_terms(self, load: StepLoad) -> StepTerms:
         padded = padded_pairs(
@@ -269,64 +309,82 @@ class SpeedModel:
         """Found so far, by ``num_users``."""
         return {}
 
-    def _state(self, steps: HostedSteps, num_users: float) -> SteadyState:
-        """By the clock that plays have: of a step in which all decode, and of those that read prompts beside them."""
-        layout, decoding = self.work.layout, self._decoding(num_users)
+    def _state(self, steps: GroupClock, num_users: float) -> SteadyState:
+        """With what prompts find in the cache, which depends on how long answers take where users think in between."""
+        if self.hits is None:
+            return self._state_beside(steps, num_users, 0.0)
+        state = self._state_beside(steps, num_users, self.hits.found(num_users, math.inf))
+        for _ in range(_ROUNDS if self.hits.depends_on_latency else 0):
+            state = self._state_beside(steps, num_users, self.hits.found(num_users, state.e2el_seconds))
+        return state
+
+    def _state_beside(self, steps: GroupClock, num_users: float, found: float) -> SteadyState:
+        """By the clock that plays have: of a step in which all decode, and of those that read prompts beside them, of
+        each of which the cache has ``found`` tokens."""
+        layout, decoding = self.work.layout, self._decoding(num_users, found)
         groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
-        reading = PromptReading(self._chunks(decoding), stages, self.steps_before, self.front_end.seconds(1))
+        reading = PromptReading(self._chunks(decoding, found), stages, self.steps_before, self.front_end.seconds(1))
         context = self.input_tokens + self.output_tokens / 2
         in_fullest = decoding * math.ceil(num_users / groups) / num_users  # groups have whole users
         held = in_fullest * context
-        step = steps.seconds_beside(decoding, in_fullest, in_fullest, in_fullest, held, held)
+        rows, each_row = self.rows, self.rows * in_fullest
+        step = steps.seconds_beside(rows * decoding, each_row, in_fullest, each_row, held, rows * held)
         others = max(decoding - 1, 0.0)
         beside = in_fullest * others / decoding
 
         def reading_step(read: PromptsRead) -> float:
-            prompts, prompt = read.in_fullest, self.input_tokens
-            kv_tokens = beside * context + max(prompts, 1.0) * prompt * (1 + min(prompts, 1.0)) / 2
-            pairs = beside * context + prompts * prompt * (prompt + 1) / 2
-            tokens, sequences = beside + prompts * prompt, beside + max(prompts, 1.0)
+            prompts, prompt = read.in_fullest, self.input_tokens - found
+            kv_tokens = beside * context + max(prompts, 1.0) * (found + prompt * (1 + min(prompts, 1.0)) / 2)
+            pairs = rows * beside * context + prompts * prompt * (found + (prompt + 1) / 2)
+            tokens, sequences = rows * beside + prompts * prompt, beside + max(prompts, 1.0)
             return steps.seconds_beside(
-                others + read.in_all * prompt, tokens, sequences, beside + prompts, kv_tokens, pairs
+                rows * others + read.in_all * prompt, tokens, sequences, rows * beside + prompts, kv_tokens, pairs
             )
 
         together = groups if self.work.steps_together else 1
         alike = SharedSteps(step, reading_step, groups // together, together)
-        return steady_state(alike, reading, num_users, self.output_tokens)
+        state = steady_state(alike, reading, num_users, self._answer_steps)
+        return replace(state, tpot_seconds=state.tpot_seconds / self.tokens_per_step)
 
-    def _decoding(self, num_users: float) -> float:
+    @property
+    def _answer_steps(self) -> float:
+        """Steps in which an answer gets its tokens: the first one in that which reads the last of its prompt."""
+        return 1 + (self.output_tokens - 1) / self.tokens_per_step
+
+    def _decoding(self, num_users: float, found: float = 0.0) -> float:
         """Of ``num_users`` those that decode in a step, as for ``num_decoding``."""
-        if num_users not in self._found_decoding:
+        key = (num_users, found)
+        if key not in self._found_decoding:
             stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
             share = min(num_users, groups)  # of the groups, those that have any users
             of_one = num_decoding(
                 num_users / share,
-                self.output_tokens,
-                lambda decoding: self._chunks(decoding * share) / stages,
+                self._answer_steps,
+                lambda decoding: self._chunks(decoding * share, found) / stages,
                 self.steps_before,
             )
-            self._found_decoding[num_users] = share * of_one
-        return self._found_decoding[num_users]
+            self._found_decoding[key] = share * of_one
+        return self._found_decoding[key]
 
     @cached_property
-    def _found_decoding(self) -> dict[float, float]:
-        """By ``num_users``."""
+    def _found_decoding(self) -> dict[tuple[float, float], float]:
+        """By ``num_users`` and tokens in the cache."""
         return {}
 
-    def _chunks(self, decoding: float) -> float:
+    def _chunks(self, decoding: float, found: float = 0.0) -> float:
         """Steps in which a prompt is read: it has what those that decode leave of their tokens."""
         if self.step_tokens is None:
             return 1.0
         layout = self.work.layout
-        beside = decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
-        return self.input_tokens / max(self.step_tokens - beside, 1.0)
+        beside = self.rows * decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
+        return (self.input_tokens - found) / max(self.step_tokens - beside, 1.0)
 
 
 def _above(least: float, low: float, high: float) -> Range:
     return Range(max(low, least), max(high, least), least=least)
 
 
-def _seconds(steps: HostedSteps, load: StepLoad) -> float:
+def _seconds(steps: GroupClock, load: StepLoad) -> float:
     return steps.seconds_beside(
         load.num_met, load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ def play_queues(
     """Percentiles of ``load``, of which ``requests_per_second`` come, by the steady state in a closed loop.
 
     Throughput is what comes, or what the play of a closed loop answers: as many as are in flight, by the time that each
-    takes (Little's law).
+    takes, and that its user thinks afterwards (Little's law).
 
     None where the server's own work on so many requests leaves its event loop next to no time: the instance would wait
     for its server then, which neither the steady state nor published measurements tell how long.
@@ -66,9 +67,13 @@ def play_queues(
     figures = play(load, rules, model.steps)
     if load.max_concurrency is not None:
         requests_per_second = load.max_concurrency / figures.e2el.mean
+    if load.think is not None and load.think.num_users:
+        requests_per_second = load.think.num_users / (figures.e2el.mean + load.think.seconds)
     intervals = {name: model.error_interval(name) for name in FIGURES}
     bounds = bounds_of(model, figures, requests_per_second)
     found = Queues(figures, requests_per_second * model.output_tokens, intervals, bounds)
+    if load.think is not None and load.think.num_users:
+        return _of_thinking(found, load.think.seconds)
     return _of_one(found, model.output_tokens) if load.max_concurrency == 1 else found
 
 
@@ -77,6 +82,16 @@ def bounds_of(model: SpeedModel, figures: PlayedFigures, requests_per_second: fl
     in_progress = max(requests_per_second * figures.e2el.mean, 1.0)
     decoding = requests_per_second * (figures.e2el.mean - figures.ttft.mean)
     return model.bounds(in_progress, min(max(decoding, 1.0), in_progress))
+
+
+def _of_thinking(found: Queues, think_seconds: float) -> Queues:
+    """Pauses are as long whatever the engine does: only the rest of a user's time is as uncertain as a throughput."""
+    known = found.intervals["throughput"]
+    if known is None:
+        return found
+    latency = found.figures.e2el.mean
+    low, high = ((latency + think_seconds) / (latency / end + think_seconds) for end in (known.low, known.high))
+    return replace(found, intervals=found.intervals | {"throughput": replace(known, low=low, high=high)})
 
 
 def _of_one(found: Queues, output_tokens: int) -> Queues:
@@ -101,13 +116,22 @@ def decode_step(model: SpeedModel, running: int, context_tokens: int) -> Explain
 
 def mixed_step(model: SpeedModel, running: int, context_tokens: int) -> ExplainedStep:
     """The same, and a whole prompt read beside them."""
-    load = _decoding(model, running, context_tokens).with_prompt(model.input_tokens)
+    tokens = (
+        model.input_tokens if model.hits is None else round(model.input_tokens - model.hits.found(running, math.inf))
+    )
+    load = _decoding(model, running, context_tokens).with_prompt(tokens)
     name = f"{running:,} decode, a prompt of {model.input_tokens:,}"
+    if tokens < model.input_tokens:
+        name += f" of which {model.input_tokens - tokens:,} are in the cache"
     return ExplainedStep(name, model.step_terms(load), model.step_seconds(load))
 
 
 def _decoding(model: SpeedModel, running: int, context_tokens: int) -> StepLoad:
-    return StepLoad.decoding(running, context_tokens, model.work.layout.data_parallel_size)
+    load = StepLoad.decoding(running, context_tokens, model.work.layout.data_parallel_size)
+    rows = model.rows
+    return replace(
+        load, num_tokens=rows * load.num_tokens, num_pairs=rows * load.num_pairs, num_met=rows * load.num_met
+    )
 
 
 def queues_document(found: Queues | None) -> dict[str, Any] | None:

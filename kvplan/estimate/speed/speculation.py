@@ -1,45 +1,22 @@
-"""What speculative decoding gains: tokens per step by the acceptance rate, and what drafting and verifying cost.
+"""What speculative decoding gains over plain decoding, by the data sheet (``queueing.drafting`` has what a step costs).
 
-With a share ``a`` of draft tokens accepted, each independently, a step with k draft tokens yields on average
-
-    (1 - a^(k+1)) / (1 - a)      tokens (Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative
-                                 Decoding, 2023, arXiv:2211.17192, equation 1)
-
-and costs k passes of the drafter (one where it drafts all at once, none where tokens are looked up) and one step of the
-model over k + 1 rows for each sequence. A step that waits for memory verifies nearly for free; one that is bound by
-arithmetic, because many sequences are in it, does not.
+A step that waits for memory verifies nearly for free; one that is bound by arithmetic, because many sequences are in
+it, does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queueing.drafting import DraftWork, expected_tokens
 from kvplan.estimate.speed.steps.clocks import BEST, USUAL, Efficiency, Roofline
 from kvplan.estimate.speed.steps.work import ModelWork
 
 USUAL_ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
 """Shown where none is given: a rate depends on drafter, task and temperature, and only a run tells it."""
-
-
-def expected_tokens(acceptance_rate: float, num_tokens: int) -> float:
-    """Tokens that a step yields on average with ``num_tokens`` draft tokens: from 1 to ``num_tokens`` + 1."""
-    return sum(acceptance_rate**accepted for accepted in range(num_tokens + 1))
-
-
-@dataclass(frozen=True, slots=True)
-class DraftWork:
-    """A drafter's passes in one step. ``kv_bytes``: of one sequence in its own cache, on a rank that holds it all.
-
-    ``work`` is None where tokens are looked up.
-    """
-
-    num_tokens: int
-    num_passes: int = 0
-    work: ModelWork | None = None
-    kv_bytes: float = 0.0
 
 
 def speculative_speedup(

@@ -101,8 +101,9 @@ class SharedSteps:
         return self.num_apart * self.num_together
 
 
-def steady_state(steps: SharedSteps, prompt: PromptReading, num_users: float, output_tokens: int) -> SteadyState:
-    """What ``num_users`` users see whose prompts are read so."""
+def steady_state(steps: SharedSteps, prompt: PromptReading, num_users: float, output_tokens: float) -> SteadyState:
+    """What ``num_users`` users see whose prompts are read so. ``output_tokens``: steps that an answer takes, a token in
+    each where none are drafted."""
     state = _with_away(steps, prompt, num_users, output_tokens, steps.decoding)
     if num_users > 1 and prompt.seconds_away > _MATTERS * output_tokens * steps.decoding:
         # Others are away for fewer steps where these are longer.
@@ -111,7 +112,7 @@ def steady_state(steps: SharedSteps, prompt: PromptReading, num_users: float, ou
 
 
 def _with_away(
-    steps: SharedSteps, prompt: PromptReading, num_users: float, output_tokens: int, each: float
+    steps: SharedSteps, prompt: PromptReading, num_users: float, output_tokens: float, each: float
 ) -> SteadyState:
     """Where steps take ``each`` while a request is with the server."""
     away = output_tokens + prompt.steps_before + prompt.seconds_away / each
@@ -197,7 +198,7 @@ def _steps_to_read(num_users: float, away: float, served: float) -> float:
 
 
 def num_decoding(
-    num_users: float, output_tokens: int, served_beside: Callable[[float], float], steps_before: float = 0.0
+    num_users: float, output_tokens: float, served_beside: Callable[[float], float], steps_before: float = 0.0
 ) -> float:
     """How many users decode in a step in which one of them does; the others wait for their prompts to be read.
 

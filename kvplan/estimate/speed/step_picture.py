@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queues import ExplainedStep
-from kvplan.estimate.speed.steps.step_terms import StepTerms
+from kvplan.estimate.speed.steps.step_terms import term_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,13 +22,9 @@ _COLORS: Final = {
     "attention": "#b07aa1",
     "collectives": "#c44e52",
     "host": "#e8d174",
+    "drafter": "#b07aa1",
 }
 WHOLE: Final = "whole step (terms overlap)"
-
-
-def term_names() -> list[str]:
-    """In the order of the bars, from below."""
-    return [each.name for each in fields(StepTerms)]
 
 
 def draw_steps(axes: Axes, names: Sequence[str], steps: Sequence[ExplainedStep]) -> None:
@@ -39,7 +34,7 @@ def draw_steps(axes: Axes, names: Sequence[str], steps: Sequence[ExplainedStep])
     """
     places = range(len(steps))
     bottoms = [0.0] * len(steps)
-    for term in term_names():
+    for term in term_names(step.terms for step in steps):
         heights = [1000 * getattr(step.terms, term) for step in steps]
         label, color = term.replace("_", " ").replace("kv", "KV"), _COLORS[term]
         axes.bar(places, heights, bottom=bottoms, label=label, color=color, edgecolor="#444444", linewidth=0.4)

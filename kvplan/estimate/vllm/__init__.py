@@ -18,6 +18,7 @@ offloading       weights in the host's memory (``--cpu-offload-gb``)
 budget, kernels  memory outside torch, CUDA graphs, kernels' workspaces and paddings
 groups, pages    how layers of several kinds share one pool of blocks; shared_pages: those of DeepSeek V4.1
 packing          layers of unequal pages side by side in a block
+prefix_hits      what the prefix cache finds, and what sequences hold together
 tuples           how releases before 0.29 lay out compressed attention
 first_awq, torch_allocator   AWQ before 0.3.0, and PyTorch's allocator, which decided its peak
 """

@@ -137,12 +137,14 @@ def _default_utilization(total: int, asked: ServingSettings, release: VllmReleas
     )
 
 
-def _caches_prefixes(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> bool:
-    """Whether a model with states caches prefixes.
+def caches_prefixes(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> bool:
+    """Whether prefixes are cached: by default in the V1 engine, of models with states in later releases of it.
 
     Models of states alone do not by themselves (vllm/config/model.py, is_prefix_caching_supported).
     """
     if asked.enable_prefix_caching is None:
+        if not spec.states:
+            return release.v1
         return release.caches_hybrid_prefixes and not spec.has_only_states
     return asked.enable_prefix_caching
 
@@ -152,14 +154,14 @@ def _state_chunk(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) 
 
     As vllm/config/model.py, get_mamba_chunk_size, reads it; Mamba 1 has none, and is taken for 2048.
     """
-    if spec.architecture not in release.keeps_every_state or not _caches_prefixes(spec, asked, release):
+    if spec.architecture not in release.keeps_every_state or not caches_prefixes(spec, asked, release):
         return None
     named = (spec.raw_config.get(key) for key in ("mamba_chunk_size", "chunk_size"))
     return next((value for value in named if isinstance(value, int) and value > 0), _CHUNK_OF_MAMBA_1)
 
 
 def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> int:
-    if not _caches_prefixes(spec, asked, release) or _state_chunk(spec, asked, release) is not None:
+    if not caches_prefixes(spec, asked, release) or _state_chunk(spec, asked, release) is not None:
         return 1 + asked.num_speculative_tokens
     return 2 + _checkpoint_blocks(spec, gpu, release) + asked.num_speculative_tokens
 

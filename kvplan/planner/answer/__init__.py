@@ -4,4 +4,6 @@ document   a plan as JSON
 money      dollars per hour and per million tokens, and renting against an API
 picture    a plan as a plot
 steps      what the steps of a deployment consist of
+drafting   what a drafter yields
+sharing    what the prefix cache finds of a load
 """

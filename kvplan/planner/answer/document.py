@@ -10,7 +10,9 @@ from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
 from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
+from kvplan.planner.answer.drafting import drafting_document
 from kvplan.planner.answer.money import cost_columns, cost_document
+from kvplan.planner.answer.sharing import hits_document
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.launch.engines import command_note, launch_commands
@@ -85,14 +87,9 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
     }
 
 
-USERS_ASSUMPTION = "Every user always has a request in progress, and no prompt shares a prefix with another."
-
-
-RATE_ASSUMPTION = "Requests arrive independently of each other, and no prompt shares a prefix with another."
-
-
 def load_assumption(plan: Plan) -> str:
-    return USERS_ASSUMPTION if plan.workload.num_users is not None else RATE_ASSUMPTION
+    """How requests are taken to come and to resemble each other."""
+    return plan.workload.pattern.sentence(of_users=plan.workload.num_users is not None)
 
 
 def limit_assumption(plan: Plan) -> str | None:
@@ -210,6 +207,8 @@ def deployment_document(
         },
         "users_per_replica": deployment.users_per_replica,
         "limit": deployment.limit,
+        "prefix_cache": hits_document(deployment),
+        "speculation": drafting_document(deployment),
         "performance": {
             "origin": speed.origin,
             "profile": speed.note,

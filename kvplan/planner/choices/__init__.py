@@ -3,6 +3,8 @@
 formats      weights and KV cache
 layouts      ways to spread one instance over GPUs
 load         what a load asks of one replica: users who wait, or requests at a rate
+drafting     what a drafter takes and yields
+prefixes     what the prefix cache finds, and what it leaves room for
 played       the load as one replica is sent it, played
 expected     what requests see: figures of the play, each with its interval
 verdict      how sure it is that they are within the bounds of the goal

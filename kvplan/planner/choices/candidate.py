@@ -78,7 +78,7 @@ def candidate(trial: Trial, choice: Choice, replicas: int) -> Candidate | Miss:
     found = _with_seats(trial, choice, replicas, at_once / groups)
     if isinstance(found, Miss):
         return found
-    if users is not None:
+    if users is not None and not trial.workload.pattern.think_seconds:
         return found if at_once <= found.room else _lacks_room(found, serve_users(found.model, at_once))
     served = found.served
     if served.keeps_up:

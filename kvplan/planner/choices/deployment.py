@@ -63,7 +63,8 @@ def instance_name(num_gpus: int, gpu: GpuProfile, layout: ParallelLayout) -> str
 class Capacity:
     """Sequences that one replica's pools hold at once (all its data-parallel groups), with one's bytes on each rank.
 
-    planned_tokens: of a sequence of the kind that the load is planned for.
+    planned_tokens: of a sequence of the kind that the load is planned for. pool_tokens: of average sequences that share
+    nothing.
     """
 
     average_sequences: int
@@ -71,6 +72,7 @@ class Capacity:
     average_bytes: int
     worst_bytes: int
     planned_tokens: int
+    pool_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

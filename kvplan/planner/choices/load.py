@@ -1,8 +1,9 @@
 """What a load asks of one replica: users who wait for their answers (closed), or requests at a rate (open).
 
-A closed load has a fixed number of requests in progress. Under an open one as many are in progress as arrive while one
-is answered (Little's law), at each end of the predicted speeds; where a replica cannot answer them as fast as they
-come, the queue grows for ever.
+A closed load has a fixed number of requests in progress, or of users who think between an answer and the next request:
+by the interactive response time law users x latency / (latency + pause) of these are in progress. Under an open one as
+many are in progress as arrive while one is answered (Little's law), at each end of the predicted speeds; where a
+replica cannot answer them as fast as they come, the queue grows for ever.
 """
 
 from __future__ import annotations
@@ -48,6 +49,28 @@ def serve_users(model: SpeedModel, num_users: int) -> Served:
     """``num_users`` requests in progress at all times."""
     middle, server_share = model.steady(num_users, "middle"), model.server_share(num_users)
     return Served(num_users, num_users, model.speed(num_users), middle, server_share=server_share)
+
+
+def serve_thinking(model: SpeedModel, num_users: int, think_seconds: float) -> Served:
+    """``num_users`` users, each of whom thinks for so long in the mean before the next request."""
+    best, middle, worst = (_thinking(model, num_users, think_seconds, end) for end in ("best", "middle", "worst"))
+    speed, server_share = model.between(best, worst, middle.num_users), model.server_share(middle.num_users)
+    return Served(middle.num_users, worst.num_users, speed, middle, server_share=server_share)
+
+
+def _thinking(model: SpeedModel, num_users: int, think_seconds: float, end: End) -> SteadyState:
+    """One who comes finds of the others those in progress, as many on average as if it were not there (the arrival
+    theorem of closed networks): what it sees is what one of so many users without pauses sees."""
+    low, high = 0.0, num_users - 1.0
+    state = model.steady(num_users, end)
+    while high - low > max(_PRECISION - 1, (_PRECISION - 1) * low) / 5:
+        others = (low + high) / 2
+        state = model.steady(1 + others, end)
+        if others * (1 + think_seconds / state.e2el_seconds) >= num_users - 1:
+            high = others
+        else:
+            low = others
+    return replace(state, num_users=num_users * state.e2el_seconds / (state.e2el_seconds + think_seconds))
 
 
 def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Served:
@@ -106,4 +129,7 @@ def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int
     """The share of ``workload`` that falls on one of ``replicas``."""
     if workload.requests_per_second is not None:
         return serve_rate(model, workload.requests_per_second / replicas, room)
-    return serve_users(model, math.ceil((workload.num_users or 1) / replicas))
+    num_users = math.ceil((workload.num_users or 1) / replicas)
+    if workload.pattern.think_seconds:
+        return serve_thinking(model, num_users, workload.pattern.think_seconds)
+    return serve_users(model, num_users)

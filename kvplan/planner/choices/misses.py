@@ -64,6 +64,8 @@ def lacks_room(
     groups = choice.layout.data_parallel_size
     missing = math.ceil(served.num_users / groups) * each - prediction.num_blocks * prediction.bytes_per_block
     needed = workload.num_users or 1
+    if workload.pattern.think_seconds:
+        needed = math.ceil(served.num_users * replicas)
     if seats < room:
         tokens = prediction.settings.serving.max_num_batched_tokens
         steps = f"steps of {plural(tokens, 'token')} have" if tokens * groups == seats else "steps have"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.engines import EngineChoice
 from kvplan.estimate.speed.engine_speed import engine_rules
 from kvplan.estimate.speed.latency import SpeedModel
-from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
+from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users, thinking_users
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import Queues, play_queues
 from kvplan.estimate.vllm.prediction import VllmPrediction
@@ -46,8 +47,18 @@ class Replica:
         return None if rate is None else rate / self.number
 
     def _load(self, served: Served) -> PlayedLoad:
-        prompt, answer, rate = self.workload.input_tokens, self.workload.output_tokens, self._rate
+        """By the pattern of the workload."""
+        pattern = self.workload.pattern
+        load = self._evenly_spread(served).spread_as(pattern.length_spread, self.workload.longest_turn)
+        return load.shared_as(pattern.sharing, pattern.think_seconds)
+
+    def _evenly_spread(self, served: Served) -> PlayedLoad:
+        prompt, answer, rate = self.workload.message_tokens, self.workload.output_tokens, self._rate
         reading = 0.0 if served.middle is None else served.middle.reading_share
+        think = self.workload.pattern.think_seconds
+        if rate is None and (think or self.workload.pattern.sharing.turns > 1):
+            count = math.ceil((self.workload.num_users or 1) / self.number)
+            return thinking_users(count, think, served.num_users, prompt, answer, reading)
         if rate is None:
             load = steady_users(round(served.num_users), prompt, answer, reading)
         else:
@@ -56,9 +67,14 @@ class Replica:
 
     @property
     def _rules(self) -> SchedulingRules:
-        tokens = self.capacity.average_sequences * self.workload.average_context
+        tokens = self.capacity.pool_tokens
         engine = EngineChoice("vllm", self.prediction.version)
-        return engine_rules(engine, self.prediction.settings.serving, self.model.work, tokens)
+        rules = engine_rules(engine, self.prediction.settings.serving, self.model.work, tokens)
+        hits, model = self.model.hits, self.model
+        rules = replace(rules, rows_per_sequence=model.rows, tokens_per_step=model.tokens_per_step)
+        if hits is None:
+            return rules
+        return replace(rules, hit_tokens=hits.hit_tokens, dropped_tokens=hits.dropped_tokens)
 
 
 def _as_they_come(found: Queues, served: Served, rate: float) -> Queues:

@@ -29,8 +29,10 @@ from kvplan.estimate.vllm.prediction import (
 from kvplan.estimate.vllm.ranges import sure_num_seqs
 from kvplan.estimate.vllm.settings import batch_defaults
 from kvplan.planner.choices.deployment import Capacity, Choice
+from kvplan.planner.choices.drafting import drafter_bytes, drafting_of
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
+from kvplan.planner.choices.prefixes import expected_hits, sequences_beside_prefixes
 from kvplan.planner.question.request import PlanRequest, Workload
 
 _SEQUENCE_STEP = 8
@@ -167,9 +169,11 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     It keeps the steady states that it has found, which their searches share.
     """
     settings = prediction.settings.serving
-    key = (choice.key, settings.dtype, settings.max_num_batched_tokens)
+    hits = expected_hits(trial.workload, choice, prediction, capacity_of(trial, choice, prediction))
+    key = (choice.key, settings.dtype, settings.max_num_batched_tokens, hits)
     if key not in trial.models:
-        trial.models[key] = _speed_model(trial, choice, prediction)
+        drafting = drafting_of(trial.request, trial.workload, choice, prediction)
+        trial.models[key] = replace(_speed_model(trial, choice, prediction), hits=hits, drafting=drafting)
     return trial.models[key]
 
 
@@ -198,7 +202,8 @@ def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[Mod
     key = (choice.layout, choice.weights.name, settings.kv_cache_dtype, settings.dtype)
     if key not in trial.works:
         spec = as_attended(spec, vllm_release(prediction.version))
-        work = model_work(spec, prediction.rank.weight_bytes, settings.dtype, choice.layout)
+        weight_bytes = prediction.rank.weight_bytes - drafter_bytes(choice, prediction)
+        work = model_work(spec, weight_bytes, settings.dtype, choice.layout)
         kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
         trial.works[key] = (work, kv_bytes)
     return trial.works[key]
@@ -211,10 +216,14 @@ def capacity_of(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Cap
     # Between batches a window holds no tokens in flight: what is used on average, not what admission reserves.
     average = replace(shape, max_model_len=workload.average_context, in_flight_tokens=1)
     each = max(blocks_per_request(plan, average), 1)
+    fitting = (sequences_beside_prefixes(workload, choice, prediction, size)
+               for size in (each, prediction.blocks_per_request))  # fmt: skip
+    average_sequences, worst_sequences = (groups * number for number in fitting)
     return Capacity(
-        average_sequences=groups * (prediction.num_blocks // each),
-        worst_sequences=groups * (prediction.num_blocks // prediction.blocks_per_request),
+        average_sequences=average_sequences,
+        worst_sequences=worst_sequences,
         average_bytes=each * prediction.bytes_per_block,
         worst_bytes=prediction.blocks_per_request * prediction.bytes_per_block,
         planned_tokens=workload.longest_context if trial.request.worst_case else workload.average_context,
+        pool_tokens=groups * (prediction.num_blocks // each) * workload.average_context,
     )

@@ -6,12 +6,13 @@ is that of all slots together) the number is converted, never just renamed.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 
 from kvplan.catalog.architectures import native_architectures
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.catalog.spec import ModelSpec, QuantizationSpec
+from kvplan.catalog.spec import Drafter, ModelSpec, QuantizationSpec
 from kvplan.catalog.vllm_models import is_never_served
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
@@ -39,14 +40,15 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     """The command of each engine that can run this deployment, for one of its instances (on its first node).
 
     With adapters those alone whose slots for them are known, and so in the deployment's memory; of a model that attends
-    to an encoder vLLM's alone, if vLLM serves it (``command_note`` says so).
+    to an encoder vLLM's alone, if vLLM serves it (``command_note`` says so), and with a drafter vLLM's alone, whose
+    times are those that were planned.
     """
     checkpoint = checkpoint_name(deployment, model_id)
     layout, choice = deployment.choice.layout, deployment.choice
     spec = choice.weights.spec
     built = checkpoint_name(deployment, model_id, is_built=True)
     commands = {} if is_never_served(spec.architecture) else {"vllm": vllm_command(deployment, checkpoint)}
-    if spec.attends_to_encoder or _only_of_vllm(deployment.prediction.settings.serving):
+    if spec.attends_to_encoder or spec.drafter is not None or _only_of_vllm(deployment.prediction.settings.serving):
         return commands
     if _runs_here(deployment):
         commands["kvplan"] = _kvplan(deployment, model_id)
@@ -151,6 +153,8 @@ def vllm_command(deployment: Deployment, checkpoint: str) -> str:
         words += ["--enable-lora", *_slots(settings)]
     if settings.moe_backend != "auto":
         words += ["--moe-backend", settings.moe_backend]
+    if spec.drafter is not None:
+        words += ["--speculative-config", speculative_config(spec.drafter)]
     return _line(words + _asked_of_vllm(settings))
 
 
@@ -166,6 +170,14 @@ def _asked_of_vllm(settings: ServingSettings) -> list[object]:
         else:
             words += [knob.option, value]
     return words
+
+
+def speculative_config(drafter: Drafter) -> str:
+    """As vLLM takes it."""
+    config: dict[str, str | int] = {"method": drafter.method}
+    if drafter.model is not None and drafter.method != "mtp":
+        config["model"] = drafter.model.served_id if drafter.method == "draft_model" else drafter.name
+    return json.dumps(config | {"num_speculative_tokens": drafter.num_tokens})
 
 
 def _vllm_sizes(layout: ParallelLayout) -> list[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
@@ -13,6 +13,7 @@ from kvplan.errors import UsageError
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.api_price import parse_api_price
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
+from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
@@ -42,6 +43,10 @@ PLAN_SETTINGS: Final = (
     "nvlink_bridge",
     "network_bytes_per_second",
     "moe_backend",
+    "num_speculative_tokens",
+    "speculative_method",
+    "speculative_model",
+    "acceptance_rate",
 )
 """Settings that every deployment of a plan shares; the others are what a plan finds."""
 _COUNT: Final = re.compile(r"\d{1,9}")
@@ -76,8 +81,12 @@ def plan_request(
     api_price: str | None = None,
     quantization: Sequence[str] | None = None,
     kv_cache_dtype: Sequence[str] | None = None,
+    **pattern: Any,
 ) -> PlanRequest:
-    """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read."""
+    """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read.
+
+    ``pattern``: what ``load_pattern`` takes.
+    """
     if users is not None and request_rate is not None:
         raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
     named = [parse_gpu_count(name) for name in split_list(gpu)]
@@ -112,6 +121,7 @@ def plan_request(
         num_spare_replicas=_not_negative(spare_replicas, "--spare-replicas"),
         usd_per_hour=_positive(read_dollars(budget), "--budget"),
         api_price=None if api_price is None else parse_api_price(api_price),
+        pattern=load_pattern(**pattern),
         engine=engine,
         settings=settings,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -12,6 +12,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE, Goal
+from kvplan.planner.question.pattern import LoadPattern
 from kvplan.planner.question.slo import Slo
 from kvplan.settings import ServingSettings
 from kvplan.units import plural
@@ -70,6 +71,7 @@ class PlanRequest:
     thorough: bool = False
     as_started: bool = False
     api_price: ApiPrice | None = None
+    pattern: LoadPattern = LoadPattern()  # noqa: RUF009 - frozen
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 
@@ -92,7 +94,8 @@ class PlanRequest:
 class Workload:
     """The question with every length known and the head-room added to the load.
 
-    ``average_context``: tokens that a sequence holds on average.
+    ``average_context``: tokens that a sequence holds on average. ``input_tokens``: of a prompt on average, which begins
+    with a shared prefix and earlier turns, where there are any, before ``own_tokens`` (None: all are).
     """
 
     num_users: int | None
@@ -102,6 +105,19 @@ class Workload:
     input_tokens: int
     output_tokens: int
     assumptions: tuple[str, ...]
+    own_tokens: int | None = None
+    pattern: LoadPattern = LoadPattern()  # noqa: RUF009 - frozen
+
+    @property
+    def message_tokens(self) -> int:
+        """Of a prompt behind a shared prefix and earlier turns; all of it where there are none."""
+        return self.input_tokens if self.own_tokens is None else self.own_tokens
+
+    @property
+    def longest_turn(self) -> int:
+        """Tokens that a message and its answer may have together, in the last turn of a chat too."""
+        sharing = self.pattern.sharing
+        return (self.longest_context - sharing.prefix_tokens) // sharing.turns
 
 
 def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
@@ -109,6 +125,10 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     notes: list[str] = []
     if request.num_users is None and request.requests_per_second is None:
         raise UsageError("A plan needs a load.", hint="give --users 40 or --request-rate 2")
+    pattern = request.pattern
+    if pattern.think_seconds and request.num_users is None and pattern.sharing.turns == 1:
+        raise UsageError("--think-time needs --users, or --turns.", hint="for example --users 300 --think-time 20s")
+    asked, request = request, _with_earlier(request, notes)
     longest = _longest(request, spec, notes)
     if request.average_context is not None:
         average = request.average_context
@@ -141,7 +161,37 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
             hint=f"leave --ctx-avg out, or give one from {prompt} to {prompt + output}",
         )
     users, rate = _with_headroom(request, notes)
-    return Workload(users, rate, average, longest, prompt, output, tuple(notes))
+    own = None if request is asked else asked.input_tokens
+    return Workload(users, rate, average, longest, prompt, output, tuple(notes), own, request.pattern)
+
+
+def _with_earlier(request: PlanRequest, notes: list[str]) -> PlanRequest:
+    """The request with whole prompts: a shared prefix and the turns before, and then what ``--input-len`` says.
+
+    As ``kvplan load`` and ``vllm bench serve`` have it, whose prefixes come on top of a prompt's own tokens.
+    """
+    sharing = request.pattern.sharing
+    if not sharing.prefix_tokens and sharing.turns == 1:
+        return request
+    option = "--prefix-len" if sharing.prefix_tokens else "--turns"
+    if request.input_tokens is None:
+        raise UsageError(f"{option} needs --input-len, the tokens of a message.", hint="for example --input-len 200")
+    output = request.output_tokens
+    if output is None:
+        output = _DEFAULT_OUTPUT_TOKENS
+        notes.append(f"--output-len {output:,}: kvplan's default.")
+    prompt, longest = sharing.prompt_tokens(request.input_tokens, output), sharing.longest(request.input_tokens, output)
+    if request.longest_context is not None and request.longest_context < longest:
+        raise UsageError(
+            f"Requests of {longest:,} tokens do not fit --ctx-max {request.longest_context:,}.",
+            hint=f"use --ctx-max {longest} or more, or fewer turns",
+        )
+    return replace(
+        request,
+        input_tokens=round(prompt),
+        output_tokens=output,
+        longest_context=request.longest_context or longest,
+    )
 
 
 def _with_headroom(request: PlanRequest, notes: list[str]) -> tuple[int | None, float | None]:

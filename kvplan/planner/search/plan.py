@@ -16,6 +16,7 @@ from kvplan.estimate.vllm.division import check_has_experts
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.formats import FormatPair, format_pairs
 from kvplan.planner.choices.trial import Trial
+from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.search.frontier import MOST_PLAYS, THOROUGH_PLAYS, Found, Frontier, Progress
 from kvplan.planner.search.ranking import price_of, score, within_budget
@@ -101,6 +102,7 @@ def make_plan(
 
     KvplanError where the model cannot be divided over any of the GPUs, or the engine refuses the settings on all.
     """
+    spec, request = with_drafter(spec, request)
     check_backend(spec, request.settings.moe_backend, request.engine.name)
     check_has_experts(spec, request.sizes.enable_expert_parallel)
     trial = Trial(request, complete(request, spec), measured)

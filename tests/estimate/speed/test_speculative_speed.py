@@ -13,12 +13,8 @@ from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.speculation import (
-    DraftWork,
-    expected_tokens,
-    speculative_speedup,
-    speculative_step_seconds,
-)
+from kvplan.estimate.speed.queueing.drafting import DraftWork, expected_tokens
+from kvplan.estimate.speed.speculation import speculative_speedup, speculative_step_seconds
 from kvplan.estimate.speed.steps.work import ModelWork, model_work
 from kvplan.settings import ServingSettings
 

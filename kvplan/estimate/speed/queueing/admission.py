@@ -13,7 +13,7 @@ def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
     """What the next step reads, at most its token budget. Those that are admitted have a seat of ``group`` then."""
     if not group.reading and not group.waiting:
         return []
-    budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else group.num_decoding)
+    budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else rules.rows_per_sequence * group.num_decoding)
     found: list[Chunk] = []
     for sequence in group.reading:
         number = min(sequence.known - sequence.computed, budget)
@@ -22,6 +22,7 @@ def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
             budget -= number
     while group.waiting and budget > 0 and group.may_admit and group.num_running < rules.max_num_seqs:
         sequence = group.waiting[0]
+        group.look_up(sequence)
         missing = sequence.known - sequence.found
         if missing > budget and not rules.chunks_prompts and (found or missing <= rules.max_num_batched_tokens):
             break
@@ -29,7 +30,6 @@ def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
         if not _has_room(group, rules, sequence, number):
             break
         group.waiting.popleft()
-        sequence.computed = sequence.found
         group.start(sequence)
         found.append((sequence, number))
         budget -= number
@@ -43,4 +43,5 @@ def _has_room(group: Group, rules: SchedulingRules, sequence: Sequence, num_new:
         to_come = rules.reserves * (group.num_to_come + sequence.num_left)
         return group.num_held + sequence.known + to_come <= rules.pool_tokens
     missing_of_others = sum(each.known - each.computed for each in group.reading)
-    return group.num_held + missing_of_others + num_new <= rules.pool_tokens
+    revived = 0 if sequence.cached is None else sequence.cached.revived
+    return group.num_held + missing_of_others + num_new + revived <= rules.pool_tokens

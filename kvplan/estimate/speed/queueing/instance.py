@@ -3,23 +3,26 @@
 An instance has one group, or several data-parallel ones with a pool, seats and a token budget each. Sequences that
 decode are one sum of tokens and a queue of the steps in which they end.
 
-    ticks    decode steps so far: a sequence that starts to decode at tick t with r tokens to come ends at tick t + r
+    ticks    decode steps so far: a sequence that starts to decode at tick t with r tokens to come ends at tick t + r,
+             or earlier where a step yields several tokens
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass
 
 from kvplan.estimate.speed.queueing.figures import PlayedRequest
+from kvplan.estimate.speed.queueing.prefix_cache import Cached, PrefixCache
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """computed: tokens in the pool. known: tokens to be computed before the next is sampled. found: those of them that
     the prefix cache has. num_left: tokens to be sampled. end_tick: while it decodes, when it gets its last token; 0
-    otherwise."""
+    otherwise. start_tick: when it began to."""
 
     request: PlayedRequest
     number: int
@@ -29,14 +32,27 @@ class Sequence:
     num_left: int = 0
     end_tick: int = 0
     is_running: bool = False
+    start_tick: int = 0
+    cached: Cached | None = None
 
 
 class Group:
     """pool_tokens: those of all sequences together. cached_tokens: of each prompt, in a prefix that all share.
-    late_steps: those in which a sequence is that has all of its tokens.
+    late_steps: those in which a sequence is that has all of its tokens. cache: what its pool finds again, of loads that
+    say what their prompts share. rows_per_sequence, tokens_per_step: as for ``SchedulingRules``.
     """
 
-    def __init__(self, pool_tokens: float, cached_tokens: int, late_steps: int = 0) -> None:
+    def __init__(
+        self,
+        pool_tokens: float,
+        cached_tokens: int,
+        late_steps: int = 0,
+        cache: PrefixCache | None = None,
+        rows_per_sequence: int = 1,
+        tokens_per_step: float = 1,
+    ) -> None:
+        self.cache = cache
+        self._rows, self._tokens_per_step = rows_per_sequence, tokens_per_step
         self._pool_tokens = pool_tokens
         self._late_steps = late_steps
         self._cached_tokens = cached_tokens
@@ -48,7 +64,7 @@ class Group:
         self._end_ticks = 0
         self.may_admit = True
         self.num_decoding = 0
-        self.decoding_tokens = 0
+        self.decoding_tokens: float = 0
         self._reading_tokens = 0
         self.num_preemptions = 0
 
@@ -62,16 +78,19 @@ class Group:
         return self.num_running + len(self.waiting)
 
     @property
-    def num_held(self) -> int:
+    def num_held(self) -> float:
         """Tokens in the pool; a prefix that sequences share is held once."""
         shared = max(self.num_decoding - 1, 0) * self._cached_tokens
-        return self.decoding_tokens + self._reading_tokens - shared
+        extra = 0 if self.cache is None else self.cache.extra_tokens
+        return self.decoding_tokens + self._reading_tokens - shared + extra
 
     @property
-    def num_to_come(self) -> int:
+    def num_to_come(self) -> float:
         """Tokens of the answers of those that run."""
         decoding = self._end_ticks - self.num_decoding * self.ticks
-        return decoding + sum(each.known - each.computed + each.num_left for each in self.reading)
+        return decoding * self._tokens_per_step + sum(
+            each.known - each.computed + each.num_left for each in self.reading
+        )
 
     @property
     def steps_to_next_end(self) -> int:
@@ -81,10 +100,19 @@ class Group:
     def decode(self, ticks: int) -> None:
         """Those that decode get a token in each of ``ticks`` steps."""
         self.ticks += ticks
-        self.decoding_tokens += ticks * self.num_decoding
+        self.decoding_tokens += ticks * self.num_decoding * self._tokens_per_step
+
+    def look_up(self, sequence: Sequence) -> None:
+        """What the pool has of ``sequence``, which waits."""
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.find(sequence.cached, sequence.known, self.num_held)
+            sequence.found = sequence.cached.found
 
     def start(self, sequence: Sequence) -> None:
-        """``sequence`` has a seat; its prompt is to be read."""
+        """``sequence`` has a seat; the rest of its prompt is to be read."""
+        sequence.computed = sequence.found
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.take(sequence.cached)
         sequence.is_running = True
         self.reading.append(sequence)
         self._order.append(sequence)
@@ -93,12 +121,17 @@ class Group:
         """``num_tokens`` more of ``sequence``, which is being read, are in the pool."""
         sequence.computed += num_tokens
         self._reading_tokens += num_tokens
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.computed(sequence.cached, sequence.computed)
 
     def first_token(self, sequence: Sequence) -> None:
         """A prompt has been read: its sequence has a token more, and decodes now."""
         self._leave_reading(sequence)
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.start_decoding(sequence.cached)
         sequence.num_left -= 1
-        sequence.end_tick = self.ticks + sequence.num_left + self._late_steps
+        sequence.start_tick = self.ticks
+        sequence.end_tick = self.ticks + math.ceil(sequence.num_left / self._tokens_per_step) + self._late_steps
         self.num_decoding += 1
         self.decoding_tokens += sequence.known
         self._end_ticks += sequence.end_tick
@@ -111,8 +144,10 @@ class Group:
             _, _, sequence = heapq.heappop(self._ends)
             request = sequence.request
             request.last = streamed
-            held = request.num_prompt_tokens + request.num_output_tokens - 1 + self._late_steps
-            self._leave_decoding(sequence, held)
+            if self.cache is not None and sequence.cached is not None:
+                held = request.num_prompt_tokens + request.num_output_tokens - 1
+                self.cache.leave(sequence.cached, held, self.num_held)
+            self._leave_decoding(sequence)
             ended.append(sequence)
         if len(self._order) > 2 * self.num_running + 32:
             self._order = [each for each in self._order if each.is_running]
@@ -121,7 +156,7 @@ class Group:
     def make_room(self) -> None:
         """The newest sequences lose their tokens while the next step would not fit the pool, and nobody joins it."""
         self.may_admit = True
-        while self.num_running > 1 and self.num_held + self.num_decoding > self._pool_tokens:
+        while self.num_running > 1 and self.num_held + self._rows * self.num_decoding > self._pool_tokens:
             newest = self._order.pop()
             if newest.is_running:
                 self._preempt(newest)
@@ -129,16 +164,18 @@ class Group:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
+        if self.cache is not None and sequence.cached is not None:
+            self.cache.lose(sequence.cached, is_reading=sequence in self.reading)
         request = sequence.request
         if sequence in self.reading:
             sequence.is_running = False
             self._leave_reading(sequence)
         else:
-            left = sequence.end_tick - self.ticks - self._late_steps
+            left = sequence.num_left - int(self._tokens_per_step * (self.ticks - sequence.start_tick))
             known = request.num_prompt_tokens + request.num_output_tokens - left
             self._ends.remove((sequence.end_tick, sequence.number, sequence))
             heapq.heapify(self._ends)
-            self._leave_decoding(sequence, known - 1)
+            self._leave_decoding(sequence)
             sequence.known, sequence.num_left, sequence.end_tick = known, max(left, 1), 0
         sequence.computed = 0
         self.waiting.appendleft(sequence)
@@ -147,8 +184,8 @@ class Group:
         self.reading.remove(sequence)
         self._reading_tokens -= sequence.computed - sequence.found
 
-    def _leave_decoding(self, sequence: Sequence, num_tokens: int) -> None:
+    def _leave_decoding(self, sequence: Sequence) -> None:
         sequence.is_running = False
         self.num_decoding -= 1
-        self.decoding_tokens -= num_tokens
+        self.decoding_tokens -= sequence.known + self._tokens_per_step * (self.ticks - sequence.start_tick)
         self._end_ticks -= sequence.end_tick

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
+from kvplan.estimate.speed.queueing.sharing import PromptSharing
+
 Spread = Literal["fixed", "uniform", "exponential", "quantiles"]
 Quantiles = tuple[tuple[float, float], ...]
 """(share of the requests, tokens that these have at most), in order; the first share is 0."""
-_GOLDEN: Final = (5**0.5 - 1) / 2
+_PAUSES: Final = 64
+"""Drawn together at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,30 @@ class Lengths:
         return below[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Think:
+    """``num_users`` who send one request at a time, each after a pause of ``seconds`` in the mean behind an answer.
+
+    Pauses are exponentially distributed, as those of ``kvplan load --think-time`` are.
+    """
+
+    seconds: float
+    num_users: int
+
+    def shared_by(self, count: int) -> Think:
+        """Of one of ``count`` groups."""
+        return replace(self, num_users=-(-self.num_users // count))
+
+    def pauses(self, seed: int) -> Iterator[float]:
+        """Without end: evenly spaced shares of the distribution in mixed order, as many as there are users at a time,
+        so that the mean is what was asked for however few they are."""
+        rng, count = random.Random(seed), max(self.num_users, _PAUSES)
+        while True:
+            shares = [(index + 0.5) / count for index in range(count)]
+            rng.shuffle(shares)
+            yield from (-math.log(1 - share) * self.seconds for share in shares)
+
+
 @dataclass(frozen=True)
 class PlayedLoad:
     """``num_requests`` requests.
@@ -63,7 +90,9 @@ class PlayedLoad:
     further one is sent when another has ended. cached_tokens: of each prompt, found in the prefix cache.
     num_warmups, num_cooldowns: of the requests, the first and the last ones, which are served and not counted.
     num_running: of the warm-ups, those that are in the midst of their answers at the start, each at another place; the
-    others are sent then.
+    others are sent then. think: pauses of those who send one request after the other. sharing: what prompts begin with
+    that others have too, before the ``prompts`` of so many tokens; with turns ``requests_per_second`` are those that
+    begin a chat.
     """
 
     prompts: Lengths
@@ -76,6 +105,33 @@ class PlayedLoad:
     num_cooldowns: int = 0
     num_running: int = 0
     seed: int = 0
+    think: Think | None = None
+    sharing: PromptSharing | None = None
+
+    def spread_as(self, spread: Spread, longest_request: int) -> PlayedLoad:
+        """The same with lengths of another spread around their means, uniform as for ``steady_users``.
+
+        Exponential lengths are cut where prompt and answer together could exceed ``longest_request``, which shortens
+        their means.
+        """
+        if spread == self.prompts.spread:
+            return self
+        share = longest_request / (self.prompts.mean + self.answers.mean)
+
+        def of(lengths: Lengths) -> Lengths:
+            return Lengths(lengths.mean, spread, longest=lengths.mean * share if spread == "exponential" else math.inf)
+
+        return replace(self, prompts=of(self.prompts), answers=of(self.answers))
+
+    def shared_as(self, sharing: PromptSharing, think_seconds: float) -> PlayedLoad:
+        """The same of prompts that begin with what others did. Where requests come at a rate chats do, as much rarer as
+        each has turns, and the next turn comes ``think_seconds`` after an answer."""
+        if not sharing.finds_anything:
+            return self
+        rate, think = self.requests_per_second, self.think
+        if rate is not None and sharing.turns > 1:
+            rate, think = rate / sharing.turns, Think(think_seconds, 0)
+        return replace(self, sharing=sharing, requests_per_second=rate, think=think)
 
     def shared_by(self, count: int) -> PlayedLoad:
         """What one of ``count`` groups is sent that share it evenly."""
@@ -93,6 +149,7 @@ class PlayedLoad:
             num_warmups=share(self.num_warmups),
             num_cooldowns=share(self.num_cooldowns),
             num_running=share(self.num_running),
+            think=None if self.think is None else self.think.shared_by(count),
         )
 
     @cached_property
@@ -137,6 +194,25 @@ def steady_users(count: int, prompt_tokens: float, answer_tokens: float, reading
         num_warmups=count,
         num_cooldowns=count,
         num_running=_num_running(count, reading),
+    )
+
+
+def thinking_users(
+    count: int,
+    think_seconds: float,
+    in_progress: float,
+    prompt_tokens: float,
+    answer_tokens: float,
+    reading: float = 0.0,
+) -> PlayedLoad:
+    """``count`` users who have been there for long, of whom ``in_progress`` wait for an answer on average and the
+    others think. reading: of the former's time, as above."""
+    busy = min(max(round(in_progress), 1), count)
+    return replace(
+        steady_users(busy, prompt_tokens, answer_tokens, reading),
+        num_requests=2 * busy + 2 * _COUNTED,
+        max_concurrency=None,
+        think=Think(think_seconds, count),
     )
 
 

@@ -8,15 +8,19 @@ two events (an end, an arrival, a full pool) are taken together, each as long as
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvplan.estimate.speed.queueing.admission import Chunk, next_chunks
 from kvplan.estimate.speed.queueing.arrivals import NEVER, Arrivals
 from kvplan.estimate.speed.queueing.figures import PlayedFigures, of_groups, played_figures
 from kvplan.estimate.speed.queueing.instance import Group, Sequence
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
+from kvplan.estimate.speed.queueing.prefix_cache import PrefixCache
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
+
+_SOON: Final = 1e-6
+"""Seconds: shorter than any step."""
 
 
 class GroupLoad(NamedTuple):
@@ -29,39 +33,93 @@ class GroupLoad(NamedTuple):
     num_pairs: float
 
 
-class _Play:
+class InstancePlay:
     """now: the end of the last step, in seconds. composed_at: when that step began, and with it the latest moment at
     which the next one could be composed ahead."""
 
-    def __init__(self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> None:
+    def __init__(
+        self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock, arrivals: Arrivals | None = None
+    ) -> None:
         self._load, self._rules, self._clock = load, rules, clock
         late = int(rules.streams_late > 0)
-        self._groups = [Group(rules.pool_tokens, load.cached_tokens, late) for _ in range(rules.num_groups)]
-        self._arrivals = Arrivals(load, rules.front_end)
+        self._groups = [
+            Group(
+                rules.pool_tokens,
+                load.cached_tokens,
+                late,
+                self._cache(),
+                rules.rows_per_sequence,
+                rules.tokens_per_step,
+            )
+            for _ in range(rules.num_groups)
+        ]
+        self._arrivals = Arrivals(load, rules.front_end) if arrivals is None else arrivals
         self._unseen: list[Sequence] = []
         self._last = load.num_requests - load.num_cooldowns
         self._num_counted = 0
-        self._max_running = 0
+        self.max_running = 0
         self._now = self._composed_at = 0.0
 
-    def run(self) -> None:
+    def begin(self) -> None:
+        """Start those that are in the midst of their answers."""
         if self._load.num_running:
             self._start_in_progress()
+
+    def run(self) -> None:
+        """Until all that count have ended."""
+        self.begin()
+        self._arrivals.begin()
+        if self._load.num_running:
+            for number, group in enumerate(self._groups):
+                if group.cache is not None:
+                    past = self._arrivals.past(number, len(self._groups))
+                    group.cache.let_go_before(past, group.num_held)
         while self._num_counted < self._last:
-            self._send()
-            if not self._num_in_hand:
-                self._now = self._composed_at = self._arrivals.next_event()
-                continue
-            chunks = [next_chunks(group, self._rules) for group in self._groups]
-            if any(chunks):
-                self._read(chunks)
-            else:
-                self._decode()
+            self._go_on()
+
+    def advance(self, until: float) -> None:
+        """Until then; a step that is under way is taken to its end."""
+        while self._now < until:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """One step, several that are alike, or to the next request where none is in hand."""
+        self._send()
+        if not self._num_in_hand:
+            self._now = self._composed_at = self._arrivals.next_event()
+            return
+        chunks = [next_chunks(group, self._rules) for group in self._groups]
+        if any(chunks):
+            self._read(chunks)
+        else:
+            self._decode()
+
+    def earliest_end(self) -> float:
+        """Before which no request ends: after the decode steps of the first, or within the next step where one is read
+        or comes."""
+        comes = self._arrivals.next_handing_over()
+        if any(group.reading or group.waiting for group in self._groups):
+            return self._now + _SOON
+        decoding = [group for group in self._groups if group.num_decoding]
+        if not decoding:
+            return max(comes, self._now) + _SOON
+        steps = min(group.steps_to_next_end for group in decoding)
+        return min(self._now + steps * self._decode_seconds(decoding, 1), max(comes, self._now) + _SOON)
+
+    def _cache(self) -> PrefixCache | None:
+        sharing = self._load.sharing
+        if sharing is None:
+            return None
+        rules = self._rules
+        return PrefixCache(sharing, rules.pool_tokens, rules.hit_tokens, rules.dropped_tokens)
 
     def figures(self) -> PlayedFigures:
         counted = self._arrivals.requests[self._load.num_warmups : self._last]
-        preemptions = sum(group.num_preemptions for group in self._groups)
-        return played_figures(counted, preemptions, self._max_running)
+        return played_figures(counted, self.num_preemptions, self.max_running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(group.num_preemptions for group in self._groups)
 
     @property
     def _num_in_hand(self) -> int:
@@ -80,8 +138,9 @@ class _Play:
             done = min(max(round(answer * (index + 0.5) / number), 1), max(answer - 1, 1))
             sequence.known += done - 1
             sequence.num_left -= done - 1
+            group.look_up(sequence)
             group.start(sequence)
-            group.hold(sequence, sequence.known)
+            group.hold(sequence, sequence.known - sequence.computed)
             sequence.request.first = self._now
             group.first_token(sequence)
         for group in self._groups:
@@ -110,12 +169,13 @@ class _Play:
 
     def _read(self, chunks: list[list[Chunk]]) -> None:
         """One step in which the groups read their ``chunks``, and decode beside them where the rules mix both."""
-        self._max_running = max(self._max_running, sum(group.num_running for group in self._groups))
+        self.max_running = max(self.max_running, sum(group.num_running for group in self._groups))
         decoding = [
             0 if self._rules.prompts_first and own else group.num_decoding
             for group, own in zip(self._groups, chunks, strict=True)
         ]
-        loads = [_load_of(*each) for each in zip(self._groups, decoding, chunks, strict=True)]
+        rows = self._rules.rows_per_sequence
+        loads = [_load_of(*each, rows) for each in zip(self._groups, decoding, chunks, strict=True)]
         seconds = self._seconds(loads)
         done = [_read_to_the_end(own) for own in chunks]
         if self._rules.num_stages > 1:
@@ -123,7 +183,7 @@ class _Play:
                 self._note_stages(group, own, number, seconds, load)
         begun = self._now
         self._spend(seconds, 1)
-        num_tokens = sum(decoding) + sum(map(len, done))
+        num_tokens = sum(decoding) * self._rules.tokens_per_step + sum(map(len, done))
         streamed = self._arrivals.stream(self._now, self._now, 1, num_tokens)
         self._see_first_tokens(min(streamed, begun + self._rules.streams_late))
         for group, number, read in zip(self._groups, decoding, done, strict=True):
@@ -143,11 +203,12 @@ class _Play:
         """
         if not chunks:
             return
-        stages, held = self._rules.num_stages, group.decoding_tokens + decoding if decoding else 0
+        stages, held = self._rules.num_stages, int(group.decoding_tokens) + decoding if decoding else 0
         read = sum(number for _, number in chunks)
         in_batch = min(read, self._rules.max_num_batched_tokens // stages)
         full = in_batch * stages / read  # a pass in which every micro-batch has as much to read as those of this one
-        tokens, sequences = decoding + in_batch * stages, decoding + stages
+        tokens = self._rules.rows_per_sequence * decoding + in_batch * stages
+        sequences = decoding + stages
         kv_tokens, pairs = held + round(full * (load.num_kv_tokens - held)), held + full * (load.num_pairs - held)
         whole = self._clock.seconds(tokens, sequences, sequences, kv_tokens, pairs)
         begun = 0
@@ -167,7 +228,7 @@ class _Play:
         """As many decode steps as differ in lengths only."""
         decoding = [group for group in self._groups if group.num_decoding]
         count = sum(group.num_decoding for group in decoding)
-        self._max_running = max(self._max_running, count)
+        self.max_running = max(self.max_running, count)
         steps = max(min(_alike_steps(group, self._rules) for group in decoding), 1)
         seconds = self._decode_seconds(decoding, steps)
         arrival = self._next_arrival()
@@ -179,15 +240,16 @@ class _Play:
         self._spend(seconds, steps)
         for group in decoding:
             group.decode(steps)
-        self._end_step(self._arrivals.stream(first_step, self._now, steps, count))
+        tokens = count * self._rules.tokens_per_step
+        self._end_step(self._arrivals.stream(first_step, self._now, steps, tokens))
 
     def _decode_seconds(self, decoding: list[Group], steps: int) -> float:
         """Of the middle one of ``steps`` decode steps."""
-        loads = []
+        loads, rows, tokens = [], self._rules.rows_per_sequence, self._rules.tokens_per_step
         for group in decoding:
             count = group.num_decoding
-            middle = group.decoding_tokens + count * (steps + 1) // 2
-            loads.append(GroupLoad(count, count, count, middle, float(middle)))
+            middle = int(group.decoding_tokens + int(tokens * count * (steps + 1) / 2))
+            loads.append(GroupLoad(rows * count, count, rows * count, middle, float(rows * middle)))
         return self._seconds(loads)
 
     def _next_arrival(self) -> float:
@@ -201,21 +263,22 @@ class _Play:
         """Clients have its tokens at ``streamed``."""
         for group in self._groups:
             for sequence in group.take_ended(streamed):
-                self._arrivals.note_end(streamed)
+                self._arrivals.note_end(streamed, sequence)
                 self._num_counted += sequence.number < self._last
             group.make_room()
 
 
-def _load_of(group: Group, decoding: int, chunks: list[Chunk]) -> GroupLoad:
-    """Of a step in which ``decoding`` of its sequences get a token; what is read of ``chunks`` is in the pool then."""
-    num_tokens, kv_tokens = decoding, group.decoding_tokens + decoding if decoding else 0
-    pairs = float(kv_tokens)
+def _load_of(group: Group, decoding: int, chunks: list[Chunk], rows: int) -> GroupLoad:
+    """Of a step in which ``decoding`` of its sequences have ``rows`` tokens each; what is read of ``chunks`` is in the
+    pool then."""
+    num_tokens, kv_tokens = rows * decoding, int(group.decoding_tokens) + decoding if decoding else 0
+    pairs = float(rows * kv_tokens)
     for sequence, number in chunks:
         pairs += number * (sequence.computed + (number + 1) / 2)
         group.hold(sequence, number)
         num_tokens += number
         kv_tokens += sequence.computed
-    num_sampled = decoding + len(_read_to_the_end(chunks))
+    num_sampled = rows * decoding + len(_read_to_the_end(chunks))
     return GroupLoad(num_tokens, decoding + len(chunks), num_sampled, kv_tokens, pairs)
 
 
@@ -225,8 +288,8 @@ def _read_to_the_end(chunks: list[Chunk]) -> list[Sequence]:
 
 def _alike_steps(group: Group, rules: SchedulingRules) -> int:
     """Decode steps until a sequence of ``group`` ends, or its pool may be full."""
-    count, room = group.num_decoding, rules.pool_tokens - group.num_held
-    return min(group.steps_to_next_end, int(room / count) if room > count else 1)
+    taken, room = rules.rows_per_sequence * group.num_decoding, rules.pool_tokens - group.num_held
+    return min(group.steps_to_next_end, int(room / taken) if room > taken else 1)
 
 
 def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFigures:
@@ -237,6 +300,6 @@ def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFi
     if rules.num_groups > 1 and not rules.in_step:
         busy = min(rules.num_groups, load.max_concurrency or rules.num_groups)
         return of_groups(play(load.shared_by(busy), rules.alone(busy), clock), busy)
-    played = _Play(load, rules, clock)
+    played = InstancePlay(load, rules, clock)
     played.run()
     return played.figures()

@@ -37,7 +37,11 @@ class SchedulingRules:
     of all sequences together. schedules_ahead: a step is composed while the one before it runs. streams_late: clients
     see a step's tokens after so many seconds of the next one, at its end at the latest. num_stages: of a pipeline,
     which a step passes one after the other. num_groups: data-parallel ones, which have these seats, this budget and
-    this pool each; in_step: they share their experts, and with them each step.
+    this pool each; in_step: they share their experts, and with them each step. hit_tokens: those of which what a prompt
+    finds in the prefix cache is a multiple; 0: no prefixes are cached. dropped_tokens: of what is found, computed all
+    the same, where a drafter needs the last block's hidden states (vllm/v1/core/single_type_kv_cache_manager.py).
+    rows_per_sequence: tokens of one that decodes in a step, those that are drafted among them; tokens_per_step: those
+    that it gets of them.
     """
 
     max_num_seqs: int
@@ -52,6 +56,10 @@ class SchedulingRules:
     num_stages: int = 1
     num_groups: int = 1
     in_step: bool = True
+    hit_tokens: int = 1
+    dropped_tokens: int = 0
+    rows_per_sequence: int = 1
+    tokens_per_step: float = 1
 
     def over_groups(self, count: int, stages: int = 1, *, in_step: bool = True) -> SchedulingRules:
         """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all.

@@ -13,7 +13,7 @@ from typing import Final
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
-from kvplan.estimate.speed.steps.group_steps import GroupSteps
+from kvplan.estimate.speed.steps.group_steps import GroupSteps, reads_prompts
 from kvplan.estimate.speed.steps.host import HostWork
 
 
@@ -92,7 +92,8 @@ class HostedSteps(GroupSteps):
     """``clock``'s steps with what ``host`` adds, and attention of mixed steps as the engine's kernel does it.
 
     mixed_tile_rows: queries that a sequence of one token is padded to in a step with prompts (``mixed_tile_rows``).
-    Data-parallel groups have a host each, and these work side by side.
+    rows_per_sequence: of one that decodes, above 1 where draft tokens are verified. Data-parallel groups have a host
+    each, and these work side by side.
     """
 
     clock: GroupClock
@@ -100,6 +101,7 @@ class HostedSteps(GroupSteps):
     num_layers: int
     num_mixtures: int
     mixed_tile_rows: int = 1
+    rows_per_sequence: int = 1
 
     def seconds_beside(
         self,
@@ -114,7 +116,8 @@ class HostedSteps(GroupSteps):
         num_pairs = padded_pairs(self.mixed_tile_rows, num_tokens, num_sequences, num_kv_tokens, num_pairs)
         gpu = self.clock.seconds_beside(num_met, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
         layers, mixtures = self.num_layers, self.num_mixtures
-        if num_tokens > num_sequences:
+        if reads_prompts(num_tokens, num_sequences, self.rows_per_sequence):
             return self.host.mixed_seconds(gpu, layers, mixtures, num_sequences, num_tokens)
         context = num_kv_tokens / max(num_sequences, 1)
-        return self.host.decode_seconds(gpu, layers, mixtures, num_sequences, context)
+        rows = self.rows_per_sequence
+        return self.host.decode_seconds(gpu, layers, mixtures, num_sequences, context, rows)

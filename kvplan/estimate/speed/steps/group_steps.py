@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Final
+
+_ROUNDING: Final = 1e-9
+
+
+def reads_prompts(num_tokens: float, num_sequences: float, rows: int = 1) -> bool:
+    """Whether a step has more tokens than ``rows`` of each sequence, which are those of a sequence that decodes."""
+    return num_tokens > (num_sequences if rows == 1 else rows * num_sequences * (1 + _ROUNDING))
 
 
 class GroupSteps(ABC):

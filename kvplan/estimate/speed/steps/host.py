@@ -102,10 +102,17 @@ class HostWork:
     sequence_seconds: float = 0.0
 
     def decode_seconds(
-        self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float, context_tokens: float
+        self,
+        gpu_seconds: float,
+        num_layers: int,
+        num_mixtures: int,
+        num_sequences: float,
+        context_tokens: float,
+        rows_per_sequence: int = 1,
     ) -> float:
-        """A step in which each sequence gets one token. ``context_tokens``: of one on average."""
-        is_captured = context_tokens <= self.longest_captured and num_sequences <= self.largest_captured
+        """A step in which each sequence has ``rows_per_sequence`` tokens. ``context_tokens``: of one on average."""
+        num_rows = rows_per_sequence * num_sequences
+        is_captured = context_tokens <= self.longest_captured and num_rows <= self.largest_captured
         launches = self.decoding if is_captured else self.beyond
         return self._around(gpu_seconds, launches, num_layers, num_mixtures, num_sequences)
 

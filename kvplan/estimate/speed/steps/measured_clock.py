@@ -8,7 +8,7 @@ from functools import cached_property
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.steps.clocks import USUAL, DeviceSpeed
 from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
-from kvplan.estimate.speed.steps.group_steps import GroupSteps
+from kvplan.estimate.speed.steps.group_steps import GroupSteps, reads_prompts
 from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds, whole_tiles
 from kvplan.estimate.speed.steps.step_time import padded_rows
 from kvplan.estimate.speed.steps.work import ModelWork
@@ -18,7 +18,8 @@ from kvplan.estimate.speed.steps.work import ModelWork
 class MeasuredClock(GroupSteps):
     """The profile's coefficients on this model's work. ``context_tokens``: what a sequence holds on average.
 
-    ``kv_bytes``: of one such sequence's cache, on a rank that holds all layers.
+    ``kv_bytes``: of one such sequence's cache, on a rank that holds all layers. ``rows_per_sequence``: of one that
+    decodes, more than 1 where draft tokens are verified.
     """
 
     work: ModelWork
@@ -26,6 +27,7 @@ class MeasuredClock(GroupSteps):
     kv_bytes: float
     device: DeviceSpeed
     context_tokens: float
+    rows_per_sequence: int = 1
 
     def seconds_beside(
         self,
@@ -64,6 +66,7 @@ class MeasuredClock(GroupSteps):
             kv_tokens=kv_tokens,
             expert_tokens=expert_tokens,
             expert_tile_rows=expert_tile_rows,
+            rows_per_sequence=self.rows_per_sequence,
         )
         stages = self.work.layout.pipeline_parallel_size
         return stages * float(step_seconds(self._speed, step)) + self._collectives.seconds(tokens, expert_tokens)
@@ -108,6 +111,7 @@ def rank_step(
     expert_tokens: float,
     kv_tokens: float = 0.0,
     expert_tile_rows: float = 1.0,
+    rows_per_sequence: int = 1,
 ) -> RankStep:
     """One step of one stage on one rank.
 
@@ -134,7 +138,7 @@ def rank_step(
         routed_bytes=expert_tokens * work.routed_bytes() / stages,
         num_latent_layers=work.num_latent_layers / stages,
         latent_tokens=tokens * work.num_latent_layers / tp / stages,
-        reads_prompts=tokens > sequences,
+        reads_prompts=reads_prompts(tokens, sequences, rows_per_sequence),
         num_choosing_layers=work.num_choosing_layers / stages,
         choosing_tokens=tokens * work.num_choosing_layers / stages,
         scored_pairs=pairs * work.scored_keys / stages,

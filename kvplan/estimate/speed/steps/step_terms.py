@@ -5,7 +5,7 @@ Weights and products overlap (``step_time.join``), so a step may be shorter than
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 from kvplan.estimate.parallel import ParallelLayout
@@ -63,7 +63,7 @@ class StepTerms:
     """Seconds of a step's parts.
 
     launches: what each step, layer and sequence costs however little it does. weights: with the activations. host: what
-    launching and the engine's own work add to all that.
+    launching and the engine's own work add to all that. drafter: its passes, where there is one.
     """
 
     launches: float
@@ -73,10 +73,17 @@ class StepTerms:
     attention: float
     collectives: float
     host: float = 0.0
+    drafter: float = 0.0
 
     def merged(self, other: StepTerms, merge: Callable[[float, float], float]) -> StepTerms:
         """Term by term."""
         return StepTerms(*(merge(getattr(self, each.name), getattr(other, each.name)) for each in fields(StepTerms)))
+
+
+def term_names(terms: Iterable[StepTerms]) -> list[str]:
+    """Those to show of such steps: a drafter only where there is one."""
+    names = [each.name for each in fields(StepTerms)]
+    return names if any(each.drafter for each in terms) else [name for name in names if name != "drafter"]
 
 
 def roofline_terms(roofline: Roofline, kv_bytes_per_token: float, load: StepLoad) -> StepTerms:
@@ -114,6 +121,7 @@ def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
         kv_tokens=kv_tokens,
         expert_tokens=met,
         expert_tile_rows=expert_tile_rows,
+        rows_per_sequence=clock.rows_per_sequence,
     )
     launches, weights, kv_cache, products, attention = (
         stages * part for part in _rank_terms(clock._speed, step, clock.work)

@@ -1,0 +1,44 @@
+"""What a deployment's prefix cache finds of a load, in a sentence and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan.planner.choices.deployment import Deployment
+
+
+def _found_tokens(deployment: Deployment) -> float | None:
+    """Of a prompt on average, with as many requests in progress as there are; None where prompts share nothing."""
+    middle, hits = deployment.served.middle, deployment.speed_model.hits
+    if hits is None or middle is None:
+        return None
+    return hits.found(middle.num_users, middle.e2el_seconds)
+
+
+def hits_document(deployment: Deployment) -> dict[str, Any] | None:
+    """None where prompts share nothing."""
+    found, prompt = _found_tokens(deployment), deployment.speed_model.input_tokens
+    if found is None:
+        return None
+    return {"prompt_tokens": prompt, "cached_tokens": round(found, 1), "hit_rate": round(found / prompt, 4)}
+
+
+def hits_sentence(deployment: Deployment) -> str | None:
+    """``1,536 of a prompt's 2,048 tokens (75 %) are found in the prefix cache``, with why no more are."""
+    found, model = _found_tokens(deployment), deployment.speed_model
+    if found is None or model.hits is None:
+        return None
+    prompt, hits = model.input_tokens, model.hits
+    if not hits.hit_tokens:
+        version = deployment.prediction.version
+        return f"nothing is found: with these settings vLLM {version} keeps no prefixes of this model"
+    text = f"{found:,.0f} of a prompt's {prompt:,} tokens ({100 * found / prompt:.0f} %) are found"
+    if hits.sharing.hit_rate is not None:
+        return f"{text}, as stated; whether the pool holds them is not checked, and no sequence shares its blocks"
+    if hits.could_find - found > _MISSED * prompt:
+        return f"{text}; with a larger KV pool {hits.could_find:,.0f} would be"
+    return text
+
+
+_MISSED = 0.01
+"""Share of a prompt from which on a small pool is worth a word."""

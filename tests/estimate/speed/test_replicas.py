@@ -1,0 +1,67 @@
+"""Replicas behind a router, against the play of one of them with its share of the load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.replicas import Router, play_replicas
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+
+RULES = SchedulingRules(max_num_seqs=16, max_num_batched_tokens=256, pool_tokens=1e9)
+ROUTERS: tuple[Router, ...] = ("round_robin", "least_loaded")
+
+
+class Clock:
+    """20 ms a step, and 1 ms for each token of a prompt."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        return 0.02 + 0.001 * (num_tokens - num_sequences)
+
+
+def at_rate(rate: float, count: int = 800) -> PlayedLoad:
+    return PlayedLoad(Lengths(200, "uniform", 0.5), Lengths(40, "uniform", 0.5), count, rate, num_warmups=count // 8)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize(
+    "load", [at_rate(2.0, 200), steady_users(8, 200, 40), PlayedLoad(Lengths(100), Lengths(9), 30)]
+)
+def test_one_replica_is_what_a_play_is(load: PlayedLoad, router: Router) -> None:
+    alone, routed = play(load, RULES, Clock()), play_replicas(load, RULES, Clock(), 1, router)
+    assert routed.ttft.mean == pytest.approx(alone.ttft.mean, rel=0.02)
+    assert routed.e2el.mean == pytest.approx(alone.e2el.mean, rel=0.02)
+    assert routed.output_throughput == pytest.approx(alone.output_throughput, rel=0.02)
+
+
+def test_at_a_rate_no_router_is_worse_than_a_share_of_the_load() -> None:
+    """Four replicas near their capacity: a thinned Poisson process, every fourth request, the least loaded replica."""
+    thinned = play(at_rate(3.4), RULES, Clock())
+    in_turn, least = (play_replicas(at_rate(4 * 3.4, 2000), RULES, Clock(), 4, router) for router in ROUTERS)
+    assert in_turn.ttft.p99 < least.ttft.p99 < thinned.ttft.p99
+    assert in_turn.ttft.p99 < 0.6 * thinned.ttft.p99
+    assert in_turn.e2el.mean == pytest.approx(least.e2el.mean, rel=0.03)
+    assert least.e2el.mean < thinned.e2el.mean
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_far_from_capacity_they_agree(router: Router) -> None:
+    share = play(at_rate(0.4), RULES, Clock())
+    routed = play_replicas(at_rate(4 * 0.4, 800), RULES, Clock(), 4, router)
+    assert routed.e2el.mean == pytest.approx(share.e2el.mean, rel=0.08)
+    assert routed.ttft.mean == pytest.approx(share.ttft.mean, rel=0.08)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_users_who_are_not_kept_to_a_replica_wait_longer_for_a_first_token(router: Router) -> None:
+    """And as long for the whole answer."""
+    load = replace(steady_users(32, 200, 40), num_requests=600)
+    routed = play_replicas(load, RULES, Clock(), 4, router)
+    alone = play(replace(steady_users(8, 200, 40), num_requests=400), RULES, Clock())
+    assert routed.e2el.mean == pytest.approx(alone.e2el.mean, rel=0.03)
+    assert alone.ttft.mean < routed.ttft.mean < 1.6 * alone.ttft.mean
