@@ -36,7 +36,9 @@ def hits_sentence(deployment: Deployment) -> str | None:
     if hits.sharing.hit_rate is not None:
         return f"{text}, as stated; whether the pool holds them is not checked, and no sequence shares its blocks"
     if hits.could_find - found > _MISSED * prompt:
-        return f"{text}; with a larger KV pool {hits.could_find:,.0f} would be"
+        text += f"; with a larger KV pool {hits.could_find:,.0f} would be"
+    if hits.sharing.turns > 1 and deployment.replicas > 1:
+        text += "; where the router keeps a chat on one replica, as is assumed"
     return text
 
 

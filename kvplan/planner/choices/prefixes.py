@@ -22,13 +22,9 @@ def hits_on(workload: Workload, choice: Choice, prediction: VllmPrediction) -> P
     )
 
 
-def expected_hits(
-    workload: Workload, choice: Choice, prediction: VllmPrediction, capacity: Capacity
-) -> ExpectedHits | None:
-    """None of a load whose prompts share nothing."""
+def expected_hits(workload: Workload, choice: Choice, prediction: VllmPrediction, capacity: Capacity) -> ExpectedHits:
+    """Of a load whose prompts share something."""
     sharing = workload.pattern.sharing
-    if not sharing.finds_anything:
-        return None
     groups, hits = choice.layout.data_parallel_size, hits_on(workload, choice, prediction)
     return ExpectedHits(
         sharing,

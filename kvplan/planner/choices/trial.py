@@ -169,7 +169,9 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     It keeps the steady states that it has found, which their searches share.
     """
     settings = prediction.settings.serving
-    hits = expected_hits(trial.workload, choice, prediction, capacity_of(trial, choice, prediction))
+    shares = trial.workload.pattern.sharing.finds_anything
+    capacity = capacity_of(trial, choice, prediction) if shares else None
+    hits = None if capacity is None else expected_hits(trial.workload, choice, prediction, capacity)
     key = (choice.key, settings.dtype, settings.max_num_batched_tokens, hits)
     if key not in trial.models:
         drafting = drafting_of(trial.request, trial.workload, choice, prediction)

@@ -24,7 +24,7 @@ class Clock:
         return 0.02 + 0.001 * (num_tokens - num_sequences)
 
 
-def at_rate(rate: float, count: int = 800) -> PlayedLoad:
+def at_rate(rate: float, count: int = 400) -> PlayedLoad:
     return PlayedLoad(Lengths(200, "uniform", 0.5), Lengths(40, "uniform", 0.5), count, rate, num_warmups=count // 8)
 
 
@@ -42,7 +42,7 @@ def test_one_replica_is_what_a_play_is(load: PlayedLoad, router: Router) -> None
 def test_at_a_rate_no_router_is_worse_than_a_share_of_the_load() -> None:
     """Four replicas near their capacity: a thinned Poisson process, every fourth request, the least loaded replica."""
     thinned = play(at_rate(3.4), RULES, Clock())
-    in_turn, least = (play_replicas(at_rate(4 * 3.4, 2000), RULES, Clock(), 4, router) for router in ROUTERS)
+    in_turn, least = (play_replicas(at_rate(4 * 3.4, 1600), RULES, Clock(), 4, router) for router in ROUTERS)
     assert in_turn.ttft.p99 < least.ttft.p99 < thinned.ttft.p99
     assert in_turn.ttft.p99 < 0.6 * thinned.ttft.p99
     assert in_turn.e2el.mean == pytest.approx(least.e2el.mean, rel=0.03)
@@ -52,7 +52,7 @@ def test_at_a_rate_no_router_is_worse_than_a_share_of_the_load() -> None:
 @pytest.mark.parametrize("router", ROUTERS)
 def test_far_from_capacity_they_agree(router: Router) -> None:
     share = play(at_rate(0.4), RULES, Clock())
-    routed = play_replicas(at_rate(4 * 0.4, 800), RULES, Clock(), 4, router)
+    routed = play_replicas(at_rate(4 * 0.4, 400), RULES, Clock(), 4, router)
     assert routed.e2el.mean == pytest.approx(share.e2el.mean, rel=0.08)
     assert routed.ttft.mean == pytest.approx(share.ttft.mean, rel=0.08)
 
@@ -60,7 +60,7 @@ def test_far_from_capacity_they_agree(router: Router) -> None:
 @pytest.mark.parametrize("router", ROUTERS)
 def test_users_who_are_not_kept_to_a_replica_wait_longer_for_a_first_token(router: Router) -> None:
     """And as long for the whole answer."""
-    load = replace(steady_users(32, 200, 40), num_requests=600)
+    load = replace(steady_users(32, 200, 40), num_requests=400)
     routed = play_replicas(load, RULES, Clock(), 4, router)
     alone = play(replace(steady_users(8, 200, 40), num_requests=400), RULES, Clock())
     assert routed.e2el.mean == pytest.approx(alone.e2el.mean, rel=0.03)

@@ -107,7 +107,8 @@ class ExpectedHits:
         away = in_progress * self.think_seconds / e2el_seconds if self.depends_on_latency else 0.0
         ago = self._requests_ago(in_progress, away)
         of_prefix = self._prefix_share(ago, in_progress) * max(self._prefix_tokens - self.dropped_tokens, 0)
-        goes_on = self._chat_share(ago, away)
+        # The next turn goes to the group with the fewest in flight, whichever has the others (DPLBAsyncMPClient).
+        goes_on = self._chat_share(ago, away) / self.num_groups
         found = of_prefix
         for number in range(1, sharing.turns):
             earlier = sharing.prefix_tokens + number * self._turn - 1
