@@ -72,20 +72,21 @@ def any_of(*choices: Shows) -> Shows:
     return lambda number, lines: any(choice(number, lines) for choice in choices)
 
 
+ANSWER = having("Rent ", "Gives ", "Costs ")
+
 RECIPES = (
     Recipe(
         "How many GPUs for 200 users who want the first token within 3 s and ten tokens a second?",
         "kvplan plan llama-3.1-70b --users 200 --input-len 2k --output-len 300 --slo ttft:3000 tpot:100 "
         "--gpu h100-sxm h200 --max-gpus 32",
-        any_of(rows(3), having("best:")),
-        "The first line is the cheapest that keeps both bounds even at the slow end of the predicted speeds; a "
-        "line with `likely 83 %` would keep them over that share of the range. `limit` is what breaks first when "
-        "more users come.",
+        any_of(ANSWER, rows(3)),
+        "The answer is the cheapest that keeps both bounds as surely as was asked for (`--confidence`, 0.75 without); "
+        "`sure` says it of each line. `--explain` shows what breaks first when more users come.",
     ),
     Recipe(
         "Should I serve it in fp8?",
         "kvplan plan llama-3.1-70b --users 32 --ctx-avg 8k --gpu h100-sxm",
-        any_of(rows(2, others=2), having("fp8 weights:", "fp8 KV cache:")),
+        any_of(having("Rent "), rows(2, others=2), having("fp8 weights:", "fp8 KV cache:")),
         "The published format comes first, because it answers as the model was evaluated. Below it stands what other "
         "formats save, what they need, and what is known of their quality.",
     ),
@@ -101,7 +102,7 @@ RECIPES = (
     Recipe(
         "How do I serve a large mixture of experts on two nodes?",
         "kvplan plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16",
-        any_of(rows(1), having("Between nodes", "    node ")),
+        any_of(having("Rent "), rows(1), having("Between nodes", "    node ")),
         "Pipeline stages need little of the network. Data-parallel groups (`--dp 16 --ep`) hold twice as many "
         "sequences, since each has a KV cache of its own, but their tokens cross it in every layer. `--json` has "
         "both.",
@@ -124,7 +125,7 @@ RECIPES = (
     Recipe(
         "What do I get for three dollars an hour?",
         "kvplan plan llama-3.1-8b --request-rate 5 --input-len 1k --output-len 256 --slo ttft:1000 tpot:50 --budget 3",
-        rows(3),
+        any_of(ANSWER, rows(3)),
         "Your own prices: `--price h100-sxm=2.1 --price l40s=0.6`. GPUs without a price are left out of a budget.",
     ),
     Recipe(
@@ -143,7 +144,7 @@ RECIPES = (
         "What do I set?",
         "kvplan plan llama-3.1-8b --users 64 --ctx-avg 4k --ctx-max 16k --gpu l40s --max-gpus 1 --quantization fp8 "
         "--kv-cache-dtype fp8",
-        any_of(rows(1), having("best:", "  vllm:")),
+        any_of(ANSWER, having("  vllm:")),
         "`max_num_seqs` is what the load needs and `max_model_len` the longest sequence that must be served: both"
         " leave more memory to the KV cache than the defaults do.",
     ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -29,8 +32,10 @@ from kvplan.commands.printing.likened import print_unlike
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
 from kvplan.errors import UsageError
+from kvplan.foreign_text import unguarded
 from kvplan.planner.question.asking import PLAN_SETTINGS
 from kvplan.planner.search.fixes import cheapest_fix
+from kvplan.planner.search.frontier import Progress
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings
 
@@ -82,6 +87,18 @@ AsJson = Annotated[
 ]
 
 
+@contextmanager
+def _playing(*, shows: bool) -> Iterator[Progress | None]:
+    """Say on a terminal how many loads were played."""
+    if not shows or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(file=unguarded(sys.stderr)).status("sizing layouts") as status:
+        yield lambda num_played, _: status.update(f"{num_played:,} loads played")
+
+
 @takes_groups
 @takes_settings(*PLAN_SETTINGS)
 def plan(
@@ -112,7 +129,8 @@ def plan(
     request = kept.request()
     spec = resolve_model(kept.model)
     measured = load_measured(calibration_name(calibration, no_calibration))
-    found = make_plan(spec, request, measured)
+    with _playing(shows=request.thorough) as progress:
+        found = make_plan(spec, request, measured, progress)
     version = request.engine.version
     print_notes(
         *measured.notices,

@@ -22,14 +22,14 @@ def plan(num_users: int) -> Plan:
 def test_one_user_is_singular_and_named_on_its_line() -> None:
     figure = plan_figure(plan(1))
     assert "1 user: 2,048 tokens" in figure.get_suptitle()
-    legend = figure.axes[1].get_legend()
+    legend = figure.axes[2].get_legend()
     assert legend is not None and legend.get_texts()[-1].get_text() == "1 user"
 
 
 def test_sequences_are_counted_in_plain_numbers_and_the_legend_covers_no_line() -> None:
     figure = plan_figure(plan(32))
     figure.draw_without_rendering()
-    curves = figure.axes[1]
+    curves = figure.axes[2]
     labels = {label.get_text() for label in curves.get_yticklabels()}
     assert "1,000" in labels and not any("10^" in label for label in labels)
     legend = curves.get_legend()
@@ -39,7 +39,7 @@ def test_sequences_are_counted_in_plain_numbers_and_the_legend_covers_no_line() 
 def test_the_steps_of_each_deployment_are_drawn() -> None:
     found = plan(32)
     shown = found.deployments[:8]
-    for place, axes in enumerate(plan_figure(found).axes[2:]):
+    for place, axes in enumerate(plan_figure(found).axes[3:]):
         tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
         steps = [explained_steps(each, found.workload)[place] for each in shown]
         assert len(steps) == len(tops) > 2
@@ -48,7 +48,7 @@ def test_the_steps_of_each_deployment_are_drawn() -> None:
 
 
 def test_deployments_that_hold_the_same_are_told_apart() -> None:
-    lines = plan_figure(plan(32)).axes[1].lines[:-1]
+    lines = plan_figure(plan(32)).axes[2].lines[:-1]
     looks = {(line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(looks) == len(lines) > 2
 
@@ -59,5 +59,5 @@ def test_numbers_between_powers_of_ten_are_plain_too() -> None:
     asked = PlanRequest(gpus=gpus, requests_per_second=10.0, input_tokens=1024, output_tokens=200)
     figure = plan_figure(make_plan(resolve_model("llama-3.1-8b"), asked))
     figure.draw_without_rendering()
-    labels = [label.get_text() for label in figure.axes[1].get_yticklabels(which="minor") if label.get_text()]
+    labels = [label.get_text() for label in figure.axes[2].get_yticklabels(which="minor") if label.get_text()]
     assert labels and all(label.replace(",", "").isdecimal() for label in labels)

@@ -45,9 +45,9 @@ def print_memory(found: Plan, deployments: Sequence[Deployment]) -> None:
 
 
 def formats_text(deployment: Deployment) -> str:
-    """``fp8 weights, fp8 KV``; "" as published."""
+    """``awq, fp8 KV``; "" as published."""
     weights, kv_cache_dtype = deployment.choice.weights, deployment.choice.kv_cache_dtype
-    parts = [] if weights.is_published else [f"{weights.name} weights"]
+    parts = [] if weights.is_published else [weights.name]
     return ", ".join(parts if kv_cache_dtype == "auto" else [*parts, f"{kv_cache_dtype} KV"])
 
 

@@ -83,15 +83,19 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 
 def plan_figure(plan: Plan) -> Figure:
-    """Above: memory of each ranked deployment, and sequences that it holds over their length. Below: its steps."""
+    """Above: cost and time of all that was played, and of the first eight the memory and how many sequences it holds.
+
+    Below: what the steps of these consist of.
+    """
     from matplotlib.figure import Figure
 
     shown = plan.deployments[:_MOST_BARS]
-    figure = Figure(figsize=(13, 9.6), layout="constrained")
-    (left, right), below = figure.subplots(2, 2)
-    _draw_bars(left, shown)
-    _draw_curves(right, shown, plan)
-    _draw_steps(below, shown, plan)
+    figure = Figure(figsize=(15, 9.6), layout="constrained")
+    axes = figure.subplot_mosaic([[*"ppmmcc"], [*"dddrrr"]])
+    _draw_costs(axes["p"], plan)
+    _draw_bars(axes["m"], shown)
+    _draw_curves(axes["c"], shown, plan)
+    _draw_steps([axes["d"], axes["r"]], shown, plan)
     figure.suptitle(f"{plan.spec.title}, {_load(plan)}: {plan.workload.average_context:,} tokens on average")
     return figure
 
@@ -99,6 +103,33 @@ def plan_figure(plan: Plan) -> Figure:
 def _load(plan: Plan) -> str:
     workload = plan.workload
     return plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
+
+
+def _draw_costs(axes: Axes, plan: Plan) -> None:
+    """A mark for each deployment: full where it gives what was asked for; those that nothing beats have a name."""
+    everything = [*plan.deployments, *(each.deployment for each in plan.alternatives)]
+    priced = [each for each in everything if each.usd_per_hour is not None]
+    shown = priced or everything
+    points = [(each.usd_per_hour or float(each.num_gpus), _request_seconds(each)) for each in shown]
+    sides = itertools.cycle((5, -11))
+    for (cost, seconds), each in sorted(zip(points, shown, strict=True), key=lambda pair: pair[0]):
+        is_best, color = each is plan.deployments[0], "#55a868" if each.verdict.meets else "#9a9a9a"
+        size, marker, face = 90 if is_best else 40, "*" if is_best else "o", color if each.verdict.meets else "none"
+        axes.scatter(cost, seconds, s=size, marker=marker, edgecolor=color, color=face)
+        if not any(left <= cost and below < seconds for left, below in points):
+            axes.annotate(each.name, (cost, seconds), textcoords="offset points", xytext=(6, next(sides)), fontsize=8)
+    axes.set_xlabel("dollars per hour" if priced else "GPUs")
+    axes.set_ylabel("seconds of a request")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0, right=1.5 * max(cost for cost, _ in points))
+    goal = plan.request.goal.text.replace(" and ", "\nand ") if plan.request.goal.is_asked else "readable speed"
+    axes.set_title(f"full marks: {goal}", fontsize=9, loc="left")
+
+
+def _request_seconds(deployment: Deployment) -> float:
+    found = deployment.expected.time("e2el", "mean")
+    assert found is not None, "every request takes some time"
+    return found.middle
 
 
 def _draw_bars(axes: Axes, shown: tuple[Deployment, ...]) -> None:

@@ -18,7 +18,7 @@ from kvplan.planner.question.request import Workload
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One of ``number`` replicas under its share of ``workload``."""
+    """One of ``number`` replicas under its share of ``workload``. ``seed``: of lengths and arrivals."""
 
     workload: Workload
     choice: Choice
@@ -26,6 +26,7 @@ class Replica:
     prediction: VllmPrediction
     capacity: Capacity
     model: SpeedModel
+    seed: int = 0
 
     def play(self, served: Served) -> Queues | None:
         """What its requests see. None where they pile up without end, and as for ``play_queues``."""
@@ -48,8 +49,10 @@ class Replica:
         prompt, answer, rate = self.workload.input_tokens, self.workload.output_tokens, self._rate
         reading = 0.0 if served.middle is None else served.middle.reading_share
         if rate is None:
-            return steady_users(round(served.num_users), prompt, answer, reading)
-        return steady_rate(rate, served.num_users, prompt, answer, reading)
+            load = steady_users(round(served.num_users), prompt, answer, reading)
+        else:
+            load = steady_rate(rate, served.num_users, prompt, answer, reading)
+        return replace(load, seed=self.seed)
 
     @property
     def _rules(self) -> SchedulingRules:

@@ -156,7 +156,7 @@ class Frontier:
         if entry.rough != _UNKNOWN:
             return False
         found = candidate(self.trial, entry.choice, entry.replicas)
-        rough = found.rough_score(self.trial.request.goal) if isinstance(found, Candidate) else math.inf
+        rough = found.rough_score(self.trial.request.goal) if isinstance(found, Candidate) else self._quickest(entry)
         heapq.heappush(self._heap, replace(entry, rough=rough))
         return True
 
@@ -166,13 +166,24 @@ class Frontier:
         if isinstance(first, Miss) and first.is_final:
             self._misses.append(first)
             return
-        fewest = _fewest(most, lambda count: isinstance(candidate(self.trial, choice, count), Candidate))
+        fewest = _fewest(most, lambda count: self._holds(choice, count))
         if fewest is not None:
             self._push(choice, fewest)
             return
         last = candidate(self.trial, choice, most)
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
+
+    def _holds(self, choice: Choice, replicas: int) -> bool:
+        """Whether so many hold the load, with the default or another token budget: a small one leaves more to the KV
+        cache, and under a rate each answers as many requests as it does."""
+        others = self.trial.other_step_tokens(choice.gpu)
+        if self.trial.workload.num_users is not None:
+            others = others[:1]
+        return any(
+            isinstance(candidate(self.trial, replace(choice, max_num_batched_tokens=tokens), replicas), Candidate)
+            for tokens in (None, *others)
+        )
 
     # ---- what need not be looked at
 
@@ -286,13 +297,10 @@ class Frontier:
         if not self._met:
             return
         best = min(self._met, key=rank)
-        for each in self._budgets(replace(best.choice, max_num_batched_tokens=None), best.replicas):
-            if each.choice != best.choice:
-                self._keep_better(best, self._play(each))
-
-    def _keep_better(self, best: Deployment, other: Deployment) -> None:
-        if rank(other) < rank(best):
-            self._met = [other if each is best else each for each in self._met]
+        others = self._budgets(replace(best.choice, max_num_batched_tokens=None), best.replicas)
+        played = [self._play(each) for each in others if each.choice != best.choice]
+        better = min([best, *played], key=rank)
+        self._met = [better if each is best else each for each in self._met]
 
     def _play_slow(self) -> None:
         """Where nothing is readable, what is quickest for its price all the same."""

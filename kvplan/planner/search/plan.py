@@ -104,7 +104,7 @@ def make_plan(
     check_backend(spec, request.settings.moe_backend, request.engine.name)
     check_has_experts(spec, request.sizes.enable_expert_parallel)
     trial = Trial(request, complete(request, spec), measured)
-    asked, others = _formats_asked(spec, request)
+    asked, others = formats_asked(spec, request)
     most = THOROUGH_PLAYS if request.thorough else MOST_PLAYS
     found = Frontier(trial, asked, None, most, progress).run()
     if not found.deployments and not found.misses:
@@ -140,7 +140,7 @@ def _search_others(
     return Frontier(trial, others, budget, most, progress).run()
 
 
-def _formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
+def formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
     """(what the answer consists of, what is shown beside it)."""
     pairs = format_pairs(
         spec, request.quantizations, request.kv_cache_dtypes, request.settings, vllm_release(request.engine.version)
@@ -206,7 +206,7 @@ def first_deployment(
         trial = Trial(request, complete(request, spec), measured)
     except KvplanError:
         return None
-    asked, _ = _formats_asked(spec, request)
+    asked, _ = formats_asked(spec, request)
     found = Frontier(trial, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT).run()
     return next((each for each in found.deployments if each.verdict.meets), None)
 
