@@ -15,6 +15,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.commands.printing.queues import server_text
 from kvplan.commands.printing.speeds import print_speeds
 from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import KvplanError
@@ -232,3 +233,10 @@ def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert main(["estimate", "gpt2", "--gpu", "l4", "--plot", str(tmp_path / name)]) == 1
         assert reason in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == [target]
+
+
+def test_a_server_that_keeps_pace_is_not_said_to_bound_by_1_0_times() -> None:
+    assert server_text(0.5, 1) is None
+    close, beyond = server_text(1.04, 1), server_text(1.06, 1)
+    assert close is not None and "would work for 100 % of the time" in close and "times as many" not in close
+    assert beyond is not None and "1.1 times as many" in beyond
