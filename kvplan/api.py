@@ -147,7 +147,7 @@ class Plan:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per deployment, best first. Needs pandas."""
-        return _frame([plan_row(deployment, self.model) for deployment in self.deployments])
+        return _frame([plan_row(each, self.model, self.answer.request.api_price) for each in self.deployments])
 
     def __str__(self) -> str:
         return captured(lambda: print_plan(self.answer))
@@ -304,6 +304,8 @@ def plan(
     nodes: int | None = None,
     budget: float | str | None = None,
     price: Mapping[str, float] | None = None,
+    prices: str | Path | None = None,
+    api_price: str | Mapping[str, float] | None = None,
     quantization: str | Iterable[str] | None = None,
     kv_cache_dtype: str | Iterable[str] | None = None,
     engine: str = "vllm",
@@ -312,8 +314,9 @@ def plan(
 ) -> Plan:
     """Find the GPUs and settings that serve a load, as ``kvplan plan`` does; arguments are its options.
 
-    slo: "ttft:500 tpot:50". price: dollars per hour by GPU. settings: as in ``estimate``. KvplanError where it
-    cannot be answered; a load that nothing serves is an answer without deployments.
+    slo: "ttft:500 tpot:50". price: dollars per hour by GPU or by a cloud's instance; prices: a file of them. api_price:
+    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. settings: as in ``estimate``. KvplanError where it cannot be answered;
+    a load that nothing serves is an answer without deployments.
     """
     request = plan_request(
         EngineChoice.parse(engine, known=("vllm",)),
@@ -338,7 +341,9 @@ def plan(
         enable_expert_parallel=enable_expert_parallel,
         nodes=nodes,
         budget=budget,
-        price=[f"{name}={usd}" for name, usd in (price or {}).items()],
+        price=[_named({name: usd}) for name, usd in (price or {}).items()],
+        prices=None if prices is None else Path(prices),
+        api_price=api_price if api_price is None or isinstance(api_price, str) else _named(api_price),
         quantization=_texts(quantization),
         kv_cache_dtype=_texts(kv_cache_dtype),
     )
@@ -396,6 +401,10 @@ def _settings(given: Mapping[str, Any], known: Sequence[str], **more: str) -> Se
 def _written(name: str, value: Any) -> Any:
     """Return a value as the command line has it: bytes and tokens as text."""
     return str(value) if value is not None and KNOBS[name].kind in ("bytes", "tokens") else value
+
+
+def _named(values: Mapping[str, float]) -> str:
+    return ",".join(f"{name}={value}" for name, value in values.items())
 
 
 def _text(value: object) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS, Knob, ServingSettings
-from kvplan.units import parse_bytes, parse_tokens
+from kvplan.units import parse_bit_rate, parse_bytes, parse_tokens
 
 _SHORT_NUMBER: Final = re.compile(r"-?\d{1,18}")
 
@@ -25,6 +25,8 @@ def _read(knob: Knob, value: Any) -> Any:
         return None
     if knob.kind == "bytes":
         return parse_bytes(value)
+    if knob.kind == "rate" and isinstance(value, str):
+        return parse_bit_rate(value)
     if knob.kind == "share" and isinstance(value, str):
         return parse_share(value, knob.option, example=knob.example)
     if knob.kind == "tokens":

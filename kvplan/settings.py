@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 from kvplan.errors import UsageError
 from kvplan.units import LARGEST
 
-KnobKind = Literal["share", "count", "number", "tokens", "bytes", "name", "text", "flag"]
+KnobKind = Literal["share", "count", "number", "tokens", "bytes", "rate", "name", "text", "flag"]
 """What a value is: a share (above 0, at most 1), a count, a number (with a fraction or without), tokens (``32k``),
-bytes (``80GiB``), a name (in any case), a text (as it is), yes or no."""
+bytes (``80GiB``), a rate (``400Gb/s``, in bytes per second), a name (in any case), a text (as it is), yes or no."""
 
 FLAG_ON: Final = "true"
 FLAG_WORDS: Final = {"false": False, FLAG_ON: True}
@@ -65,7 +65,11 @@ GROUP_SIZES: Final = (-1, 32, 64, 128)
 """What vLLM's Marlin kernels take: MARLIN_SUPPORTED_GROUP_SIZES of vLLM 0.32, in
 vllm/model_executor/layers/quantization/utils/marlin_utils.py. estimate/vllm/division.py: which widths they divide."""
 
-_OWN_OPTIONS: Final = {"device_memory_bytes": "--device-memory"}
+_OWN_OPTIONS: Final = {
+    "device_memory_bytes": "--device-memory",
+    "network_bytes_per_second": "--network",
+    "reserved_bytes": "--reserve",
+}
 """Settings that vLLM has no option for, where the option is not the name: the unit stands in the value."""
 DEFAULT_LORA_RANK: Final = 16
 """vLLM's ``max_lora_rank``."""
@@ -234,6 +238,14 @@ class ServingSettings:
         example="80GiB",
         panel=GPU_PANEL,
     )
+    reserved_bytes: int | None = _knob(
+        None,
+        "Memory of each GPU that other programs hold, such as 6GiB. Default: none.",
+        kind="bytes",
+        unit="bytes",
+        example="6GiB",
+        panel=GPU_PANEL,
+    )
     kv_cache_memory_bytes: int | None = _knob(
         None,
         "KV cache per GPU, such as 2GiB, instead of what gpu_memory_utilization leaves. Default: that.",
@@ -327,6 +339,14 @@ class ServingSettings:
         False,
         "NVLink bridges join pairs of the cards that need them (A100 and H100 PCIe, A40, RTX 3090, ...).",
         kind="flag",
+        panel=GPU_PANEL,
+    )
+    network_bytes_per_second: float | None = _knob(
+        None,
+        "Network of each GPU to other nodes, such as 400 or 400Gb/s (bits), 50GB/s (bytes). Default: the profile's.",
+        kind="rate",
+        unit="bytes per second and GPU, one direction",
+        example="400",
         panel=GPU_PANEL,
     )
     moe_backend: str = _knob(

@@ -32,6 +32,8 @@ LARGEST: Final = 1024**6
 """Of any setting: 1 EiB, and more than anything that is counted."""
 _MOST_TOKENS: Final = 10**12
 _EXACT: Final = Context(prec=60)
+_MOST_GIGABITS: Final = 1e6
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:[Gg](bps|b/s|bit/s|bits/s|BPS|Bps|B/s)?)?")
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -53,6 +55,17 @@ def parse_bytes(text: str) -> int:
         written = text.strip()
         raise UsageError(f"'{written}' has no unit.", hint=f"did you mean {written}GiB? Bytes are written {written}B")
     return number
+
+
+def parse_bit_rate(text: str) -> float:
+    """``400`` or ``400Gb/s`` -> 50e9 bytes per second, ``50GB/s`` likewise. UsageError for anything else."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None or not 0 < float(match.group(1)) < _MOST_GIGABITS:
+        raise UsageError(
+            f"'{text}' is not the speed of a network.", hint="write it like 400 or 400Gb/s (bits), or 50GB/s (bytes)"
+        )
+    number, unit = float(match.group(1)), match.group(2) or ""
+    return number * (1e9 if "B" in unit else 1e9 / 8)
 
 
 def parse_tokens(text: str) -> int:

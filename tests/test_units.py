@@ -6,7 +6,7 @@ import pytest
 
 from kvplan.cli import main
 from kvplan.errors import UsageError
-from kvplan.units import GIB, MIB, parse_bytes, parse_tokens
+from kvplan.units import GIB, MIB, parse_bit_rate, parse_bytes, parse_tokens
 
 
 def test_amounts_of_memory_are_read_as_they_say() -> None:
@@ -37,3 +37,16 @@ def test_an_amount_beyond_all_machines_is_one_sentence(digits: str) -> None:
 def test_device_memory_64_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "gpt2", "--device-memory", "64"]) == 2
     assert "64GiB?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes"), [("400", 50), ("400Gb/s", 50), ("400 Gbps", 50), ("50GB/s", 50), ("12.5gb/s", 1.5625)]
+)
+def test_a_network_is_in_bits_unless_it_says_bytes(text: str, gigabytes: float) -> None:
+    assert parse_bit_rate(text) == gigabytes * 1e9
+
+
+@pytest.mark.parametrize("text", ["fast", "-400", "0", "400GiB", "400 Tb/s", ""])
+def test_what_is_no_network_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not the speed of a network"):
+        parse_bit_rate(text)

@@ -13,7 +13,7 @@ from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import provenance_note
-from kvplan.catalog.releases.vllm import version_note
+from kvplan.catalog.releases.vllm import version_note, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.commands.options.estimate_lists import (
@@ -34,9 +34,11 @@ from kvplan.commands.options.shared import (
     calibration_name,
 )
 from kvplan.commands.printing.estimates import print_estimates
-from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
+from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes, print_sentence
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.question import ESTIMATE_SETTINGS, answer_question, notes_on, with_kernels
+from kvplan.estimate.question import ESTIMATE_SETTINGS, Question, answer_question, notes_on, with_kernels
+from kvplan.estimate.shared_gpu import GpuShare, shared_sentence
+from kvplan.estimate.shared_gpu import share_gpu as divide_gpu
 from kvplan.estimate.ways_to_fit import Asked, ways_to_fit
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.setting_values import split_list
@@ -111,6 +113,14 @@ FromLog = Annotated[
         rich_help_panel=MEMORY_PANEL,
     ),
 ]
+ShareGpu = Annotated[
+    bool,
+    typer.Option(
+        "--share-gpu",
+        help="The models run on one GPU at once: which gpu_memory_utilization each of them takes.",
+        rich_help_panel=MEMORY_PANEL,
+    ),
+]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Show every formula and every assumption.", rich_help_panel=OUTPUT_PANEL)
 ]
@@ -135,6 +145,7 @@ def estimate(
     speculative_config: SpeculativeConfig = None,
     engine: Engine = DEFAULT_ENGINE,
     from_log: FromLog = None,
+    share_gpu: ShareGpu = False,
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
     plot: Plot = None,
@@ -178,6 +189,13 @@ def estimate(
         for spec, on in zip(specs, shown, strict=True)
         for question in asked
     ]
+    shared = None
+    if share_gpu:
+        shared = divide_gpu(answers, choice)
+        answers = [
+            answer_question(spec, _with_share(asked[0], share), gpus, choice, measured)
+            for spec, share in zip(specs, shared.shares, strict=True)
+        ]
     shows_assumptions = chosen is OutputFormat.table and (explain or len(answers) == 1)
     print_notes(
         *measured.notices,
@@ -190,6 +208,8 @@ def estimate(
         *dict.fromkeys(note for answer in answers for note in notes_on(answer)),
     )
     print_estimates(answers, chosen, explain=explain)
+    if shared is not None and chosen in (OutputFormat.table, OutputFormat.md):
+        print_sentence(shared_sentence(shared, answers, vllm_release(choice.version).text))
     if lists.gpus and not any(each.fits for answer in answers for each in answer.deployments):
         pairs = zip([(spec, question) for spec in specs for question in asked], answers, strict=True)
         misses = [
@@ -214,6 +234,14 @@ def _basis(
     if len(specs) > 1 or len(gpus) > 1:
         raise UsageError("--from-log is about one model on one kind of GPU.", hint="name one of each")
     return basis_of(log, specs[0], gpus[0] if gpus else None, engine, given)
+
+
+def _with_share(question: Question, share: GpuShare) -> Question:
+    """The question with a part of the GPU; others hold theirs."""
+    own = replace(
+        question.settings, gpu_memory_utilization=share.utilization, reserved_bytes=share.others_bytes or None
+    )
+    return replace(question, settings=own)
 
 
 def _nothing_fits(misses: Sequence[Asked]) -> KvplanError:

@@ -5,6 +5,7 @@ A question is a ModelSpec, devices, an engine and one ServingSettings; each engi
 
 question             one question as people ask it: a GPU's own dtype, ranks of 8xh200, which GPUs have kernels
 ways_to_fit          what lets a deployment fit that does not, each way tried
+shared_gpu           several models on one GPU: which gpu_memory_utilization each
 known_models         the models known by name, with their main figures
 answer, document     the whole answer, and its JSON; picture: ``estimate --plot``
 deployments          one model on one kind of GPU under vLLM or kvplan's engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
+from kvplan.catalog.devices.gpus import GpuProfile, as_equipped
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
@@ -101,7 +101,9 @@ def make_estimate(
     dtype = serving_dtype(spec.dtype, asked.dtype)
     cache = _cache_settings(spec, asked, request.engine, dtype, notes)
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
-    gpus = with_bridges(request.gpus) if asked.nvlink_bridge else request.gpus
+    gpus = as_equipped(
+        request.gpus, nvlink_bridge=asked.nvlink_bridge, network_bytes_per_second=asked.network_bytes_per_second
+    )
     placements = [place(spec, gpu, request.engine, settings, request.learned) for gpu in gpus]
     cache = _as_kept(spec, cache, placements)
     release = vllm_release(request.engine.version) if request.engine.name == "vllm" else None

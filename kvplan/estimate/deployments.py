@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvplan.catalog.devices.device_support import compute_capability
+from kvplan.catalog.devices.device_support import compute_capability, last_release_hint, missing_kernels_note
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
@@ -17,7 +18,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.steps.collectives import bridge_note
+from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
@@ -115,12 +116,16 @@ def place(
         placement = _as_placed(spec, gpu, found.prediction, found.explained)
         placement = replace(placement, notes=(*found.notes, *placement.notes))
     filled = placement.deployment.settings
-    bridges = bridge_note(gpu, ParallelLayout.of(filled))
-    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings))
-    return replace(placement, notes=notes if bridges is None else (*notes, bridges))
+    layout = ParallelLayout.of(filled)
+    links = filter(None, (bridge_note(gpu, layout), network_note(gpu, layout)))
+    missing = missing_kernels_note(gpu, engine.version) if engine.name == "vllm" else None
+    links = filter(None, (*links, missing and f"{missing} {last_release_hint(gpu)}."))
+    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings), *links)
+    return replace(placement, notes=notes)
 
 
 _OF_VLLM: Final = (
+    "reserved_bytes",
     "kv_cache_memory_bytes",
     "cpu_offload_gb",
     "limit_mm_per_prompt",
@@ -142,7 +147,9 @@ def check_options(engine: EngineChoice, settings: ServingSettings) -> None:
 
 
 def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ...]:
-    """Of a CPU host that is nobody's: whose memory it is."""
+    """Of a CPU host that is nobody's: whose memory it is. Of a MIG slice: what it has of its GPU."""
+    if gpu.part_of is not None:
+        return (slice_note(gpu),)
     if gpu.id != "cpu" or settings.device_memory_bytes is not None:
         return ()
     memory = format_bytes(gpu.memory_bytes)
@@ -273,7 +280,7 @@ def _vllm_limit(found: VllmPrediction, within: KvRange) -> str | None:
         lacking = found.rank.weight_bytes - found.rank.requested_bytes
         return f"the weights do not fit: {format_bytes(lacking)} short"
     missing = format_bytes(found.missing_bytes)
-    if found.rank.lacking_bytes:
+    if found.rank.lacking_bytes and found.rank.given_pool_bytes is not None:
         return f"no room for --kv-cache-memory-bytes: {missing} short"
     if found.outcome == "rejected_ctx" and found.largest_max_model_len:
         return f"longest sequence that fits: {found.largest_max_model_len:,} tokens"

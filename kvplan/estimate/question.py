@@ -18,6 +18,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speculation import joined_speculation
 from kvplan.estimate.vllm.contexts import check_contexts
 from kvplan.estimate.vllm.learned import LearnedStart
@@ -34,6 +35,7 @@ ESTIMATE_SETTINGS: Final = (
     "max_loras",
     "max_lora_rank",
     "device_memory_bytes",
+    "reserved_bytes",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "pp_layer_partition",
@@ -41,6 +43,7 @@ ESTIMATE_SETTINGS: Final = (
     "enable_expert_parallel",
     "decode_context_parallel_size",
     "nvlink_bridge",
+    "network_bytes_per_second",
     "moe_backend",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
@@ -106,6 +109,11 @@ def _settings_on(
     counted: GpuCount, spec: ModelSpec, settings: ServingSettings, engine: EngineChoice
 ) -> ServingSettings:
     ranks = tensor_parallel_size(counted, settings)
+    if counted.gpu.part_of is not None and counted.num_gpus * ParallelLayout.of(settings).num_gpus > 1:
+        raise UsageError(
+            f"MIG slices have no way to each other, so {counted.gpu.id} serves a model alone.",
+            hint=f"size one of them, or whole {counted.gpu.part_of}",
+        )
     if engine.name != "vllm":
         return replace(settings, tensor_parallel_size=ranks)
     served = serving_dtype(spec.dtype, settings.dtype)
@@ -162,7 +170,8 @@ def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
 def notes_on(answer: Estimate) -> Iterator[str]:
     """Assumptions that change what the numbers mean.
 
-    A length past the model's, a dtype or a bridge that GPUs lack, a model that vLLM does not serve, a host's memory.
+    A length past the model's, a dtype or a bridge that GPUs lack, an unknown network, a model that vLLM does not
+    serve, a host's memory.
     """
     longest = answer.spec.longest_context
     if longest is not None and answer.context_tokens > longest:
@@ -173,6 +182,10 @@ def notes_on(answer: Estimate) -> Iterator[str]:
     marks = (
         " has no bfloat16",
         "NVLink bridge",
+        "The network between ",
+        " is a MIG slice: ",
+        "--reserve ",
+        " does not run on ",
         " serves ",
         " is more than the ",
         " changes nothing.",

@@ -23,12 +23,11 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
 from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
 from kvplan.settings import ServingSettings
-from kvplan.units import GIB, MIB
+from kvplan.units import MIB
 
-CONTEXT_BYTES = GIB // 2
-"""What the CUDA context takes before anything is loaded: 0.4 to 0.6 GiB on data-centre GPUs."""
 WINDOW_POOL_SHARE = 0.8
 STATE_POOL_RATIO = 0.9
 _WINDOWLESS_TYPES = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "olmo2", "olmo3")

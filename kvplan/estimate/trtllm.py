@@ -23,8 +23,8 @@ from kvplan.catalog.releases.trtllm import TrtllmRelease, trtllm_release
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.estimate.dtypes import cache_dtype
 from kvplan.estimate.kv_cache import CacheSettings, components_of
-from kvplan.estimate.sglang import CONTEXT_BYTES
 from kvplan.estimate.vllm.activation import cublas_bytes
+from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu, load_gpus
 from kvplan.errors import UsageError
-from kvplan.estimate.sglang import CONTEXT_BYTES
+from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.units import GIB, format_bytes
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, find_gpu, load_gpus, parse_gpu_count, with_bridges
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, as_equipped, find_gpu, load_gpus, parse_gpu_count, with_bridges
+from kvplan.catalog.devices.slices import slices_of
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import UsageError
 from kvplan.units import GIB
@@ -94,7 +95,7 @@ def test_flops_fall_back_to_a_wider_format() -> None:
 def test_nvlink_joins_a_node_or_what_a_bridge_joins(name: str, nvlink: tuple[bool, ...]) -> None:
     gpu = find_gpu(name)
     assert tuple(gpu.joins_by_nvlink(count) for count in (2, 4, 8)) == nvlink
-    assert not gpu.joins_by_nvlink(gpu.max_gpus_per_node + 1)
+    assert not gpu.joins_by_nvlink(gpu.nvlink_gpus + 1) and gpu.nvlink_gpus == gpu.max_gpus_per_node
     bridged = gpu.with_bridge()
     if gpu.bridged_gpus is None:
         assert bridged is gpu
@@ -102,6 +103,31 @@ def test_nvlink_joins_a_node_or_what_a_bridge_joins(name: str, nvlink: tuple[boo
         assert tuple(bridged.joins_by_nvlink(count) for count in (2, 4, 8)) == (True, False, False)
         assert bridged.link_bytes_per_second(2) == gpu.nvlink_bytes_per_second
         assert bridged.link_bytes_per_second(4) == gpu.link_bytes_per_second(2) == gpu.pcie_bytes_per_second
+
+
+@pytest.mark.parametrize(("name", "gbit"), [("gb200", 400), ("gb200-nvl72", 400), ("gb300", 800), ("GB300 NVL72", 800)])
+def test_nvlink_joins_the_trays_of_a_rack(name: str, gbit: int) -> None:
+    gpu = find_gpu(name)
+    assert (gpu.max_gpus_per_node, gpu.nvlink_gpus, gpu.nvlink_bytes_per_second) == (4, 72, 900e9)
+    assert gpu.joins_by_nvlink(72) and not gpu.joins_by_nvlink(73)
+    assert gpu.network_bytes_per_second == gbit * 1e9 / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "gbit"),
+    [("h100", 400), ("h200", 400), ("h800", 400), ("b200", 400), ("b300", 800), ("mi300x", 400), ("mi355x", 400)],
+)
+def test_servers_have_one_adapter_for_each_gpu(name: str, gbit: int) -> None:
+    gpu = find_gpu(name)
+    assert gpu.has_known_network and gpu.network_bytes_per_second == gbit * 1e9 / 8
+
+
+def test_a_network_that_is_given_is_known() -> None:
+    card = find_gpu("l40s")
+    assert not card.has_known_network
+    (given,) = as_equipped([card], nvlink_bridge=False, network_bytes_per_second=50e9)
+    assert given.has_known_network and given.network_bytes_per_second == 50e9 and given.id == card.id
+    assert as_equipped([card], nvlink_bridge=False, network_bytes_per_second=None) == (card,)
 
 
 def test_only_cards_of_pcie_form_take_bridges() -> None:
@@ -162,6 +188,8 @@ def test_a_count_of_nothing_is_refused(text: str, sentence: str) -> None:
         ("strix-halo", "built-in graphics"),
         ("mi210", "mi250x"),
         ("gaudi3", "Gaudi"),
+        ("jetson-agx-orin", "share the host's memory"),
+        ("Jetson Thor", "gb10"),
         ("tpu-v5e", "TPUs"),
         ("gtx-1080-ti", "compute capability 7.0"),
         ("p100", "compute capability 7.0"),
@@ -177,3 +205,46 @@ def test_no_profile_is_taken_for_a_device_without_one() -> None:
     for gpu in load_gpus():
         assert all(find_gpu(name) is gpu for name in (gpu.id, gpu.name, *gpu.aliases))
         assert unlisted_hint(gpu.id) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "gib", "multiprocessors", "share"),
+    [
+        ("h100-1g.10gb", "h100-sxm", 9.75, 16, 1 / 8),
+        ("h100-80gb:3g.40gb", "h100-sxm", 39.5, 60, 1 / 2),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", "h100-sxm", 19.62, 26, 1 / 4),
+        ("NVIDIA-A100-SXM4-40GB-MIG-3g.20gb", "a100-40gb-sxm", 19.5, 42, 1 / 2),
+        ("a100-40gb 1g.5gb+me", "a100-40gb-sxm", 4.75, 14, 1 / 8),
+        ("a100-80gb-2g.20gb", "a100-80gb-sxm", 19.5, 28, 1 / 4),
+        ("H200-4g.71gb", "h200", 69.5, 64, 1 / 2),
+        ("b200-1g.23gb", "b200", 20.5, 18, 1 / 8),
+    ],
+)
+def test_mig_slices_have_a_share_of_their_gpu(
+    text: str, gpu: str, gib: float, multiprocessors: int, share: float
+) -> None:
+    whole, part = find_gpu(gpu), find_gpu(text)
+    assert part.part_of == gpu and find_gpu(part.id) == part and parse_gpu_count(f"2x{text}").gpu == part
+    assert part.memory_bytes == pytest.approx(gib * GIB, rel=1e-6)
+    assert part.multiprocessors == multiprocessors
+    assert part.memory_bandwidth_bytes_per_second == share * whole.memory_bandwidth_bytes_per_second
+    assert part.flops("bfloat16") == pytest.approx(whole.flops("bfloat16") * multiprocessors / whole.multiprocessors)
+    assert part.nvlink_bytes_per_second is None and part.price is None
+
+
+@pytest.mark.parametrize("gpu", load_gpus(), ids=lambda gpu: gpu.id)
+def test_slices_are_no_more_than_their_gpu(gpu) -> None:  # type: ignore[no-untyped-def]
+    for part in slices_of(gpu).values():
+        assert part.instances * part.memory_bytes <= 1.001 * gpu.memory_bytes
+        assert part.instances * part.multiprocessors <= gpu.multiprocessors
+        assert part.instances * part.memory_share <= 1 and len(part.source) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("a100-1g.5gb", "1g.5gb is a slice of a100-40gb-sxm"), ("l40s-1g.10gb", "no MIG slices of l40s are known")],
+)
+def test_an_unknown_slice_names_those_that_are_known(text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="There is no MIG slice") as caught:
+        find_gpu(text)
+    assert hint in (caught.value.hint or "")

@@ -12,7 +12,7 @@ from kvplan.estimate.deployments import place
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
-from kvplan.estimate.speed.steps.collectives import bridge_note, link_between, ring_over
+from kvplan.estimate.speed.steps.collectives import bridge_note, link_between, network_note, ring_over
 from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
@@ -151,6 +151,24 @@ def test_a_ring_over_nodes_leaves_them_by_all_adapters() -> None:
     assert ring_over(H200, 16).bytes_per_second == 400e9 and ring_over(H200, 16).crosses_nodes
     slow = find_gpu("l4")
     assert ring_over(slow, 16).bytes_per_second == min(12.5e9, slow.pcie_bytes_per_second)
+
+
+def test_a_rack_is_like_one_node() -> None:
+    rack = find_gpu("gb200")
+    assert link_between(rack, 72).bytes_per_second == 900e9 and not link_between(rack, 72).crosses_nodes
+    assert link_between(rack, 144).bytes_per_second == 50e9 and link_between(rack, 144).crosses_nodes
+    assert speed("gb200", 64, 8).tpot_seconds.middle < 1.2 * speed("b200", 64, 8).tpot_seconds.middle
+
+
+def test_an_answer_says_which_network_it_assumes() -> None:
+    rack = find_gpu("gb200")
+    assert network_note(H200, ParallelLayout(8)) is None and network_note(rack, ParallelLayout(4)) is None
+    assert "72 gb200 in nodes of 4: 900 GB/s" in (network_note(rack, ParallelLayout(8)) or "")
+    assert "Between racks each gb200 has 400 Gb/s" in (network_note(rack, ParallelLayout(4, 36)) or "")
+    assert "Between nodes each h200 has 400 Gb/s (as in its ref" in (network_note(H200, ParallelLayout(8, 2)) or "")
+    card, many = find_gpu("l40s"), ParallelLayout(8, 2)
+    assert "is not known: 12.5 Gb/s for each GPU is an assumption" in (network_note(card, many) or "")
+    assert "200 Gb/s (as given)" in (network_note(card.with_network(25e9), many) or "")
 
 
 def test_cards_without_a_bridge_talk_over_pcie() -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import UsageError
@@ -138,7 +139,10 @@ def test_formats_that_the_hardware_supports_are_tried_and_shown_beside_the_publi
 
 
 def test_formats_without_kernels_are_not_tried() -> None:
-    formats = {each.deployment.choice.formats for each in plan("t4", "v100-32gb", num_users=2).alternatives}
+    older = EngineChoice("vllm", "0.13")  # the last releases know Marlin's fp8 on T4 and nothing of V100
+    found = plan("t4", "v100-32gb", num_users=2, engine=older)
+    assert {each.choice.gpu.id for each in found.deployments} == {"t4", "v100-32gb"}
+    formats = {each.deployment.choice.formats for each in found.alternatives}
     assert not any("fp8" in weights or cache == "fp8" for weights, cache in formats)
 
 
@@ -440,7 +444,9 @@ def test_a_gpu_without_a_deployment_says_why(capsys: pytest.CaptureFixture[str])
     code, out, _ = run(asked, capsys)
     assert code == 0
     assert "not on l4: it holds 11 sequences of 8,192 tokens at once; 40 are needed." in out
-    assert "not on v100-32gb: vLLM has no kernels for fp8 weights" in out and "not on h100-sxm" not in out
+    assert "not on v100-32gb: vLLM 0.33.0 does not run on v100-32gb" in out and "not on h100-sxm" not in out
+    older = run(f"{asked} --engine vllm@0.19", capsys)[1]
+    assert "not on v100-32gb: vLLM has no kernels for fp8 weights" in older
     document = json.loads(run(f"{asked} --json", capsys)[1])
     assert list(document["left_out"]) == ["l4", "v100-32gb"]
     _, cheap, _ = run("plan llama-3.1-8b --users 4 --ctx-avg 8k --gpu l40s b200 --budget 3", capsys)

@@ -1,6 +1,8 @@
 """Devices as types: what the driver reports, dense speed, links, price, and what was measured.
 
-gpus             profiles of GPUs and CPU hosts, every number with its source, found by exact alias
+gpu_profile      a GPU or CPU host, every number with its source
+gpus             the shipped ones, found by exact alias; slices: MIG slices of them, by nvidia-smi's names
+clouds           instances that clouds rent, by name: their GPUs and their prices
 known_gpus       the same as rows and as a document
 unlisted_gpus    what is said of devices without a profile
 device_support   what vLLM refuses on older GPUs

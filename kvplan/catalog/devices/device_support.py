@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.releases.vllm import vllm_release
+from kvplan.catalog.releases.vllm import last_release_with_kernels, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 
@@ -82,6 +82,33 @@ def check_formats(gpu: GpuProfile, spec: ModelSpec, kv_cache_dtype: str, *, vers
         raise _unsupported(gpu, f"{method} weights", needed, "use --quantization gptq, bitsandbytes or none")
     if kv_cache_dtype.startswith("fp8") and capability < _EIGHT_BIT_CACHE_FROM:
         raise _unsupported(gpu, f"a KV cache in {kv_cache_dtype}", _EIGHT_BIT_CACHE_FROM, "use --kv-cache-dtype auto")
+
+
+def missing_kernels_note(gpu: GpuProfile, version: str) -> str | None:
+    """Why vLLM ``version`` as it is published does not run on ``gpu``, and what does; None where it does."""
+    release, capability = vllm_release(version), capability_of(gpu)
+    if capability is None or capability >= release.oldest_capability:
+        return None
+    least = ".".join(map(str, release.oldest_capability))
+    return (
+        f"vLLM {release.text} does not run on {gpu.id}: its wheels and images hold kernels from compute capability "
+        f"{least} on, and {gpu.id} has {gpu.compute_capability}."
+    )
+
+
+def last_release_hint(gpu: GpuProfile) -> str:
+    """The way out: the last release with kernels, or other GPUs."""
+    last = last_release_with_kernels(compute_capability(gpu))
+    return (
+        "use other GPUs" if last is None else f"vLLM {last} is the last one with kernels for it: --engine vllm@{last}"
+    )
+
+
+def check_release(gpu: GpuProfile, version: str) -> None:
+    """UsageError where vLLM ``version`` as it is published does not run on ``gpu``."""
+    note = missing_kernels_note(gpu, version)
+    if note is not None:
+        raise UsageError(note, hint=last_release_hint(gpu))
 
 
 def attends_on(gpu: GpuProfile, spec: ModelSpec, *, version: str) -> bool:

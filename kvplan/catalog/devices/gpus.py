@@ -1,4 +1,4 @@
-"""GPU and CPU-host profiles as types: what the driver reports, dense speed, links, price; every number with its source.
+"""GPU and CPU-host profiles as they are shipped, found by name.
 
 Profiles are matched by exact alias, never by substring: ``l4`` must not find an L40.
 """
@@ -9,113 +9,39 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from kvplan.catalog.devices.clouds import find_instance, rented, unknown_instance_hint
+from kvplan.catalog.devices.gpu_profile import (
+    ASSUMED_NODE_NETWORK_BYTES_PER_SECOND,
+    NETWORK_GIVEN,
+    GpuPrice,
+    GpuProfile,
+)
+from kvplan.catalog.devices.slices import slice_name, sliced
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import KvplanError, UsageError
 from kvplan.paths import profiles_dir
 from kvplan.units import GIB
 
+__all__ = [
+    "DEFAULT_GPUS",
+    "NETWORK_GIVEN",
+    "GpuCount",
+    "GpuPrice",
+    "GpuProfile",
+    "as_equipped",
+    "find_gpu",
+    "load_gpus",
+    "parse_gpu_count",
+    "with_bridges",
+]
+
 DEFAULT_GPUS: tuple[str, ...] = ("l4", "rtx-4090", "l40s", "a100-80gb-sxm", "h100-sxm", "h200")
 """What `kvplan estimate` shows when no GPU is named: a 24 GB card, a consumer card and the common data-centre cards."""
-ASSUMED_NODE_NETWORK_BYTES_PER_SECOND = 12.5e9
-"""Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuPrice:
-    """What one GPU costs to rent for an hour, in US dollars, with the day and the place of the figure."""
-
-    usd_per_hour: float
-    date: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProfile:
-    """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
-
-    Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
-    a CPU). ``network_bytes_per_second``: one GPU's share of what leaves its node. ``bridged_gpus``: cards whose NVLink
-    needs a bridge, and how many one joins; None where NVLink joins all GPUs of a node. The bridge is sold apart:
-    ``has_bridge`` says that it is there. ``sources`` maps a field's name to where its number was found.
-    """
-
-    id: str
-    name: str
-    vendor: str
-    aliases: tuple[str, ...]
-    memory_bytes: int
-    memory_bandwidth_bytes_per_second: float
-    dense_flops: Mapping[str, float] = field(hash=False)
-    compute_capability: str
-    multiprocessors: int
-    pcie_bytes_per_second: float | None
-    nvlink_bytes_per_second: float | None
-    bridged_gpus: int | None
-    network_bytes_per_second: float
-    max_gpus_per_node: int
-    unified_memory: bool
-    price: GpuPrice | None
-    note: str | None
-    sources: Mapping[str, str] = field(compare=False, hash=False, repr=False)
-    has_bridge: bool = False
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.vendor == "cpu"
-
-    @property
-    def architecture(self) -> str:
-        """By compute capability; the vendor's name for others than NVIDIA's."""
-        if self.vendor != "nvidia":
-            return self.vendor.upper()
-        major = self.compute_capability.split(".")[0]
-        return _ARCHITECTURES.get(self.compute_capability) or _ARCHITECTURES.get(major, self.compute_capability)
-
-    def joins_by_nvlink(self, num_gpus: int) -> bool:
-        """Whether NVLink is there between any two of ``num_gpus`` neighbours of one node."""
-        if self.nvlink_bytes_per_second is None or num_gpus > self.max_gpus_per_node:
-            return False
-        return self.bridged_gpus is None or (self.has_bridge and num_gpus <= self.bridged_gpus)
-
-    def link_bytes_per_second(self, num_gpus: int) -> float | None:
-        """What ``num_gpus`` of a node talk over: NVLink where it joins them, else PCIe, else nothing known."""
-        return self.nvlink_bytes_per_second if self.joins_by_nvlink(num_gpus) else self.pcie_bytes_per_second
-
-    def with_bridge(self) -> GpuProfile:
-        """The same card in pairs that a bridge joins; others as they are."""
-        return self if self.bridged_gpus is None else replace(self, has_bridge=True)
-
-    def flops(self, dtype: str) -> float:
-        """Dense operations per second in ``dtype``; a format the device lacks is computed in the next wider one."""
-        for candidate in (dtype, *_WIDER_DTYPES.get(dtype, ("bfloat16", "float16", "float32"))):
-            if candidate in self.dense_flops:
-                return self.dense_flops[candidate]
-        return max(self.dense_flops.values())
-
-
-_ARCHITECTURES: Final = {
-    "7.0": "Volta",
-    "7.5": "Turing",
-    "8": "Ampere",
-    "8.9": "Ada",
-    "9": "Hopper",
-    "10": "Blackwell",
-    "12": "Blackwell",
-}
-_WIDER_DTYPES: dict[str, tuple[str, ...]] = {
-    "fp4": ("fp8", "bfloat16", "float16", "float32"),
-    "fp8": ("bfloat16", "float16", "float32"),
-    "int8": ("bfloat16", "float16", "float32"),
-    "bfloat16": ("float16", "float32"),
-    "float16": ("bfloat16", "float32"),
-    "float32": ("bfloat16", "float16"),
-}
 
 
 @cache
@@ -131,12 +57,24 @@ def load_gpus() -> tuple[GpuProfile, ...]:
 
 
 def find_gpu(name: str) -> GpuProfile:
-    """The profile whose id, name or alias is exactly ``name``, ignoring case. UsageError with close matches."""
+    """The profile whose id, name or alias is exactly ``name``, ignoring case. UsageError with close matches.
+
+    A MIG slice is named after its GPU: ``h100-1g.10gb``, ``h100-80gb:3g.40gb``, ``NVIDIA A100-SXM4-40GB MIG 2g.10gb``.
+    """
     index = _index()
     profile = index.get(_key(name))
     if profile is not None:
         return profile
-    hint = unlisted_hint(name)
+    part = slice_name(name)
+    if part is not None and _key(part.gpu) in index:
+        return sliced(index[_key(part.gpu)], part.slice)
+    instance = find_instance(name)
+    if instance is not None:
+        raise UsageError(
+            f"{instance.name} is an instance, not a GPU.",
+            hint=f"its GPUs are {instance.num_gpus}x{instance.gpu}",
+        )
+    hint = unlisted_hint(name) or unknown_instance_hint(name)
     if hint is not None:
         raise UsageError(f"There is no GPU profile named '{name}'.", hint=hint)
     close = difflib.get_close_matches(_key(name), list(index), n=8, cutoff=0.5)
@@ -154,6 +92,16 @@ def with_bridges(gpus: Iterable[GpuProfile]) -> tuple[GpuProfile, ...]:
             "None of these GPUs takes an NVLink bridge.", hint=f"leave --nvlink-bridge out; those that do are {takers}"
         )
     return tuple(gpu.with_bridge() for gpu in asked)
+
+
+def as_equipped(
+    gpus: Iterable[GpuProfile], *, nvlink_bridge: bool, network_bytes_per_second: float | None
+) -> tuple[GpuProfile, ...]:
+    """``gpus`` with the bridges and the network that a user says they have. UsageError as ``with_bridges``."""
+    found = with_bridges(gpus) if nvlink_bridge else tuple(gpus)
+    if network_bytes_per_second is None:
+        return found
+    return tuple(gpu.with_network(network_bytes_per_second) for gpu in found)
 
 
 class GpuCount(NamedTuple):
@@ -177,20 +125,34 @@ _COUNT_LAST = re.compile(r"(.+?)\s*(?:[x*\u00d7:]\s*)(\d+)", re.IGNORECASE)
 def parse_gpu_count(text: str) -> GpuCount:
     """``h200`` -> 1; ``8xh200``, ``8 x h200``, ``h200x8``, ``h200:8`` -> 8. UsageError for an unknown name or 0.
 
-    A profile's own name comes first: ``mi300x`` is one GPU.
+    A profile's own name comes first: ``mi300x`` is one GPU. A cloud's instance names all of its GPUs:
+    ``p5.48xlarge`` -> 8 of h100-sxm at its price, ``2xp5.48xlarge`` -> 16.
     """
-    index, words = _index(), text.strip()
+    words = text.strip()
     first, last = _COUNT_FIRST.fullmatch(words), _COUNT_LAST.fullmatch(words)
     counted = [_Reading(int(first.group(1)), first.group(2))] if first else []
     counted += [_Reading(int(last.group(2)), last.group(1))] if last else []
     readings = [_Reading(1, words), *counted]
-    known = next((each for each in readings if _key(each.name) in index), None)
+    known = next((each for each in readings if _is_known(each.name)), None)
     if known is None and counted and unlisted_hint(words) is None:
         known = counted[0]
     count, name = known or readings[0]
     if count < 1:
         raise UsageError(f"'{text}' names no GPU: the count must be at least 1.", hint="for example 8xh200")
+    instance = None if _is_gpu(name) else find_instance(name)
+    if instance is not None:
+        return GpuCount(count * instance.num_gpus, rented(find_gpu(instance.gpu), instance))
     return GpuCount(count, find_gpu(name))
+
+
+def _is_known(name: str) -> bool:
+    return _is_gpu(name) or find_instance(name) is not None
+
+
+def _is_gpu(name: str) -> bool:
+    """Whether it names a GPU, or a slice of one."""
+    part = slice_name(name)
+    return _key(name) in _index() or (part is not None and _key(part.gpu) in _index())
 
 
 def _key(name: str) -> str:
@@ -245,6 +207,7 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         network_bytes_per_second=_bandwidth(links, "network_bandwidth")
         or ASSUMED_NODE_NETWORK_BYTES_PER_SECOND / int(entry["max_gpus_per_node"]),
         max_gpus_per_node=int(entry["max_gpus_per_node"]),
+        nvlink_gpus=int(links.get("nvlink_gpus", {"value": entry["max_gpus_per_node"]})["value"]),
         unified_memory=bool(entry.get("unified_memory", False)),
         price=GpuPrice(price["usd_per_hour"], price["date"], price["source"]) if price else None,
         note=entry.get("note"),

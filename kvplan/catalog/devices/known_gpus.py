@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
+from kvplan.catalog.devices.clouds import find_instance, rented
+from kvplan.catalog.devices.gpus import GpuProfile, find_gpu, load_gpus
 
 SCHEMA: Final = "kvplan.gpus/1"
 
 
 def known_gpus(search: str | None = None) -> list[GpuProfile]:
-    """Return the devices whose id, name or alias contains ``search``."""
+    """Return the devices whose id, name or alias contains ``search``, or those of the cloud's instance of this name."""
+    instance = None if search is None else find_instance(search)
+    if instance is not None:
+        return [rented(find_gpu(instance.gpu), instance)]
     return [profile for profile in load_gpus() if search is None or _matches(profile, search)]
 
 
@@ -37,6 +41,9 @@ def gpu_row(profile: GpuProfile) -> dict[str, Any]:
         "pcie_bytes_per_second": profile.pcie_bytes_per_second,
         "nvlink_bytes_per_second": profile.nvlink_bytes_per_second,
         "bridged_gpus": profile.bridged_gpus,
+        "max_gpus_per_node": profile.max_gpus_per_node,
+        "nvlink_gpus": profile.nvlink_gpus if profile.nvlink_bytes_per_second else None,
+        "network_bytes_per_second": profile.network_bytes_per_second if profile.has_known_network else None,
         "usd_per_hour": profile.price.usd_per_hour if profile.price else None,
         "price_date": profile.price.date if profile.price else None,
     }

@@ -8,10 +8,16 @@ from kvplan.errors import UsageError
 def parse_price(text: str) -> tuple[str, float]:
     """``"h100-sxm=2.1"`` -> the name as written, and US dollars per hour of one. UsageError for anything else."""
     name, equals, amount = text.partition("=")
-    try:
-        usd = float(amount.strip().removeprefix("$"))
-    except ValueError:
-        usd = -1.0
-    if not equals or not name.strip() or not 0 <= usd < float("inf"):
+    usd = read_usd(amount)
+    if not equals or not name.strip() or usd is None:
         raise UsageError(f"--price '{text}' is not NAME=USD_PER_HOUR.", hint="for example --price h100-sxm=2.1")
     return name.strip(), usd
+
+
+def read_usd(text: str) -> float | None:
+    """``2.1`` or ``$2.1``; None for what is no amount of 0 or more."""
+    try:
+        usd = float(text.strip().removeprefix("$"))
+    except ValueError:
+        return None
+    return usd if 0 <= usd < float("inf") else None

@@ -29,7 +29,8 @@ _REACHED_BY_FEW: Final = 0.85
 def nearest_profiles(profiles: Iterable[MeasuredProfile], gpu: GpuProfile) -> list[MeasuredProfile]:
     """Those of kernels on the GPU most like ``gpu`` with its compute capability, scaled to it; empty without one.
 
-    Most alike: memory bandwidth and 16-bit speed differ by the smallest factors. ``gpu`` itself does not count.
+    A MIG slice is most like its GPU. Otherwise memory bandwidth and 16-bit speed differ by the smallest factors.
+    ``gpu`` itself does not count.
     """
     if gpu.is_cpu or gpu.vendor != "nvidia":
         return []
@@ -41,6 +42,9 @@ def nearest_profiles(profiles: Iterable[MeasuredProfile], gpu: GpuProfile) -> li
                 alike.setdefault(other.id, []).append(profile)
     if not alike:
         return []
+    whole = alike.get(gpu.part_of or "")
+    if whole is not None:
+        return [scaled(profile, gpu) for profile in whole]
     nearest = find_gpu(min(alike, key=lambda name: _distance(find_gpu(name), gpu)))
     return [scaled(profile, gpu) for profile in alike[nearest.id]]
 

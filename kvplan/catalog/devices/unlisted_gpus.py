@@ -19,6 +19,12 @@ _HINTS: Final[tuple[tuple[str, str], ...]] = (
         f"{_SIZES_ONLY}",
     ),
     (
+        r"((nvidia )?(jetson|orin|xavier|thor|(agx|tx2|t[45]000)\b).*|(nvidia )?(agx|drive) (orin|thor|xavier).*)",
+        "Jetson modules have no profile: they share the host's memory, of which the system keeps its part, and vLLM's "
+        "builds run on some of them (Orin, Thor). --gpu gb10 --device-memory 56GiB sizes the memory of one with 64 GB, "
+        "not its speed",
+    ),
+    (
         r"((amd )?(strix.*|ryzen ai.*|ai max.*))",
         "AMD's processors with built-in graphics share the machine's memory and have no profile: --gpu cpu "
         "--device-memory 96GiB sizes the model on the processor",

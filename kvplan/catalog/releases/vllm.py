@@ -40,6 +40,8 @@ class VllmRelease:
     block_size_multiple: int
     # what is in the budget beside the weights
     counts_non_torch: bool
+    counts_other_processes: bool
+    checks_free_memory: bool
     non_torch_gib: float
     non_torch_gib_on_hopper: float
     parallel_gib: float
@@ -112,6 +114,7 @@ class VllmRelease:
     # what it runs on which GPU
     falls_back_to_float16: bool
     fp8_on_turing: bool
+    oldest_capability: tuple[int, ...]
     sparse_latents_on: tuple[int, ...]
     # speed
     schedules_ahead: bool
@@ -156,6 +159,27 @@ def vllm_release(version: str) -> VllmRelease:
     """
     number = _version_number(version)
     return _table().at(None if _is_unknown(number) else number)
+
+
+def last_release_with_kernels(capability: tuple[int, int]) -> str | None:
+    """Return the last minor release whose wheels hold kernels for ``capability``: ``0.19``; None where none was read.
+
+    The newest release, where that is one.
+    """
+    table = _table()
+    floors = next(fact for fact in table.facts if fact.name == "oldest_capability").values
+    last: str | None = None
+    for position, (_, oldest) in enumerate(floors):
+        if tuple(oldest) <= capability:
+            is_newest = position + 1 == len(floors)
+            last = release_text(table.newest) if is_newest else _release_before(floors[position + 1][0])
+    return last
+
+
+def _release_before(number: Number) -> str:
+    """``0.19`` for 0.20.0: patches of it may have followed."""
+    major, minor, _ = number
+    return f"{major}.{minor - 1}"
 
 
 def version_note(version: str) -> str | None:

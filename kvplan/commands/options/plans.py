@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -170,7 +171,25 @@ class GpuOptions:
     price: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=USD", help="Your price of a GPU per hour; takes several.", rich_help_panel=COST_PANEL
+            metavar="NAME=USD",
+            help="Your price per hour of a GPU or of a cloud's instance; takes several.",
+            rich_help_panel=COST_PANEL,
+        ),
+    ] = None
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your prices: CSV with columns name and usd_per_hour, or JSON, of GPUs or of instances.",
+            rich_help_panel=COST_PANEL,
+        ),
+    ] = None
+    api_price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="in=USD,out=USD",
+            help="An API's price per million tokens: from which load on renting is cheaper.",
+            rich_help_panel=COST_PANEL,
         ),
     ] = None
 

@@ -26,12 +26,13 @@ _WRITTEN = {
     "number": float,
     "tokens": str,
     "bytes": str,
+    "rate": str,
     "name": str,
     "text": str,
     "flag": bool,
 }
 """What typer reads of each kind."""
-_METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME", "text": "NAME"}
+_METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "rate": "GBPS", "share": "SHARE", "name": "NAME", "text": "NAME"}
 
 
 def takes_settings(

@@ -26,6 +26,7 @@ from kvplan.planner.answer.document import (
     plan_document,
     plan_row,
 )
+from kvplan.planner.answer.money import break_even_text
 from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.launch.engines import command_note, launch_commands
@@ -49,7 +50,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
     if output_format == "json":
         print_json(plan_document(found, fix))
     elif output_format == "csv":
-        print_csv([plan_row(deployment, found.spec.served_id) for deployment in found.deployments])
+        print_csv([plan_row(each, found.spec.served_id, found.request.api_price) for each in found.deployments])
     elif output_format == "md" and found.deployments:
         _print_markdown(found)
     elif output_format in MANIFESTS and found.deployments:
@@ -270,6 +271,9 @@ def _print_commands(best: Deployment, plan: Plan, *, explain: bool) -> None:
     server = server_text(best.served.server_share, best.speed_model.front_end.servers)
     if server is not None:
         print_sentence(f"Server: {server}.", indent="", further="  ")
+    against = break_even_text(best, plan.request.api_price)
+    if against is not None:
+        print_sentence(f"API: {against}", indent="", further="  ")
     say()
     commands = launch_commands(best, model_id)
     for engine, command in commands.items():

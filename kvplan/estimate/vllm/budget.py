@@ -12,8 +12,9 @@ from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
-from kvplan.settings import FilledSettings
-from kvplan.units import GIB, MIB
+from kvplan.errors import UsageError
+from kvplan.settings import FilledSettings, ServingSettings
+from kvplan.units import GIB, MIB, format_bytes
 
 UNIFIED_EXTRA_GIB = 2.5
 """On a GPU that shares its host's memory, what the engine's processes take of the host counts as well.
@@ -26,6 +27,8 @@ after the pool (about 0.5), and what is outside torch on any GPU (0.25), 2.0 to 
 two sources lie a GiB below it and five 2 to 10 above. 30 GiB are possible while it compiles
 (eugr/spark-vllm-docker, pull request 286).
 """
+CONTEXT_BYTES = GIB // 2
+"""What a process's CUDA context takes before anything is loaded: 0.4 to 0.6 GiB on data-centre GPUs."""
 _CPU_EXTRA_GIB = 1.0
 """On a CPU, what the build for CPUs takes of the host beside the weights."""
 _HOPPER = 9
@@ -125,6 +128,43 @@ def piece_graph_bytes(step_bytes: int, largest: int) -> int:
     return step_bytes + (capture_sizes(largest, largest) - 1) * MIB
 
 
-def requested_bytes(settings: FilledSettings) -> int:
-    """What the instance may use of one GPU."""
-    return math.ceil(settings.device_memory_bytes * settings.gpu_memory_utilization)
+def requested_bytes(settings: FilledSettings, release: VllmRelease) -> int:
+    """What the instance may use of one GPU; in some releases what others hold of it counts as its own."""
+    requested = math.ceil(settings.device_memory_bytes * settings.gpu_memory_utilization)
+    return requested - (others_bytes(settings) if release.counts_other_processes else 0)
+
+
+def others_bytes(settings: ServingSettings) -> int:
+    """What other programs hold of a GPU."""
+    return settings.reserved_bytes or 0
+
+
+def shared_utilization(total_bytes: int, others: int, own_share: float, release: VllmRelease) -> float:
+    """The gpu_memory_utilization that takes ``own_share`` of what others leave of a GPU, rounded down.
+
+    vLLM's share is of the whole memory (vllm/v1/worker/utils.py, request_memory).
+    """
+    own = own_share * (total_bytes - others)
+    share = (own + (others if release.counts_other_processes else 0)) / total_bytes
+    return math.floor(share * 1000 + 1e-6) / 1000
+
+
+def check_free(settings: FilledSettings, release: VllmRelease) -> None:
+    """UsageError where others leave less than the release wants to be free, or nothing."""
+    total, others = settings.device_memory_bytes, others_bytes(settings)
+    if not others:
+        return
+    if others >= total:
+        raise UsageError(
+            f"--reserve {format_bytes(others)} leaves nothing of {format_bytes(total)}.", hint="reserve less"
+        )
+    free = total - others - CONTEXT_BYTES
+    needed = math.ceil(total * settings.gpu_memory_utilization)
+    if release.checks_free_memory and needed > free:
+        most = math.floor(1000 * max(free, 0) / total) / 1000
+        raise UsageError(
+            f"vLLM {release.text} does not start beside {format_bytes(others)} of others: its "
+            f"gpu_memory_utilization {settings.gpu_memory_utilization:g} wants {format_bytes(needed)} free, and about "
+            f"{format_bytes(free)} are.",
+            hint=f"use --gpu-memory-utilization {most:g} or less, or leave it out",
+        )

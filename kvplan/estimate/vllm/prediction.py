@@ -24,6 +24,7 @@ from kvplan.estimate.vllm.budget import (
     cudagraph_bytes,
     largest_graph,
     non_torch_bytes,
+    others_bytes,
     piece_graph_bytes,
     requested_bytes,
 )
@@ -245,7 +246,9 @@ def _rank_memory(
         ),
         cudagraph_bytes=graphs,
         subtracted_graph_bytes=graphs if resolved.subtract_graphs or given is not None else 0,
-        requested_bytes=requested_bytes(settings) if given is None else settings.device_memory_bytes,
+        requested_bytes=requested_bytes(settings, release)
+        if given is None
+        else settings.device_memory_bytes - others_bytes(settings),
         blocks=parts.blocks,
         state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
         needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),

@@ -13,11 +13,11 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import encoder_tokens_of
 from kvplan.estimate.vllm.block_sizes import default_block_size
-from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB
+from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB, check_free, others_bytes, shared_utilization
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
 from kvplan.settings import FilledSettings, ServingSettings
-from kvplan.units import GIB
+from kvplan.units import GIB, format_bytes
 
 _LARGE_GPU_BYTES = 70 * GIB
 _HUGE_GPU_BYTES = 160 * GIB
@@ -79,8 +79,8 @@ def resolve_settings(
     total = asked.device_memory_bytes or gpu.memory_bytes
     utilization = asked.gpu_memory_utilization
     if utilization is None:
-        utilization = release.gpu_memory_utilization
-        notes.append(f"gpu_memory_utilization {utilization}: vLLM {release.text}'s default.")
+        utilization, note = _default_utilization(total, asked, release)
+        notes.append(note)
     tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
     refusal = vllm_refusal(replace(asked, max_num_batched_tokens=tokens, max_num_seqs=rows), release, dtype)
@@ -108,6 +108,7 @@ def resolve_settings(
         kv_cache_dtype=kv_dtype,
         encoder_tokens=encoder_tokens_of(spec, asked.encoder_tokens),
     )
+    check_free(serving, release)
     # On a CPU the budget counts what the process holds, whichever runner it is, and nothing is captured.
     second_runner = not gpu.is_cpu and in_second_runner(spec, asked, release)
     return ResolvedSettings(
@@ -118,6 +119,21 @@ def resolve_settings(
         samples_with_flashinfer=_samples_with_flashinfer(gpu, asked, release),
         second_runner=second_runner,
         notes=tuple(notes),
+    )
+
+
+def _default_utilization(total: int, asked: ServingSettings, release: VllmRelease) -> tuple[float, str]:
+    """The release's default, or as much of what others leave; with the sentence that says why."""
+    default, others = release.gpu_memory_utilization, others_bytes(asked)
+    if not 0 < others < total:
+        return default, f"gpu_memory_utilization {default}: vLLM {release.text}'s default."
+    share = shared_utilization(total, others, default, release)
+    counted = f" + {others / GIB:.2f}" if release.counts_other_processes else ""
+    rule = "what others hold counts as its own" if counted else "as much must be free when it starts"
+    return share, (
+        f"--reserve {format_bytes(others)}: gpu_memory_utilization {share:g} = ({default} x ({total / GIB:.2f} - "
+        f"{others / GIB:.2f}){counted}) / {total / GIB:.2f} of this GPU, as vLLM {release.text}'s share is of the "
+        f"whole memory and {rule}. Speeds are of a GPU that nobody else computes on."
     )
 
 
@@ -219,6 +235,9 @@ def batch_defaults(
     # Newer releases ask CUDA for it, and make an exception of the GB10 (12.1).
     is_small_gpu = compute_capability(gpu) in ((0, 0), _GB10)
     is_told = not gpu.unified_memory or (release.told_unified_memory and not is_small_gpu)
+    # In a container with a MIG slice NVML refuses to tell the memory of its GPU, and vLLM takes it for a small one
+    # (github.com/vllm-project/vllm/issues/55381).
+    is_told = is_told and gpu.part_of is None
     is_meant = release.large_gpu_defaults and (release.a100_is_large or "a100" not in gpu.id)
     is_large = is_meant and is_told and total_bytes >= _LARGE_GPU_BYTES
     if release.huge_gpu_defaults and is_told and total_bytes >= _HUGE_GPU_BYTES:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
-from kvplan.estimate.speed.steps.collectives import bridge_note
+from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
+from kvplan.planner.answer.money import cost_columns, cost_document
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.left_out import left_out
 from kvplan.planner.search.plan import Plan
@@ -25,6 +28,7 @@ SCHEMA = "kvplan.plan/1"
 def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
     """The whole answer; ``fix``: what would give the plan one, where it has none."""
     workload, slo, slots = plan.workload, plan.request.slo, plan.request.settings.lora_slots
+    api = plan.request.api_price
     return {
         "schema": SCHEMA,
         "model": {
@@ -51,6 +55,9 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
             "max_gpus": plan.request.max_gpus,
             "max_loras": 0 if slots is None else slots.number,
             "max_lora_rank": None if slots is None else slots.rank,
+            "api_usd_per_million_tokens": None
+            if api is None
+            else {"input": api.usd_per_million_input, "output": api.usd_per_million_output},
         },
         "rule_of_thumb": None
         if plan.rule is None
@@ -59,9 +66,9 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
             "weight_bytes": plan.rule.weight_bytes,
             "total_bytes": plan.rule.total_bytes,
         },
-        "deployments": [deployment_document(each, plan.spec.served_id, plan.rule) for each in plan.deployments],
+        "deployments": [deployment_document(each, plan.spec.served_id, plan.rule, api) for each in plan.deployments],
         "alternatives": [
-            deployment_document(each.deployment, plan.spec.served_id, plan.rule) | {"caveats": list(each.caveats)}
+            deployment_document(each.deployment, plan.spec.served_id, plan.rule, api) | {"caveats": list(each.caveats)}
             for each in plan.alternatives
         ],
         "left_out": dict(left_out(plan)),
@@ -70,7 +77,7 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
         if fix is None
         else {
             "change": fix.sentence,
-            "deployment": deployment_document(fix.deployment, plan.spec.served_id, plan.rule),
+            "deployment": deployment_document(fix.deployment, plan.spec.served_id, plan.rule, api),
         },
         "num_tried": plan.num_tried,
         "num_played": plan.num_played,
@@ -141,14 +148,11 @@ def bridge_notes(deployments: Iterable[Deployment]) -> list[str]:
 
 
 def network_notes(deployments: Iterable[Deployment]) -> list[str]:
-    """What is assumed of the network, for each GPU with instances over several nodes."""
-    gpus = dict.fromkeys(each.choice.gpu for each in deployments if each.choice.num_nodes > 1)
-    return [
-        f"Between nodes each {gpu.id} is taken to have {gpu.network_bytes_per_second * 8 / 1e9:,.3g} Gb/s "
-        f"({'as in its reference system' if 'network_bandwidth' in gpu.sources else 'an assumption: 100 for a node'}); "
-        "what that costs is in the times."
-        for gpu in gpus
-    ]
+    """What instances over several nodes talk over, once for each GPU and link, and what MIG slices are."""
+    deployments = tuple(deployments)
+    found = (network_note(each.choice.gpu, each.choice.layout) for each in deployments)
+    slices = (slice_note(each.choice.gpu) for each in deployments if each.choice.gpu.part_of is not None)
+    return list(dict.fromkeys([*(note for note in found if note is not None), *slices]))
 
 
 def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
@@ -167,7 +171,9 @@ def _times_note(gpu: str, origin: str, note: str | None) -> str:
     return f"Times on {gpu} come from kvplan's engine ({origin}): {note}."
 
 
-def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None) -> dict[str, Any]:
+def deployment_document(
+    deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None, api: ApiPrice | None = None
+) -> dict[str, Any]:
     """One ranked deployment."""
     choice, prediction, speed = deployment.choice, deployment.prediction, deployment.served.speed
     settings, capacity, layout = prediction.settings.serving, deployment.capacity, choice.layout
@@ -218,7 +224,7 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
             "server_share": round(deployment.served.server_share, 3),
         },
         "queueing": queues_document(deployment.queues),
-        "cost": cost_document(deployment),
+        "cost": cost_document(deployment, api),
         "commands": launch_commands(deployment, model_id),
         "processes": [process.line for process in vllm_processes(deployment, model_id)],
         "balancer": balancer_command(deployment, model_id),
@@ -239,19 +245,6 @@ def memory_document(deployment: Deployment) -> dict[str, int]:
         "kv_pool_bytes": pool,
         "kv_used_average_bytes": min(users * deployment.capacity.average_bytes, pool),
         "kv_used_worst_case_bytes": min(users * deployment.capacity.worst_bytes, pool),
-    }
-
-
-def cost_document(deployment: Deployment) -> dict[str, Any] | None:
-    """None where no price is known."""
-    price, each = deployment.choice.gpu.price, deployment.usd_per_million_output_tokens()
-    if price is None or each is None or deployment.usd_per_hour is None:
-        return None
-    return {
-        "usd_per_hour": round(deployment.usd_per_hour, 2),
-        "usd_per_million_output_tokens": [round(each[0], 3), round(each[1], 3)],
-        "price_date": price.date,
-        "price_source": price.source,
     }
 
 
@@ -282,16 +275,15 @@ def _range(found: Range) -> list[float | None]:
     return [round(found.low * 1000, 1), round(found.high * 1000, 1) if found.is_bounded else None]
 
 
-def plan_row(deployment: Deployment, model_id: str) -> dict[str, Any]:
+def plan_row(deployment: Deployment, model_id: str, api: ApiPrice | None = None) -> dict[str, Any]:
     """One row of CSV: what varies between deployments, in the units of the JSON document."""
-    document = deployment_document(deployment, model_id)
+    document = deployment_document(deployment, model_id, api=api)
     settings, performance = document["memory"], document["performance"]
     low_high = {
         f"{name}_{end}": None if performance[name] is None else performance[name][index]
         for name in ("ttft_ms", "tpot_ms", "e2el_ms", "output_throughput", "request_throughput")
         for index, end in enumerate(("low", "high"))
     }
-    cost = document["cost"] or {"usd_per_hour": None, "usd_per_million_output_tokens": (None, None)}
     return {
         **{name: value for name, value in document.items() if isinstance(value, (str, int, float, bool))},
         "balancer": document["balancer"],  # None with one replica, and the rows have the same columns
@@ -301,7 +293,5 @@ def plan_row(deployment: Deployment, model_id: str) -> dict[str, Any]:
         **low_high,
         "slo": performance["slo"],
         "confidence": performance["confidence"],
-        "usd_per_hour": cost["usd_per_hour"],
-        "usd_per_million_output_tokens_low": cost["usd_per_million_output_tokens"][0],
-        "usd_per_million_output_tokens_high": cost["usd_per_million_output_tokens"][1],
+        **cost_columns(document["cost"]),
     }

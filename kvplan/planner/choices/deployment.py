@@ -121,8 +121,12 @@ class Deployment:
 
     @property
     def usd_per_hour(self) -> float | None:
-        price = self.choice.gpu.price
-        return None if price is None else price.usd_per_hour * self.num_gpus
+        """Of all GPUs; of whole instances where a cloud rents them so."""
+        gpu = self.choice.gpu
+        if gpu.price is None:
+            return None
+        num_gpus = self.num_gpus if gpu.rented_as is None else self.num_nodes * gpu.max_gpus_per_node
+        return gpu.price.usd_per_hour * num_gpus
 
     @property
     def expected(self) -> Expected:
@@ -143,6 +147,14 @@ class Deployment:
             return None
         ends = self.output_tokens_per_second.between
         return (self.usd_per_hour / 3600 / ends.high * 1e6, self.usd_per_hour / 3600 / ends.low * 1e6)
+
+    def usd_per_million_tokens(self) -> tuple[float, float] | None:
+        """The same of all tokens, those of prompts too: the price of a mixture as this load has it."""
+        output, model = self.usd_per_million_output_tokens(), self.speed_model
+        if output is None:
+            return None
+        share = model.output_tokens / (model.input_tokens + model.output_tokens)
+        return output[0] * share, output[1] * share
 
 
 MissKind = Literal["slo", "capacity", "context", "weights"]

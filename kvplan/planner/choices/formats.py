@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.devices.device_support import check_formats
+from kvplan.catalog.devices.device_support import check_formats, check_release
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
@@ -123,6 +123,7 @@ def _tried_kv_caches(weights: WeightFormat, release: VllmRelease) -> tuple[str, 
 
 def check_kernels(formats: FormatPair, gpu: GpuProfile, version: str) -> None:
     """UsageError where vLLM ``version`` has no kernels for these formats on ``gpu``."""
+    check_release(gpu, version)
     if gpu.vendor == "nvidia":
         check_formats(gpu, formats.weights.spec, formats.kv_cache_dtype, version=version)
         return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvplan.catalog.devices.device_support import dtype_on
-from kvplan.catalog.devices.gpus import GpuProfile, with_bridges
+from kvplan.catalog.devices.gpus import GpuProfile, as_equipped
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
@@ -59,9 +59,13 @@ class Trial:
 
     @cached_property
     def gpus(self) -> tuple[GpuProfile, ...]:
-        """Those of the request, with their bridges. UsageError where it asks for some that none of them takes."""
-        asked = self.request.gpus
-        return with_bridges(asked) if self.request.settings.nvlink_bridge else asked
+        """Those of the request, with bridges and network. UsageError for bridges that none of them takes."""
+        asked = self.request.settings
+        return as_equipped(
+            self.request.gpus,
+            nvlink_bridge=asked.nvlink_bridge,
+            network_bytes_per_second=asked.network_bytes_per_second,
+        )
 
     def device_speed(self, choice: Choice, speed_format: str) -> DeviceSpeed | None:
         """What the GPU reached in this format; None where it was not measured."""
@@ -75,7 +79,8 @@ class Trial:
     def layouts(self, weights: WeightFormat, gpu: GpuProfile, *, across_nodes: bool) -> tuple[ParallelLayout, ...]:
         """Ways to spread an instance over nodes like the GPU's, found once for GPUs that are alike in this."""
         most = self.request.most_gpus(gpu)
-        key = (weights.name, across_nodes, most, gpu.max_gpus_per_node, gpu.joins_by_nvlink(gpu.max_gpus_per_node))
+        alike = (gpu.max_gpus_per_node, gpu.nvlink_gpus, gpu.joins_by_nvlink(gpu.max_gpus_per_node))
+        key = (weights.name, across_nodes, most, *alike)
         if key not in self.tried_layouts:
             find = layouts_across_nodes if across_nodes else layouts_in_a_node
             self.tried_layouts[key] = find(weights.spec, gpu, self.request.sizes, most)

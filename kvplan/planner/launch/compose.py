@@ -69,7 +69,7 @@ def _service(deployment: Deployment, model_id: str, process: Process) -> dict[st
         visible = ",".join(map(str, process.gpus))
         service["environment"] = ["HF_TOKEN", f"HIP_VISIBLE_DEVICES={visible}"]
         return service | {"devices": list(_AMD_DEVICES), "group_add": ["video"], "cap_add": ["SYS_PTRACE"]}
-    devices = [{"driver": "nvidia", "device_ids": [str(gpu) for gpu in process.gpus], "capabilities": ["gpu"]}]
+    devices = [{"driver": "nvidia", "device_ids": process.device_ids, "capabilities": ["gpu"]}]
     return service | {"deploy": {"resources": {"reservations": {"devices": devices}}}}
 
 
@@ -110,7 +110,7 @@ def _run(deployment: Deployment, model_id: str, process: Process) -> str:
         words += [f"--device={device}" for device in _AMD_DEVICES]
         words += ["--group-add=video", "--cap-add=SYS_PTRACE", "--env", f"HIP_VISIBLE_DEVICES={gpus}"]
     else:
-        words += ["--gpus", f'"device={gpus}"']
+        words += ["--gpus", f'"device={",".join(process.device_ids)}"']
     if deployment.choice.num_nodes > 1:
         words.append("--network=host")  # its nodes find each other by the hosts' addresses
     elif process.port is not None:

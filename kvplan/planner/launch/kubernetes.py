@@ -137,8 +137,11 @@ def _pod(
 
 
 def gpu_resource(deployment: Deployment) -> str:
-    """The resource that the vendor's device plugin offers."""
-    return "amd.com/gpu" if deployment.choice.gpu.vendor == "amd" else "nvidia.com/gpu"
+    """What the vendor's device plugin offers; a slice by its profile, as NVIDIA's names it under "mixed"."""
+    gpu = deployment.choice.gpu
+    if gpu.part_of is not None:
+        return f"nvidia.com/mig-{gpu.id.removeprefix(gpu.part_of + '-')}"
+    return "amd.com/gpu" if gpu.vendor == "amd" else "nvidia.com/gpu"
 
 
 def _probes() -> dict[str, Any]:

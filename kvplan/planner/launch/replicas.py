@@ -13,17 +13,28 @@ FIRST_PORT = 8000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One ``vllm serve`` on one node. ``gpus``: indices on that node; ``port`` None where it serves no requests."""
+    """One ``vllm serve`` on one node. ``gpus``: indices on that node; ``port`` None where it serves no requests.
+
+    has_slice: the index is that of a MIG slice of a GPU, which CUDA knows by its UUID.
+    """
 
     replica: int
     node: int
     gpus: tuple[int, ...]
     port: int | None
     command: str
+    has_slice: bool = False
+
+    @property
+    def device_ids(self) -> list[str]:
+        """As Docker names them; ``0:1`` is the second MIG slice of the first GPU."""
+        return [f"0:{gpu}" if self.has_slice else str(gpu) for gpu in self.gpus]
 
     @property
     def line(self) -> str:
-        """With the GPUs that it may see."""
+        """With the GPUs that it may see; ``$MIG_0`` stands for the UUID of the first slice (nvidia-smi -L)."""
+        if self.has_slice:
+            return f"CUDA_VISIBLE_DEVICES=$MIG_{self.gpus[0]} {self.command}"
         return f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))} {self.command}"
 
 
@@ -46,7 +57,8 @@ def _on_a_node(deployment: Deployment, command: str, replica: int) -> Process:
     node, place = divmod(replica, fits)
     gpus = tuple(range(place * size, (place + 1) * size))
     port = FIRST_PORT + 1 + place if fits > 1 else FIRST_PORT
-    return Process(replica, node, gpus, port, f"{command} --port {port}")
+    has_slice = deployment.choice.gpu.part_of is not None
+    return Process(replica, node, gpus, port, f"{command} --port {port}", has_slice)
 
 
 def _over_nodes(deployment: Deployment, command: str, replica: int) -> list[Process]:

@@ -5,5 +5,5 @@ asking    the request from values as people write them
 amounts   users, rates and money as people write them
 slo       the limits of a service level
 goal      what a deployment has to give: a service level and how sure, or a readable speed
-prices    dollars per GPU and hour
+prices    dollars per hour of a GPU or of a cloud's instance; api_price: per million tokens of an API
 """

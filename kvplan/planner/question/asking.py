@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
+from kvplan.planner.question.api_price import parse_api_price
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
-from kvplan.planner.question.prices import parse_prices, with_prices
+from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
 from kvplan.setting_values import parse_share, split_list
@@ -21,6 +23,8 @@ from kvplan.units import parse_tokens
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
+    "device_memory_bytes",
+    "reserved_bytes",
     "max_num_batched_tokens",
     "max_num_seqs",
     "block_size",
@@ -36,6 +40,7 @@ PLAN_SETTINGS: Final = (
     "max_loras",
     "max_lora_rank",
     "nvlink_bridge",
+    "network_bytes_per_second",
     "moe_backend",
 )
 """Settings that every deployment of a plan shares; the others are what a plan finds."""
@@ -67,6 +72,8 @@ def plan_request(
     nodes: int | None = None,
     budget: float | str | None = None,
     price: Sequence[str] | None = None,
+    prices: Path | None = None,
+    api_price: str | None = None,
     quantization: Sequence[str] | None = None,
     kv_cache_dtype: Sequence[str] | None = None,
 ) -> PlanRequest:
@@ -74,6 +81,9 @@ def plan_request(
     if users is not None and request_rate is not None:
         raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
     named = [parse_gpu_count(name) for name in split_list(gpu)]
+    listed = _gpus(named)
+    if prices is not None:
+        listed = with_prices(listed, read_prices(prices), f"from {prices.name}")
     kv_cache_dtypes = map(KNOBS["kv_cache_dtype"].canonical_name, split_list(kv_cache_dtype))
     sizes = ParallelSizes(
         tensor=_sizes(tensor_parallel_size, "--tensor-parallel-size"),
@@ -90,7 +100,7 @@ def plan_request(
         input_tokens=_tokens(input_len),
         output_tokens=_tokens(output_len),
         slo=parse_slo(split_slo(slo or [])),
-        gpus=with_prices(_gpus(named), parse_prices(split_list(price))),
+        gpus=with_prices(listed, parse_prices(split_list(price))),
         max_gpus=_positive(max_gpus, "--max-gpus") or _largest_count(named),
         confidence=_confidence(confidence),
         thorough=thorough,
@@ -101,6 +111,7 @@ def plan_request(
         headroom=_headroom(headroom),
         num_spare_replicas=_not_negative(spare_replicas, "--spare-replicas"),
         usd_per_hour=_positive(read_dollars(budget), "--budget"),
+        api_price=None if api_price is None else parse_api_price(api_price),
         engine=engine,
         settings=settings,
     )
@@ -108,8 +119,20 @@ def plan_request(
 
 def _gpus(named: Sequence[GpuCount]) -> tuple[GpuProfile, ...]:
     if named:
-        return tuple(dict.fromkeys(each.gpu for each in named))
+        gpus = tuple(dict.fromkeys(each.gpu for each in named))
+        _check_once(gpus)
+        return gpus
     return tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
+
+
+def _check_once(gpus: Sequence[GpuProfile]) -> None:
+    """A plan's rows are told apart by their GPUs. UsageError where one stands in two instances."""
+    kinds: dict[str, GpuProfile] = {}
+    for gpu in gpus:
+        other = kinds.setdefault(gpu.id, gpu)
+        if other is not gpu:
+            names = [each.rented_as or each.id for each in (other, gpu)]
+            raise UsageError(f"{' and '.join(names)} are the same GPUs.", hint="plan with one of them at a time")
 
 
 def _largest_count(named: Sequence[GpuCount]) -> int | None:

@@ -10,6 +10,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
+from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE, Goal
 from kvplan.planner.question.slo import Slo
 from kvplan.settings import ServingSettings
@@ -46,7 +47,7 @@ class PlanRequest:
     ``confidence``: that the service level is kept. ``thorough``: the search may take a minute.
     ``as_started``: batch settings that are not given are the engine's defaults, and not searched.
     ``headroom``: a share of the load that is planned for in addition. ``num_spare_replicas``: replicas beside those
-    that the load needs. ``usd_per_hour``: the budget.
+    that the load needs. ``usd_per_hour``: the budget. ``api_price``: what renting is held against.
     """
 
     num_users: int | None = None
@@ -68,6 +69,7 @@ class PlanRequest:
     confidence: float = DEFAULT_CONFIDENCE
     thorough: bool = False
     as_started: bool = False
+    api_price: ApiPrice | None = None
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 

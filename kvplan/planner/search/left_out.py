@@ -28,4 +28,6 @@ def _why(plan: Plan, gpu: GpuProfile) -> str:
         miss = nearest(misses)
         return miss.as_clause if miss.name == gpu.id else f"the nearest is {miss.name}. {miss.sentence}"
     refusal = plan.refusals.get(gpu.id)
-    return str(refusal) if refusal is not None else "the model cannot be divided over so few of them."
+    if refusal is not None:
+        return str(refusal) if refusal.hint is None or "--engine" not in refusal.hint else f"{refusal} {refusal.hint}"
+    return "the model cannot be divided over so few of them."

@@ -1,5 +1,9 @@
 """What ranks send each other in a step, and how long that takes over NVLink, PCIe or the network between nodes.
 
+Racks whose NVLink joins the GPUs of all nodes (GB200 NVL72: 72 GPUs in trays of four) are like one node here: vLLM's
+all-reduce kernels have a path for them (``_group_can_attempt_mnnvl`` in vllm/distributed/device_communicators/
+custom_all_reduce.py of vLLM 0.33), and so have NCCL and the all-to-all kernels.
+
     tensor parallel     two all-reduces of the hidden states per layer: 2 (tp - 1) / tp times their bytes
     data parallel       of a mixture: before the experts a rank receives tokens, after them it gives the sums back. The
                         tokens of all groups (vLLM's default, all-gather and reduce-scatter), or, at best, only those
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.gpus import NETWORK_GIVEN, GpuProfile
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import ModelWork
 
@@ -46,13 +50,18 @@ class Link:
 
 
 def link_between(gpu: GpuProfile, num_gpus: int) -> Link:
-    """What ``num_gpus`` neighbouring ranks talk over: the network as soon as they do not fit one node.
+    """What ``num_gpus`` neighbouring ranks talk over: the network as soon as they do not fit one node or NVLink rack.
 
     PCIe as soon as NVLink does not join them all: a ring over bridged pairs is as slow as its slowest hop.
     """
-    if num_gpus > gpu.max_gpus_per_node:
+    if num_gpus > neighbours(gpu):
         return Link(gpu.network_bytes_per_second, crosses_nodes=True)
     return Link(_within_node(gpu, num_gpus), crosses_nodes=False)
+
+
+def neighbours(gpu: GpuProfile) -> int:
+    """How many GPUs talk without the network: those of a node, or of a rack that NVLink joins; a MIG slice is alone."""
+    return 1 if gpu.part_of is not None else max(gpu.max_gpus_per_node, gpu.nvlink_gpus)
 
 
 def ring_over(gpu: GpuProfile, num_gpus: int) -> Link:
@@ -64,7 +73,7 @@ def ring_over(gpu: GpuProfile, num_gpus: int) -> Link:
     link = link_between(gpu, num_gpus)
     if not link.crosses_nodes:
         return link
-    in_node = gpu.max_gpus_per_node
+    in_node = neighbours(gpu)
     return replace(link, bytes_per_second=min(in_node * link.bytes_per_second, _within_node(gpu, in_node)))
 
 
@@ -79,6 +88,28 @@ def bridge_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
     if not gpu.has_bridge:
         return "Cards are taken to have no NVLink bridges and to talk over PCIe; --nvlink-bridge puts one on each pair."
     return "NVLink bridges join the cards in pairs; more than two talk over PCIe."
+
+
+def network_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
+    """What an instance over several nodes talks over, and whether that is known; None within one node."""
+    if layout.num_gpus <= gpu.max_gpus_per_node:
+        return None
+    if layout.num_gpus <= gpu.nvlink_gpus and gpu.nvlink_bytes_per_second is not None:
+        return (
+            f"NVLink joins up to {gpu.nvlink_gpus} {gpu.id} in nodes of {gpu.max_gpus_per_node}: "
+            f"{gpu.nvlink_bytes_per_second / 1e9:,.0f} GB/s for each GPU in each direction."
+        )
+    between = "racks" if gpu.nvlink_gpus > gpu.max_gpus_per_node else "nodes"
+    speed = f"{gpu.network_bytes_per_second * 8 / 1e9:,.3g} Gb/s"
+    if not gpu.has_known_network:
+        return (
+            f"The network between {between} of {gpu.id} is not known: {speed} for each GPU is an assumption (100 Gb/s "
+            "for a node); --network 400 says that each GPU has 400 Gb/s."
+        )
+    source = gpu.sources["network_bandwidth"]
+    system = gpu.rented_as if gpu.rented_as and source.startswith(f"{gpu.rented_as}:") else "its reference system"
+    origin = "as given" if source == NETWORK_GIVEN else f"as in {system}; --network states another"
+    return f"Between {between} each {gpu.id} has {speed} ({origin})."
 
 
 @dataclass(frozen=True, slots=True)

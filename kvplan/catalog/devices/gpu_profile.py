@@ -1,0 +1,120 @@
+"""A GPU or CPU host as a type: what the driver reports, dense speed, links, price; every number with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+NETWORK_GIVEN: Final = "given with --network"
+ASSUMED_NODE_NETWORK_BYTES_PER_SECOND: Final = 12.5e9
+"""Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node. It is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPrice:
+    """What one GPU costs to rent for an hour, in US dollars, with the day and the place of the figure."""
+
+    usd_per_hour: float
+    date: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProfile:
+    """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
+
+    Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
+    a CPU). ``nvlink_gpus``: how many GPUs NVLink switches join: those of a node, or of a rack of nodes.
+    ``network_bytes_per_second``: one GPU's share of what leaves them. ``bridged_gpus``: cards whose NVLink needs a
+    bridge, and how many one joins; None where it needs none. The bridge is sold apart: ``has_bridge`` says that it is
+    there. ``part_of``: of a MIG slice, the id of its GPU. ``rented_as``: the cloud's instance that it stands in, whose
+    GPUs are those of a node. ``sources`` maps a field's name to where it was found.
+    """
+
+    id: str
+    name: str
+    vendor: str
+    aliases: tuple[str, ...]
+    memory_bytes: int
+    memory_bandwidth_bytes_per_second: float
+    dense_flops: Mapping[str, float] = field(hash=False)
+    compute_capability: str
+    multiprocessors: int
+    pcie_bytes_per_second: float | None
+    nvlink_bytes_per_second: float | None
+    bridged_gpus: int | None
+    network_bytes_per_second: float
+    max_gpus_per_node: int
+    nvlink_gpus: int
+    unified_memory: bool
+    price: GpuPrice | None
+    note: str | None
+    sources: Mapping[str, str] = field(compare=False, hash=False, repr=False)
+    has_bridge: bool = False
+    part_of: str | None = None
+    rented_as: str | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.vendor == "cpu"
+
+    @property
+    def architecture(self) -> str:
+        """By compute capability; the vendor's name for others than NVIDIA's."""
+        if self.vendor != "nvidia":
+            return self.vendor.upper()
+        major = self.compute_capability.split(".")[0]
+        return _ARCHITECTURES.get(self.compute_capability) or _ARCHITECTURES.get(major, self.compute_capability)
+
+    @property
+    def has_known_network(self) -> bool:
+        """Whether its network is that of a reference system, or was given."""
+        return "network_bandwidth" in self.sources
+
+    def joins_by_nvlink(self, num_gpus: int) -> bool:
+        """Whether NVLink is there between any two of ``num_gpus`` neighbours of one node or rack."""
+        if self.nvlink_bytes_per_second is None or num_gpus > self.nvlink_gpus:
+            return False
+        return self.bridged_gpus is None or (self.has_bridge and num_gpus <= self.bridged_gpus)
+
+    def link_bytes_per_second(self, num_gpus: int) -> float | None:
+        """What ``num_gpus`` neighbours talk over: NVLink where it joins them, else PCIe, else nothing known."""
+        return self.nvlink_bytes_per_second if self.joins_by_nvlink(num_gpus) else self.pcie_bytes_per_second
+
+    def with_bridge(self) -> GpuProfile:
+        """The same card in pairs that a bridge joins; others as they are."""
+        return self if self.bridged_gpus is None else replace(self, has_bridge=True)
+
+    def with_network(self, bytes_per_second: float, source: str | None = NETWORK_GIVEN) -> GpuProfile:
+        """The same GPU with another network; source None: an assumption."""
+        known = {} if source is None else {"network_bandwidth": source}
+        sources = MappingProxyType({k: v for k, v in self.sources.items() if k != "network_bandwidth"} | known)
+        return replace(self, network_bytes_per_second=bytes_per_second, sources=sources)
+
+    def flops(self, dtype: str) -> float:
+        """Dense operations per second in ``dtype``; a format the device lacks is computed in the next wider one."""
+        for candidate in (dtype, *_WIDER_DTYPES.get(dtype, ("bfloat16", "float16", "float32"))):
+            if candidate in self.dense_flops:
+                return self.dense_flops[candidate]
+        return max(self.dense_flops.values())
+
+
+_ARCHITECTURES: Final = {
+    "7.0": "Volta",
+    "7.5": "Turing",
+    "8": "Ampere",
+    "8.9": "Ada",
+    "9": "Hopper",
+    "10": "Blackwell",
+    "12": "Blackwell",
+}
+_WIDER_DTYPES: dict[str, tuple[str, ...]] = {
+    "fp4": ("fp8", "bfloat16", "float16", "float32"),
+    "fp8": ("bfloat16", "float16", "float32"),
+    "int8": ("bfloat16", "float16", "float32"),
+    "bfloat16": ("float16", "float32"),
+    "float16": ("bfloat16", "float32"),
+    "float32": ("bfloat16", "float16"),
+}
