@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from kvplan.paths import profiles_dir
 from kvplan.settings import KNOBS, WEIGHT_FORMATS
@@ -119,12 +120,18 @@ def complete_models(last: str) -> list[str]:
 
 
 def complete_gpus(last: str) -> list[str]:
-    """Names of GPUs, also behind a comma and behind a count: ``l4,8xh1``."""
+    """Names of GPUs, their slices and clouds' instances, also behind a comma and behind a count: ``l4,8xh1``."""
     import json
 
-    names = []
-    for path in sorted((profiles_dir() / "gpus").glob("*.json")):
-        names += [each["id"] for each in json.loads(path.read_text(encoding="utf-8"))["gpus"]]
+    def read(path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    folder = profiles_dir()
+    names = [gpu["id"] for path in sorted((folder / "gpus").glob("*.json")) for gpu in read(path)["gpus"]]
+    for parts in read(folder / "mig.json")["parts"]:
+        names += [f"{gpu}-{part['name']}" for gpu in parts["gpus"] for part in parts["slices"]]
+    names += [each["name"] for each in read(folder / "clouds.json")["instances"]]
     return _in_list(last, names, counted=True)
 
 

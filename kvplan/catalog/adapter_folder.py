@@ -23,11 +23,9 @@ def adapter_error(folder: Path) -> UsageError:
         found = None
     config: dict[str, Any] = found if isinstance(found, dict) else {}
     base, rank = config.get("base_model_name_or_path"), config.get("r")
-    known = isinstance(base, str) and base and isinstance(rank, int) and not isinstance(rank, bool) and rank > 0
-    if not known:
-        return UsageError(
-            f"{folder} holds a LoRA adapter, not a model.", hint="pass its base model, with --max-lora-rank"
-        )
+    if not isinstance(base, str) or not base or type(rank) is not int or rank < 1:
+        hint = "pass its base model, with --max-lora-rank"
+        return UsageError(f"{folder} holds a LoRA adapter, not a model.", hint=hint)
     slot = next((each for each in _RANKS if each >= rank), rank)
     return UsageError(
         f"{folder} holds a LoRA adapter of rank {rank}, not a model.",

@@ -134,7 +134,7 @@ class _Reading:
         return vllm_options().short[short] + dot + key
 
     def _values(self, written: str, words: list[str], *, is_list: bool) -> list[str]:
-        found = []
+        found: list[str] = []
         while words and (is_list or not found) and not _is_option(words[0]):
             found.append(words.pop(0))
         if not found:

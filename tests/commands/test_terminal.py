@@ -68,6 +68,7 @@ def test_what_fits_at_once_stands_in_one_part_of_the_table(monkeypatch: pytest.M
     assert heads == [
         ["GPU", "memory", "weights", "activations", "overhead", "KV", "pool"],
         ["GPU", "KV", "tokens", "+/-", "sequences"],
+        ["GPU", "TTFT", "p50", "ms", "TPOT", "p50", "ms", "tokens/s", "at", "once"],
     ]
 
 

@@ -29,7 +29,7 @@ def print_speeds(answer: Estimate, *, explain: bool) -> None:
         print_steps(name, speed.explained_steps())
 
 
-_HEAD = ("GPU", "at once", "TTFT p50 ms", "TPOT p50 ms", "tokens/s")
+_HEAD = ("GPU", "TTFT p50 ms", "TPOT p50 ms", "tokens/s", "at once")
 
 
 def _print_table(shown: Sequence[tuple[str, DeploymentSpeed]]) -> None:
@@ -43,7 +43,7 @@ def _print_table(shown: Sequence[tuple[str, DeploymentSpeed]]) -> None:
         learned = next((_learned(speed, each) for each in played.values() if each is not None), "") or learned
         notes.append(f"{name}: {speed.origin_text(explain=False)}.")
         for count, queues in played.items():
-            rows.append((name, f"{count:,}", *(_range_cells(states[count]) if queues is None else _cells(queues))))
+            rows.append((name, *(_range_cells(states[count]) if queues is None else _cells(queues)), f"{count:,}"))
             server = server_text(speed.model.server_share(count), speed.model.front_end.servers)
             notes += [f"{name}, {count:,} at once: ranges without queues."] if queues is None else []
             notes += [] if server is None else [f"{name}, {count:,} at once: {server}."]

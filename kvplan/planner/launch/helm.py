@@ -61,12 +61,13 @@ def _model(deployment: Deployment, model_id: str) -> dict[str, Any]:
     repository, tag = image(deployment)
     num_gpus = deployment.choice.layout.num_gpus
     weights_gib = deployment.prediction.rank.weight_bytes * num_gpus / GIB
-    model = {
+    replicas = deployment.replicas + deployment.num_spare
+    model: dict[str, Any] = {
         "name": object_name(model_id),
         "repository": repository,
         "tag": tag,
         "modelURL": checkpoint_name(deployment, model_id),
-        "replicaCount": deployment.replicas + deployment.num_spare,
+        "replicaCount": replicas,
         "requestCPU": 2 + num_gpus,  # vLLM's least: an API server, an engine core, a worker for each GPU
         "requestMemory": f"{_HOST_GIB + 8 * num_gpus}Gi",
         "requestGPU": num_gpus,
@@ -79,7 +80,7 @@ def _model(deployment: Deployment, model_id: str) -> dict[str, Any]:
         model["nodeSelectorTerms"] = node_terms(*label)
     if directory is None:
         model["pvcStorage"] = f"{round(1.5 * weights_gib) + 10}Gi"
-        model["pvcAccessMode"] = ["ReadWriteMany" if model["replicaCount"] > 1 else "ReadWriteOnce"]
+        model["pvcAccessMode"] = ["ReadWriteMany" if replicas > 1 else "ReadWriteOnce"]
         return model
     model["extraVolumes"] = [{"name": "model", "hostPath": {"path": directory, "type": "Directory"}}]
     model["extraVolumeMounts"] = [{"name": "model", "mountPath": directory, "readOnly": True}]

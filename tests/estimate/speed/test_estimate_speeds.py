@@ -15,6 +15,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.commands.printing.queues import server_text
 from kvplan.commands.printing.speeds import print_speeds
 from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import KvplanError
@@ -128,8 +129,9 @@ def test_text_shows_percentiles_and_terms(capsys: pytest.CaptureFixture[str]) ->
     assert "launches ms" not in short and "aiconfigurator-core" not in short
     title, head, _, alone, full, origin, _ = short.strip().splitlines()
     assert title.startswith("Speeds of prompts of 512 and answers of 128 tokens; intervals hold 9 in 10 of up to")
-    assert head.split()[0] == "GPU" and head.endswith("tokens/s")
-    assert alone.split()[:2] == ["h100-sxm", "1"] and full.split()[:2] == ["h100-sxm", "24"]
+    assert head.split()[0] == "GPU" and head.endswith("  at once")
+    assert (alone.split()[0], alone.split()[-1]) == ("h100-sxm", "1")
+    assert (full.split()[0], full.split()[-1]) == ("h100-sxm", "24")
     assert re.search(r"\d \([\d.]+-[\d.]+\)", full)
     assert origin == "  h100-sxm: kernels measured on h100-sxm with vLLM 0.24.0 in bfloat16."
 
@@ -144,8 +146,8 @@ def test_the_table_of_speeds_fits_a_terminal(width: int) -> None:
 
 def speed_table() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The widest cells of an estimate of an 8B model on the GPUs that are shown where none is named."""
-    row = ("a100-80gb-sxm", "1,024", "593 (473-1,356)", "150 (113-197)", "8,455 (6,099-10,004)")
-    return ("GPU", "at once", "TTFT p50 ms", "TPOT p50 ms", "tokens/s"), [row] * 12
+    row = ("a100-80gb-sxm", "593 (473-1,356)", "150 (113-197)", "8,455 (6,099-10,004)", "1,024")
+    return ("GPU", "TTFT p50 ms", "TPOT p50 ms", "tokens/s", "at once"), [row] * 12
 
 
 def test_requests_longer_than_the_context_are_not_played(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +156,7 @@ def test_requests_longer_than_the_context_are_not_played(capsys: pytest.CaptureF
     assert document["queueing_alone"] is None and document["queueing_full"] is None
     print_speeds(answer, explain=False)
     shown = capsys.readouterr().out
-    row = next(line for line in shown.splitlines() if line.split()[:2] == ["h100-sxm", "1"])
+    row = next(line for line in shown.splitlines() if line.startswith("  h100-sxm  ") and line.endswith(" 1"))
     assert " to " in row and "(" not in row
     assert "  h100-sxm, 1 at once: ranges without queues.\n" in shown
 
@@ -232,3 +234,10 @@ def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert main(["estimate", "gpt2", "--gpu", "l4", "--plot", str(tmp_path / name)]) == 1
         assert reason in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == [target]
+
+
+def test_a_server_that_keeps_pace_is_not_said_to_bound_by_1_0_times() -> None:
+    assert server_text(0.5, 1) is None
+    close, beyond = server_text(1.04, 1), server_text(1.06, 1)
+    assert close is not None and "would work for 100 % of the time" in close and "times as many" not in close
+    assert beyond is not None and "1.1 times as many" in beyond
