@@ -114,7 +114,7 @@ imports: $(STAMP_DEV)
 test: $(STAMP_DEV)
 	$(PYTEST)
 
-# every test, with the storms whole of which `make test` runs a fifth
+# every test, with the storms and grids whole of which `make test` runs a part
 exhaustive: $(STAMP_DEV)
 	$(PYTEST) --exhaustive
 
