@@ -1,8 +1,8 @@
 """Every kernel compiles for every architecture without a warning, and takes the registers that csrc/cuda says it takes.
 
 What is as it was when a compiler said yes is not compiled again (``gate_results``). CI compiles each kernel for the
-oldest architecture, the newest, the one of every shape, and for one of those between, in turn; `make exhaustive` compiles
-all for all.
+oldest architecture, the newest, the one of every shape, and in turn for one of those between; all for all is
+`make exhaustive`.
 Needs no GPU: NVRTC comes as the package nvidia-cuda-nvrtc-cu12 (12.8 knows sm_70 to sm_120), nvcc with a toolkit. No
 package has nvcc; where there is one, it is the second compiler on a few architectures.
 After a change that is meant, write the figures anew:
