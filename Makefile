@@ -11,6 +11,10 @@ CLIENTS ?=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 # Python compiles a module when it is first imported; compiling all 15,000 here would take most of a minute
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# What it compiles has to be kept for that, also in an image whose environment says otherwise, as many do: a process that
+# imports torch takes 2 s and not 5, and the tests start some hundreds. It is kept beside the packages, not in the sources.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 # pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
 KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
@@ -110,7 +114,7 @@ imports: $(STAMP_DEV)
 test: $(STAMP_DEV)
 	$(PYTEST)
 
-# every test, with the storms whole of which `make test` runs a fifth
+# every test, with the storms and grids whole of which `make test` runs a part
 exhaustive: $(STAMP_DEV)
 	$(PYTEST) --exhaustive
 

@@ -19,12 +19,12 @@ gc.disable()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--exhaustive``, which `make exhaustive` passes."""
-    parser.addoption("--exhaustive", action="store_true", help="whole storms, of which CI runs a fifth")
+    parser.addoption("--exhaustive", action="store_true", help="storms and grids whole, of which CI runs a part")
 
 
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
-    """Whether storms run whole."""
+    """Whether storms run whole. Cells of grids carry the marker ``exhaustive``."""
     return bool(request.config.getoption("--exhaustive"))
 
 
@@ -36,8 +36,15 @@ def pytest_runtestloop() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests without a group of their own are their file's: what a module loads or compiles, one process makes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the marker ``exhaustive`` to `make exhaustive`, and group the rest.
+
+    Tests without a group of their own are their file's: what a module loads or compiles, one process makes.
+    """
+    if not config.getoption("--exhaustive"):
+        left = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))

@@ -44,7 +44,7 @@ struct Units {
     std::deque<BoxCopy> copies;
 };
 
-thread_local Units all_units;
+Units all_units;
 
 // Those of the running block.
 Units& units() {

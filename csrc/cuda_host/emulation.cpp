@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -37,7 +38,9 @@ struct Machine {
     const void* params = nullptr;
 };
 
-thread_local Machine machine;
+// One for the process, and not one for each thread: to find a thread's own took half of a launch.
+Machine machine;
+std::mutex one_launch_at_a_time;
 
 Warp& own_warp() { return machine.warps[machine.running->index / WARP_SIZE]; }
 
@@ -214,6 +217,7 @@ void wait_copies(size_t groups_left) {
 
 int launch(void (*body)(const void*), const unsigned* grid, const unsigned* block, size_t shared_bytes,
            const void* params, int order, char* error) {
+    const std::lock_guard<std::mutex> alone(one_launch_at_a_time);
     machine.grid = {grid[0], grid[1], grid[2]};
     machine.block = {block[0], block[1], block[2]};
     machine.body = body;

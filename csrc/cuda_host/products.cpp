@@ -51,7 +51,7 @@ struct Products {
     std::vector<Group> groups;
 };
 
-thread_local Products all_products;
+Products all_products;
 
 Products& products() {
     Products& own = all_products;

@@ -18,7 +18,7 @@ struct Registers {
     Meeting given;
 };
 
-thread_local Registers all_registers;
+Registers all_registers;
 
 // Those of the running block, which begins with as many a thread as there are.
 Registers& registers() {

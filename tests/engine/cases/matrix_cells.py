@@ -33,6 +33,11 @@ class Cell:
         return f"{cache}-{chunks}-{self.keeping}-{self.block_size}"
 
     @property
+    def values(self) -> tuple[bool, bool, str, int]:
+        """One of each axis."""
+        return self.prefix_caching, self.chunked, self.keeping, self.block_size
+
+    @property
     def is_possible(self) -> bool:
         """Tiers hold what the prefix cache evicts: without it there is nothing to hold."""
         return self.prefix_caching or self.keeping != "tiers"

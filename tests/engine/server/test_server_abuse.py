@@ -165,7 +165,7 @@ def test_500_streams_at_once_are_all_served(server: ServerProcess) -> None:
     {"async_scheduling": True},
     {"swap_space": "4MiB", "preemption_mode": "swap", "block_size": 4},
 ], ids=["steps-ahead", "swapping"])  # fmt: skip
-def test_no_block_is_lost_where_little_fits(model_path: Path, settings: dict[str, Any]) -> None:
+def test_no_block_is_lost_where_little_fits(model_path: Path, settings: dict[str, Any], exhaustive: bool) -> None:
     """A pool in which sequences preempt each other while clients leave; the longest request has 170 tokens."""
     with ServerProcess(str(model_path), {"max_model_len": 176, **settings}) as server:
         memory = server.get("/server_info").json["memory"]
@@ -173,7 +173,7 @@ def test_no_block_is_lost_where_little_fits(model_path: Path, settings: dict[str
         share = 0.9 - spared / memory["device_total_bytes"]
         answer = server.request("PATCH", "/v1/runtime_config", {"gpu_memory_utilization": share})
         assert answer.status == 200, answer.body
-        _check_storm(server, 1500)
+        _check_storm(server, 1500 if exhaustive else 300)
         assert server.stats()["num_preemptions"] > 0
 
 
