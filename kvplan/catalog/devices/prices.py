@@ -1,4 +1,4 @@
-"""A price of one's own, as the command line has it: ``h100-sxm=2.1``."""
+"""A price of one's own, as the command line has it: ``h100-sxm=2.1``; and what tokens cost by it."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def parse_price(text: str) -> tuple[str, float]:
     if not equals or not name.strip() or not 0 <= usd < float("inf"):
         raise UsageError(f"--price '{text}' is not NAME=USD_PER_HOUR.", hint="for example --price h100-sxm=2.1")
     return name.strip(), usd
+
+
+def usd_per_million_tokens(usd_per_hour: float, tokens_per_second: float) -> float:
+    """Return what a million tokens cost where so many are made in a second."""
+    return usd_per_hour / 3600 / tokens_per_second * 1e6

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.prices import usd_per_million_tokens
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.vllm.prediction import VllmPrediction
@@ -130,7 +131,7 @@ class Deployment:
         if self.usd_per_hour is None:
             return None
         low, high = self.output_tokens_per_second
-        return (self.usd_per_hour / 3600 / high * 1e6, self.usd_per_hour / 3600 / low * 1e6)
+        return usd_per_million_tokens(self.usd_per_hour, high), usd_per_million_tokens(self.usd_per_hour, low)
 
 
 MissKind = Literal["slo", "capacity", "context", "weights"]
