@@ -40,7 +40,7 @@ def changed_deployments(ask: Callable[[dict[str, Any]], Estimate], arguments: di
             continue
         if base.fits and base.max_concurrency:
             factor = after.max_concurrency / base.max_concurrency
-            worth = f"{factor:.1f} x"
+            worth = f"{factor:.1f} x" if factor >= 1.1 else f"{factor:.2f} x"
         else:
             factor, worth = after.max_concurrency, f"fits {number(after.max_concurrency)}"
         if not base.fits or factor >= _WORTH_SAYING:
