@@ -54,7 +54,7 @@ def _text(value: Any) -> str:
 
 
 def vllm_command(answer: Estimate, model: str, arguments: Mapping[str, Any]) -> str:
-    """``vllm serve MODEL ...`` for the first deployment of ``answer``: its length, its sizes, and what was asked for."""
+    """``vllm serve MODEL ...`` for the first deployment of ``answer``: length, sizes, and what was asked for."""
     layout = ParallelLayout.of(answer.deployments[0].settings)
     asked, options = str(arguments.get("quantization") or "auto"), list[str]()
     served = model

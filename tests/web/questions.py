@@ -44,8 +44,8 @@ QUESTIONS: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     (
         "plan",
-        {"model": "gpt2", "request_rate": 2.0, "input_len": 512, "output_len": 128, "slo": "ttft:500", "gpu": "l4"},
-        ["gpt2", "--request-rate", "2", "--input-len", "512", "--output-len", "128", "--slo", "ttft:500", "--gpu", "l4"],
+        {"model": "gpt2", "request_rate": 2.0, "input_len": 512, "output_len": 128, "slo": "ttft:500", "gpu": ["l4"]},
+        ["gpt2", "--request-rate", "2", "--input-len", "512", "--output-len", "128", "--slo", "ttft:500", "--gpu=l4"],
     ),
     (
         "explain",
