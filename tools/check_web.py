@@ -48,7 +48,11 @@ def in_node(site: Path, questions: list[Asked]) -> list[str | None]:
     """Return the documents of the planner under Pyodide in Node.js, without a browser."""
     asked = [{"ask": each.command, "arguments": each.with_log(ROOT)} for each in questions]
     done = subprocess.run(
-        ["node", str(TOOLS / "ask.mjs"), str(site)], input=json.dumps(asked), capture_output=True, text=True, check=False
+        ["node", str(TOOLS / "ask.mjs"), str(site)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"error: {done.stderr}")

@@ -19,7 +19,10 @@ def page(found: dict[str, Any], said: list[str], size: int, num_questions: int, 
     """Return the page. ``said``: what does not hold."""
     times = sorted(found["slider_ms"])
     rows = [
-        ("questions whose answer is the command's to the byte", f"{num_questions - _of(said, 'page and')} of {num_questions}"),
+        (
+            "questions whose answer is the command's to the byte",
+            f"{num_questions - _of(said, 'page and')} of {num_questions}",
+        ),
         ("of those asked under Node.js", f"{num_in_node - _of(said, 'Node.js and')} of {num_in_node}"),
         ("a slider moved until the answer is drawn, median", f"{median(times):.0f} ms"),
         ("slowest of 20 such", f"{times[int(len(times) * 0.95) - 1]:.0f} ms"),
@@ -28,7 +31,10 @@ def page(found: dict[str, Any], said: list[str], size: int, num_questions: int, 
         ("files of the site", format_bytes(size, digits=1)),
         ("errors in the console", str(len(found["complaints"]))),
         ("requests to other hosts", str(len(found["outside"]))),
-        ("violations that axe finds, over all pictures", str(sum(len(each["violations"]) for each in found["looks"].values()))),
+        (
+            "violations that axe finds, over all pictures",
+            str(sum(len(each["violations"]) for each in found["looks"].values())),
+        ),
         ("reloaded without a network", "answers" if "fit" in found["offline_words"] else "does not answer"),
     ]
     lines = [_HEAD, "| | |\n| --- | ---: |\n", *(f"| {name} | {value} |\n" for name, value in rows), "\n"]

@@ -109,7 +109,9 @@ def _sized(line: str) -> Asked:
     words = ("estimate", model, "--gpu", counted, "--ctx", ctx)
     options = tuple(word for name, value in given.items() for word in _option(name, value))
     arguments = {"model": model, "gpu": counted, "ctx": ctx, **{name: _argument(name, given[name]) for name in given}}
-    return Asked({"tab": "size", "model": model, "gpu": gpu, "gpus": count, "ctx": ctx, **given}, words + options, arguments)
+    return Asked(
+        {"tab": "size", "model": model, "gpu": gpu, "gpus": count, "ctx": ctx, **given}, words + options, arguments
+    )
 
 
 def _planned(line: str) -> Asked:

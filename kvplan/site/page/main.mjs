@@ -20,6 +20,7 @@ const PLANNED = [
   "budget", "quantization", "kv_cache_dtype", "engine", "worst_case",
 ];
 const PAUSE_MS = 180;
+const IDLE_MS = 4000;
 
 const at = (id) => document.getElementById(id);
 const page = { state: {}, pinned: null, known: null, version: "", log: "", rows: null, drawn: 0 };
@@ -322,6 +323,7 @@ async function begin() {
   await run();
   performance.measure("kvplan-first-answer", { start: 0, end: performance.now() });
   planner.slow ??= planner.second();
+  setTimeout(() => planner.keep(), IDLE_MS);
   navigator.serviceWorker?.register("sw.js").catch(() => {});
 }
 

@@ -95,6 +95,11 @@ export class Planner {
     return made;
   }
 
+  /** For the next visit, by the second thread, when nobody waits for it. */
+  keep() {
+    this.slow?.worker.postMessage({ id: -1, keep: true });
+  }
+
   stop() {
     this.slow?.restart();
   }
