@@ -24,13 +24,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from web.page import page
-from web.questions import PICTURES, QUESTIONS, Asked
-
 from kvplan.cli import main as kvplan
 from kvplan.site.pyodide import pyodide_folder
 from kvplan.site.serving import site_server
 from kvplan.site.writing import write_site
+from web.page import page
+from web.questions import PICTURES, QUESTIONS, Asked
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "tools" / "web"
@@ -69,10 +68,10 @@ def in_browser(address: str, arguments: argparse.Namespace, folder: Path) -> dic
         "pictures": PICTURES,
     }
     done = subprocess.run(
-        ["node", str(TOOLS / "browser.mjs")], input=json.dumps(task), capture_output=True, text=True, check=False
+        ["node", str(TOOLS / "browser.mjs")], input=json.dumps(task), stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
-        raise SystemExit(f"error: {done.stderr[-3000:]}")
+        raise SystemExit("error: the browser's side ended early")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -30,6 +30,7 @@ async function opened(context, hash = "") {
 /** Open a link in the page, and return the document that its button copies. */
 async function answered(page, { hash, log }) {
   await page.evaluate((text) => {
+    document.getElementById("shown").replaceChildren();
     document.getElementById("shown").dataset.answered = "";
     location.hash = text;
   }, hash);
@@ -37,7 +38,8 @@ async function answered(page, { hash, log }) {
     await page.fill("#field-log", log);
     await page.click("button[type=submit]");
   }
-  await page.waitForFunction(() => document.getElementById("shown").dataset.answered);
+  await page.waitForFunction(() => document.getElementById("shown").dataset.answered || document.querySelector(".mistake"));
+  if (await page.$(".mistake")) return page.textContent(".mistake");
   await page.click("text=Copy JSON");
   return page.evaluate(() => navigator.clipboard.readText());
 }
@@ -96,7 +98,10 @@ const outside = [];
 context.on("request", (request) => request.url().startsWith(task.address) || request.url().startsWith("data:") || request.url().startsWith("blob:") || outside.push(request.url()));
 const cold = await opened(context);
 const answers = [];
-for (const question of task.questions) answers.push(await answered(cold.page, question));
+for (const question of task.questions) {
+  answers.push(await answered(cold.page, question));
+  process.stderr.write(`\r${answers.length} of ${task.questions.length} questions`);
+}
 const slider_ms = await slider(cold.page);
 await cold.page.close();
 const warm = await opened(context);

@@ -51,7 +51,7 @@ qwen3-32b a100-80gb 2 32k max_num_seqs=64
 qwen3-235b-a22b h200 8 64k enable_expert_parallel=1
 qwen3-next-80b h100-sxm 4 128k
 qwen2.5-7b a10g 1 8k
-qwen2.5-72b mi300x 1 16k
+qwen2.5-72b-instruct mi300x 1 16k
 deepseek-v3 h200 8 64k kv_cache_dtype=fp8
 deepseek-v3.2 b200 8 128k
 deepseek-v2-lite l40s 1 16k
