@@ -18,7 +18,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 # pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
 KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
-.PHONY: sweep check quick docs check-install types-and-install check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test exhaustive clean
+.PHONY: sweep check quick docs check-install types-and-install check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks check-web lint types imports test exhaustive clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -96,6 +96,11 @@ check-gemma: $(STAMP_DEV)
 # engines over several processes beside one, token for token, and ranks that are killed; some minutes
 check-ranks: $(STAMP_DEV)
 	PYTHONPATH=tests/engine/cases $(BIN)/python tools/check_ranks.py --out docs/ranks-check.md
+
+# the page of `kvplan web` in Chromium and under Node.js beside the commands; some minutes, fetches Pyodide once
+check-web: $(STAMP_DEV)
+	npm install --prefix tools/web --no-package-lock --no-audit --no-fund --silent
+	$(BIN)/python tools/check_web.py --out docs/web-check.md
 
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .

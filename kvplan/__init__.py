@@ -4,6 +4,7 @@ api                 the planner for Python: ``kvplan.estimate``, ``plan``, ``exp
 cli, __main__       the program, which imports only the command that is asked for; help_sections: its help in sections;
                     list_words: lists on a command line; completion: values after <TAB>;
                     terminal: sentences in lines as wide as the terminal
+web, site           what a page in a browser asks the planner; that page, its files and its server
 commands            one module per command: parse, call, print
 bench, profiling    the benchmark of paging; one setting step by step
 top, load           running servers live; loading one and saying what bound it

@@ -41,6 +41,7 @@ COMMANDS: dict[str, Listing] = {
     "estimate": Listing("Plan", "Size a model: weights, KV cache, and how many sequences fit on which GPU."),
     "plan": Listing("Plan", "Find the GPUs and settings for a given load."),
     "explain": Listing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
+    "web": Listing("Plan", "Open the planner as a page in your browser, or write it for any web server."),
     "sweep": Listing("Measure", "Measure throughput, occupancy and memory limits with kvplan's own engine or another."),
     "merge": Listing("Measure", "Join the shards of a sweep into one run directory.", "report"),
     "profile": Listing("Measure", "Profile one setting: memory, batches, and where a step's time goes.", "engine"),

@@ -32,7 +32,23 @@ def _read(knob: Knob, value: Any) -> Any:
     if knob.kind == "tokens":
         text = str(value).strip()  # a whole number is left to the check, which names the option
         return int(text) if _SHORT_NUMBER.fullmatch(text) else parse_tokens(text)
-    return knob.canonical_name(value) if knob.kind == "name" else value
+    if knob.kind == "name":
+        return knob.canonical_name(str(value))
+    return _number(knob, value)
+
+
+def _number(knob: Knob, value: Any) -> Any:
+    """A count, an amount or a flag of the type that the command line makes. UsageError for anything else."""
+    kinds = {"number": float, "share": float, "count": int}
+    if knob.kind not in kinds:
+        return value
+    try:
+        found = kinds[knob.kind](value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or isinstance(value, bool) or (isinstance(value, float) and found != value):
+        raise UsageError(f"{knob.option} '{value}' is not a number.", hint=f"for example {knob.option} {knob.example}")
+    return found
 
 
 def parse_share(text: str, option: str, *, example: str) -> float:

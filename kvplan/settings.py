@@ -440,7 +440,7 @@ class ServingSettings:
         panel=MEMORY_PANEL,
     )
     cpu_offload_gb: float = _knob(
-        0,
+        0.0,
         "GiB per GPU of the layers' weights that lie in the host's memory and are read from there in each step.",
         kind="number",
         unit="GiB",

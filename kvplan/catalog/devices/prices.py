@@ -1,4 +1,4 @@
-"""A price of one's own, as the command line has it: ``h100-sxm=2.1``."""
+"""A price of one's own, as the command line has it: ``h100-sxm=2.1``; and what tokens cost by it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def read_usd(text: str) -> float | None:
     except ValueError:
         return None
     return usd if 0 <= usd < float("inf") else None
+
+
+def usd_per_million_tokens(usd_per_hour: float, tokens_per_second: float) -> float:
+    """Return what a million tokens cost where so many are made in a second."""
+    return usd_per_hour / 3600 / tokens_per_second * 1e6

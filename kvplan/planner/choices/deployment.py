@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.prices import usd_per_million_tokens
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range, SpeedModel
 from kvplan.estimate.speed.queues import Queues
@@ -147,8 +148,8 @@ class Deployment:
         """(cheapest, dearest) of the tokens that are served; None without a price."""
         if self.usd_per_hour is None:
             return None
-        ends = self.output_tokens_per_second.between
-        return (self.usd_per_hour / 3600 / ends.high * 1e6, self.usd_per_hour / 3600 / ends.low * 1e6)
+        ends, cost = self.output_tokens_per_second.between, self.usd_per_hour
+        return usd_per_million_tokens(cost, ends.high), usd_per_million_tokens(cost, ends.low)
 
     def usd_per_million_tokens(self) -> tuple[float, float] | None:
         """The same of all tokens, those of prompts too: the price of a mixture as this load has it."""

@@ -1,0 +1,8 @@
+"""The page that ``kvplan web`` serves or writes: static files, the planner as an archive, and Pyodide.
+
+The page itself lies in the folder ``page``: HTML, CSS and ES modules as they are served. It has no formula.
+
+pyodide     Pyodide's files: from a folder, or the npm registry's archive of one version, kept in the cache
+writing     the whole site in a folder
+serving     a folder on loopback
+"""
