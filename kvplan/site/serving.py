@@ -7,7 +7,7 @@ import webbrowser
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from kvplan.errors import KvplanError
 
@@ -17,7 +17,7 @@ _TYPES: Final = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "
 
 
 class _Files(SimpleHTTPRequestHandler):
-    extensions_map: ClassVar = {**SimpleHTTPRequestHandler.extensions_map, **_TYPES}
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **_TYPES}  # noqa: RUF012 - as its base has it
 
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-cache")  # asked again, answered 304 where nothing changed

@@ -126,10 +126,7 @@ class Deployment:
     def usd_per_hour(self) -> float | None:
         """Of all GPUs; of whole instances where a cloud rents them so."""
         gpu = self.choice.gpu
-        if gpu.price is None:
-            return None
-        num_gpus = self.num_gpus if gpu.rented_as is None else self.num_nodes * gpu.max_gpus_per_node
-        return gpu.price.usd_per_hour * num_gpus
+        return None if gpu.price is None else gpu.price.usd_per_hour * paid_gpus(gpu, self.num_gpus)
 
     @property
     def expected(self) -> Expected:
@@ -158,6 +155,13 @@ class Deployment:
             return None
         share = model.output_tokens / (model.input_tokens + model.output_tokens)
         return output[0] * share, output[1] * share
+
+
+def paid_gpus(gpu: GpuProfile, num_gpus: int) -> int:
+    """GPUs that are paid for where so many are used: those of whole instances where a cloud rents them so."""
+    if gpu.rented_as is None:
+        return num_gpus
+    return -(-num_gpus // gpu.max_gpus_per_node) * gpu.max_gpus_per_node
 
 
 MissKind = Literal["slo", "capacity", "context", "weights"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,7 +111,7 @@ def make_plan(
     most = THOROUGH_PLAYS if request.thorough else MOST_PLAYS
     found = Frontier(trial, asked, None, most, progress).run()
     if not found.deployments and not found.misses:
-        raise next(iter(trial.refusals.values()), _nothing_tried(spec, request))
+        raise _said_of_most(trial.refusals.values()) or _nothing_tried(spec, request)
     affordable = tuple(each for each in found.deployments if _costs_at_most(each, request.usd_per_hour))
     in_others = _search_others(trial, others, affordable, most, progress)
     return Plan(
@@ -128,6 +129,13 @@ def make_plan(
         num_tried=found.num_tried + in_others.num_tried,
         num_played=found.num_played + in_others.num_played,
     )
+
+
+def _said_of_most(refusals: Iterable[KvplanError]) -> KvplanError | None:
+    """What keeps the engine from most of the GPUs; the first of those that are said as often."""
+    found = list(refusals)
+    count = Counter(map(str, found))
+    return max(found, key=lambda each: count[str(each)], default=None)
 
 
 def _search_others(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import Deployment, paid_gpus
 
 
 class Price(NamedTuple):
@@ -26,7 +26,7 @@ def price_of(gpu: GpuProfile, num_gpus: int) -> Price:
     """Of so many. Rounded to a hundredth of a cent, so that equal sums are equal."""
     if gpu.price is None:
         return Price(True, float(num_gpus))
-    return Price(False, round(gpu.price.usd_per_hour * num_gpus, 4))
+    return Price(False, round(gpu.price.usd_per_hour * paid_gpus(gpu, num_gpus), 4))
 
 
 def within_budget(price: Price, usd_per_hour: float | None) -> bool:
