@@ -1,5 +1,5 @@
 // One deployment: the answer first, then where its memory goes, how fast it is, and what would change it.
-import { card, command, element, facts, foldable, table } from "./dom.mjs";
+import { card, command, element, facts, foldable, scrolling, table } from "./dom.mjs";
 
 const WORDS = { fits: "Fits", may: "May be refused", not: "Does not fit" };
 const CLASSES = { "KV cache": "cache", "left out": "left" };
@@ -89,8 +89,8 @@ function changesCard({ changes, onChange, isStale }) {
 
 function cacheCard({ cache }) {
   const rows = cache.rows.map((each) => [each.kind, each.bytes, element("code", {}, each.formula)]);
-  return card(`KV cache in ${cache.dtype}: ${cache.sequence} for one sequence`,
-    element("div", { class: "scroll" }, table(["kind of layer", "costs", "formula"], rows, "KV cache by kind of layer")));
+  const title = `KV cache in ${cache.dtype}: ${cache.sequence} for one sequence`;
+  return card(title, scrolling(title, table(["kind of layer", "costs", "formula"], rows, title)));
 }
 
 function details(view) {
