@@ -77,7 +77,7 @@ async function pictures(context) {
     await page.emulateMedia({ colorScheme: scheme, reducedMotion: "reduce" });
     await ask(page, hash);
     await page.waitForFunction(() => document.getElementById("shown").dataset.answered === location.hash);
-    await page.waitForFunction(() => !document.querySelector(".stale") && !document.body.innerText.includes("Trying …"));
+    await page.waitForFunction(() => !document.body.innerText.includes("Trying …"));
     found[name] = {
       violations: await violations(page),
       overflow: await page.evaluate(() => document.documentElement.scrollWidth > innerWidth),

@@ -124,12 +124,10 @@ function drawEstimate() {
   const answer = last.wholeKey === last.key ? last.whole : last.memory;
   if (answer.error) return show(mistake(answer), ...hubOffer(answer));
   const isCurrent = last.wholeKey === last.key;
-  const speed = last.memory.view.verdict.state === "not" ? null : last.whole?.view?.speed;
-  const more = {
-    speed: isCurrent ? answer.view.speed : speed, isWaiting: !isCurrent, isStale: !isCurrent, changes: last.changes,
+  const more = {  // times and changes of another question are not shown meanwhile, not even pale
+    speed: answer.view.speed, isWaiting: !isCurrent, changes: last.changesKey === last.key ? last.changes : null,
     isAlone: !page.pinned, onChange: (found) => take({ tab: "size", model: page.state.model, ...stateOf(found) }),
   };
-  if (last.changesKey !== last.key && !last.changes) more.changes = null;
   at("shown").dataset.answered = isCurrent ? last.link : "";
   const tools = element("div", { class: "row-buttons" }, copyButtons(answer, link), compareButton());
   const mine = showEstimate(answer, { ...more, tools });
