@@ -23,6 +23,7 @@ PAIRS: Final = (
 )
 """Name, the column that was predicted, the one that was measured, the unit of both."""
 _MOST_ROWS: Final = 500
+_ABOUT: Final = ("model_id", "device_name", "block_size", "max_num_seqs", "max_num_batched_tokens", "status")
 _MARKS: Final = ("trial_id", "run_id")
 
 
@@ -42,9 +43,14 @@ def rows_view(text: str) -> dict[str, Any]:
 
 
 def _row(cells: Mapping[str, Any]) -> dict[str, Any]:
-    about = [cells.get(name) for name in ("model", "device", "status")]
+    about = [_about(name, cells[name]) for name in _ABOUT if cells.get(name)]
     pairs = [pair for each in PAIRS if (pair := _pair(cells, *each)) is not None]
     return {"name": next((cells[name] for name in _MARKS if cells.get(name)), ""), "about": about, "pairs": pairs}
+
+
+def _about(name: str, cell: Any) -> str:
+    """A setting with its name, what is no number by itself."""
+    return f"{name} {cell}" if str(cell).isdigit() else str(cell)
 
 
 def _pair(cells: Mapping[str, Any], name: str, predicted: str, measured: str, unit: str) -> dict[str, str] | None:

@@ -27,26 +27,32 @@ async function opened(context, hash = "") {
   return { page, milliseconds: Date.now() - began };
 }
 
-/** Open a link in the page, and return the document that its button copies. */
-async function answered(page, { hash, log }) {
+/** Open a link in the page. */
+async function ask(page, hash) {
   await page.evaluate((text) => {
     document.getElementById("shown").replaceChildren();
     document.getElementById("shown").dataset.answered = "";
-    location.hash = text;
+    if (location.hash === text) dispatchEvent(new HashChangeEvent("hashchange"));
+    else location.hash = text;
   }, hash);
+}
+
+/** Open a link, and return the document that the page's button copies. */
+async function answered(page, { hash, log }) {
+  await ask(page, hash);
   if (log) {
     await page.fill("#field-log", log);
     await page.click("button[type=submit]");
   }
-  await page.waitForFunction(() => document.getElementById("shown").dataset.answered || document.querySelector(".mistake"));
+  await page.waitForFunction(() => document.getElementById("shown").dataset.answered === location.hash || document.querySelector(".mistake"));
   if (await page.$(".mistake")) return page.textContent(".mistake");
   await page.click("text=Copy JSON");
   return page.evaluate(() => navigator.clipboard.readText());
 }
 
 async function slider(page) {
-  await page.evaluate((hash) => (location.hash = hash), "#tab=size&model=llama-3.1-8b&gpu=h100-sxm&ctx=2k");
-  await page.waitForFunction(() => document.getElementById("shown").dataset.answered);
+  await ask(page, "#tab=size&model=llama-3.1-8b&gpu=h100-sxm&ctx=2k");
+  await page.waitForFunction(() => document.getElementById("shown").dataset.answered === location.hash);
   await page.evaluate(() => performance.clearMeasures());
   await page.focus("#field-ctx");
   for (let step = 0; step < SLIDER_STEPS; step++) {
@@ -63,19 +69,20 @@ async function violations(page) {
   return found.violations.map((each) => `${each.id}: ${each.nodes.map((node) => node.target).join(" ")}`.slice(0, 300));
 }
 
-async function pictures() {
+async function pictures(context) {
   const found = {};
+  const { page } = await opened(context);
   for (const { name, width, scheme, hash } of task.pictures) {
-    const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme: scheme, reducedMotion: "reduce" });
-    const { page } = await opened(context, hash);
-    await page.waitForFunction(() => document.getElementById("shown").dataset.answered);
-    await page.waitForFunction(() => !document.querySelector(".stale") && !document.body.innerText.includes("Trying …"));
+    await page.setViewportSize({ width, height: 900 });
+    await page.emulateMedia({ colorScheme: scheme, reducedMotion: "reduce" });
+    await ask(page, hash);
+    await page.waitForFunction(() => document.getElementById("shown").dataset.answered === location.hash);
+    await page.waitForFunction(() => !document.body.innerText.includes("Trying …"));
     found[name] = {
       violations: await violations(page),
       overflow: await page.evaluate(() => document.documentElement.scrollWidth > innerWidth),
     };
     await page.screenshot({ path: path.join(task.folder, `${name}.png`), fullPage: true });
-    await context.close();
   }
   return found;
 }
@@ -107,7 +114,7 @@ await cold.page.close();
 const warm = await opened(context);
 await warm.page.close();
 const offline_words = await offline(context);
-const looks = await pictures();
+const looks = await pictures(context);
 await browser.close();
 process.stdout.write(JSON.stringify({
   answers, slider_ms, cold_ms: cold.milliseconds, warm_ms: warm.milliseconds, offline_words, looks, complaints, outside,

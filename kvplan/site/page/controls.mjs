@@ -49,7 +49,7 @@ function planFields(shared) {
   return {
     main: [
       shared.model,
-      { name: "users", label: "Users at once", kind: "number", width: "half" },
+      { name: "users", label: "Users at once", kind: "number", width: "half", example: "40" },
       { name: "request_rate", label: "or requests/s", kind: "decimal", width: "half" },
       { name: "ctx_avg", label: "Average sequence", kind: "text", example: "4k", width: "half" },
       { name: "ctx_max", label: "Longest", kind: "text", example: "as average", width: "half" },
@@ -92,7 +92,7 @@ function labelled(spec, control, ...more) {
 function textField(spec, value, onChange) {
   const isNumber = spec.kind === "number" || spec.kind === "decimal";
   const control = element("input", {
-    id: `field-${spec.name}`, value, placeholder: spec.example ?? "default", autocomplete: "off", spellcheck: "false",
+    id: `field-${spec.name}`, value, placeholder: spec.example ?? (spec.kind === "decimal" ? "none" : "default"), autocomplete: "off", spellcheck: "false",
     type: isNumber ? "number" : "text", min: isNumber ? (spec.kind === "number" ? "1" : "0") : null,
     step: spec.kind === "decimal" ? "any" : null,
     oninput: (event) => onChange(spec.name, event.target.value.trim()),

@@ -33,6 +33,11 @@ export function table(heads, rows, caption) {
     element("thead", {}, head), element("tbody", {}, body));
 }
 
+/** A table that may be wider than the window: it scrolls by itself, also by keyboard. */
+export function scrolling(title, made) {
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, made);
+}
+
 /** A line to paste, with a button that copies it. */
 export function command(line, label) {
   return element("div", { class: "command" }, element("code", {}, line),

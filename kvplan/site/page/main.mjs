@@ -97,10 +97,11 @@ async function estimate() {
   const given = argumentsOf(page.state, ESTIMATED);
   const key = JSON.stringify(given);
   clearTimeout(timer);
+  Object.assign(last, { key, link: location.hash });  // at once: what is still on its way answers something else
   const began = performance.now();
   const answer = await planner.memory(given);
-  if (answer === null || page.state.tab !== "size") return;
-  Object.assign(last, { memory: answer, key });
+  if (answer === null || last.key !== key || page.state.tab !== "size") return;
+  last.memory = answer;
   drawEstimate();
   performance.measure("kvplan-slider", { start: began, end: performance.now() });
   if (!answer.error) timer = setTimeout(() => estimateWhole(given, key), PAUSE_MS);
@@ -123,13 +124,11 @@ function drawEstimate() {
   const answer = last.wholeKey === last.key ? last.whole : last.memory;
   if (answer.error) return show(mistake(answer), ...hubOffer(answer));
   const isCurrent = last.wholeKey === last.key;
-  const speed = last.memory.view.verdict.state === "not" ? null : last.whole?.view?.speed;
-  const more = {
-    speed: isCurrent ? answer.view.speed : speed, isWaiting: !isCurrent, isStale: !isCurrent, changes: last.changes,
+  const more = {  // times and changes of another question are not shown meanwhile, not even pale
+    speed: answer.view.speed, isWaiting: !isCurrent, changes: last.changesKey === last.key ? last.changes : null,
     isAlone: !page.pinned, onChange: (found) => take({ tab: "size", model: page.state.model, ...stateOf(found) }),
   };
-  if (last.changesKey !== last.key && !last.changes) more.changes = null;
-  at("shown").dataset.answered = isCurrent ? location.hash : "";
+  at("shown").dataset.answered = isCurrent ? last.link : "";
   const tools = element("div", { class: "row-buttons" }, copyButtons(answer, link), compareButton());
   const mine = showEstimate(answer, { ...more, tools });
   if (!page.pinned || !last.pinned || last.pinned.error) return show(element("div", { class: "stack" }, ...warnings(), mine));
@@ -187,7 +186,8 @@ function waiting(words, onStop) {
 
 async function slowly(question, given, words, draw) {
   const mine = ++page.drawn;
-  const tab = page.state.tab;
+  const { tab } = page.state;
+  const asked = location.hash;
   waiting(words, () => {
     planner.stop();
     hello();
@@ -196,7 +196,7 @@ async function slowly(question, given, words, draw) {
   if (answer === null || mine !== page.drawn || tab !== page.state.tab) return;
   if (answer.error) return show(mistake(answer), ...hubOffer(answer));
   show(element("div", { class: "stack" }, ...warnings(), draw(answer), copyButtons(answer, link)));
-  at("shown").dataset.answered = location.hash;
+  at("shown").dataset.answered = asked;
   say("The answer is here.");
 }
 

@@ -1,11 +1,11 @@
 // One deployment: the answer first, then where its memory goes, how fast it is, and what would change it.
-import { card, command, element, facts, foldable, table } from "./dom.mjs";
+import { card, command, element, facts, foldable, scrolling, table } from "./dom.mjs";
 
 const WORDS = { fits: "Fits", may: "May be refused", not: "Does not fit" };
 const CLASSES = { "KV cache": "cache", "left out": "left" };
 const percent = (share) => `${100 * share}%`;
 
-/** answer: of the planner. more: {speed, changes, isStale, isAlone, onChange}, which come later. */
+/** answer: of the planner. more: {speed, changes, isWaiting, isAlone, onChange}, which come later. */
 export function showEstimate(answer, more) {
   const { view } = answer;
   return element("div", { class: "stack" },
@@ -66,31 +66,27 @@ function legend({ parts, interval, memory, beyond }) {
     element("p", { class: "range" }, `${memory.text} on one GPU. ${width}${lack}`));
 }
 
-function speedCard(view, { speed, isStale, isWaiting }) {
+function speedCard(view, { speed, isWaiting }) {
   if (!speed) {
     const words = view.verdict.state === "not" ? "No times: it does not fit." : isWaiting ? "Playing the load …" : "No times are known for this device.";
     return card("How fast", element("p", { class: "quiet" }, words));
   }
-  const made = card("How fast", facts([...speed.rows, ...(speed.cost ? [{ name: "cost", value: speed.cost.text, detail: speed.cost.detail }] : [])]),
+  return card("How fast", facts([...speed.rows, ...(speed.cost ? [{ name: "cost", value: speed.cost.text, detail: speed.cost.detail }] : [])]),
     element("p", { class: "quiet" }, `${speed.load}. ${speed.profile ?? "By the data sheet (roofline), not measured."}`));
-  if (isStale) made.classList.add("stale");
-  return made;
 }
 
-function changesCard({ changes, onChange, isStale }) {
+function changesCard({ changes, onChange }) {
   const buttons = (changes ?? []).map((each) =>
     element("button", { type: "button", class: "change", title: `${each.sequences} sequences`, onclick: () => onChange(each.arguments) },
       each.text, element("b", {}, each.worth)));
   const none = element("p", { class: "quiet" }, changes ? "None of the usual changes helps." : "Trying …");
-  const made = card("What would change it", element("div", { class: "changes" }, buttons.length ? buttons : none));
-  if (isStale) made.classList.add("stale");
-  return made;
+  return card("What would change it", element("div", { class: "changes" }, buttons.length ? buttons : none));
 }
 
 function cacheCard({ cache }) {
   const rows = cache.rows.map((each) => [each.kind, each.bytes, element("code", {}, each.formula)]);
-  return card(`KV cache in ${cache.dtype}: ${cache.sequence} for one sequence`,
-    element("div", { class: "scroll" }, table(["kind of layer", "costs", "formula"], rows, "KV cache by kind of layer")));
+  const title = `KV cache in ${cache.dtype}: ${cache.sequence} for one sequence`;
+  return card(title, scrolling(title, table(["kind of layer", "costs", "formula"], rows, title)));
 }
 
 function details(view) {

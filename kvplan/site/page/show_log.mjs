@@ -1,5 +1,5 @@
 // A start-up log: why it stopped, what to change, and where each GiB went beside what was predicted.
-import { card, command, element, facts, foldable, table } from "./dom.mjs";
+import { card, command, element, facts, foldable, scrolling, table } from "./dom.mjs";
 
 export function showLog(answer) {
   const { view } = answer;
@@ -9,7 +9,7 @@ export function showLog(answer) {
         element("span", { class: `state ${view.failure ? "not" : "fits"}` }, view.failure ? "Stopped" : "Started")),
       view.failure ? element("p", { class: "warning" }, view.failure) : null,
       changes(view)),
-    view.memory.length ? card("Where the memory went", element("div", { class: "scroll" }, table(["of one GPU", "log", "kvplan", "difference, GiB"],
+    view.memory.length ? card("Where the memory went", scrolling("Memory", table(["of one GPU", "log", "kvplan", "difference, GiB"],
       view.memory.map((each) => [each.part, each.logged, each.predicted, each.difference]), "Memory, logged and predicted")),
       view.counts.length ? table(["", "log", "kvplan"], view.counts.map((each) => [each.part, each.logged, each.predicted]), "Counts") : null) : null,
     view.notes.length ? card("Notes", element("ul", { class: "list" }, view.notes.map((each) => element("li", {}, each)))) : null,

@@ -1,5 +1,5 @@
 // GPUs ranked for a load: the best in words, all in a table, each with its commands.
-import { card, command, element, foldable, table } from "./dom.mjs";
+import { card, command, element, foldable, scrolling, table } from "./dom.mjs";
 
 export function showPlan(answer) {
   const { view } = answer;
@@ -37,9 +37,12 @@ function problemCard(view) {
 function rowsCard(title, rows, more) {
   const lines = rows.map((row) => [
     element("span", {}, row.name, element("small", {}, [row.layout, row.formats].filter(Boolean).join("; "))),
-    row.average, row.worst, row.ttft, row.tpot, row.throughput, row.hourly, row.million, row.limit,
+    row.average, row.worst, row.ttft, row.tpot, row.throughput, row.hourly, row.million,
+    row.slo, row.limit,
   ]);
-  const heads = ["deployment", "at average", "at longest", "TTFT", "TPOT", "output", "$/h", "$/Mtok", "bound by"];
-  return card(title, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table(heads, lines, title)),
+  const heads = ["deployment", "at average", "at longest", "TTFT", "TPOT", "output", "$/h", "$/Mtok", "bounds", "bound by"];
+  const made = table(heads, lines, title);
+  made.classList.add("wide");
+  return card(title, scrolling(title, made),
     more ? element("p", { class: "quiet" }, `… and ${more} more in the JSON document`) : null);
 }
