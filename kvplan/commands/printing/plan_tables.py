@@ -58,7 +58,7 @@ def confidence_text(deployment: Deployment) -> str:
 
 def _row(deployment: Deployment, with_formats: bool) -> tuple[str, ...]:
     formats = formats_text(deployment) if with_formats else ""
-    cost = deployment.usd_per_million_output_tokens()
+    cost = deployment.middle_usd_per_million_output_tokens()
     return (
         f"{deployment.name}, {formats}" if formats else deployment.name,
         _milliseconds(deployment, "ttft", "p50"),
@@ -66,7 +66,7 @@ def _row(deployment: Deployment, with_formats: bool) -> tuple[str, ...]:
         _milliseconds(deployment, "tpot", "p50"),
         f"{deployment.output_tokens_per_second.middle:,.0f}",
         "-" if deployment.usd_per_hour is None else f"{deployment.usd_per_hour:,.2f}",
-        "-" if cost is None else f"{(cost[0] * cost[1]) ** 0.5:,.2f}",
+        "-" if cost is None else f"{cost:,.2f}",
         confidence_text(deployment),
     )
 

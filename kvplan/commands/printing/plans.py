@@ -175,11 +175,9 @@ def _times_text(best: Deployment) -> str:
 
 
 def _cost_text(best: Deployment, found: Plan) -> str:
-    cost = best.usd_per_million_output_tokens()
-    if cost is None:
+    output, workload = best.middle_usd_per_million_output_tokens(), found.workload
+    if output is None:
         return "No price is known (--price). "
-    workload = found.workload
-    output = (cost[0] * cost[1]) ** 0.5
     every = output * workload.output_tokens / (workload.input_tokens + workload.output_tokens)
     return f"Costs ${output:,.2f} per million output tokens, ${every:,.2f} of prompt and output together. "
 

@@ -148,6 +148,11 @@ class Deployment:
         ends, cost = self.output_tokens_per_second.between, self.usd_per_hour
         return usd_per_million_tokens(cost, ends.high), usd_per_million_tokens(cost, ends.low)
 
+    def middle_usd_per_million_output_tokens(self) -> float | None:
+        """By the middle of what is expected."""
+        cost, tokens = self.usd_per_hour, self.output_tokens_per_second.middle
+        return None if cost is None else usd_per_million_tokens(cost, tokens)
+
     def usd_per_million_tokens(self) -> tuple[float, float] | None:
         """The same of all tokens, those of prompts too: the price of a mixture as this load has it."""
         output, model = self.usd_per_million_output_tokens(), self.speed_model
