@@ -94,10 +94,10 @@ RECIPES = (
         "Two RTX 4090 or one RTX 5090?",
         "kvplan plan qwen3-14b --users 8 --ctx-avg 8k --gpu rtx-4090 rtx-5090 --max-gpus 2 --quantization "
         "published fp8",
-        rows(4),
-        "At these prices the two cost as much as the one and hold twice as many sequences, but take twice as long to "
-        "read a prompt and a little longer for each token; they do it without changing the weights' format too, where "
-        "the one needs 8 bits.",
+        rows(5),
+        "At these prices the two cost as much as the one; they hold twice as many sequences, and take longer to read a "
+        "prompt and for each token. Whether the one holds eight of 8,192 tokens is less sure than the plan asks for, so "
+        "that it stands last.",
     ),
     Recipe(
         "How do I serve a large mixture of experts on two nodes?",
@@ -111,7 +111,7 @@ RECIPES = (
         "What does a draft model cost, and what does it bring?",
         "kvplan estimate llama-3.1-70b --gpu h100-sxm --tp 4 --ctx 8k --speculative-model llama-3.2-1b "
         "--num-speculative-tokens 4 --acceptance-rate 0.7",
-        any_of(having("Drafter"), after("Times as many")),
+        any_of(having("Drafter"), after("Speed-up from speculation")),
         "Its weights and its KV cache come out of the same memory. The gain depends on the share of draft tokens "
         "that the model accepts, which only your own prompts tell.",
     ),

@@ -27,11 +27,9 @@ def shown(found: Plan) -> list[Deployment]:
     return list(firsts.values())[:_SHOWN]
 
 
-def print_deployments(
-    deployments: Sequence[Deployment], *, with_formats: bool = False, as_markdown: bool = False
-) -> None:
+def print_deployments(deployments: Sequence[Deployment], *, as_markdown: bool = False) -> None:
     """What each gives and costs, by the middle of what is expected."""
-    rows = [_row(each, with_formats) for each in deployments]
+    rows = [_row(each) for each in deployments]
     if as_markdown:
         print_markdown(_HEAD, rows)
     else:
@@ -56,8 +54,8 @@ def confidence_text(deployment: Deployment) -> str:
     return f"{min(100 * deployment.verdict.confidence, 99):.0f} %"
 
 
-def _row(deployment: Deployment, with_formats: bool) -> tuple[str, ...]:
-    formats = formats_text(deployment) if with_formats else ""
+def _row(deployment: Deployment) -> tuple[str, ...]:
+    formats = formats_text(deployment)
     cost = deployment.middle_usd_per_million_output_tokens()
     return (
         f"{deployment.name}, {formats}" if formats else deployment.name,

@@ -80,7 +80,7 @@ def _print_markdown(found: Plan) -> None:
     print_deployments(shown(found), as_markdown=True)
     if found.alternatives:
         say("\nWith other formats:\n")
-        print_deployments([each.deployment for each in found.alternatives], with_formats=True, as_markdown=True)
+        print_deployments([each.deployment for each in found.alternatives], as_markdown=True)
     say()
     for note in _assumptions(found, explain=False):
         say(f"- {as_markdown(note)}")
@@ -210,7 +210,7 @@ def _print_alternatives(found: Plan) -> None:
     if best is not None:
         sentence = "Cheaper or faster with other formats:" if best.verdict.meets else "Surer with other formats:"
     say(f"\n{sentence}")
-    print_deployments([each.deployment for each in found.alternatives], with_formats=True)
+    print_deployments([each.deployment for each in found.alternatives])
     for caveat in dict.fromkeys(text for each in found.alternatives for text in each.caveats):
         print_sentence(caveat)
 

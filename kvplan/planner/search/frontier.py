@@ -247,7 +247,7 @@ class Frontier:
             key = (best.choice.gpu.id, entry.price, best.choice.formats)
             self._rough_of[key] = min(hopeful[played.index(best)].rough_score(goal), self._rough_of.get(key, math.inf))
             return
-        if best.verdict.possible and goal.is_asked:
+        if best.verdict.possible and (goal.is_asked or best.verdict.broken is None):
             self._likely.setdefault((*best.choice.key[:-1],), best)
         self._slow.append(hopeful[played.index(best)])
         self._more(entry, hopeful[played.index(best)], best)
