@@ -128,7 +128,7 @@ def test_a_dropped_config_is_a_model_of_its_name(tmp_path: Path) -> None:
     [
         ("estimate", {}, "There is no model."),
         ("estimate", {"model": "gpt2", "settings": {}}, "There is no 'settings' here."),
-        ("estimate", {"model": "gpt2", "gpu": "h10"}, "Unknown GPU 'h10'."),
+        ("estimate", {"model": "gpt2", "gpu": "h10"}, "There is no GPU profile named 'h10'."),
         ("explain", {"log": " "}, "There is no log."),
         ("rows", {"text": "a,b\n1,2\n"}, "This has no rows of a kvplan sweep."),
         ("guess", {}, "There is no question 'guess'."),

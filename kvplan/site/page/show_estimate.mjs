@@ -61,7 +61,7 @@ function legend({ parts, interval, memory, beyond }) {
     element("dt", { title: part.meaning }, element("span", { class: `swatch ${CLASSES[part.kind] ?? part.kind}` }), part.kind),
     element("dd", {}, part.text)));
   const width = interval ? `KV cache in 9 of 10 start-ups: ${interval.text} (hatched).` : "";
-  const lack = beyond ? `The GPU's memory ends at the line; ${beyond} more than the budget is asked for.` : "";
+  const lack = beyond ? "The GPU's memory ends at the line." : "";
   return element("div", {}, element("dl", { class: "legend" }, rows),
     element("p", { class: "range" }, `${memory.text} on one GPU. ${width}${lack}`));
 }
@@ -69,7 +69,9 @@ function legend({ parts, interval, memory, beyond }) {
 function speedCard(view, { speed, isWaiting }) {
   if (!speed) {
     const words = view.verdict.state === "not" ? "No times: it does not fit." : isWaiting ? "Playing the load …" : "No times are known for this device.";
-    return card("How fast", element("p", { class: "quiet" }, words));
+    const made = card("How fast", element("p", { class: "quiet" }, words));
+    if (isWaiting && view.verdict.state !== "not") made.classList.add("later");
+    return made;
   }
   return card("How fast", facts([...speed.rows, ...(speed.cost ? [{ name: "cost", value: speed.cost.text, detail: speed.cost.detail }] : [])]),
     element("p", { class: "quiet" }, `${speed.load}. ${speed.profile ?? "By the data sheet (roofline), not measured."}`));
@@ -83,10 +85,10 @@ function changesCard({ changes, onChange }) {
   return card("What would change it", element("div", { class: "changes" }, buttons.length ? buttons : none));
 }
 
-function cacheCard({ cache }) {
+function cacheCard({ cache, title: of }) {
   const rows = cache.rows.map((each) => [each.kind, each.bytes, element("code", {}, each.formula)]);
   const title = `KV cache in ${cache.dtype}: ${cache.sequence} for one sequence`;
-  return card(title, scrolling(title, table(["kind of layer", "costs", "formula"], rows, title)));
+  return card(title, scrolling(`${title}: ${of}`, table(["kind of layer", "costs", "formula"], rows, title)));
 }
 
 function details(view) {
