@@ -96,7 +96,7 @@ RECIPES = (
         "published fp8",
         rows(5),
         "At these prices the two cost as much as the one; they hold twice as many sequences, and take longer to read a "
-        "prompt and for each token. Whether the one holds eight of 8,192 tokens is less sure than the plan asks for, so "
+        "prompt and for each token. That the one holds eight of 8,192 tokens is less sure than the plan asks for, so "
         "that it stands last.",
     ),
     Recipe(
