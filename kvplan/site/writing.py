@@ -25,6 +25,7 @@ _ROOMS: Final = (
     "explaining",
     "machine",
     "metrics",
+    "pasted",
     "planner",
     "runs",
     "web",
