@@ -97,6 +97,8 @@ def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
     if miss is None:
         return KvplanError("No deployment serves this load.", hint=hint)
     lacks = f" ({format_bytes(miss.missing_bytes)} missing on each GPU)" if miss.missing_bytes else ""
+    if found.is_cut:
+        hint = f"--thorough goes on: {found.num_played:,} loads were played, and dearer layouts were not; or {hint}"
     limit = "at most " + plural(max(map(found.request.most_gpus, found.request.gpus)), "GPU")
     return KvplanError(
         f"No deployment of {limit} serves this load. Nearest: {miss.name}{lacks}. {miss.sentence}", hint=hint

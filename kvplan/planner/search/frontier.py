@@ -25,6 +25,8 @@ from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 MOST_PLAYS: Final = 24
 """Of one search, which keeps a plan over all GPUs under two seconds on an ordinary core."""
 THOROUGH_PLAYS: Final = 2000
+_PATIENCE: Final = 3
+"""So many times as many loads are played while none of them keeps the goal."""
 _CLEARLY_WORSE: Final = 1.6
 """By averages in closed form, which lie within 1.7 of those of a play: beyond that another layout of the same GPUs is
 not played."""
@@ -42,13 +44,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What serves and what does not, of one search. ``unplayed``: ids of GPUs that come at a higher price."""
+    """What serves and what does not, of one search.
+
+    ``unplayed``: ids of GPUs that come at a higher price. ``is_cut``: it ended before anything served the load.
+    """
 
     deployments: tuple[Deployment, ...]
     misses: tuple[Miss, ...]
     num_tried: int
     num_played: int = 0
     unplayed: frozenset[str] = frozenset()
+    is_cut: bool = False
 
 
 @dataclass(order=True)
@@ -81,6 +87,7 @@ class Frontier:
     _slow: list[Candidate] = field(default_factory=list)
     _rough_of: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Of what serves the load as asked, by GPU, price and formats: how fast its quickest layout is about."""
+    _is_cut: bool = False
     _across: dict[str, list[Choice]] = field(default_factory=dict)
     """By GPU: instances over several nodes, for where one node is not enough."""
 
@@ -105,7 +112,9 @@ class Frontier:
             self._play_slow()
         found = sorted([*self._met, *self._likely.values()], key=rank)
         dearer = {entry.choice.gpu.id for entry in self._heap}
-        return Found(tuple(found), tuple(self._misses), self.num_tried, self.num_played, frozenset(dearer))
+        return Found(
+            tuple(found), tuple(self._misses), self.num_tried, self.num_played, frozenset(dearer), self._is_cut
+        )
 
     # ---- what is looked at
 
@@ -195,7 +204,8 @@ class Frontier:
         """Whether what comes now can only be dearer than the answer, and enough stands beside that."""
         best = self._best_price
         if best is None:
-            return self.num_played >= 2 * self.most_plays
+            self._is_cut = self.num_played >= _PATIENCE * self.most_plays
+            return self._is_cut
         if entry.price <= best:
             return False
         budget = self.trial.request.usd_per_hour

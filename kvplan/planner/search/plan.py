@@ -39,7 +39,8 @@ class Plan:
 
     ``too_dear``: the cheapest that serves, where none does within the budget. ``over_budget``: ids of GPUs that would
     serve it for more; ``unplayed``: that cost more than what is shown. ``refusals``: by GPU id, why the engine
-    does not run there. ``num_tried``: choices in closed form, of which ``num_played`` loads were played.
+    does not run there. ``num_tried``: choices in closed form, of which ``num_played`` loads were played. ``is_cut``:
+    the search ended before anything served the load.
     """
 
     spec: ModelSpec
@@ -55,6 +56,7 @@ class Plan:
     rule: RuleOfThumb | None
     num_tried: int
     num_played: int
+    is_cut: bool
 
     @property
     def nearest_miss(self) -> Miss | None:
@@ -128,6 +130,7 @@ def make_plan(
         rule=rule_of_thumb(spec, request, trial.workload),
         num_tried=found.num_tried + in_others.num_tried,
         num_played=found.num_played + in_others.num_played,
+        is_cut=found.is_cut,
     )
 
 

@@ -17,10 +17,10 @@ export function showPlan(answer) {
 function bestCard(view, best) {
   const made = card(null,
     element("div", { class: "head" }, element("h2", { class: "title" }, `${view.title}, best of ${view.tried} tried`),
-      element("span", { class: `state ${best.slo === "met" ? "fits" : "may"}` }, best.slo === "met" ? "Serves it" : "Likely serves it")),
+      element("span", { class: `state ${best.slo === "met" ? "fits" : "may"}` }, `${best.slo === "met" ? "Serves it" : "May serve it"}: ${best.sure} sure`)),
     element("div", { class: "verdict" }, element("span", { class: "number" }, best.name),
       element("span", { class: "words" }, [best.layout, best.hourly === "-" ? "" : `${best.hourly} per hour`].filter(Boolean).join(", "))),
-    element("p", { class: "range" }, `TTFT ${best.ttft}, TPOT ${best.tpot}, ${best.throughput}; holds ${best.average} average sequences. Bound by: ${best.limit}.`),
+    element("p", { class: "range" }, `TTFT p50 ${best.ttft}, TPOT p50 ${best.tpot}, ${best.throughput}; holds ${best.average} average sequences. Bound by: ${best.limit}.`),
     best.million === "-" ? null : element("p", { class: "range" }, `${best.million} per million output tokens (${best.price})`),
     ...Object.entries(best.commands).slice(0, 3).map(([engine, line]) => command(line, `${engine}'s command`)),
     element("p", { class: "quiet" }, best.profile ?? "Times by the data sheet (roofline), not measured."));
@@ -38,9 +38,9 @@ function rowsCard(title, rows, more) {
   const lines = rows.map((row) => [
     element("span", {}, row.name, element("small", {}, [row.layout, row.formats].filter(Boolean).join("; "))),
     row.average, row.worst, row.ttft, row.tpot, row.throughput, row.hourly, row.million,
-    row.slo, row.limit,
+    row.sure, row.limit,
   ]);
-  const heads = ["deployment", "at average", "at longest", "TTFT", "TPOT", "output", "$/h", "$/Mtok", "bounds", "bound by"];
+  const heads = ["deployment", "at average", "at longest", "TTFT p50", "TPOT p50", "output", "$/h", "$/Mtok out", "sure", "bound by"];
   const made = table(heads, lines, title);
   made.classList.add("wide");
   return card(title, scrolling(title, made),
