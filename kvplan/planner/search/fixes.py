@@ -53,19 +53,21 @@ def _format_options(deployment: Deployment) -> str:
 
 def _changes(plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
     request, miss = plan.request, plan.nearest_miss
+    # What came nearest comes nearest to the changed question too; among all GPUs a hint would play hundreds of loads.
+    near = request if miss is None else replace(request, gpus=(miss.choice.gpu,))
     if miss is not None and miss.kind == "context" and miss.prediction is not None:
         longest = miss.prediction.largest_max_model_len
         if longest and (request.average_context or 0) <= longest:
             yield (
                 f"limit sequences to {longest:,} tokens (--ctx-max {longest})",
-                replace(request, longest_context=longest),
+                replace(near, longest_context=longest),
             )
     if miss is not None and miss.kind == "slo":
-        yield from _slower(request, miss)
+        yield from _slower(near, miss)
     if miss is not None and miss.reason == "seats" and request.settings.max_num_batched_tokens is not None:
         roomy = replace(request.settings, max_num_batched_tokens=None)
         yield "leave --max-num-batched-tokens out", replace(request, settings=roomy)
-    yield "raise --max-gpus to {num_gpus}", replace(request, max_gpus=MOST_GPUS)
+    yield "raise --max-gpus to {num_gpus}", replace(near, max_gpus=MOST_GPUS)
     fewer_bytes = replace(request, quantizations=("awq",), kv_cache_dtypes=("fp8",))
     if plan.spec.quantization is None:
         yield "store the weights in 4 bits and the KV cache in 8 (--quantization awq --kv-cache-dtype fp8)", fewer_bytes
