@@ -202,14 +202,19 @@ def provenance_note(spec: ModelSpec) -> str | None:
     """What a user has to know about where ``spec`` comes from before trusting its numbers; None when it was read."""
     if (spec.source or "").startswith(BY_NAME):
         return spec.assumptions[0]
-    if _POOLING.search(_short(spec.served_id)):
-        return (
-            f"{spec.served_id} embeds or ranks texts: its memory is sized as for generating text (vLLM leaves the head "
-            "out, and keeps a KV pool for prompts), and no speed here is of what it does."
-        )
     if not (spec.source or "").startswith(LOG_ONLY):
         return None
     return f"kvplan's profile of {spec.id}: {spec.source}. Give the model's own config.json to be sure."
+
+
+def pooling_note(spec: ModelSpec) -> str | None:
+    """What is not sized of a model that embeds or ranks texts; None of one that generates them."""
+    if not _POOLING.search(_short(spec.served_id)):
+        return None
+    return (
+        f"{spec.served_id} embeds or ranks texts: its memory is sized as for generating text (vLLM leaves the head "
+        "out, and keeps a KV pool for prompts), and no speed here is of what it does."
+    )
 
 
 def read_profile(

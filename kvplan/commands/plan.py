@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kvplan.catalog.devices.measured import load_measured
-from kvplan.catalog.models import provenance_note, resolve_model
+from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.catalog.vllm_models import service_note
@@ -142,6 +142,7 @@ def plan(
         *measured.notices,
         *notes,
         provenance_note(spec),
+        pooling_note(spec),
         version_note(version),
         service_note(spec.architecture, version),
     )

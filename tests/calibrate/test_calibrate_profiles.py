@@ -112,7 +112,7 @@ def test_estimate_uses_it_and_says_so(profile: Path, capsys: pytest.CaptureFixtu
     assert document_of(ESTIMATE, capsys)["deployments"][0]["performance"]["origin"] == "measured"
     assert main(ESTIMATE) == 0
     printed = capsys.readouterr().out
-    assert f"(measured: calibrated on {cpu_name()}, 2 cores)" in printed
+    assert f": measured: calibrated on {cpu_name()}, 2 cores." in printed
     assert main([*ESTIMATE, "--explain"]) == 0
     assert "median held-out error: throughput" in capsys.readouterr().out
     for option in (["--no-calibration"], ["--calibration", "none"]):

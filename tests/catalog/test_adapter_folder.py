@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.catalog.models import provenance_note, resolve_model
+from kvplan.catalog.models import pooling_note, resolve_model
 from kvplan.errors import KvplanError, UsageError
 
 
@@ -39,9 +39,9 @@ def test_a_model_that_embeds_is_not_taken_for_a_misprint(name: str, monkeypatch:
 
 
 def test_a_decoder_that_embeds_is_sized_with_a_note() -> None:
-    note = provenance_note(resolve_model("Qwen/Qwen3-Embedding-8B"))
+    note = pooling_note(resolve_model("Qwen/Qwen3-Embedding-8B"))
     assert note is not None and "no speed here is of what it does" in note
-    assert provenance_note(resolve_model("qwen3-8b")) is None
+    assert pooling_note(resolve_model("qwen3-8b")) is None
 
 
 def test_models_of_july_2025_have_the_layers_of_the_first_ones() -> None:

@@ -36,7 +36,7 @@ def test_commands_stand_in_sections_and_exist(capsys: pytest.CaptureFixture[str]
     main(["--help"])
     text = capsys.readouterr().out
     sections = {
-        "Plan:": ["estimate", "plan", "explain"],
+        "Plan:": ["estimate", "plan", "explain", "web"],
         "Measure:": ["sweep", "merge", "profile", "bench", "calibrate", "report"],
         "Serve:": ["serve", "load", "top"],
         "Look up:": ["models", "gpus"],

@@ -85,13 +85,14 @@ def test_the_bound_grows_with_the_cache_of_those_who_decode() -> None:
 NUMBERS = r"([\d.,]+)(?: \(([\d.,]+)-([\d.,]+)\))?"
 
 
-def ends(text: str, words: str) -> tuple[float, float, float]:
-    """(low, middle, high) behind ``words``."""
-    match = re.search(words.replace("#", NUMBERS), text)
-    assert match is not None, (words, text)
-    middle, low, high = (None if each is None else float(each.replace(",", "")) for each in match.groups())
-    assert middle is not None
-    return (middle if low is None else low, middle, middle if high is None else high)
+def ends(line: str) -> list[tuple[float, float, float]]:
+    """(low, middle, high) of each figure in a row of the speeds, without its number at once."""
+    found = []
+    for cells in re.findall(NUMBERS, line.split(maxsplit=1)[1])[:-1]:
+        middle, low, high = (float(each.replace(",", "")) if each else None for each in cells)
+        assert middle is not None
+        found.append((middle if low is None else low, middle, middle if high is None else high))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -103,9 +104,8 @@ def test_what_is_printed_for_one_user_agrees_with_itself(
     """Llama 3.1 8B reads 15.0 GB for each token. The interval of tokens/s is that of the times, not narrower."""
     assert find_gpu(gpu).memory_bandwidth_bytes_per_second * least_ms / 1000 == pytest.approx(15.0e9, rel=2e-3)
     assert main(shlex.split(f"estimate llama-3.1-8b --gpu {gpu} --ctx 4k")) == 0
-    line = next(each for each in capsys.readouterr().out.splitlines() if "alone:" in each)
-    ttft, tpot = ends(line, "TTFT p50 # ms"), ends(line, "TPOT p50 # ms")
-    tokens = ends(line, "# tokens/s")
+    rows = capsys.readouterr().out.partition("Speeds of")[2].splitlines()
+    ttft, tpot, tokens = ends(next(each for each in rows if re.search(rf" {gpu} .* 1$", each)))
     assert tpot[0] >= least_ms
     for end, other in ((0, 2), (2, 0)):
         whole = ttft[other] + (ANSWER_TOKENS - 1) * tpot[other]
