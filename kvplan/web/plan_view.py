@@ -46,7 +46,7 @@ def _row(each: Document) -> dict[str, Any]:
         "million": "-" if cost is None else usd_span(cost["usd_per_million_output_tokens"]),
         "price": None if cost is None else f"{cost['price_source']}, {cost['price_date']}",
         "slo": performance["slo"],
-        "sure": f"{min(100 * performance['confidence'], 99):.0f} %",
+        "sure": f"{min(100 * performance['confidence'], 99):.0f}\u00a0%",
         "limit": each["limit"],
         "origin": performance["origin"],
         "profile": performance["profile"],

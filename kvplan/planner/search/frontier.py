@@ -23,7 +23,7 @@ from kvplan.planner.choices.trial import Trial
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
 MOST_PLAYS: Final = 24
-"""Of one search, which keeps a plan over all GPUs under two seconds on an ordinary core."""
+"""Of one search, which keeps a plan over all GPUs to two or three seconds on a slow core."""
 THOROUGH_PLAYS: Final = 2000
 _PATIENCE: Final = 3
 """So many times as many loads are played while none of them keeps the goal."""
