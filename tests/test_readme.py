@@ -89,7 +89,8 @@ def test_the_architecture_and_the_changelog_can_be_read_to_their_ends() -> None:
 def _pages() -> list[Path]:
     """Every page of the repository that people read: at the root, in docs/ and beside the code."""
     folders = ("docs", "csrc", "benchmarks", "tools", "tests/data")
-    return [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+    found = (page for folder in folders for page in (ROOT / folder).rglob("*.md"))
+    return [*ROOT.glob("*.md"), *(page for page in found if "node_modules" not in page.parts)]
 
 
 def _prose(page: Path) -> str:
