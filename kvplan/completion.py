@@ -144,6 +144,6 @@ def _in_list(typed: str, names: Iterable[str], *, counted: bool = False) -> list
 
 
 def _beginning(names: Iterable[str], typed: str) -> list[str]:
-    """Those that begin so, in any case, each once."""
+    """Return the names that begin so, in any case, each once."""
     folded = typed.casefold()
     return [name for name in dict.fromkeys(names) if name.casefold().startswith(folded)]

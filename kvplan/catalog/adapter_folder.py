@@ -11,7 +11,7 @@ from kvplan.files import LARGEST_CONFIG_BYTES, parse_json, read_text
 ADAPTER_FILE: Final = "adapter_config.json"
 """What PEFT's ``save_pretrained`` writes beside the adapter's weights."""
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
+"""Values that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
 
 
 def adapter_error(folder: Path) -> UsageError:

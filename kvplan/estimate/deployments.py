@@ -147,7 +147,7 @@ def check_options(engine: EngineChoice, settings: ServingSettings) -> None:
 
 
 def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ...]:
-    """Of a CPU host that is nobody's: whose memory it is. Of a MIG slice: what it has of its GPU."""
+    """Say whose memory a CPU host has that is nobody's, and what a MIG slice has of its GPU."""
     if gpu.part_of is not None:
         return (slice_note(gpu),)
     if gpu.id != "cpu" or settings.device_memory_bytes is not None:

@@ -228,7 +228,7 @@ def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
 
 
 def _drafting(speed: DeploymentSpeed) -> dict[str, object] | None:
-    """Of which the times are; None without a drafter."""
+    """Return the drafting that the times are of; None without a drafter."""
     drafting = speed.model.drafting
     if drafting is None:
         return None

@@ -63,7 +63,7 @@ def rented(gpu: GpuProfile, instance: Instance, usd_per_hour: float | None = Non
 
 
 def _networked(gpu: GpuProfile, instance: Instance) -> GpuProfile:
-    """With the instance's network; else a whole server is taken for the reference system, and a part is not."""
+    """Give the GPU the instance's network; else a whole server is taken for the reference system, a part is not."""
     if instance.network_bytes_per_second is not None:
         source = f"{instance.name}: {instance.network_source}"
         return gpu.with_network(instance.network_bytes_per_second / instance.num_gpus, source)

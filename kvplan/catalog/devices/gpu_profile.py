@@ -62,7 +62,7 @@ class GpuProfile:
 
     @property
     def architecture(self) -> str:
-        """By compute capability; the vendor's name for others than NVIDIA's."""
+        """Return the name that goes with the compute capability; the vendor's for others than NVIDIA's."""
         if self.vendor != "nvidia":
             return self.vendor.upper()
         major = self.compute_capability.split(".")[0]

@@ -29,7 +29,7 @@ PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128
 AVERAGE_CONTEXT: Final = PROMPT_TOKENS + ANSWER_TOKENS // 2
 ASSUMED_ACCEPTANCE: Final = 0.7
-"""Of draft tokens where nobody says how many are accepted: the middle of what ``speculation`` shows."""
+"""The acceptance rate where nobody gives one: the middle of what ``speculation`` shows."""
 _DRAWN: Final = (1, 4, 16, 64, 256, 1024)
 """Sequences in the steps of a picture, as far as they fit, and then as many as do."""
 

@@ -160,7 +160,7 @@ class SpeedModel:
 
     @property
     def rows(self) -> int:
-        """Of a sequence that decodes, in a step."""
+        """Count the rows of a sequence that decodes, in a step."""
         return 1 if self.drafting is None else self.drafting.rows
 
     @property

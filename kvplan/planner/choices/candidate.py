@@ -48,7 +48,7 @@ class Candidate:
     @property
     def num_gpus(self) -> int:
         """Those of the spare replicas too."""
-        return (self.replicas + self.trial.request.num_spare_replicas) * self.choice.layout.num_gpus
+        return self.trial.num_gpus(self.choice, self.replicas)
 
     def rough_score(self, goal: Goal) -> float:
         """By averages: seconds of a request, or of what was asked for the largest ratio to its bound."""

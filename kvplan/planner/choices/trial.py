@@ -125,6 +125,10 @@ class Trial:
             return True
         return False
 
+    def num_gpus(self, choice: Choice, replicas: int) -> int:
+        """GPUs of so many replicas and the spare ones."""
+        return (replicas + self.request.num_spare_replicas) * choice.layout.num_gpus
+
     def most_replicas(self, choice: Choice) -> int:
         """Replicas beside the spare ones that the limit on GPUs allows."""
         return self.request.most_gpus(choice.gpu) // choice.layout.num_gpus - self.request.num_spare_replicas

@@ -26,10 +26,6 @@ class Slo:
     def is_empty(self) -> bool:
         return not self.bounds()
 
-    @property
-    def has_percentiles(self) -> bool:
-        return any(bound.statistic != "mean" for bound in self.bounds())
-
     def of_averages(self) -> Slo:
         """The same bounds, of averages."""
         return replace(self, ttft_of="mean", tpot_of="mean", e2el_of="mean")

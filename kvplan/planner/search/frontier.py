@@ -148,8 +148,7 @@ class Frontier:
             self._push(choice, 1, _UNSIZED)
 
     def _push(self, choice: Choice, replicas: int, rough: float = _UNKNOWN) -> None:
-        num_gpus = (replicas + self.trial.request.num_spare_replicas) * choice.layout.num_gpus
-        price = price_of(choice.gpu, num_gpus)
+        price = price_of(choice.gpu, self.trial.num_gpus(choice, replicas))
         if within_budget(price, self.budget):
             self._num_pushed += 1
             heapq.heappush(self._heap, _Entry(price, rough, self._num_pushed, choice, replicas))

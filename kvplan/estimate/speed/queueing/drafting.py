@@ -65,7 +65,7 @@ class Drafting:
 
     @property
     def rows(self) -> int:
-        """Of a sequence that decodes, in a step of the model."""
+        """Count the rows of a sequence that decodes, in a step of the model."""
         return self.draft.num_tokens + 1
 
     @property
