@@ -315,6 +315,7 @@ def plan(
     num_prefixes: int | None = None,
     prefix_hit_rate: float | str | None = None,
     length_spread: str | None = None,
+    burstiness: float | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     calibration: str | None = None,
     **settings: Any,
@@ -362,6 +363,7 @@ def plan(
         num_prefixes=num_prefixes,
         prefix_hit_rate=_text(prefix_hit_rate),
         length_spread=length_spread,
+        burstiness=burstiness,
     )
     measured = load_measured(calibration)
     found = make_plan(resolve_model(str(model)), request, measured)

@@ -11,6 +11,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import UsageError
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.sharing import PromptSharing
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import predict_vllm
@@ -92,6 +93,31 @@ def test_the_wider_lengths_spread_the_longer_is_the_tail() -> None:
     assert fixed < uniform < exponential
     with pytest.raises(UsageError, match="length-spread"):
         load_pattern(length_spread="zipf")
+
+
+def test_bursts_lengthen_the_tail_and_leave_the_rate() -> None:
+    """The same rate in gaps of another shape, on a deployment that keeps up with it."""
+    spreads = [LoadPattern(burstiness=each) for each in (100.0, 1.0, 0.1)]
+    found = [played(planned(each, num_users=None, requests_per_second=6.0))[1] for each in spreads]
+    even, poisson, bursty = (each.figures.ttft.p99 for each in found)
+    assert even < poisson < bursty
+    assert found[0].output_throughput == pytest.approx(found[2].output_throughput)
+
+
+def test_a_load_of_bursts_has_the_asked_rate() -> None:
+    load = PlayedLoad(Lengths(100), Lengths(10), 400, 8.0, burstiness=0.2)
+    assert load.arrivals[-1] == pytest.approx(400 / 8.0, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_is_no_shape_is_refused(shape: float) -> None:
+    with pytest.raises(UsageError, match="--burstiness"):
+        load_pattern(burstiness=shape)
+
+
+def test_users_do_not_come_in_bursts() -> None:
+    with pytest.raises(UsageError, match="--request-rate"):
+        complete(replace(REQUEST, pattern=LoadPattern(burstiness=0.5)), SPEC)
 
 
 def shared(**sharing: object) -> LoadPattern:

@@ -50,6 +50,13 @@ class PatternOptions:
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help="Of arrivals at --request-rate: 1 is a Poisson process, less is burstier. Default: 1.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
     length_spread: Annotated[
         str | None,
         typer.Option(

@@ -63,7 +63,7 @@ class Replica:
             load = steady_users(round(served.num_users), prompt, answer, reading)
         else:
             load = steady_rate(rate, served.num_users, prompt, answer, reading)
-        return replace(load, seed=self.seed)
+        return replace(load, seed=self.seed, burstiness=self.workload.pattern.burstiness)
 
     @property
     def _rules(self) -> SchedulingRules:

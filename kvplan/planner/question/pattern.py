@@ -14,21 +14,29 @@ from kvplan.units import parse_tokens
 
 _DURATION: Final = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>ms|s|m|min|)")
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0}
+_MOST_EVEN: Final = 1000
+"""The gaps of arrivals differ by 3 % then."""
 SPREADS: Final = tuple(each for each in get_args(Spread) if each != "quantiles")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPattern:
     """``think_seconds``: a user's mean pause between an answer and the next request. ``length_spread``: of prompts and
-    answers, uniform from two thirds of the mean to four thirds where nothing is said."""
+    answers, uniform from two thirds of the mean to four thirds where nothing is said. ``burstiness``: of arrivals at a
+    rate, 1 for a Poisson process and less for a burstier one."""
 
     think_seconds: float = 0.0
     length_spread: Spread = "uniform"
     sharing: PromptSharing = PromptSharing()  # noqa: RUF009 - frozen
+    burstiness: float = 1.0
 
     def sentence(self, *, of_users: bool) -> str:
         """What is assumed of a load, for people."""
         who = "Requests arrive independently of each other"
+        if self.burstiness != 1.0:
+            who = f"Requests arrive in bursts (burstiness {self.burstiness:g})"
+            if self.burstiness > 1.0:
+                who = f"Requests arrive more evenly than at random (burstiness {self.burstiness:g})"
         if of_users:
             who = "Every user always has a request in progress"
             if self.think_seconds:
@@ -57,6 +65,7 @@ def load_pattern(
     num_prefixes: int | None = None,
     prefix_hit_rate: str | None = None,
     length_spread: str | None = None,
+    burstiness: float | None = None,
 ) -> LoadPattern:
     """The pattern that options of ``kvplan plan`` describe. UsageError for a value that cannot be read."""
     default = LoadPattern()
@@ -64,6 +73,7 @@ def load_pattern(
         think_seconds=_seconds(think_time, "--think-time"),
         length_spread=default.length_spread if length_spread is None else _spread(length_spread),
         sharing=_sharing(turns, prefix_len, num_prefixes, prefix_hit_rate),
+        burstiness=default.burstiness if burstiness is None else _shape(burstiness),
     )
 
 
@@ -92,6 +102,13 @@ def _count(number: int | None, option: str) -> int:
     if number is not None and number < 1:
         raise UsageError(f"{option} must be 1 or more, got {number}.", hint=f"for example {option} 5")
     return 1 if number is None else number
+
+
+def _shape(burstiness: float) -> float:
+    if not 0 < burstiness <= _MOST_EVEN:
+        hint = "1 is a Poisson process, and less is burstier: for example --burstiness 0.5"
+        raise UsageError(f"--burstiness must be more than 0 and at most {_MOST_EVEN}, got {burstiness:g}.", hint=hint)
+    return burstiness
 
 
 def _spread(text: str) -> Spread:

@@ -128,6 +128,8 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     pattern = request.pattern
     if pattern.think_seconds and request.num_users is None and pattern.sharing.turns == 1:
         raise UsageError("--think-time needs --users, or --turns.", hint="for example --users 300 --think-time 20s")
+    if pattern.burstiness != 1.0 and request.requests_per_second is None:
+        raise UsageError("--burstiness needs --request-rate.", hint="for example --request-rate 2 --burstiness 0.5")
     asked, request = request, _with_earlier(request, notes)
     longest = _longest(request, spec, notes)
     if request.average_context is not None:

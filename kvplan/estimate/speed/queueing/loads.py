@@ -86,7 +86,8 @@ class Think:
 class PlayedLoad:
     """``num_requests`` requests.
 
-    requests_per_second: of a Poisson process; None where all are ready at once. max_concurrency: in flight at most; a
+    requests_per_second: of a Poisson process, or one whose gaps are gamma-distributed with the shape ``burstiness``, as
+    those of ``vllm bench serve`` are; None where all are ready at once. max_concurrency: in flight at most; a
     further one is sent when another has ended. cached_tokens: of each prompt, found in the prefix cache.
     num_warmups, num_cooldowns: of the requests, the first and the last ones, which are served and not counted.
     num_running: of the warm-ups, those that are in the midst of their answers at the start, each at another place; the
@@ -107,6 +108,7 @@ class PlayedLoad:
     seed: int = 0
     think: Think | None = None
     sharing: PromptSharing | None = None
+    burstiness: float = 1.0
 
     def spread_as(self, spread: Spread, longest_request: int) -> PlayedLoad:
         """The same with lengths of another spread around their means, uniform as for ``steady_users``.
@@ -162,17 +164,26 @@ class PlayedLoad:
     @cached_property
     def arrivals(self) -> Sequence[float]:
         """Seconds at which each is ready to be sent, in order: gaps are evenly spaced shares of the exponential
-        distribution in mixed order, so that the rate is what was asked for however few requests there are."""
+        distribution in mixed order, so that the rate is what was asked for however few requests there are. Those of
+        another shape are drawn, and scaled to it."""
         if self.requests_per_second is None:
             return [0.0] * self.num_requests
         rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.num_running else 0)
         count = self.num_requests - len(found)
-        shares = [(index + 0.5) / count for index in range(count)]
-        rng.shuffle(shares)
-        for share in shares:
+        for gap in self._gaps(count, rng):
             found.append(now)
-            now -= math.log(1 - share) / self.requests_per_second
+            now += gap / self.requests_per_second
         return found
+
+    def _gaps(self, count: int, rng: random.Random) -> list[float]:
+        """Between arrivals, 1 in the mean."""
+        if self.burstiness == 1.0:
+            shares = [(index + 0.5) / count for index in range(count)]
+            rng.shuffle(shares)
+            return [-math.log(1 - share) for share in shares]
+        drawn = [rng.gammavariate(self.burstiness, 1.0) for _ in range(count)]
+        total = sum(drawn) or 1.0
+        return [gap * count / total for gap in drawn]
 
 
 _SPREAD: Final[tuple[Spread, float]] = ("uniform", 0.5)
