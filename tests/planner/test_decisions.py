@@ -95,7 +95,7 @@ def test_meets_is_as_sure_as_was_asked_for(capsys: pytest.CaptureFixture[str]) -
     assert usual.expected.time("ttft", "mean").middle < 1.0  # type: ignore[union-attr]
     words = "plan llama-3.3-70b --users 300 --ctx-avg 4k --slo ttft:1000 --gpu h100 --max-gpus 32"
     assert main(words.split()) == 0
-    assert "% sure (75% asked for)" in capsys.readouterr().out
+    assert "% sure (75 % asked for)" in capsys.readouterr().out
     assert main([*words.split(), "--confidence", "2"]) == 2
 
 

@@ -12,7 +12,7 @@ from kvplan.planner.search.rule_of_thumb import users_by_rule
 from kvplan.units import format_gib
 
 _SHOWN = 8
-_HEAD = ("deployment", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "tokens /s", "$/h", "$/Mtok out", "sure")
+_HEAD = ("deployment", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "tok/s", "$/h", "$/Mtok out", "sure")
 _MEMORY_HEAD = (
     "deployment", "weights", "KV", "weights GiB", "KV pool GiB", "at ctx-avg", "at ctx-max", "by rule", "step tokens",
     "limit",

@@ -189,7 +189,7 @@ def _confidence_sentence(found: Plan, best: Deployment) -> str:
     if not goal.is_asked:
         return _readable_sentence(best)
     verb = "Keeps" if best.verdict.meets else "May keep"
-    text = f"{verb} {goal.text}: {sure} sure ({goal.confidence:.0%} asked for)."
+    text = f"{verb} {goal.text}: {sure} sure ({100 * goal.confidence:.0f} % asked for)."
     surer = next((each for each in found.deployments if each.verdict.confidence >= max(_SURER, goal.confidence)), None)
     if surer is None or best.verdict.confidence >= _SURER:
         return text
