@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import math
 from dataclasses import replace
@@ -21,11 +22,18 @@ from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore, bar_group, grouped, score_row, summarize
 from published_speeds.settings import deployed
+from published_speeds.stated import COLUMNS, stated_columns, stated_pages
+
+
+def _collected() -> list[str]:
+    """The columns that rows are collected with."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        return [column for column in csv.DictReader(file).fieldnames or [] if column not in COLUMNS]
 
 
 def _row(tmp_path: Path, **cells: str) -> PublishedRow | str:
-    with PUBLISHED.open(encoding="utf-8", newline="") as file:
-        columns = csv.DictReader(file).fieldnames or []
+    """From a file with the columns that rows are collected with, and those of ``cells``."""
+    columns = list(dict.fromkeys([*_collected(), *cells]))
     path = tmp_path / "rows.csv"
     given = {
         "id": "ours-1",
@@ -238,7 +246,7 @@ def test_every_published_row_has_a_grade_a_source_and_a_quote() -> None:
 
 def test_a_rack_whose_users_one_instance_served_counts_as_that_instance(tmp_path: Path) -> None:
     quote = "conc 16 output_tput_per_gpu 150.5"
-    row = _parsed(tmp_path, id="inferencex-1", gpu_count="64", tp="8", verbatim=quote, output_throughput_tok_s="9632")
+    row = _parsed(tmp_path, gpu_count="64", tp="8", verbatim=quote, output_throughput_tok_s="9632")
     assert row.num_gpus == 8
     assert row.measured.output_throughput == pytest.approx(8 * 150.5)
 
@@ -251,18 +259,22 @@ def test_a_rack_whose_users_one_instance_served_counts_as_that_instance(tmp_path
         ({"input_len": "1024"}, 1e6, 0),
         ({"input_len": "8192"}, 1e5, 0),  # evicted before it is asked for again
         ({"input_len": "8192", "engine": "SGLang"}, 1e6, 0),
-        ({"input_len": "8192", "id": "gpustack-1"}, 1e6, 0),
+        ({"input_len": "8192", "swept_prompts": ""}, 1e6, 0),
     ],
 )
 def test_a_sweep_over_lengths_finds_the_prompts_of_the_run_before(
     tmp_path: Path, cells: dict[str, str], pool: float, found: int
 ) -> None:
-    row = _parsed(tmp_path, **({"id": "benchmaxxing-1"} | cells))
+    row = _parsed(tmp_path, **({"swept_prompts": "1024 2048 4096 8192 15000"} | cells))
     assert played_load(row, 1, pool).cached_tokens == found
 
 
 def _accelmark(tmp_path: Path, suite: str, **cells: str) -> PublishedRow:
-    cells = {"id": "accelmark-1", "source_url": f"results/verified/a_suite_{suite}_b/result.json"} | cells
+    sample = {"A": "standard", "D": "longctx", "F": "edge"}[suite]
+    cells = {
+        "notes": f"dataset sharegpt_{sample}_v1",
+        "source_url": "github.com/FreedomIntelligence/AccelMark a",
+    } | cells
     return _parsed(tmp_path, engine_version="0.7.3", **cells)
 
 
@@ -291,7 +303,7 @@ def test_front_ends_of_rows(tmp_path: Path) -> None:
         return engine_rules(row, found, start_of(found), 1e6).front_end
 
     assert front_end() == VLLM_FRONT_END
-    assert front_end(id="gpustack-1") == replace(VLLM_FRONT_END, parsing_seconds=VLLM_TEMPLATE_SECONDS)
+    assert front_end(api="chat") == replace(VLLM_FRONT_END, parsing_seconds=VLLM_TEMPLATE_SECONDS)
     two = {"gpu_count": "2", "tp": "1", "dp": "2"}
     assert front_end(**two) == VLLM_FRONT_END.shared_by(2)
     assert front_end(notes="dp=2 independent instances", **two) == VLLM_FRONT_END
@@ -300,7 +312,7 @@ def test_front_ends_of_rows(tmp_path: Path) -> None:
 def test_a_burst_of_chats_elsewhere(tmp_path: Path) -> None:
     """Pull request 18566 of vllm-project/vllm: mean, median and p99 of TTFT were 9.6, 9.5 and 12.7 s, of TPOT the mean
     and the median 77.9 and 48.8 ms."""
-    cells = {"id": "gpustack-1", "engine_version": "0.9.0", "prefix_cache_or_random": "sharegpt", "num_prompts": "1000"}
+    cells = {"api": "chat", "engine_version": "0.9.0", "prefix_cache_or_random": "sharegpt", "num_prompts": "1000"}
     figures = {"median_ttft_ms": "9460", "mean_tpot_ms": "77.86"}
     row = _parsed(tmp_path, input_len="229.7", output_len="203.1", **figures, **cells)
     found = predict(row, deployed(row), load_measured())
@@ -375,8 +387,8 @@ def test_answers_that_models_end_are_as_long_as_was_asked_for_at_most(tmp_path: 
 def test_a_pool_that_the_source_does_not_tell_is_not_scored(tmp_path: Path) -> None:
     cells = {"model": "meta-llama/Meta-Llama-3-70B-Instruct", "gpu": "H100 PCIe", "gpu_count": "2", "tp": "2"}
     results = []
-    for name in ("iog-1", "gpustack-1"):
-        row = _parsed(tmp_path, id=name, engine_version="0.8.5", mean_tpot_ms="50", **cells)
+    for said in ("as needed", ""):
+        row = _parsed(tmp_path, utilization=said, engine_version="0.8.5", mean_tpot_ms="50", **cells)
         results.append(score_row(row, MeasuredProfiles()))
     assert isinstance(results[0], str) and "gpu_memory_utilization" in results[0]
     assert isinstance(results[1], RowScore)
@@ -431,3 +443,72 @@ def test_a_row_of_an_older_release_takes_longer(tmp_path: Path) -> None:
         assert figure is not None
         tpot.append(figure.middle)
     assert tpot[0] > 1.2 * tpot[1] > 1.4 * tpot[2]
+
+
+def test_what_a_row_says_in_words_is_a_column_whoever_wrote_it(tmp_path: Path) -> None:
+    words = {"prefix_cache_or_random": "random, range ratio 0 (uniform lengths 1..asked)", "max_concurrency": "16"}
+    spread = _parsed(tmp_path, verbatim="Total input tokens: 64000", **words)
+    assert (spread.number("range_ratio"), spread.text["lengths_are"]) == (0, "means")
+    prompts, _ = zip(*played_load(spread, 1, 1e6).lengths, strict=True)
+    assert (min(prompts) < 50, max(prompts) > 1900, sum(prompts) / 64) == (True, True, pytest.approx(1000, rel=0.01))
+    asked = played_load(_parsed(tmp_path, notes="InferenceX client, range ratio 0.8"), 1, 1e6)
+    assert sorted(prompt for prompt, _ in asked.lengths)[:: len(asked.lengths) - 1] == [802, 998]
+    assert _parsed(tmp_path, notes="extra_args --enforce-eager").says("enforce_eager")
+    assert deployed(_parsed(tmp_path, notes="--enforce-eager")).settings.enforce_eager
+
+
+@pytest.mark.parametrize(
+    ("words", "ratio"),
+    [
+        ("range ratio 0.8", "0.8"),
+        ("random_range_ratio 0.8 per its README", "0.8"),
+        ("vllm bench serve, range ratio 0.0", "1.0000"),  # vLLM's is around what was asked for
+        ("vllm bench serve, range ratio 0.5", "0.3333"),
+        ("lengths uniform 100-1000", "0.1000"),
+        ("random, fixed lengths (stdev 0)", "1"),
+        ("default range ratio 0.0 possible (not stated)", ""),
+    ],
+)
+def test_the_spread_of_lengths_that_words_state(words: str, ratio: str) -> None:
+    assert stated_columns(dict.fromkeys(_collected(), "") | {"notes": words})["range_ratio"] == ratio
+
+
+def test_figures_that_their_collector_doubts_are_not_compared(tmp_path: Path) -> None:
+    stated = {"mean_tpot_ms": "12", "mean_ttft_ms": "50", "output_throughput_tok_s": "500"}
+    assert _parsed(tmp_path, notes="not a per-token time: do not score TPOT", **stated).measured.tpot_ms is None
+    assert _parsed(tmp_path, notes="tokens not counted as first token", **stated).measured.ttft_ms is None
+    held_back = _parsed(tmp_path, notes="throughput includes first-request warm-up (12 requests)", **stated).measured
+    assert (held_back.output_throughput, held_back.tpot_ms, held_back.ttft_ms) == (None, 12, 50)
+
+
+def test_a_file_without_the_further_columns_is_read_as_the_one_that_ships() -> None:
+    """As rows that are kept back have them: every column of every row comes from its words and its page."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        collected = {column: text for column, text in row.items() if column not in COLUMNS}
+        assert stated_columns(collected) | {"seen": row["seen"]} == {column: row[column] for column in COLUMNS}
+    assert {row["seen"] for row in rows} == {"a", "b", "c"}
+
+
+def test_no_rule_asks_for_a_source() -> None:
+    """Pages are cited with what they say; no code knows who published a row."""
+    rows = [row for row in read_rows() if isinstance(row, PublishedRow)]
+    names = {row.source.removeprefix("github.com/").split("/")[0].casefold() for row in rows}
+    names |= {row.id.rsplit("-", 1)[0] for row in rows if "-" in row.id} - {"manual", "sglang", "trtllm", "nim"}
+    names -= {"sgl-project", "vllm-project", "nvidia", "docs.nvidia.com"}
+    for path in PUBLISHED.parent.glob("*.py"):
+        code = ast.unparse(_without_docstrings(ast.parse(path.read_text(encoding="utf-8")))).casefold()
+        assert not [name for name in names if name in code], path.name
+    assert all(page.quote and page.column in COLUMNS for page in stated_pages())
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [each for each in node.body if not _is_text(each)] or [ast.Pass()]
+    return tree
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,8 +1,9 @@
 """Predicted speeds beside what others measured and published.
 
 rows          a line of speeds.csv, parsed
+stated        what rows and pages say in words, as columns
 models        ids that no profile ships, by a shipped model of the same shape; kinds of model and generations of GPU
-accelmark     what the suites of one source say that its rows do not: lengths, limits, numbers of requests
+samples       lengths of samples that have a name, and what is set for them
 settings      the deployment of a row: model, GPU, settings, engine
 chats         lengths of ShareGPT's prompts and answers
 playing       the load of a row and its engine's rules, as kvplan.estimate.speed.queueing plays them

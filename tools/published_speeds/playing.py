@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -20,40 +20,32 @@ from kvplan.estimate.speed.queueing.rules import (
     trtllm_rules,
     vllm_rules,
 )
+from kvplan.estimate.speed.steps.host import IN_PROCESS
 from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.units import GIB
-from published_speeds.accelmark import SOURCE as ACCELMARK
-from published_speeds.accelmark import streams_late, suite_of
 from published_speeds.chats import PairedLoad, sampled_pairs
 from published_speeds.rows import PublishedRow
+from published_speeds.samples import sample_of
 from published_speeds.settings import Deployed
 
 _CLOSED_ROUNDS: Final = 10
 """Requests per user where a row does not say how many were sent: InferenceX sends ten."""
 _MOST_REQUESTS: Final = 4096
-_CHATS: Final = ("gpustack", "cloudrift")
-"""Their commands have ``--backend openai-chat`` (each page of gpustack's; benchmarks/3_vllm_benchmark.sh)."""
-_ANSWERS_EMPTY: Final = "many answers are empty"
-_SWEPT_CONTEXTS: Final = (1024, 2048, 4096, 8192, 15000)
-"""llm-benchmaxxing sends prompts of these lengths to one vLLM server, one length after the other (its server.py and
-benchmark.py). ``vllm bench serve`` makes its random prompts of one seed, so that each begins with the same prompt of
-the length before, and the server has the prefix cache of vLLM's default."""
 
 
 def _found_tokens(row: PublishedRow, replicas: int, pool: float) -> int:
     """Of each prompt, in the prefix cache: those of the sweep's run before, where its prompts all fit the pool.
 
-    Data-parallel groups have a cache each, and a prompt is sent to any of them.
+    ``vllm bench serve`` makes its random prompts of one seed, so that each begins with the same prompt of the length
+    before, and the server has the prefix cache of vLLM's default. Data-parallel groups have a cache each, and a prompt
+    is sent to any of them.
     """
     longest = row.input_tokens + row.output_tokens
-    if (
-        row.source != "benchmaxxing"
-        or row.text["engine"] != "vLLM"
-        or (row.num_prompts or 0) * longest > pool * replicas
-    ):
+    if row.text["engine"] != "vLLM" or (row.num_prompts or 0) * longest > pool * replicas:
         return 0
-    before = max((each for each in _SWEPT_CONTEXTS if each < row.input_tokens), default=0)
+    swept = (int(each) for each in row.text["swept_prompts"].split())
+    before = max((each for each in swept if each < row.input_tokens), default=0)
     return before // row.data_parallel_size
 
 
@@ -65,58 +57,39 @@ def played_load(row: PublishedRow, replicas: int, pool: float) -> PlayedLoad:
     prompts, answers = _lengths(row)
     count = min(max(round(number / replicas), 1), _MOST_REQUESTS)
     found = _found_tokens(row, replicas, pool)
-    if not _is_sharegpt(row):
+    if row.text["length_sample"] != _SHAREGPT:
         return PlayedLoad(prompts, answers, count, rate, concurrency, found)
-    pairs = sampled_pairs(count, row.input_tokens, row.output_tokens, with_empty=_ANSWERS_EMPTY in row.notes)
+    pairs = sampled_pairs(count, row.input_tokens, row.output_tokens, with_empty=row.says("empty_answers"))
     return PairedLoad(prompts, answers, count, rate, concurrency, found, pairs=pairs)
 
 
-def _is_sharegpt(row: PublishedRow) -> bool:
-    """Of vLLM's own sample or one like it; AccelMark's is another."""
-    return "sharegpt" in _said(row) and suite_of(row) is None
-
-
-def _said(row: PublishedRow) -> str:
-    """In lower case, what the row says of its prompts."""
-    return f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
+_SHAREGPT: Final = "sharegpt"
+"""vLLM's own sample or one like it."""
 
 
 def _num_requests(row: PublishedRow) -> int:
-    suite = suite_of(row)
-    if suite and suite.num_online and row.request_rate:
-        return suite.num_online
+    sample = sample_of(row)
+    if sample and sample.num_online and row.request_rate:
+        return sample.num_online
     return row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
 
 
 def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
-    if suite := suite_of(row):
-        return suite.lengths()
-    ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", _said(row))
-    if ratio and row.source == "benchmaxxing":  # its row states the means
-        least = float(ratio.group(1))
-        return Lengths(row.input_tokens, "uniform", least), Lengths(row.output_tokens, "uniform", least)
-    if ratio and row.source == "inferencex":
-        least = float(ratio.group(1))
-        middle = (1 + least) / 2
-        return (
-            Lengths(row.input_tokens * middle, "uniform", least),
-            Lengths(row.output_tokens * middle, "uniform", least),
-        )
-    return Lengths(row.input_tokens), _ended_early(row)
-
-
-_AT_MOST: Final = re.compile(r"requested output (\d+) but no ignore-eos")
+    if sample := sample_of(row):
+        return sample.lengths()
+    least = row.number("range_ratio")
+    if least is None or least == 1:
+        return Lengths(row.input_tokens), _ended_early(row)
+    mean = 1.0 if row.text["lengths_are"] == "means" else (1 + least) / 2
+    return Lengths(row.input_tokens * mean, "uniform", least), Lengths(row.output_tokens * mean, "uniform", least)
 
 
 def _ended_early(row: PublishedRow) -> Lengths:
     """Answers; those that a model ends by itself spread evenly around their mean, up to what was asked for."""
-    mean, asked = row.output_tokens, _AT_MOST.search(row.notes)
-    if asked is None or float(asked.group(1)) <= mean:
+    mean, asked = row.output_tokens, row.number("asked_output")
+    if asked is None or asked <= mean:
         return Lengths(mean)
-    return Lengths(mean, "uniform", max(2 * mean / float(asked.group(1)) - 1, 0.0))
-
-
-_STATED_POOL: Final = re.compile(r"KV cache ([\d.]+) GiB per GPU")
+    return Lengths(mean, "uniform", max(2 * mean / asked - 1, 0.0))
 
 
 def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_tokens: float) -> float:
@@ -126,8 +99,8 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
     """
     groups, gpu = found.choice.layout.data_parallel_size, found.choice.gpu
     tokens = vllm_tokens
-    if stated := _STATED_POOL.search(row.notes):
-        return tokens * float(stated.group(1)) * GIB / max(start.rank.available_kv_bytes, 1)
+    if stated := row.number("kv_gib_per_gpu"):
+        return tokens * stated * GIB / max(start.rank.available_kv_bytes, 1)
     with contextlib.suppress(KvplanError):
         if found.engine == "SGLang":
             sizes = predict_sglang(found.spec, gpu, found.settings, version=found.version, dp_attention=groups > 1)
@@ -135,6 +108,15 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
         elif found.engine == "TensorRT-LLM":
             tokens = groups * predict_trtllm(found.spec, gpu, found.settings, found.version).kv_cache_tokens
     return tokens
+
+
+def _streams_late(row: PublishedRow) -> float:
+    """Seconds that tokens wait at most in the event loop that clients and the first engine share.
+
+    A client that keeps several requests in flight wakes it each time that it looks.
+    """
+    seconds = row.number("polling_s")
+    return math.inf if seconds is None or (row.max_concurrency or 1) <= 1 else seconds
 
 
 def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
@@ -148,15 +130,17 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         seats = max((asked.max_num_seqs or SGLANG_MOST_RUNNING) // groups, 1)
         rules = sglang_rules(release.group_prefill_tokens(chunk, groups), pool_tokens, seats)
     elif found.engine == "TensorRT-LLM":
-        chunks = "--enable_chunked_prefill" in row.notes
+        chunks = row.says("chunked_prefill")
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens, chunks_prompts=chunks)
     else:
-        chats = row.source in _CHATS
+        chats = row.text["api"] == "chat"
         rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens, chats=chats)
-        is_shared = "independent" not in row.notes and not vllm_release(found.version).server_per_group
+        is_shared = not row.says("independent_replicas") and not vllm_release(found.version).server_per_group
         if is_shared:  # groups are beside each other, behind one API server
             rules = replace(rules, front_end=rules.front_end.shared_by(found.replicas))
-    if row.source == ACCELMARK:
-        late = streams_late(row) if found.is_first_engine else 0.0
+    if row.text["api"] == "offline":
+        rules = replace(rules, front_end=NO_FRONT_END)
+    if row.text["api"] == IN_PROCESS:
+        late = _streams_late(row) if found.is_first_engine else 0.0
         rules = replace(rules, front_end=NO_FRONT_END, streams_late=late)
     return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)

@@ -62,14 +62,15 @@ _LEAST_POOL_OF_WEIGHTS: Final = 0.1
 def _check_pool(row: PublishedRow, start: VllmPrediction) -> None:
     """UsageError where the pool is not known.
 
-    vLLM does not start with what is stated: something else was. io.net sets gpu_memory_utilization "as needed", and
-    states no value: at vLLM's default these weights leave so little that nobody would leave it there (less than a tenth
-    of them).
+    vLLM does not start with what is stated: something else was. Of gpu_memory_utilization that was raised
+    "as needed" no value is known: at vLLM's default these weights leave so little that nobody would leave it there
+    (less than a tenth of them).
     """
     rank = start.rank
     if row.text["engine"] == "vLLM" and not start.fits:
         raise UsageError("vLLM does not start with what is stated: something else was")
-    if row.source == "iog" and rank.available_kv_bytes < _LEAST_POOL_OF_WEIGHTS * rank.weight_bytes:
+    was_raised = row.text["utilization"] == "as needed"
+    if was_raised and rank.available_kv_bytes < _LEAST_POOL_OF_WEIGHTS * rank.weight_bytes:
         raise UsageError("gpu_memory_utilization decides how many run, was raised as needed, and is not stated")
 
 

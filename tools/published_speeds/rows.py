@@ -1,4 +1,8 @@
-"""A line of speeds.csv: what was served, under which load, and what was measured."""
+"""A line of speeds.csv: what was served, under which load, and what was measured.
+
+A file needs the columns that rows were collected with; those of ``stated.COLUMNS`` are read from its words where it has
+none.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PUBLISHED = Path(__file__).parent / "speeds.csv"
+from published_speeds.stated import with_stated
 
-_PREFIX_CACHE_SERVED = ("prefix cache is on", "later runs can hit the prefix cache")
-_WARMING_UP = "the server was still warming up"
-_NOT_THE_LIMIT = "does not bind"
-_PER_GPU = re.compile(r"output_tput_per_gpu ([\d.]+)")
+PUBLISHED = Path(__file__).parent / "speeds.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,23 @@ class PublishedRow:
     def grade(self) -> str:
         return self.text["grade"]
 
-    @property
-    def notes(self) -> str:
-        return self.text["notes"]
+    def says(self, column: str) -> bool:
+        """Whether a column that answers yes or no says yes; not where the row is silent."""
+        return self.text[column] == "yes"
+
+    def number(self, column: str) -> float | None:
+        """None where the row is silent; 0 is a number here."""
+        return float(self.text[column]) if self.text[column] else None
 
     @property
     def source(self) -> str:
-        """``gpustack`` of gpustack-001."""
-        return self.id.rsplit("-", 1)[0]
+        """Who measured: the owner of a repository, a thread of its own, or a site; else the beginning of the id."""
+        where = self.text["source_url"].removeprefix("https://").removeprefix("http://")
+        if thread := re.match(r"github\.com/[^/]+/[^/]+/(?:issues|pull|discussions)/\d+", where):
+            return thread.group()
+        if owner := re.match(r"github\.com/[^/ ]+", where):
+            return owner.group()
+        return where.partition("/")[0] or self.id.rsplit("-", 1)[0]
 
 
 def read_rows(path: Path = PUBLISHED) -> list[PublishedRow | str]:
@@ -75,15 +85,16 @@ def read_rows(path: Path = PUBLISHED) -> list[PublishedRow | str]:
 
 def parse_row(text: Mapping[str, str]) -> PublishedRow | str:
     """One line, by column; the reason in words where it lacks what a prediction needs."""
+    text = with_stated(text)
     input_tokens, output_tokens = _number(text["input_len"]), _number(text["output_len"])
     if not input_tokens or not output_tokens:
         return f"{text['id']}: lengths are not stated"
     if text["spec_decode"]:
         return f"{text['id']}: speculative decoding whose acceptance is not stated"
-    if _WARMING_UP in text["notes"]:
+    if text["warm_up"] == "running":
         return f"{text['id']}: the server was still warming up, as its later runs show"
     tensor, pipeline = _count(text["tp"]) or 1, _count(text["pp"]) or 1
-    num_gpus = _instance_gpus(text, tensor * pipeline)
+    num_gpus = _instance_gpus(text, tensor * pipeline * (_count(text["dp"]) or 1))
     return PublishedRow(
         text=text,
         num_gpus=num_gpus,
@@ -93,16 +104,16 @@ def parse_row(text: Mapping[str, str]) -> PublishedRow | str:
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         num_prompts=_count(text["num_prompts"]),
-        max_concurrency=None if _NOT_THE_LIMIT in text["notes"] else _count(text["max_concurrency"]),
+        max_concurrency=None if text["concurrency_binds"] == "no" else _count(text["max_concurrency"]),
         request_rate=_number(text["request_rate"]),
         measured=_measured(text, input_tokens, output_tokens, num_gpus),
     )
 
 
-def _instance_gpus(text: Mapping[str, str], of_a_group: int) -> int:
-    """InferenceX states a whole rack where one instance served its users: that instance's own are meant."""
-    counted = _count(text["gpu_count"]) or of_a_group
-    return of_a_group if "inferencex" in text["id"] and counted > of_a_group else counted
+def _instance_gpus(text: Mapping[str, str], of_the_layout: int) -> int:
+    """Those of the layout where a row counts more, as of a rack, and its throughput is one GPU's: one instance's."""
+    counted = _count(text["gpu_count"]) or of_the_layout
+    return min(counted, of_the_layout) if text["output_tput_per_gpu"] and text["tp"] else counted
 
 
 def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float, num_gpus: int) -> Measured:
@@ -110,22 +121,23 @@ def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float
 
     TPOT: the mean, else the median. TTFT: the median (a server's first requests hardly count in it), else the mean.
 
-    A TTFT that a prefix cache served is not the model's.
+    A TTFT that a prefix cache may have served is not the model's, and a throughput with the server's own warm-up in it
+    is not the load's.
     """
-    cached = "probably hit" in text["prefix_cache_or_random"] or any(
-        phrase in text["notes"] for phrase in _PREFIX_CACHE_SERVED
-    )
+    unusable = text["unusable"].split()
+    has_ttft = not text["prefix_hits"] and "ttft" not in unusable
+    has_tpot = "tpot" not in unusable
     throughput = _number(text["output_throughput_tok_s"])
-    if per_gpu := _PER_GPU.search(text["verbatim"]):
-        throughput = float(per_gpu.group(1)) * num_gpus
+    if (per_gpu := _number(text["output_tput_per_gpu"])) is not None:
+        throughput = per_gpu * num_gpus
     if throughput is None and (requests := _number(text["request_throughput"])) is not None:
         throughput = requests * output_tokens
     if throughput is None and (total := _number(text["total_throughput_tok_s"])) is not None:
         throughput = total * output_tokens / (input_tokens + output_tokens)
     return Measured(
-        ttft_ms=None if cached else _number(text["median_ttft_ms"]) or _number(text["mean_ttft_ms"]),
-        tpot_ms=_number(text["mean_tpot_ms"]) or _number(text["median_tpot_ms"]),
-        output_throughput=throughput,
+        ttft_ms=_number(text["median_ttft_ms"]) or _number(text["mean_ttft_ms"]) if has_ttft else None,
+        tpot_ms=_number(text["mean_tpot_ms"]) or _number(text["median_tpot_ms"]) if has_tpot else None,
+        output_throughput=None if text["warm_up"] == "included" else throughput,
         ttft_kind="median" if _number(text["median_ttft_ms"]) else "mean",
         tpot_kind="mean" if _number(text["mean_tpot_ms"]) else "median",
     )

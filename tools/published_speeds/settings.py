@@ -18,10 +18,9 @@ from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import WeightFormat, weight_formats
 from kvplan.planner.question.request import PlanRequest, Workload
 from kvplan.settings import KNOBS, ServingSettings
-from published_speeds.accelmark import SOURCE as ACCELMARK
-from published_speeds.accelmark import suite_of
 from published_speeds.models import FP4_CHECKPOINTS, gpu_named, model_kind, model_named
 from published_speeds.rows import PublishedRow
+from published_speeds.samples import sample_of
 
 ENGINES = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM": "trtllm"}
 """As rows and as kvplan call them."""
@@ -85,7 +84,7 @@ def deployed(row: PublishedRow) -> Deployed:
         replicas=replicas,
         settings=_settings(row, layout, kv_cache_dtype),
         workload=_workload(row, replicas),
-        states_longest=suite_of(row) is not None,
+        states_longest=_stated_longest(row) is not None,
     )
 
 
@@ -108,7 +107,7 @@ def _cache_of_checkpoint(row: PublishedRow) -> str:
 def _gpu(row: PublishedRow) -> GpuProfile:
     """With the bridge that its form may have where the row says so."""
     gpu = gpu_named(row.text["gpu"])
-    return gpu.with_bridge() if "NVLink bridge" in row.notes else gpu
+    return gpu.with_bridge() if row.says("nvlink_bridge") else gpu
 
 
 @cache
@@ -131,13 +130,12 @@ def _weights(model: str, quantization: str) -> WeightFormat:
 def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
     """(one instance, number of them). Groups beside each other are instances unless they share experts.
 
-    SGLang's do so with dp attention alone: each group has a whole model otherwise (server_info of llm-benchmaxxing).
+    SGLang's do so with dp attention alone: each group has a whole model otherwise (as its /get_server_info tells).
     Without --dp-size it turns that off, but in its first releases each GPU was a group then. Its experts stay divided
     by all GPUs unless --ep-size says otherwise (server_args.py).
     """
     tensor, pipeline, data = row.tensor_parallel_size, row.pipeline_parallel_size, row.data_parallel_size
-    is_mixture, words = model_kind(spec) != "dense", f"{row.text['dp']} {row.notes}"
-    attends_in_groups = re.search(r"attention.dp|dp.attention|attention data parallel", words) is not None
+    is_mixture, attends_in_groups = model_kind(spec) != "dense", row.says("attention_dp")
     if row.text["engine"] == "SGLang":
         is_each_gpu = sglang_release(row.text["engine_version"].lstrip("v")).attends_on_each_gpu
         attends_in_groups = attends_in_groups and (data > 1 or is_each_gpu)
@@ -145,7 +143,7 @@ def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
         groups = max(data, 1) if data > 1 else row.num_gpus
         with_experts = row.text["engine"] != "SGLang" or _expert_parallel(row)
         return _parallel(max(row.num_gpus // groups, 1), 1, groups, with_experts=with_experts), 1
-    shares_experts = "independent" not in row.notes and row.text["engine"] != "SGLang"
+    shares_experts = not row.says("independent_replicas") and row.text["engine"] != "SGLang"
     if data > 1 and is_mixture and shares_experts:
         return _parallel(tensor, pipeline, data, with_experts=bool(_expert_parallel(row))), 1
     return _parallel(tensor, pipeline, 1, with_experts=is_mixture and _expert_parallel(row)), data
@@ -165,14 +163,10 @@ def _parallel(tensor: int, pipeline: int, data: int, *, with_experts: bool) -> P
 
 
 def _backend(row: PublishedRow) -> str:
-    """TensorRT-LLM's, where the command names it; NIM serves engines that were built. AccelMark has no servers."""
-    if row.text["engine"] == "vLLM" and row.source == ACCELMARK:
+    """TensorRT-LLM's, where the command names it, and vLLM's without a server."""
+    if row.text["engine"] == "vLLM" and row.text["api"] == IN_PROCESS:
         return IN_PROCESS
-    if row.text["engine"] != "TensorRT-LLM":
-        return ""
-    if row.text["engine_version"].startswith("NIM"):
-        return "tensorrt"
-    return "pytorch" if "--backend pytorch" in row.notes else ""
+    return row.text["backend"] if row.text["engine"] == "TensorRT-LLM" else ""
 
 
 def _moe_backend(row: PublishedRow) -> str:
@@ -181,10 +175,10 @@ def _moe_backend(row: PublishedRow) -> str:
     That leaves its default, cutlass_moe_fp4; fp8, modelopt_fp8 and modelopt_fp4 get TensorRT-LLM's experts (0.5.9,
     sglang/srt/server_args.py and layers/quantization/modelopt_quant.py).
     """
-    if row.text["engine"] == "SGLang" and re.search(r"--quantization modelopt\b(?!_)", row.notes):
+    if row.text["engine"] == "SGLang" and row.text["quantization_option"] == "modelopt":
         return "cutlass"
-    found = re.search(r"moe_config backend (\w+)", row.notes)
-    return KNOBS["moe_backend"].canonical_name(found.group(1)) if found else "auto"
+    stated = row.text["moe_backend"]
+    return KNOBS["moe_backend"].canonical_name(stated.upper()) if stated else "auto"
 
 
 def _version(text: str) -> str:
@@ -206,13 +200,14 @@ def _settings(row: PublishedRow, layout: ParallelLayout, kv_cache_dtype: str) ->
         enable_expert_parallel=layout.enable_expert_parallel,
         kv_cache_dtype=kv_cache_dtype,
         moe_backend=_moe_backend(row),
+        enforce_eager=row.says("enforce_eager"),
     )
 
 
 def _most_running(row: PublishedRow) -> int | None:
-    """AccelMark's runners give it to the engine of their offline runs alone (``LLM``, not ``AsyncEngineArgs``)."""
+    """None where it was given to the engine of other runs alone."""
     text = row.text["max_num_seqs"]
-    is_set = suite_of(row) is None or "offline" in row.text["request_rate"]
+    is_set = row.text["max_num_seqs_of"] in row.text["request_rate"]
     return int(text) if text.isdigit() and is_set else None
 
 
@@ -223,10 +218,17 @@ def _batched_tokens(row: PublishedRow) -> int | None:
 
 def _longest(row: PublishedRow) -> int:
     """What was set; else prompt and answer, rounded up to what somebody may have set."""
-    if suite := suite_of(row):
-        return suite.max_model_len
+    if stated := _stated_longest(row):
+        return stated
     tokens = round(row.input_tokens) + round(row.output_tokens)
     return -(-tokens // 1024) * 1024
+
+
+def _stated_longest(row: PublishedRow) -> int | None:
+    sample, stated = sample_of(row), row.number("max_model_len")
+    if sample:
+        return sample.max_model_len
+    return None if stated is None else int(stated)
 
 
 def _workload(row: PublishedRow, replicas: int) -> Workload:
