@@ -26,7 +26,8 @@ class ModelWork:
     ``multiplies_weights_as_stored``: not widened to the activations' format first. ``widens_weights``: activations stay
     in 16 bits beside weights in fewer. ``num_sparse_layers``: of the latent ones, those whose tokens attend to
     ``chosen_tokens`` at most; ``num_heads``: of one of these, over all ranks; ``num_choosing_layers``: of them, those
-    that choose these tokens, ``scored_keys`` for each token before.
+    that choose these tokens, ``scored_keys`` for each token before. ``model_type``: that of the checkpoint's config, by
+    which engines choose kernels.
     """
 
     layout: ParallelLayout
@@ -56,6 +57,7 @@ class ModelWork:
     scored_keys: float = 0.0
     chosen_tokens: int = 0
     num_heads: int = 0
+    model_type: str = ""
 
     @property
     def steps_together(self) -> bool:
@@ -184,6 +186,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         scored_keys=sum(1 / indexer.pool for indexer in indexers),
         chosen_tokens=(sparse[0].chosen_tokens or 0) if sparse else 0,
         num_heads=sparse[0].num_heads if sparse else 0,
+        model_type=spec.model_type,
     )
 
 
