@@ -31,6 +31,9 @@ class SglangRelease:
     latent_prompt_share: float
     trtllm_experts: Mapping[str, tuple[str, ...]]
     fewer_expert_launches: bool
+    routing_seconds: Mapping[str, float]
+    norm_seconds: Mapping[str, float]
+    norm_all_reduces: Mapping[str, int]
 
     def chunked_prefill_tokens(self, memory_bytes: int) -> int:
         """Return ``chunked_prefill_size``: tokens of prompts in a step at most."""

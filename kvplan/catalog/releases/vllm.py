@@ -130,6 +130,9 @@ class VllmRelease:
     block_products_share: float
     latent_layer_seconds: float
     latent_layers_measured: bool
+    routing_seconds: Mapping[str, float]
+    norm_seconds: Mapping[str, float]
+    norm_all_reduces: Mapping[str, int]
     forked_on_cpu: bool
 
     @property
