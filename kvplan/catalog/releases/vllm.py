@@ -21,6 +21,7 @@ SecondRunnerPolicy = Literal["none", "listed", "dense", "all"]
 SecondSamplerKind = Literal["copy", "logits", "processed"]
 LatentKernel = Literal["triton", "cutlass", "flashinfer"]
 CompressedLayout = Literal["none", "tuples", "slots", "packed", "kinds"]
+HopperMxfp4 = Literal["marlin", "older_triton_kernels", "triton_kernels"]
 ExpertKernel = Literal["triton", "flashinfer_trtllm"]
 
 
@@ -133,6 +134,7 @@ class VllmRelease:
     routing_seconds: Mapping[str, float]
     norm_seconds: Mapping[str, float]
     norm_all_reduces: Mapping[str, int]
+    hopper_mxfp4: HopperMxfp4
     forked_on_cpu: bool
 
     @property

@@ -7,6 +7,7 @@ routing_kernels     routing and norms over ranks, where a model's take more kern
 release_kernels     mixtures of older releases than the tables'
 block_kernels       8-bit floats in blocks, and latent attention with them, of such releases
 sparse_latents      latent attention that chooses the tokens to attend to
+few_bits            experts in MXFP4 and in integers of 4 bits
 widened_weights     weights in few bits that Marlin widens on A100
 tile_rows           whole tiles of rows, which an H20 does not hide
 amd_kernels         what AMD's GPUs reach of their data sheets

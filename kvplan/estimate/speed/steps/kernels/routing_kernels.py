@@ -10,10 +10,11 @@ graph and the kernel of the tables 6.7 to 6.9 (25835): 5.3 us more. On Hopper 38
 
 **Their product.** GLM-4's and MiniMax-M2's routers are in 32 bits: the hidden state is widened, and the product, which
 no tensor core does, is split in two kernels (pull request 38445 of vllm-project/vllm, which gave MiniMax-M2 one kernel
-in 0.19). On a GB300 those three take 16.7 us a layer where one in 16 bits takes 8.7 (issue 38695 of sgl-project/sglang,
-of another model's): 8.0 us more. vLLM's compiler joins the widening with the norm before it: without a kernel, 2.2 us by
-``sglang_experts``, 5.8. SGLang 0.5.14 has TF32 in GLM-4's (arg_groups/overrides.py), which is as fast as 16 bits: of the
-time of MiniMax-M2.5's decode steps with 64 sequences 9.1 % went to that product before and 3.3 % after (22744).
+in 0.19). On a GB300 those three take 16.7 us a layer where one in 16 bits takes 8.7 (issue 38695 of
+sgl-project/sglang, of another model's): 8.0 us more. vLLM's compiler joins the widening with the norm before it, which
+leaves 5.8 (2.2 us for a small kernel, see ``sglang_experts``). SGLang 0.5.14 has TF32 in GLM-4's
+(arg_groups/overrides.py), which is as fast as 16 bits: of the time of MiniMax-M2.5's decode steps with 64 sequences 9.1
+% went to that product before and 3.3 % after (22744).
 
 **Norms over ranks.** MiniMax-M2 normalizes queries and keys over the heads of all ranks. Each of the two norms was a
 sum, an all-reduce and a product; then both are done together by as many kernels as one (pull requests 14416 of
