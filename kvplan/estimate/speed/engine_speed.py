@@ -53,6 +53,7 @@ def engine_speed_model(
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
             device_speed = with_tiles(device_speed, work, gpu, engine)
             device_speed = with_routing(device_speed, work, engine)
+    host = host.with_latents(work.num_latent_layers / work.num_layers)
     groups = work.layout.data_parallel_size
     return SpeedModel(
         work,

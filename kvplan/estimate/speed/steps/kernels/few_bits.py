@@ -28,7 +28,7 @@ for 16 bits and for 4 of the same engine and GPU, median errors 4 to 14 %:
     TensorRT-LLM 1.3,  16 bits, CUTLASS   33.7, 36.3     3.42, 4.89 857, 1076    0.50, 0.52
     H100 and H200      MXFP4              61.5, 65.3     2.89, 3.76 377, 347     0.89, 0.74
 
-What was measured here counts as differences and multiples of the same engine's 16 bits. Reading weights in 4 bits has an
+These count as differences and multiples of the same engine's 16 bits. Reading weights in 4 bits has an
 end of its own, 2.6 TB/s for triton_kernels and 4.0 for Marlin on Hopper, since memory that is 1.43 times as fast (H200)
 brings 1.06 and 1.12 times as much.
 
