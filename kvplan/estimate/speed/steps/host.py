@@ -15,11 +15,11 @@ results that ``tools/score_published_speeds.py`` scores:
                           of a mixture's layer 0.27 ms (Qwen3-30B-A3B on H100: 13.2 ms with 48 layers, pull request
                           23151) and 0.37 ms (in fp8: 10 requests of 128 tokens in 2.46 s, pull request 25444, which
                           captures whole steps by default from 0.11 on); their geometric middle
-    latent attention      launched one by one 0.29 ms a layer more: a prompt of one token to DeepSeek-V3 takes SGLang 82.6
-                          ms, and 23.1 captured (pull request 12160 of sgl-project/sglang), which is 0.41 ms more for
-                          each of 61 layers than the above; a token of DeepSeek-Coder-V2-Lite 31 ms on A100 and L20 where
-                          nothing captures it (issue 1369 there), 0.20 for each of 27; their geometric middle. Captured
-                          in pieces or compiled: not known
+    latent attention      launched one by one 0.29 ms a layer more: a prompt of one token to DeepSeek-V3 takes SGLang
+                          82.6 ms, and 23.1 captured (pull request 12160 of sgl-project/sglang), which is 0.41 ms more
+                          for each of 61 layers than the above; a token of DeepSeek-Coder-V2-Lite 31 ms where nothing
+                          captures it (A100 and L20, issue 1369 there), 0.20 for each of 27; their geometric middle.
+                          Captured in pieces or compiled: not known
     compiled, uncaptured  what vLLM's V1 engine does beyond its largest graph: assumed to lie between both, at their
                           geometric middle
     largest graph         512 rows in V1 (cudagraph_capture_sizes, vllm/config), 256 in the first engine
