@@ -5,6 +5,7 @@ Sources and values: ``profiles/releases/sglang.json``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,6 +29,11 @@ class SglangRelease:
     latent_layer_seconds: float
     latent_layers_measured: bool
     latent_prompt_share: float
+    trtllm_experts: Mapping[str, tuple[str, ...]]
+    fewer_expert_launches: bool
+    routing_seconds: Mapping[str, float]
+    norm_seconds: Mapping[str, float]
+    norm_all_reduces: Mapping[str, int]
 
     def chunked_prefill_tokens(self, memory_bytes: int) -> int:
         """Return ``chunked_prefill_size``: tokens of prompts in a step at most."""

@@ -21,6 +21,7 @@ SecondRunnerPolicy = Literal["none", "listed", "dense", "all"]
 SecondSamplerKind = Literal["copy", "logits", "processed"]
 LatentKernel = Literal["triton", "cutlass", "flashinfer"]
 CompressedLayout = Literal["none", "tuples", "slots", "packed", "kinds"]
+HopperMxfp4 = Literal["marlin", "older_triton_kernels", "triton_kernels"]
 ExpertKernel = Literal["triton", "flashinfer_trtllm"]
 
 
@@ -130,6 +131,10 @@ class VllmRelease:
     block_products_share: float
     latent_layer_seconds: float
     latent_layers_measured: bool
+    routing_seconds: Mapping[str, float]
+    norm_seconds: Mapping[str, float]
+    norm_all_reduces: Mapping[str, int]
+    hopper_mxfp4: HopperMxfp4
     forked_on_cpu: bool
 
     @property

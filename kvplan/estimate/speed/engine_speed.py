@@ -13,7 +13,9 @@ from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.host import NO_HOST, host_work
 from kvplan.estimate.speed.steps.kernels.block_kernels import older_blocks
 from kvplan.estimate.speed.steps.kernels.expert_backends import with_backend
+from kvplan.estimate.speed.steps.kernels.few_bits import with_few_bits
 from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
+from kvplan.estimate.speed.steps.kernels.routing_kernels import with_routing
 from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
 from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
@@ -46,9 +48,12 @@ def engine_speed_model(
             device_speed = with_backend(device_speed, work, gpu, engine, moe_backend)
             if engine.name == "vllm":
                 device_speed = of_release(device_speed, work, release)
+            device_speed = with_few_bits(device_speed, work, gpu, engine)
             device_speed = with_choice(older_blocks(device_speed, work, engine), work, gpu)
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
             device_speed = with_tiles(device_speed, work, gpu, engine)
+            device_speed = with_routing(device_speed, work, engine)
+    host = host.with_latents(work.num_latent_layers / work.num_layers)
     groups = work.layout.data_parallel_size
     return SpeedModel(
         work,

@@ -11,6 +11,7 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.queueing.steps import HostedSteps, mixed_tile_rows
 from kvplan.estimate.speed.steps.host import (
+    CAPTURED,
     IN_PROCESS,
     NO_HOST,
     HostWork,
@@ -145,3 +146,14 @@ def test_multipliers_that_are_few_beside_memory_are_kept_busy() -> None:
     for name in ("flops", "attention_flops"):
         assert few.coefficients[name] == pytest.approx(0.85 * h20.flops("bfloat16"))
         assert many.coefficients[name] < 0.85 * h100.flops("bfloat16")
+
+
+@pytest.mark.parametrize(("layers", "mixtures", "measured_ms"), [(61, 58, 82.6), (27, 26, 31.0)])
+def test_latent_attention_launches_more(layers: int, mixtures: int, measured_ms: float) -> None:
+    """A prompt of one token to DeepSeek-V3, and a token of DeepSeek-Coder-V2-Lite that nothing captures."""
+    host = sglang_host(256)
+    plain, latent = (each.mixed_seconds(1e-3, layers, mixtures, 1, 1) for each in (host, host.with_latents(1.0)))
+    assert 1e3 * latent == pytest.approx(measured_ms, rel=0.1)
+    assert 1e3 * plain < 0.86 * measured_ms
+    assert host.with_latents(0.0).mixed_seconds(1e-3, layers, mixtures, 1, 1) == plain
+    assert host.with_latents(1.0).decoding == CAPTURED

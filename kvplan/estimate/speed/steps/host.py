@@ -15,6 +15,11 @@ results that ``tools/score_published_speeds.py`` scores:
                           of a mixture's layer 0.27 ms (Qwen3-30B-A3B on H100: 13.2 ms with 48 layers, pull request
                           23151) and 0.37 ms (in fp8: 10 requests of 128 tokens in 2.46 s, pull request 25444, which
                           captures whole steps by default from 0.11 on); their geometric middle
+    latent attention      launched one by one 0.29 ms a layer more: a prompt of one token to DeepSeek-V3 takes SGLang
+                          82.6 ms, and 23.1 captured (pull request 12160 of sgl-project/sglang), which is 0.41 ms more
+                          for each of 61 layers than the above; a token of DeepSeek-Coder-V2-Lite 31 ms where nothing
+                          captures it (A100 and L20, issue 1369 there), 0.20 for each of 27; their geometric middle.
+                          Captured in pieces or compiled: not known
     compiled, uncaptured  what vLLM's V1 engine does beyond its largest graph: assumed to lie between both, at their
                           geometric middle
     largest graph         512 rows in V1 (cudagraph_capture_sizes, vllm/config), 256 in the first engine
@@ -46,7 +51,7 @@ results that ``tools/score_published_speeds.py`` scores:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -56,6 +61,7 @@ from kvplan.catalog.releases.trtllm import trtllm_release
 from kvplan.catalog.releases.vllm import VllmRelease
 
 _EAGER_LAYER: Final = 0.57e-3
+_EAGER_LATENT: Final = 0.29e-3
 _PIECEWISE_LAYER: Final = 0.19e-3
 _PIECEWISE_MIXTURE: Final = 0.13e-3
 _V1_STEP: Final = 0.45e-3
@@ -71,14 +77,19 @@ _V1_LARGEST_CAPTURED: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Seconds that the host needs for one layer, and more for one that is a mixture."""
+    """Seconds that the host needs for one layer, more for one that is a mixture, and for one with latent attention."""
 
     layer_seconds: float = 0.0
     mixture_seconds: float = 0.0
+    latent_seconds: float = 0.0
+
+    def with_latents(self, share: float) -> Launches:
+        """Return the same for a model that has latent attention in ``share`` of its layers."""
+        return replace(self, layer_seconds=self.layer_seconds + share * self.latent_seconds, latent_seconds=0.0)
 
 
 CAPTURED: Final = Launches()
-_EAGER: Final = Launches(_EAGER_LAYER, _EAGER_LAYER * _PIECEWISE_MIXTURE / _PIECEWISE_LAYER)
+_EAGER: Final = Launches(_EAGER_LAYER, _EAGER_LAYER * _PIECEWISE_MIXTURE / _PIECEWISE_LAYER, _EAGER_LATENT)
 _PIECEWISE: Final = Launches(_PIECEWISE_LAYER, _PIECEWISE_MIXTURE)
 _COMPILED_LAYER: Final = math.sqrt(_EAGER_LAYER * _PIECEWISE_LAYER)
 _COMPILED: Final = Launches(_COMPILED_LAYER, _COMPILED_LAYER * _PIECEWISE_MIXTURE / _PIECEWISE_LAYER)
@@ -100,6 +111,12 @@ class HostWork:
     largest_captured: float = math.inf
     step_seconds: float = 0.0
     sequence_seconds: float = 0.0
+
+    def with_latents(self, share: float) -> HostWork:
+        """Return the same for a model that has latent attention in ``share`` of its layers."""
+        launches = {each.name: getattr(self, each.name) for each in fields(self)}
+        found = {name: value.with_latents(share) for name, value in launches.items() if isinstance(value, Launches)}
+        return replace(self, **found)
 
     def decode_seconds(
         self,

@@ -26,7 +26,8 @@ class ModelWork:
     ``multiplies_weights_as_stored``: not widened to the activations' format first. ``widens_weights``: activations stay
     in 16 bits beside weights in fewer. ``num_sparse_layers``: of the latent ones, those whose tokens attend to
     ``chosen_tokens`` at most; ``num_heads``: of one of these, over all ranks; ``num_choosing_layers``: of them, those
-    that choose these tokens, ``scored_keys`` for each token before.
+    that choose these tokens, ``scored_keys`` for each token before. ``model_type``: that of the checkpoint's config, by
+    which engines choose kernels. ``four_bits``: "mxfp4" or "int4" where weights are so beside activations in 16 bits.
     """
 
     layout: ParallelLayout
@@ -56,6 +57,8 @@ class ModelWork:
     scored_keys: float = 0.0
     chosen_tokens: int = 0
     num_heads: int = 0
+    model_type: str = ""
+    four_bits: str = ""
 
     @property
     def steps_together(self) -> bool:
@@ -184,6 +187,8 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         scored_keys=sum(1 / indexer.pool for indexer in indexers),
         chosen_tokens=(sparse[0].chosen_tokens or 0) if sparse else 0,
         num_heads=sparse[0].num_heads if sparse else 0,
+        model_type=spec.model_type,
+        four_bits=_four_bits(spec.quantization, dtype),
     )
 
 
@@ -207,6 +212,12 @@ def _widens(quantization: QuantizationSpec, dtype: str) -> bool:
     """8-bit integers of compressed-tensors have activations in 8 bits; other integers are widened to 16."""
     is_eight_by_eight = quantization.method == "compressed-tensors" and quantization.bits == 8
     return compute_dtype(quantization, dtype) == dtype and not is_eight_by_eight
+
+
+def _four_bits(quantization: QuantizationSpec | None, dtype: str) -> str:
+    if quantization is None or quantization.bits != 4 or compute_dtype(quantization, dtype) != dtype:
+        return ""
+    return "mxfp4" if quantization.method == "mxfp4" else "int4"
 
 
 def speed_format(quantization: QuantizationSpec | None, dtype: str) -> str:

@@ -1,8 +1,9 @@
 """Which kernels a mixture's experts run on: those that were asked for, or those of the engine's release.
 
 A fit is of the kernels that its tables have. On Hopper these are Triton's in vLLM and SGLang, CUTLASS's in
-TensorRT-LLM; on Blackwell TensorRT-LLM's own in vLLM (from 0.24: ``blackwell_experts``) and SGLang, and CUTLASS's in
-TensorRT-LLM, except that 8-bit floats in blocks were measured with DeepGEMM's there.
+TensorRT-LLM; on Blackwell TensorRT-LLM's own in vLLM (from 0.24: ``blackwell_experts``) and SGLang (which runs them for
+some models alone: ``sglang_experts``), and CUTLASS's in TensorRT-LLM, except that 8-bit floats in blocks were measured
+with DeepGEMM's there.
 
 TensorRT-LLM lets users choose (``moe_config: backend``). For blocks on Blackwell its default, CUTLASS, was of no use
 until 1.3 made it TRTLLM (pull requests 14182 and 14282 of NVIDIA/TensorRT-LLM, May 2026). vLLM 0.24 and SGLang 0.5.14
@@ -32,12 +33,18 @@ from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.trtllm import trtllm_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.kernels.blackwell_experts import blackwell_experts, has_both
+from kvplan.estimate.speed.steps.kernels.sglang_experts import (
+    by_triton_on_blackwell,
+    runs_trtllm_on_blackwell,
+    with_older_launches,
+)
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _BLOCKS: Final = "fp8-block"
@@ -84,7 +91,10 @@ def with_backend(
         found = blackwell_experts(speed, work, gpu, vllm_release(engine.version), asked)
         return found if asked in ("auto", "triton", _TRTLLM) else _unmeasured(found, engine, gpu, asked)
     fitted = _fitted(speed, work, gpu, engine)
-    wanted = _default(fitted, engine) if asked == "auto" else asked
+    wanted = _default(fitted, work, engine) if asked == "auto" else asked
+    if engine.name == "sglang" and wanted == "triton" and fitted in ("triton", _TRTLLM):
+        found = speed if fitted == "triton" else by_triton_on_blackwell(speed, work)
+        return with_older_launches(found, work, engine.version)
     if fitted == "deep_gemm" and wanted == _TRTLLM and not work.layout.enable_expert_parallel:
         return _by_trtllm(speed, work)
     if fitted == _TRTLLM and work.speed_format == "fp4" and asked in ("cutlass", "flashinfer_cutlass"):
@@ -106,7 +116,9 @@ def _fitted(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: Engine
     return "deep_gemm" if generation == "10" and work.speed_format == _BLOCKS else "cutlass"
 
 
-def _default(fitted: str | None, engine: EngineChoice) -> str | None:
+def _default(fitted: str | None, work: ModelWork, engine: EngineChoice) -> str | None:
+    if engine.name == "sglang" and fitted == _TRTLLM:
+        return fitted if runs_trtllm_on_blackwell(work, sglang_release(engine.version)) else "triton"
     is_blocks = engine.name == "trtllm" and fitted == "deep_gemm"
     return _TRTLLM if is_blocks and trtllm_release(engine.version).trtllm_experts_by_default else fitted
 
