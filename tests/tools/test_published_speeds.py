@@ -132,6 +132,16 @@ def test_what_cannot_start_as_stated_is_not_scored(tmp_path: Path) -> None:
     assert isinstance(result, str) and "does not start" in result
 
 
+def test_what_sglang_has_no_room_for_is_not_scored(tmp_path: Path) -> None:
+    """212 GB of weights on two GPUs of 80; they fit four as pipeline stages."""
+    cells = {"engine": "SGLang", "engine_version": "0.5.4", "model": "zai-org/GLM-4.5-Air", "output_len": "200"}
+    stated = {"mean_tpot_ms": "100", "output_throughput_tok_s": "1000"}
+    refused = score_row(_parsed(tmp_path, **cells, **stated, gpu_count="2", tp="2"), MeasuredProfiles(()))
+    assert isinstance(refused, str) and "SGLang has no room for one request" in refused
+    stages = score_row(_parsed(tmp_path, **cells, **stated, gpu_count="4", tp="1", pp="4"), MeasuredProfiles(()))
+    assert isinstance(stages, RowScore)
+
+
 def test_deepseek_in_4_bits_is_the_checkpoint_that_was_served(tmp_path: Path) -> None:
     cells = {"model": "deepseek-ai/DeepSeek-R1-0528", "gpu": "B200", "gpu_count": "4", "tp": "4"}
     methods = []

@@ -39,7 +39,7 @@ def engine_speed_model(
     host, tile_rows = NO_HOST, 1
     release = vllm_release(engine.version if engine.name == "vllm" else "latest")
     if not gpu.is_cpu:
-        host = host_work(engine, release, gpu, work.layout.tensor_parallel_size)
+        host = host_work(engine, release, gpu, work.layout.expert_ranks)
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
         if device_speed is not None:
