@@ -9,7 +9,8 @@ into what is left. The rest is divided once, at the start:
 * windows have their own pool of ``swa_full_tokens_ratio`` (0.8) times as many tokens;
 * recurrent states have their own slots: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool. Each request
   that runs takes several (``SglangRelease.state_slots``): hybrid models run as many as these allow for, however much
-  room their tokens have;
+  room their tokens have. Without a prefix cache (--disable-radix-cache) each takes one, and --max-running-requests is
+  their number (_handle_max_mamba_cache);
 * layers that read another layer's K and V have room of their own all the same (Gemma 4: get_hybrid_layer_ids counts all
   layers);
 * with pipeline stages each has its own layers, and the one with room for the fewest tokens decides for all.
@@ -122,6 +123,8 @@ def _predict_stage(
     free = free_bytes or total - CONTEXT_BYTES
     rest = int(free * static) - weight_bytes
     slots = _state_slots(rest, cells.state_bytes)
+    if settings.enable_prefix_caching is False and settings.max_num_seqs is not None:
+        slots = min(slots, settings.max_num_seqs // groups)
     states = (slots + 1) * cells.state_bytes if cells.state_bytes else 0
     pool = max(rest - states, 0)
     if not cells.token_bytes:
@@ -149,7 +152,8 @@ def _seats(
     seats = usual if settings.max_num_seqs is None else max(settings.max_num_seqs // groups, 1)
     if state_slots is None:
         return seats
-    return min(seats, state_slots // release.state_slots(spec.architecture))
+    keeps_prefixes = settings.enable_prefix_caching is not False
+    return min(seats, state_slots // release.state_slots(spec.architecture) if keeps_prefixes else state_slots)
 
 
 def _state_slots(rest_bytes: int, state_bytes: int) -> int:

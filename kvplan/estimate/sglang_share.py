@@ -8,8 +8,8 @@ Read in server_args.py and configs/model_config.py of the releases named:
                  GPU and every group that attends beside others; at least 10 GiB on GPUs of more than 60
 
 GPUs that share the layers are those of tensor and pipeline parallelism alike. From 0.4.8 on a model that sees images
-has 0.95 of the share, and less where its encoder is larger than that of ViT-L/14 (``adjust_mem_fraction_for_vlm``, which
-counts 24 layers where the config has no ``num_hidden_layers``).
+has 0.95 of the share, and less where its encoder is larger than that of ViT-L/14 (``adjust_mem_fraction_for_vlm``,
+which counts 24 layers where the config has no ``num_hidden_layers``).
 """
 
 from __future__ import annotations

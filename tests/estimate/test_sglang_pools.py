@@ -90,6 +90,17 @@ def test_hybrid_models_run_as_many_as_their_states_allow(version: str, each: int
     assert sglang_release().state_slots("Qwen3_5ForConditionalGeneration") == 360 // 72
 
 
+def test_without_a_prefix_cache_each_request_has_one_state() -> None:
+    """--max-running-requests is then the number of slots, and tokens have the rest."""
+    spec, gpu = resolve_model("qwen3.6-27b"), find_gpu("h200")
+    usual = predict_sglang(spec, gpu)
+    plain = predict_sglang(spec, gpu, ServingSettings(enable_prefix_caching=False))
+    assert plain.max_running_requests == plain.state_slots == usual.state_slots
+    few = predict_sglang(spec, gpu, ServingSettings(enable_prefix_caching=False, max_num_seqs=40))
+    assert (few.state_slots, few.max_running_requests) == (40, 40)
+    assert few.kv_cache_tokens > 1.5 * usual.kv_cache_tokens
+
+
 def test_seats_where_nothing_is_said() -> None:
     """512 for each longest context of the pool, from 2,048 to 4,096; groups share those that are asked for."""
     spec, gpu = resolve_model("llama-3.1-8b"), find_gpu("h100")

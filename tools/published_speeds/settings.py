@@ -206,6 +206,8 @@ def _settings(row: PublishedRow, layout: ParallelLayout, kv_cache_dtype: str) ->
         enable_expert_parallel=layout.enable_expert_parallel,
         kv_cache_dtype=kv_cache_dtype,
         moe_backend=_moe_backend(row),
+        enforce_eager="--enforce-eager" in row.notes or "--disable-cuda-graph" in row.notes,
+        enable_prefix_caching=False if "--disable-radix-cache" in row.notes else None,
     )
 
 
