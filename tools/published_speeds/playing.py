@@ -133,7 +133,7 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
             tokens = groups * _sglang_pools(found).kv_cache_tokens
         elif found.engine == "TensorRT-LLM":
             tokens = groups * predict_trtllm(found.spec, gpu, found.settings, found.version).kv_cache_tokens
-    if tokens < groups * found.workload.longest_context:
+    if found.engine != "vLLM" and tokens < groups * found.workload.longest_context:
         raise UsageError(f"{found.engine} has no room for one request with what is stated: something else was started")
     return tokens
 
