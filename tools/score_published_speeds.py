@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +31,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured  # n
 from kvplan.catalog.published_errors import FILE  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.paths import profiles_dir  # noqa: E402
+from published_speeds.copies import copied_rows  # noqa: E402
 from published_speeds.hindered import hindered_rows  # noqa: E402
 from published_speeds.intervals import held_out, source_of, write_intervals  # noqa: E402
 from published_speeds.models import gpu_named  # noqa: E402
@@ -54,8 +55,9 @@ def main() -> None:
     left_out = arguments.leave_out
     for path in (arguments.csv, *arguments.held_out):
         rows = read_rows(path)
+        copies = copied_rows(row for row in (*read_rows(PUBLISHED), *rows) if isinstance(row, PublishedRow))
         asked = [row for row in rows if isinstance(row, str) or row.grade in arguments.grades]
-        results = [row if isinstance(row, str) else score_row(row, _known(row, measured, left_out)) for row in asked]
+        results = [_scored(row, copies, _known(row, measured, left_out)) for row in asked]
         scores = [result for result in results if isinstance(result, RowScore)]
         if path == arguments.csv:
             if arguments.write_intervals:
@@ -72,9 +74,18 @@ def main() -> None:
         print_without_hindered(scores)
 
 
-def _known(row: PublishedRow, measured: MeasuredProfiles, left_out: str | None) -> MeasuredProfiles:
+def _scored(row: PublishedRow | str, copies: Mapping[str, str], known: MeasuredProfiles) -> RowScore | str:
+    """A row's score, or why it has none."""
+    if isinstance(row, str):
+        return row
+    if row.id in copies:
+        return f"{row.id}: its figures are those of {copies[row.id]} to the digit, which is of a slower GPU"
+    return score_row(row, known)
+
+
+def _known(row: PublishedRow | str, measured: MeasuredProfiles, left_out: str | None) -> MeasuredProfiles:
     """The profiles, without those of the row's GPU where these are left out."""
-    if left_out != "gpu":
+    if left_out != "gpu" or isinstance(row, str):
         return measured
     try:
         own = gpu_named(row.text["gpu"]).id

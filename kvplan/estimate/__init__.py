@@ -12,6 +12,7 @@ deployments          one model on one kind of GPU under vLLM or kvplan's engine
 vllm/, kvplan/       each engine's memory: settings, prediction
 sglang, llamacpp,
 trtllm               pools of engines that are swept or explained, not planned for
+sglang_share         the share of the memory that SGLang's pools and weights may take
 speculation          what a drafter takes and gains
 sequence_pages       what one sequence takes of an engine's pool
 parallel             what a rank holds of attention, of experts and of the layers

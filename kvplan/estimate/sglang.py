@@ -7,35 +7,40 @@ into what is left. The rest is divided once, at the start:
 
 * layers that keep every token share one pool; ``max_total_num_tokens`` is its size;
 * windows have their own pool of ``swa_full_tokens_ratio`` (0.8) times as many tokens;
-* recurrent states have their own slots: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool.
+* recurrent states have their own slots: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool. Each request
+  that runs takes several (``SglangRelease.state_slots``): hybrid models run as many as these allow for, however much
+  room their tokens have. Without a prefix cache (--disable-radix-cache) each takes one, and --max-running-requests is
+  their number (_handle_max_mamba_cache);
+* layers that read another layer's K and V have room of their own all the same (Gemma 4: get_hybrid_layer_ids counts all
+  layers);
+* with pipeline stages each has its own layers, and the one with room for the fewest tokens decides for all.
 
 Checked against published logs: tests/data/startup_logs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
-from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
+from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.sglang_share import static_fraction
 from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
 from kvplan.settings import ServingSettings
-from kvplan.units import MIB
 
 WINDOW_POOL_SHARE = 0.8
 STATE_POOL_RATIO = 0.9
 _WINDOWLESS_TYPES = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "olmo2", "olmo3")
 """Models whose windows SGLang keeps like full attention (server_args.py: disable_hybrid_swa_memory)."""
 
-_META_MIB, _PREFILL_MIB_PER_TOKEN, _GRAPH_MIB_PER_ROW, _GPU_MIB = 512, 1.5, 2, 128
-_GROUP_MIB_PER_ROW, _GROUP_MIB_PER_ROW_OF_MANY, _MANY_ROWS = 3, 1.5, 300
-_LEAST_MIB_ON_LARGE_GPUS, _LARGE_GPU_MIB = 10 * 1024, 60 * 1024
+_FEWEST_SEATS, _MOST_SEATS, _TOKENS_PER_SEAT = 2048, 4096, 512
+"""Requests that run at most where nothing is said: 512 for each longest context that the pool holds, within bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class SglangPrediction:
     """Bytes of one GPU and the tokens of the pools.
 
     ``kv_cache_tokens`` is what SGLang prints as ``max_total_num_tokens``; ``bytes_per_token`` counts the window pool's
-    share. ``kv_pool_bytes`` is everything for caches: tokens, windows and states.
+    share. ``kv_pool_bytes`` is everything for caches: tokens, windows and states. ``max_running_requests``: those of a
+    data-parallel group that run at most.
     """
 
     device_memory_bytes: int
@@ -55,6 +61,7 @@ class SglangPrediction:
     window_tokens: int = 0
     state_slots: int = 0
     state_pool_bytes: int = 0
+    max_running_requests: int = _FEWEST_SEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +88,28 @@ def predict_sglang(
     loading ("avail mem"), instead of the GPU's total less a context. ``version``: of SGLang.
     ``dp_attention``: data-parallel groups attend beside each other and share the experts (``--enable-dp-attention``).
     """
+    stages = pipeline_slices(spec.num_layers, settings.pipeline_parallel_size)
+    found = (_predict_stage(spec, gpu, settings, free_bytes, version, layers, dp_attention) for layers in stages)
+    return min(found, key=lambda each: (each.kv_cache_tokens, each.kv_pool_bytes))
+
+
+def _predict_stage(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: ServingSettings,
+    free_bytes: int | None,
+    version: str,
+    layers: range,
+    dp_attention: bool,
+) -> SglangPrediction:
+    """The pools of a GPU that has ``layers``."""
+    release, layout = sglang_release(version), ParallelLayout.of(settings)
     dtype = serving_dtype(spec.dtype, settings.dtype)
-    cells = _cells(spec, settings, dtype, sglang_release(version))
+    cells = _cells(spec, settings, dtype, release, layers)
     weight_bytes = rank_weight_bytes(
         spec,
-        range(spec.num_layers),
-        layout=ParallelLayout.of(settings),
+        layers,
+        layout=layout,
         dtype=dtype,
         formats=stored_formats(spec, settings.quantization),
         max_model_len=spec.longest_context or 1,
@@ -96,10 +119,12 @@ def predict_sglang(
     groups = settings.data_parallel_size if dp_attention else 1
     static = settings.gpu_memory_utilization
     if static is None:
-        static = default_static_fraction(total, settings.tensor_parallel_size * groups, groups)
+        static = static_fraction(spec, total, layout, groups, release)
     free = free_bytes or total - CONTEXT_BYTES
     rest = int(free * static) - weight_bytes
     slots = _state_slots(rest, cells.state_bytes)
+    if settings.enable_prefix_caching is False and settings.max_num_seqs is not None:
+        slots = min(slots, settings.max_num_seqs // groups)
     states = (slots + 1) * cells.state_bytes if cells.state_bytes else 0
     pool = max(rest - states, 0)
     if not cells.token_bytes:
@@ -109,26 +134,26 @@ def predict_sglang(
         each = cells.token_bytes + int(WINDOW_POOL_SHARE * cells.window_token_bytes)
         tokens = pool // each
         windows = int(tokens * WINDOW_POOL_SHARE) if cells.window_token_bytes else 0
-    return SglangPrediction(total, static, weight_bytes, rest, each, tokens, windows, slots, states)
+    seats = _seats(spec, settings, tokens, slots if cells.state_bytes else None, groups, release)
+    return SglangPrediction(total, static, weight_bytes, rest, each, tokens, windows, slots, states, seats)
 
 
-def default_static_fraction(memory_bytes: int, num_gpus: int, attention_groups: int = 1) -> float:
-    """The default ``mem_fraction_static`` (server_args.py since pull request 10975 of sgl-project/sglang).
-
-    What is left out is meant for attention's own buffers, the activations of a prefill chunk, CUDA graphs, and more
-    with every GPU that shares the layers and every one of ``attention_groups`` (read in 0.5.3, 0.5.6 and 0.5.9); at
-    least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
-    """
-    total_mib = memory_bytes / MIB
-    release = sglang_release()
-    chunk, graphs = release.chunked_prefill_tokens(memory_bytes), release.largest_graph_rows(memory_bytes, num_gpus)
-    reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW + num_gpus * _GPU_MIB
-    if attention_groups > 1:
-        each = _GROUP_MIB_PER_ROW + (_GROUP_MIB_PER_ROW_OF_MANY if graphs > _MANY_ROWS else 0)
-        reserved += graphs * attention_groups * each
-    if total_mib > _LARGE_GPU_MIB:
-        reserved = max(reserved, _LEAST_MIB_ON_LARGE_GPUS)
-    return max(round((total_mib - reserved) / total_mib, 3), 0.0)
+def _seats(
+    spec: ModelSpec,
+    settings: ServingSettings,
+    tokens: int,
+    state_slots: int | None,
+    groups: int,
+    release: SglangRelease,
+) -> int:
+    """Requests of one of ``groups`` that run at most (max_running_requests; resolve_max_num_reqs in 0.5.16)."""
+    longest = settings.max_model_len or spec.longest_context or 1
+    usual = min(max(tokens * _TOKENS_PER_SEAT // longest, _FEWEST_SEATS), _MOST_SEATS)
+    seats = usual if settings.max_num_seqs is None else max(settings.max_num_seqs // groups, 1)
+    if state_slots is None:
+        return seats
+    keeps_prefixes = settings.enable_prefix_caching is not False
+    return min(seats, state_slots // release.state_slots(spec.architecture) if keeps_prefixes else state_slots)
 
 
 def _state_slots(rest_bytes: int, state_bytes: int) -> int:
@@ -147,7 +172,7 @@ def sglang_cache_dtype(spec: ModelSpec, asked: str, release: SglangRelease | Non
     return "fp8" if found.startswith("fp8") else found
 
 
-def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: SglangRelease) -> _Cells:
+def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: SglangRelease, layers: range) -> _Cells:
     kv_dtype = sglang_cache_dtype(spec, settings.kv_cache_dtype, release)
     if head_scale_bytes(kv_dtype):
         raise UsageError(f"SGLang has no KV cache in {kv_dtype}.", hint="use --kv-cache-dtype fp8, or --engine vllm")
@@ -160,7 +185,7 @@ def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: Sgla
     )
     keeps_windows = str(spec.raw_config.get("model_type", "")) not in _WINDOWLESS_TYPES
     tokens = windows = states = 0
-    for layer in spec.layers:
+    for layer in (_with_own_cache(spec.layers[index]) for index in layers):
         is_convolved = layer.parallel_state is not None and layer.parallel_state.kind == "stream_conv"
         if layer.cross_attention is not None or is_convolved:
             raise _not_modelled(spec)
@@ -173,6 +198,14 @@ def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: Sgla
             else:
                 tokens += entry.token_bytes
     return _Cells(tokens, windows, states)
+
+
+def _with_own_cache(layer: LayerSpec) -> LayerSpec:
+    """The layer as if it kept K and V itself, where it reads another one's."""
+    mixer = layer.mixer
+    if isinstance(mixer, SoftmaxAttention) and mixer.kv_shared_with is not None:
+        return replace(layer, mixer=replace(mixer, kv_shared_with=None))
+    return layer
 
 
 def _is_window(entry: CacheEntry) -> bool:

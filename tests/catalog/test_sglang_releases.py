@@ -19,6 +19,23 @@ def test_larger_gpus_read_more_at_once_and_capture_larger_steps(gib: int, chunk:
 
 
 @pytest.mark.parametrize(
+    ("version", "gib", "chunk", "one", "four"),
+    [
+        ("0.4.6", 141, 8192, 256, 256),
+        ("0.5.2", 24, 2048, 8, 80),
+        ("0.5.2", 80, 8192, 160, 160),
+        ("0.5.2", 141, 8192, 256, 256),
+        ("0.5.2", 180, 16384, 512, 512),
+        ("0.5.3", 24, 2048, 16, 80),
+    ],
+)
+def test_releases_between_captured_smaller_steps(version: str, gib: int, chunk: int, one: int, four: int) -> None:
+    release = sglang_release(version)
+    assert release.chunked_prefill_tokens(gib * GIB) == chunk
+    assert [release.largest_graph_rows(gib * GIB, ranks) for ranks in (1, 4)] == [one, four]
+
+
+@pytest.mark.parametrize(
     ("gib", "chunk", "one", "four"), [(24, 2048, 8, 80), (40, 8192, 160, 160), (141, 8192, 160, 160)]
 )
 def test_first_releases_knew_two_sizes_of_gpus(gib: int, chunk: int, one: int, four: int) -> None:

@@ -12,7 +12,14 @@ from kvplan.estimate.deployments import place
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
-from kvplan.estimate.speed.steps.collectives import bridge_note, link_between, network_note, ring_over
+from kvplan.estimate.speed.steps.collectives import (
+    LinkEfficiency,
+    bridge_note,
+    collective_cost,
+    link_between,
+    network_note,
+    ring_over,
+)
 from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
@@ -176,6 +183,22 @@ def test_cards_without_a_bridge_talk_over_pcie() -> None:
     bridged = card.with_bridge()
     assert [link_between(card, ranks).bytes_per_second for ranks in (2, 4, 8)] == [32e9] * 3
     assert [link_between(bridged, ranks).bytes_per_second for ranks in (2, 4, 8)] == [300e9, 32e9, 32e9]
+
+
+def test_geforce_cards_talk_through_the_host() -> None:
+    """40 us for each of two all-reduces a layer, where an L40S takes what its tables have; a bridge reads directly."""
+    usual = LinkEfficiency(0.5, 6.4e-6, sends_to_chosen=False)
+    spec, layout = resolve_model("llama-3.1-8b"), ParallelLayout(2)
+    work = model_work(spec, 8 << 30, "bfloat16", layout)
+    cards = {name: find_gpu(name) for name in ("rtx-4090", "rtx-5090", "l40s", "rtx-3090")}
+    cards["bridged"] = cards["rtx-3090"].with_bridge()
+    fixed = {name: collective_cost(work, card, usual).fixed_seconds for name, card in cards.items()}
+    slow, quick = 2 * 32 * 40e-6, 2 * 32 * 6.4e-6
+    assert fixed == pytest.approx(
+        {"rtx-4090": slow, "rtx-5090": slow, "l40s": quick, "rtx-3090": slow, "bridged": quick}
+    )
+    alone = model_work(spec, 16 << 30, "bfloat16", ParallelLayout())
+    assert collective_cost(alone, cards["rtx-4090"], usual).fixed_seconds == 0
 
 
 def test_an_answer_says_which_bridges_it_assumes() -> None:

@@ -13,7 +13,8 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimate.sglang import CONTEXT_BYTES, default_static_fraction, predict_sglang
+from kvplan.estimate.sglang import CONTEXT_BYTES, predict_sglang
+from kvplan.estimate.sglang_share import default_static_fraction
 from kvplan.explaining.explanation import difference_gib, explain_log
 from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.settings import ServingSettings

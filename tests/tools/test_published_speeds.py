@@ -16,7 +16,9 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, VLLM_FRONT_END, VLLM_TEMPLATE_SECONDS, FrontEnd
 from kvplan.estimate.speed.steps.host import IN_PROCESS
 from published_speeds.chats import answered_pairs, published_pairs, sampled_pairs
+from published_speeds.copies import copied_rows
 from published_speeds.hindered import hindered_rows
+from published_speeds.newest import newest_release
 from published_speeds.playing import engine_rules, played_load
 from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
@@ -138,6 +140,61 @@ def test_what_cannot_start_as_stated_is_not_scored(tmp_path: Path) -> None:
     cells = {"model": "meta-llama/Llama-3.1-70B-Instruct", "gpu": "L4", "mean_tpot_ms": "50"}
     result = score_row(_parsed(tmp_path, **cells), MeasuredProfiles())
     assert isinstance(result, str) and "does not start" in result
+
+
+@pytest.mark.parametrize(
+    ("engine", "day", "release"),
+    [
+        ("vLLM", "2025-10", "0.11.0"),
+        ("vLLM", "20260129-034729", "0.14.1"),
+        ("vLLM", "2026-03-04", "0.16.0"),
+        ("SGLang", "2026-03-04", "0.5.9"),
+        ("vLLM", "2026-01", None),
+        ("vLLM", "2025", None),
+        ("vLLM", "2026-13-01", None),
+        ("vLLM", "2026-02-30", None),
+        ("vLLM", "", None),
+        ("TensorRT-LLM", "2025-10", None),
+    ],
+)
+def test_a_row_without_a_release_has_that_of_its_day(engine: str, day: str, release: str | None) -> None:
+    assert newest_release(engine, day) == release
+
+
+def test_a_stated_release_counts_before_that_of_the_day(tmp_path: Path) -> None:
+    days = {"date": "2025-10"}
+    assert deployed(_parsed(tmp_path, **days)).version == "0.11.0"
+    assert deployed(_parsed(tmp_path, **days, engine_version="v0.10.1.1")).version == "0.10.1"
+    assert deployed(_parsed(tmp_path, date="2024")).version == "latest"
+
+
+def test_ranks_on_nodes_that_nothing_is_said_to_join_are_not_scored(tmp_path: Path) -> None:
+    stated = {"notes": "different nodes", "gpu_count": "2", "tp": "2", "mean_tpot_ms": "40"}
+    refused = score_row(_parsed(tmp_path, **stated), MeasuredProfiles(()))
+    assert isinstance(refused, str) and "different nodes" in refused
+
+
+def test_a_page_pasted_twice_counts_for_the_slower_gpu(tmp_path: Path) -> None:
+    figures = {"mean_ttft_ms": "60300.00", "mean_tpot_ms": "204.31", "output_throughput_tok_s": "411.83"}
+    slow = _parsed(tmp_path, id="ours-1", gpu="A100 SXM 80GB", **figures)
+    fast = _parsed(tmp_path, id="ours-2", **figures)
+    assert copied_rows([slow, fast]) == copied_rows([fast, slow]) == {"ours-2": "ours-1"}
+    other = _parsed(tmp_path, id="ours-3", **figures | {"mean_ttft_ms": "60300.01"})
+    unknown = _parsed(tmp_path, id="ours-4", mean_tpot_ms="204.31")
+    assert copied_rows([slow, other, unknown, replace(unknown, num_prompts=7)]) == {}
+    assert score_published_speeds._scored(fast, {"ours-2": "ours-1"}, MeasuredProfiles(())) == (
+        "ours-2: its figures are those of ours-1 to the digit, which is of a slower GPU"
+    )
+
+
+def test_what_sglang_has_no_room_for_is_not_scored(tmp_path: Path) -> None:
+    """212 GB of weights on two GPUs of 80; they fit four as pipeline stages."""
+    cells = {"engine": "SGLang", "engine_version": "0.5.4", "model": "zai-org/GLM-4.5-Air", "output_len": "200"}
+    stated = {"mean_tpot_ms": "100", "output_throughput_tok_s": "1000"}
+    refused = score_row(_parsed(tmp_path, **cells, **stated, gpu_count="2", tp="2"), MeasuredProfiles(()))
+    assert isinstance(refused, str) and "SGLang has no room for one request" in refused
+    stages = score_row(_parsed(tmp_path, **cells, **stated, gpu_count="4", tp="1", pp="4"), MeasuredProfiles(()))
+    assert isinstance(stages, RowScore)
 
 
 def test_deepseek_in_4_bits_is_the_checkpoint_that_was_served(tmp_path: Path) -> None:

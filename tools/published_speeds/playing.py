@@ -9,8 +9,8 @@ from typing import Final
 
 from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.errors import KvplanError
-from kvplan.estimate.sglang import predict_sglang
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.sglang import SglangPrediction, predict_sglang
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.rules import (
@@ -103,10 +103,11 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
         return tokens * stated * GIB / max(start.rank.available_kv_bytes, 1)
     with contextlib.suppress(KvplanError):
         if found.engine == "SGLang":
-            sizes = predict_sglang(found.spec, gpu, found.settings, version=found.version, dp_attention=groups > 1)
-            tokens = groups * sizes.kv_cache_tokens
+            tokens = groups * _sglang_pools(found).kv_cache_tokens
         elif found.engine == "TensorRT-LLM":
             tokens = groups * predict_trtllm(found.spec, gpu, found.settings, found.version).kv_cache_tokens
+    if found.engine != "vLLM" and tokens < groups * found.workload.longest_context:
+        raise UsageError(f"{found.engine} has no room for one request with what is stated: something else was started")
     return tokens
 
 
@@ -119,6 +120,21 @@ def _streams_late(row: PublishedRow) -> float:
     return math.inf if seconds is None or (row.max_concurrency or 1) <= 1 else seconds
 
 
+def _sglang_pools(found: Deployed) -> SglangPrediction:
+    groups = found.choice.layout.data_parallel_size
+    gpu, version = found.choice.gpu, found.version
+    return predict_sglang(found.spec, gpu, found.settings, version=version, dp_attention=groups > 1)
+
+
+def _sglang_seats(found: Deployed) -> int:
+    """Of one group; the usual number where its pools are not modelled."""
+    try:
+        return _sglang_pools(found).max_running_requests
+    except KvplanError:
+        asked = found.settings.max_num_seqs or SGLANG_MOST_RUNNING
+        return max(asked // found.choice.layout.data_parallel_size, 1)
+
+
 def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
     """Of the row's engine."""
 
@@ -127,8 +143,7 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         release = sglang_release(found.version)
         chunk = asked.max_num_batched_tokens or release.chunked_prefill_tokens(found.choice.gpu.memory_bytes)
         groups = layout.data_parallel_size  # which share the chunk and the seats (server_args.py, scheduler.py)
-        seats = max((asked.max_num_seqs or SGLANG_MOST_RUNNING) // groups, 1)
-        rules = sglang_rules(release.group_prefill_tokens(chunk, groups), pool_tokens, seats)
+        rules = sglang_rules(release.group_prefill_tokens(chunk, groups), pool_tokens, _sglang_seats(found))
     elif found.engine == "TensorRT-LLM":
         chunks = row.says("chunked_prefill")
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens, chunks_prompts=chunks)

@@ -19,6 +19,7 @@ from kvplan.planner.choices.formats import WeightFormat, weight_formats
 from kvplan.planner.question.request import PlanRequest, Workload
 from kvplan.settings import KNOBS, ServingSettings
 from published_speeds.models import FP4_CHECKPOINTS, gpu_named, model_kind, model_named
+from published_speeds.newest import newest_release
 from published_speeds.rows import PublishedRow
 from published_speeds.samples import sample_of
 
@@ -78,7 +79,7 @@ def deployed(row: PublishedRow) -> Deployed:
     kv_cache_dtype = row.text["kv_cache_dtype"] or _cache_of_checkpoint(row)
     return Deployed(
         engine=engine,
-        version=_version(row.text["engine_version"]),
+        version=_release(row),
         backend=_backend(row),
         choice=Choice(_gpu(row), layout, weights, kv_cache_dtype),
         replicas=replicas,
@@ -93,7 +94,7 @@ _MODELOPT = "modelopt"
 
 def _cache_of_checkpoint(row: PublishedRow) -> str:
     """NVIDIA's 8- and 4-bit checkpoints ask for K and V in fp8 (hf_quant_config.json); which engines do so."""
-    engine, version = row.text["engine"], _version(row.text["engine_version"])
+    engine, version = row.text["engine"], _release(row)
     if not (row.text["model"].startswith("nvidia/") and row.text["quantization"].startswith(("fp8", "nvfp4"))):
         return "auto"
     followed: tuple[str, ...] = (_MODELOPT,)
@@ -106,6 +107,8 @@ def _cache_of_checkpoint(row: PublishedRow) -> str:
 
 def _gpu(row: PublishedRow) -> GpuProfile:
     """With the bridge that its form may have where the row says so."""
+    if row.says("other_nodes") and row.num_gpus > 1:
+        raise UsageError("its ranks are on different nodes, and what joins these is not stated")
     gpu = gpu_named(row.text["gpu"])
     return gpu.with_bridge() if row.says("nvlink_bridge") else gpu
 
@@ -181,10 +184,19 @@ def _moe_backend(row: PublishedRow) -> str:
     return KNOBS["moe_backend"].canonical_name(stated.upper()) if stated else "auto"
 
 
+def _release(row: PublishedRow) -> str:
+    """As stated, else the newest one of the row's day, else the newest of all."""
+    stated = _version(row.text["engine_version"])
+    return stated if stated != _LATEST else newest_release(row.text["engine"], row.text["date"]) or stated
+
+
+_LATEST = "latest"
+
+
 def _version(text: str) -> str:
     """``0.11.0`` of "v0.11.0 (inferred)"; the latest where no release is stated."""
     found = re.search(r"\d+\.\d+(\.\d+)?", text)
-    return found.group() if found else "latest"
+    return found.group() if found else _LATEST
 
 
 def _settings(row: PublishedRow, layout: ParallelLayout, kv_cache_dtype: str) -> ServingSettings:
@@ -201,6 +213,7 @@ def _settings(row: PublishedRow, layout: ParallelLayout, kv_cache_dtype: str) ->
         kv_cache_dtype=kv_cache_dtype,
         moe_backend=_moe_backend(row),
         enforce_eager=row.says("enforce_eager"),
+        enable_prefix_caching=False if row.text["prefix_caching"] == "no" else None,
     )
 
 

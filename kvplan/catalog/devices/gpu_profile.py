@@ -29,8 +29,9 @@ class GpuProfile:
     a CPU). ``nvlink_gpus``: how many GPUs NVLink switches join: those of a node, or of a rack of nodes.
     ``network_bytes_per_second``: one GPU's share of what leaves them. ``bridged_gpus``: cards whose NVLink needs a
     bridge, and how many one joins; None where it needs none. The bridge is sold apart: ``has_bridge`` says that it is
-    there. ``part_of``: of a MIG slice, the id of its GPU. ``rented_as``: the cloud's instance that it stands in, whose
-    GPUs are those of a node. ``sources`` maps a field's name to where it was found.
+    there. ``peer_access``: whether cards read each other's memory over PCIe. ``part_of``: of a MIG slice, the id of its
+    GPU. ``rented_as``: the cloud's instance that it stands in, whose GPUs are those of a node. ``sources`` maps a
+    field's name to where it was found.
     """
 
     id: str
@@ -55,6 +56,7 @@ class GpuProfile:
     has_bridge: bool = False
     part_of: str | None = None
     rented_as: str | None = None
+    peer_access: bool = True
 
     @property
     def is_cpu(self) -> bool:
@@ -78,6 +80,10 @@ class GpuProfile:
         if self.nvlink_bytes_per_second is None or num_gpus > self.nvlink_gpus:
             return False
         return self.bridged_gpus is None or (self.has_bridge and num_gpus <= self.bridged_gpus)
+
+    def sends_through_host(self, num_gpus: int) -> bool:
+        """Whether what ``num_gpus`` neighbours send each other goes through the host's memory."""
+        return not self.peer_access and not self.joins_by_nvlink(num_gpus)
 
     def link_bytes_per_second(self, num_gpus: int) -> float | None:
         """What ``num_gpus`` neighbours talk over: NVLink where it joins them, else PCIe, else nothing known."""

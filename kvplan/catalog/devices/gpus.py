@@ -208,6 +208,7 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         or ASSUMED_NODE_NETWORK_BYTES_PER_SECOND / int(entry["max_gpus_per_node"]),
         max_gpus_per_node=int(entry["max_gpus_per_node"]),
         nvlink_gpus=int(links.get("nvlink_gpus", {"value": entry["max_gpus_per_node"]})["value"]),
+        peer_access=bool(links.get("peer_access", {"value": True})["value"]),
         unified_memory=bool(entry.get("unified_memory", False)),
         price=GpuPrice(price["usd_per_hour"], price["date"], price["source"]) if price else None,
         note=entry.get("note"),

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from kvplan.catalog.releases.facts import ReleaseTable, load_releases
 from kvplan.catalog.releases.versions import Number, release_number
 from kvplan.units import GIB
 
 _MANY_GPUS = 4
+_BUFFERED_STATES = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for each release
@@ -22,6 +24,12 @@ class SglangRelease:
 
     version: Number
     memory_tiers: tuple[tuple[float | None, int, int, int], ...]
+    static_share: Literal["shares", "tiers", "terms"]
+    adjusts_for_images: bool
+    without_images: tuple[str, ...]
+    captures_prompts: bool
+    states_per_request: int
+    buffered_states: tuple[str, ...]
     stated_cache: tuple[str, ...]
     attends_on_each_gpu: bool
     narrow_tiles: bool
@@ -52,6 +60,13 @@ class SglangRelease:
         """Return ``cuda_graph_max_bs``: sequences of the largest decode step that is captured."""
         _, few, many = self._tier(memory_bytes)
         return few if tensor_parallel_size < _MANY_GPUS else many
+
+    def state_slots(self, architecture: str) -> int:
+        """Return how many slots of recurrent states there are for each request that may run.
+
+        One is its own, the others are for prefixes that are kept and for states of the step before.
+        """
+        return self.states_per_request + (_BUFFERED_STATES if architecture in self.buffered_states else 0)
 
     def _tier(self, memory_bytes: int) -> tuple[int, int, int]:
         """(tokens of a prefill chunk, rows of the largest graph on up to three GPUs, on more)."""

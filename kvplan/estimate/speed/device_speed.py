@@ -137,7 +137,16 @@ def _speed(
     users = max(min(room, layout.data_parallel_size * settings.max_num_seqs), 1)
     step_tokens = settings.max_num_batched_tokens
     model = engine_speed_model(
-        engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known, settings.moe_backend, step_tokens
+        engine,
+        work,
+        gpu,
+        PROMPT_TOKENS,
+        ANSWER_TOKENS,
+        kv_bytes,
+        known,
+        settings.moe_backend,
+        step_tokens,
+        is_eager=settings.enforce_eager,
     )
     if drafter is not None:
         given = settings.acceptance_rate

@@ -33,15 +33,20 @@ def engine_speed_model(
     device_speed: DeviceSpeed | None,
     moe_backend: str = "auto",
     step_tokens: int | None = None,
+    *,
+    is_eager: bool = False,
+    captures_prompts: bool = False,
 ) -> SpeedModel:
     """Prompts of ``input_tokens``, answers of ``output_tokens``; ``kv_bytes`` as for ``SpeedModel``.
 
-    ``moe_backend``: the experts' kernels, of MOE_BACKENDS. ``step_tokens``: as for ``SpeedModel``.
+    ``moe_backend``: the experts' kernels, of MOE_BACKENDS. ``step_tokens``: as for ``SpeedModel``. ``is_eager``,
+    ``captures_prompts``: as for ``host_work``.
     """
     host, tile_rows = NO_HOST, 1
     release = vllm_release(engine.version if engine.name == "vllm" else "latest")
     if not gpu.is_cpu:
-        host = host_work(engine, release, gpu, work.layout.tensor_parallel_size)
+        ranks = work.layout.expert_ranks
+        host = host_work(engine, release, gpu, ranks, is_eager=is_eager, captures_prompts=captures_prompts)
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
         if device_speed is not None:

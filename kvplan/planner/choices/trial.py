@@ -9,10 +9,12 @@ from functools import cached_property
 from kvplan.catalog.devices.device_support import dtype_on
 from kvplan.catalog.devices.gpus import GpuProfile, as_equipped
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.sglang_share import captures_prompts
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
@@ -200,7 +202,18 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
         measured,
         trial.request.settings.moe_backend,
         prediction.settings.serving.max_num_batched_tokens,
+        is_eager=trial.request.settings.enforce_eager,
+        captures_prompts=_captures_prompts(trial, choice),
     )
+
+
+def _captures_prompts(trial: Trial, choice: Choice) -> bool:
+    """Whether SGLang captures steps that read prompts, in pieces."""
+    engine, layout = trial.request.engine, choice.layout
+    if engine.name != "sglang" or choice.gpu.vendor != "nvidia":
+        return False
+    release = sglang_release(engine.version)
+    return captures_prompts(choice.weights.spec, layout, layout.data_parallel_size, release)
 
 
 def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[ModelWork, int]:

@@ -60,6 +60,17 @@ def test_figures_have_intervals(gpu: str) -> None:
     assert full["intervals"]["ttft"]["num_rows"] >= 20
 
 
+def test_eager_steps_take_their_launches() -> None:
+    """32 layers of 0.57 ms, in each token of a lone request; large steps hide them. The answer says so."""
+    settings = ServingSettings(max_num_seqs=24, enforce_eager=True)
+    eager = make_estimate(SPEC, EstimateRequest(8192, (find_gpu("h100-sxm"),), settings=settings), load_measured())
+    usual, found = (speed_document(speed_of(each))["queueing_alone"] for each in (answered(), eager))
+    assert isinstance(usual, dict) and isinstance(found, dict)
+    assert found["tpot_p50_ms"][1] == pytest.approx(32 * 0.57, rel=0.001)
+    assert usual["tpot_p50_ms"][1] < 8
+    assert any("--enforce-eager: a step takes at least" in each for each in eager.assumptions)
+
+
 @pytest.mark.parametrize(("model", "gpu"), [("gemma-3-27b", "h100-sxm"), ("falcon-mamba-7b", "l4"), ("gpt2", "l4")])
 @pytest.mark.parametrize("engine", ["vllm", "kvplan"])
 def test_as_many_at_once_as_fit_whatever_the_context(model: str, gpu: str, engine: str) -> None:

@@ -97,6 +97,44 @@ def test_each_engine_has_its_own_host() -> None:
     assert host_work(EngineChoice("vllm"), release, gpu, 1) == vllm_host(release)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_eager_steps_are_bound_by_their_launches(engine: str) -> None:
+    """0.57 ms a layer whatever the GPU takes less: 22.8 ms for 40 layers, however few tokens."""
+    gpu, release = find_gpu("a100-80gb-sxm"), vllm_release("0.14.0")
+    usual = host_work(EngineChoice(engine), release, gpu, 1)
+    eager = host_work(EngineChoice(engine), release, gpu, 1, is_eager=True)
+    assert usual.decode_seconds(10e-3, 40, 0, 1, 1000) == 10e-3
+    assert eager.decode_seconds(10e-3, 40, 0, 1, 1000) == pytest.approx(22.8e-3)
+    assert eager.mixed_seconds(10e-3, 40, 0, 1, 1000) == pytest.approx(22.8e-3)
+    assert eager.decode_seconds(50e-3, 40, 0, 1, 1000) == 50e-3
+
+
+def test_engines_that_were_built_and_kvplans_own_have_no_launches() -> None:
+    gpu, release = find_gpu("a100-80gb-sxm"), vllm_release("0.14.0")
+    for engine in (EngineChoice("trtllm", backend="tensorrt"), EngineChoice("kvplan")):
+        assert host_work(engine, release, gpu, 1, is_eager=True) is NO_HOST
+
+
+def test_vllm_captures_larger_steps_on_blackwell() -> None:
+    """1,024 rows on B200 from the release on whose memory counts them; not on consumers' Blackwell."""
+    new, old = vllm_release("0.33.0"), vllm_release("0.14.0")
+    found = [
+        host_work(EngineChoice("vllm"), release, find_gpu(name), 1).largest_captured
+        for release, name in ((new, "b200"), (old, "b200"), (new, "rtx-pro-6000"), (new, "h100-sxm"))
+    ]
+    assert found == [1024, 512, 512, 512]
+
+
+def test_sglang_captures_prompts_in_pieces() -> None:
+    """A chunk of 8,192 tokens as well as a short one; decode steps beyond the largest graph are launched as before."""
+    eager, pieces = sglang_host(256), sglang_host(256, captures_prompts=True)
+    for tokens in (100, 8192):
+        reading = [host.mixed_seconds(1e-3, LAYERS, 0, 1, tokens) for host in (eager, pieces)]
+        assert reading == pytest.approx([LAYERS * 0.57e-3, LAYERS * 0.19e-3])
+    beyond = [host.decode_seconds(1e-3, LAYERS, 0, 257, 100) for host in (eager, pieces)]
+    assert beyond == pytest.approx([LAYERS * 0.57e-3] * 2)
+
+
 @pytest.mark.parametrize(
     ("version", "backend", "decodes_captured", "reads_captured"),
     [

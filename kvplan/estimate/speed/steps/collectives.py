@@ -11,7 +11,10 @@ custom_all_reduce.py of vLLM 0.33), and so have NCCL and the all-to-all kernels.
     pipeline parallel   hidden states and residual from stage to stage
 
 Latencies are assumptions, not measurements: ``Efficiency`` has them for one node; between nodes each message takes
-``_NETWORK_LATENCIES`` times as long.
+``_NETWORK_LATENCIES`` times as long. Where cards cannot read each other's memory (GeForce), vLLM and SGLang leave their
+own all-reduce off (``_can_p2p`` in vllm/distributed/device_communicators/custom_all_reduce.py), which the tables
+of L40S and RTX PRO 6000 are of, and NCCL goes through the host's memory: a small one takes 39 us over two RTX 5070 Ti
+(pull request 39605 of sgl-project/sglang), 40 to 42 us over eight RTX 4090 (issue 1530 of NVIDIA/nccl).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _NETWORK_LATENCIES = 3.0
+_THROUGH_HOST_SECONDS = 40e-6
 _NO_LINK_SHARE = 1 / 20
 """A GPU without a stated link: a twentieth of its memory's bandwidth."""
 
@@ -35,6 +39,12 @@ class LinkEfficiency:
     message_seconds: float
     sends_to_chosen: bool
     """Tokens go to the ranks of their experts only (all-to-all), instead of to all ranks."""
+
+    def between(self, gpu: GpuProfile, num_gpus: int) -> LinkEfficiency:
+        """The same for ``num_gpus`` neighbours, whose messages go through the host's memory where they must."""
+        if not gpu.sends_through_host(num_gpus):
+            return self
+        return replace(self, message_seconds=max(self.message_seconds, _THROUGH_HOST_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +138,7 @@ class CollectiveCost:
 
 def collective_cost(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:
     """What the ranks of ``work.layout`` send each other."""
+    efficiency = efficiency.between(gpu, work.layout.num_gpus)
     parts = (
         _all_reduces(work, gpu, efficiency),
         _token_exchanges(work, gpu, efficiency),

@@ -22,8 +22,14 @@ results that ``tools/score_published_speeds.py`` scores:
                           Captured in pieces or compiled: not known
     compiled, uncaptured  what vLLM's V1 engine does beyond its largest graph: assumed to lie between both, at their
                           geometric middle
-    largest graph         512 rows in V1 (cudagraph_capture_sizes, vllm/config), 256 in the first engine
-                          (model_runner.py), SGLang's by memory and ranks (catalog/releases/sglang.py)
+                          --enforce-eager compiles and captures nothing, so that each step is launched one by one: the
+                          second of these two measurements is such a server, and a smaller one of it on H200 decodes
+                          4.3 times as fast without it
+    largest graph         512 rows in V1, 1,024 on Blackwell's data-centre GPUs from 0.28 on (_set_cudagraph_sizes,
+                          vllm/config/vllm.py), 256 in the first engine (model_runner.py), SGLang's by memory and ranks
+                          (catalog/releases/sglang.py)
+    SGLang's prompts      launched one by one; from 0.5.10 on captured in pieces, but for the models and layouts that
+                          ``sglang_share.captures_prompts`` names
     vLLM's V1 engine      without scheduling ahead 0.45 ms a step (the same pull request, 5.83 and 6.03 requests/s) and
                           0.017 ms a sequence: what asynchronous scheduling saves of a token. Qwen3-1.7B, 800 at once:
                           75.7 us a token without and 58.9 with it, 16.2 without the step's share (pull request 26866,
@@ -73,6 +79,8 @@ _V0_EVENT_LOOP: Final = 0.045e-3
 _V0_LONGEST_CAPTURED: Final = 8192
 _V0_LARGEST_CAPTURED: Final = 256
 _V1_LARGEST_CAPTURED: Final = 512
+_V1_LARGEST_ON_BLACKWELL: Final = 1024
+_DATA_CENTRE_BLACKWELL: Final = "10"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,8 @@ class HostWork:
 
     decoding, reading: launches of steps that decode only, and of others. beyond: of decode steps whose contexts are
     longer than ``longest_captured`` tokens, and of steps with more rows than ``largest_captured``. step_seconds,
-    sequence_seconds: between two steps, hidden by nothing.
+    sequence_seconds: between two steps, hidden by nothing. reading_beyond: as beyond, of steps that read prompts, where
+    that is something else.
     """
 
     decoding: Launches = CAPTURED
@@ -111,6 +120,7 @@ class HostWork:
     largest_captured: float = math.inf
     step_seconds: float = 0.0
     sequence_seconds: float = 0.0
+    reading_beyond: Launches | None = None
 
     def with_latents(self, share: float) -> HostWork:
         """Return the same for a model that has latent attention in ``share`` of its layers."""
@@ -137,7 +147,8 @@ class HostWork:
         self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float, num_tokens: float
     ) -> float:
         """A step of ``num_tokens`` that reads prompts, alone or beside decoding sequences."""
-        launches = self.reading if num_tokens <= self.largest_captured else self.beyond
+        beyond = self.beyond if self.reading_beyond is None else self.reading_beyond
+        launches = self.reading if num_tokens <= self.largest_captured else beyond
         return self._around(gpu_seconds, launches, num_layers, num_mixtures, num_sequences)
 
     def _around(
@@ -151,17 +162,26 @@ NO_HOST: Final = HostWork()
 """TensorRT-LLM's built engines, whose runtime is not Python and works ahead, and speeds with the host in them."""
 
 
-def sglang_host(largest_captured: float) -> HostWork:
-    """Decode steps are captured and scheduled ahead, prompts are launched one kernel after the other."""
-    return HostWork(reading=_EAGER, beyond=_EAGER, largest_captured=largest_captured)
+def launched_one_by_one(host: HostWork) -> HostWork:
+    """``host`` where nothing is captured (--enforce-eager, --disable-cuda-graph)."""
+    return replace(host, decoding=_EAGER, reading=_EAGER, beyond=_EAGER, reading_beyond=None)
+
+
+def sglang_host(largest_captured: float, *, captures_prompts: bool = False) -> HostWork:
+    """Decode steps are captured and scheduled ahead, prompts are launched one kernel after the other or in pieces.
+
+    A prompt's chunk is captured however many tokens it has.
+    """
+    reading = _PIECEWISE if captures_prompts else _EAGER
+    return HostWork(reading=reading, reading_beyond=reading, beyond=_EAGER, largest_captured=largest_captured)
 
 
 IN_PROCESS: Final = "in-process"
 """The backend of an EngineChoice for vLLM in a caller's own event loop, without a server."""
 
 
-def vllm_host(release: VllmRelease, *, in_process: bool = False) -> HostWork:
-    """By release. ``in_process``: without a server; the V1 engine has a process of its own either way."""
+def vllm_host(release: VllmRelease, *, in_process: bool = False, compute_capability: str = "") -> HostWork:
+    """By release and GPU. ``in_process``: without a server; the V1 engine has a process of its own either way."""
     if not release.v1:
         outputs = 0.0 if release.async_outputs else _V0_OUTPUT
         streams = _V0_EVENT_LOOP if in_process or not release.own_server_process else 0.0
@@ -174,11 +194,12 @@ def vllm_host(release: VllmRelease, *, in_process: bool = False) -> HostWork:
             _V0_STEP,
             _V0_SEQUENCE + outputs + streams,
         )
+    is_huge = release.huge_graph_sizes and compute_capability.split(".")[0] == _DATA_CENTRE_BLACKWELL
     return HostWork(
         CAPTURED if release.captures_whole_steps else _PIECEWISE,
         _PIECEWISE,
         _COMPILED,
-        largest_captured=_V1_LARGEST_CAPTURED,
+        largest_captured=_V1_LARGEST_ON_BLACKWELL if is_huge else _V1_LARGEST_CAPTURED,
         step_seconds=0.0 if release.schedules_ahead else _V1_STEP,
         sequence_seconds=0.0 if release.schedules_ahead else _V1_SEQUENCE,
     )
@@ -193,12 +214,32 @@ def trtllm_host(engine: EngineChoice) -> HostWork:
     return HostWork(decoding=CAPTURED if is_captured else _EAGER, reading=_EAGER, beyond=_EAGER)
 
 
-def host_work(engine: EngineChoice, release: VllmRelease, gpu: GpuProfile, tensor_parallel_size: int) -> HostWork:
-    """Of an engine as settings call it; ``release`` counts for vLLM alone."""
+def host_work(
+    engine: EngineChoice,
+    release: VllmRelease,
+    gpu: GpuProfile,
+    tensor_parallel_size: int,
+    *,
+    is_eager: bool = False,
+    captures_prompts: bool = False,
+) -> HostWork:
+    """Of an engine as settings call it; ``release`` counts for vLLM alone.
+
+    ``is_eager``: nothing is captured. ``captures_prompts``: as SGLang does of some models.
+    """
+    host = _usual_host(engine, release, gpu, tensor_parallel_size, captures_prompts)
+    return launched_one_by_one(host) if is_eager and host is not NO_HOST else host
+
+
+def _usual_host(
+    engine: EngineChoice, release: VllmRelease, gpu: GpuProfile, tensor_parallel_size: int, captures_prompts: bool
+) -> HostWork:
     if engine.name == "sglang":
-        return sglang_host(sglang_release(engine.version).largest_graph_rows(gpu.memory_bytes, tensor_parallel_size))
+        largest = sglang_release(engine.version).largest_graph_rows(gpu.memory_bytes, tensor_parallel_size)
+        return sglang_host(largest, captures_prompts=captures_prompts)
     if engine.name == "trtllm":
         return trtllm_host(engine)
     if engine.name == "vllm":
-        return vllm_host(release, in_process=engine.backend == IN_PROCESS)
+        in_process = engine.backend == IN_PROCESS
+        return vllm_host(release, in_process=in_process, compute_capability=gpu.compute_capability)
     return NO_HOST
