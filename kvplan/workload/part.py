@@ -19,8 +19,8 @@ _SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, ""
 class FilePart:
     """start_seconds, end_seconds: counted from the file's first request, in its own time; None for its end.
 
-    speed: 2 makes times half as long. sample: so many requests, drawn at random; most: the first so many. unit: of times, s, ms, us or ns; None
-    to decide. output_tokens: of answers whose length the file does not say.
+    speed: 2 makes times half as long. sample: so many requests, drawn at random; most: the first so many. unit: of
+    times, s, ms, us or ns; None to decide. output_tokens: of answers whose length the file does not say.
     """
 
     start_seconds: float = 0.0
@@ -38,9 +38,7 @@ class FilePart:
         ends_later = self.end_seconds is None or self.end_seconds > self.start_seconds
         check(ends_later, "--to must be later than --from", "both count from the file's first request")
         good = self.output_tokens is None or 1 <= self.output_tokens <= LONGEST
-        check(
-            good, f"--output-len must be from 1 to {LONGEST:,}", "it is for rows that do not say how long answers are"
-        )
+        check(good, f"--output-len must be from 1 to {LONGEST:,}", "it is for rows that do not say it")
 
     @property
     def needs_times(self) -> str | None:

@@ -309,7 +309,7 @@ def _whole(value: float | str, name: str) -> int:
     try:
         number = float(value)
     except ValueError:
-        shown = f"{value[:40]!r}, no number" if str(value).strip() else "empty"
+        shown = f"{str(value)[:40]!r}, no number" if str(value).strip() else "empty"
         raise ValueError(f"its {name} is {shown}") from None
     if not math.isfinite(number) or number != int(number):
         raise ValueError(f"its {name} is {str(value)[:40]}, no whole number")

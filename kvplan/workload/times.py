@@ -150,11 +150,9 @@ def _seconds_since_1970(text: str) -> float:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         raise ValueError(f"its time is {text[:40]!r}, neither a number nor a date")
-    zone = match[4] or "Z"
+    zone = (match[4] or "Z").replace("Z", "+00:00")
     # Before Python 3.11 datetime reads only three or six fractional digits and no 'Z', and Azure writes seven.
-    written = f"{match[1]} {match[2]}" + (
-        "+00:00" if zone == "Z" else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
-    )
+    written = f"{match[1]} {match[2]}{zone if ':' in zone else f'{zone[:3]}:{zone[3:]}'}"
     try:
         whole = datetime.fromisoformat(written).astimezone(timezone.utc).timestamp()
     except (ValueError, OverflowError):
