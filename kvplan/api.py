@@ -315,6 +315,12 @@ def plan(
     num_prefixes: int | None = None,
     prefix_hit_rate: float | str | None = None,
     length_spread: str | None = None,
+    workload: str | Path | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    speed: float | None = None,
+    sample: int | None = None,
+    trace_unit: str | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     calibration: str | None = None,
     **settings: Any,
@@ -322,8 +328,8 @@ def plan(
     """Find the GPUs and settings that serve a load, as ``kvplan plan`` does; arguments are its options.
 
     slo: "ttft:500 tpot:50". price: dollars per hour by GPU or by a cloud's instance; prices: a file of them. api_price:
-    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. settings: as in ``estimate``. KvplanError where it cannot be answered;
-    a load that nothing serves is an answer without deployments.
+    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. start, end: --from and --to of the workload's file. settings: as in
+    ``estimate``. KvplanError where it cannot be answered; a load that nothing serves is an answer without deployments.
     """
     asked = _settings(settings, PLAN_SETTINGS)
     if speculative_config is not None:
@@ -362,6 +368,12 @@ def plan(
         num_prefixes=num_prefixes,
         prefix_hit_rate=_text(prefix_hit_rate),
         length_spread=length_spread,
+        workload=None if workload is None else Path(workload),
+        start=start,
+        end=end,
+        speed=speed,
+        sample=sample,
+        trace_unit=trace_unit,
     )
     measured = load_measured(calibration)
     found = make_plan(resolve_model(str(model)), request, measured)

@@ -10,4 +10,5 @@ columns    what columns are called, by format
 rows       from a record to requests, those of a whole conversation too
 texts      texts as numbers of tokens, and what they begin with in common
 times      units of arrival times
+shape      lengths, rates and repeated prompts of a whole file, for plans
 """

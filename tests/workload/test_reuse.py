@@ -71,7 +71,7 @@ def test_the_prefix_cache_finds_what_the_ids_say(tmp_path: Path, block_tokens: i
     requests = requests_of(tree_of_prompts(tmp_path / "t.jsonl", 40, block_tokens))
     assert {each.block_tokens for each in requests} == {block_tokens}
     expected = found_by_ids(requests)
-    assert sum(expected) > 5000 and 0 in expected
+    assert sum(expected) > 30 * block_tokens and 0 in expected
     assert found_by_the_engine(requests, 49152) == expected
 
 

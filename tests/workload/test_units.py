@@ -26,10 +26,18 @@ def seconds_and_note(path: Path, part: FilePart = FilePart()) -> tuple[float, st
 @pytest.mark.parametrize(
     ("times", "seconds", "said"),
     [
-        ([0, 3000, 6000, 60000], 60.0, "timestamps read as milliseconds (in seconds, one request would come in 20,000 s)"),
+        (
+            [0, 3000, 6000, 60000],
+            60.0,
+            "timestamps read as milliseconds (in seconds, one request would come in 20,000 s)",
+        ),
         ([0.0, 0.25, 0.5, 61.114], 61.114, "timestamps read as seconds (they could be milliseconds: --trace-unit ms)"),
         ([0.0, 0.1, 0.2, 0.5], 0.5, "timestamps read as seconds (in milliseconds, 6,000 would come in a second)"),
-        ([0, 5, 10, 30], 0.03, "timestamps read as milliseconds (as Mooncake's are; --trace-unit s if they are seconds)"),
+        (
+            [0, 5, 10, 30],
+            0.03,
+            "timestamps read as milliseconds (as Mooncake's are; --trace-unit s if they are seconds)",
+        ),
         ([1700000000, 1700000060], 60.0, "timestamps read as seconds (counted from 1970)"),
         ([1700000000000, 1700000060000], 60.0, "timestamps read as milliseconds (counted from 1970)"),
         ([1700000000000000, 1700000060000000], 60.0, "timestamps read as microseconds (counted from 1970)"),
@@ -68,7 +76,9 @@ def test_a_mean_hour_of_mooncakes_trace_is_an_hour(tmp_path: Path) -> None:
     times: list[float | str] = [min(294 * place, 3536999) // 1000 * 1000 for place in range(12031)]
     found = survey_file(trace(tmp_path / "t.jsonl", times))
     assert (found.num_requests, round(found.seconds / 60)) == (12031, 59)
-    assert "timestamps read as milliseconds" in found.notes[0] and found.notes[0].endswith("12,031 requests over 59 min")
+    assert "timestamps read as milliseconds" in found.notes[0] and found.notes[0].endswith(
+        "12,031 requests over 59 min"
+    )
 
 
 def test_windows_speed_and_samples(tmp_path: Path) -> None:

@@ -16,7 +16,10 @@ from kvplan.workload.files import read_requests, survey_file
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b'{"timestamp": 0, "input_length": 3, "hash_ids": [1]}\n', "Line 1 of .* has no 'output_len'; it has timestamp, "),
+        (
+            b'{"timestamp": 0, "input_length": 3, "hash_ids": [1]}\n',
+            "Line 1 of .* has no 'output_len'; it has timestamp, ",
+        ),
         (b"prompt_chars,output_len\n3,4\n", "Line 2 of .* has no 'input_len'; it has prompt_chars, output_len"),
         (b"128,64\n12,4\n", "has no header: its first line is '128,64'"),
         (b"input_len,output_len\n128,64\n12\n", "Line 3 of .* it has 1 cells, and the header 2"),
@@ -53,9 +56,9 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path: Path, content: bytes, sen
 
 
 def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(KvplanError, match="The workload file cannot be read: .* is a directory"):
+    with pytest.raises(KvplanError, match=r"The workload file cannot be read: .* is a directory"):
         survey_file(tmp_path)
-    with pytest.raises(KvplanError, match="The workload file cannot be read: .* does not exist"):
+    with pytest.raises(KvplanError, match=r"The workload file cannot be read: .* does not exist"):
         survey_file(tmp_path / "none.csv")
 
 
