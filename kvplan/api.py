@@ -316,6 +316,12 @@ def plan(
     prefix_hit_rate: float | str | None = None,
     length_spread: str | None = None,
     burstiness: float | None = None,
+    workload: str | Path | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    speed: float | None = None,
+    sample: int | None = None,
+    trace_unit: str | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     calibration: str | None = None,
     **settings: Any,
@@ -323,8 +329,8 @@ def plan(
     """Find the GPUs and settings that serve a load, as ``kvplan plan`` does; arguments are its options.
 
     slo: "ttft:500 tpot:50". price: dollars per hour by GPU or by a cloud's instance; prices: a file of them. api_price:
-    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. settings: as in ``estimate``. KvplanError where it cannot be answered;
-    a load that nothing serves is an answer without deployments.
+    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. start, end: --from and --to of the workload's file. settings: as in
+    ``estimate``. KvplanError where it cannot be answered; a load that nothing serves is an answer without deployments.
     """
     asked = _settings(settings, PLAN_SETTINGS)
     if speculative_config is not None:
@@ -364,6 +370,12 @@ def plan(
         prefix_hit_rate=_text(prefix_hit_rate),
         length_spread=length_spread,
         burstiness=burstiness,
+        workload=None if workload is None else Path(workload),
+        start=start,
+        end=end,
+        speed=speed,
+        sample=sample,
+        trace_unit=trace_unit,
     )
     measured = load_measured(calibration)
     found = make_plan(resolve_model(str(model)), request, measured)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kvplan.commands.options.groups import given_options, takes_groups
+from kvplan.commands.options.trace import FILE_HELP, TraceOptions
 from kvplan.errors import KvplanError
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class ArrivalOptions:
     """How many requests, and when they come. Without any: all at once."""
 
     num_prompts: Annotated[
-        int | None, typer.Option(help="Requests that are measured. Default: 100.", rich_help_panel=ARRIVALS_PANEL)
+        int | None,
+        typer.Option(
+            help="Requests that are measured. Default: 100, or all of --workload.", rich_help_panel=ARRIVALS_PANEL
+        ),
     ] = None
     duration: Annotated[
         float | None,
@@ -131,7 +135,8 @@ class RequestOptions:
     workload: Annotated[
         str | None,
         typer.Option(
-            help="File with lengths and times: JSON lines, ShareGPT, or a CSV trace (Azure, BurstGPT).",
+            metavar="FILE",
+            help=FILE_HELP,
             rich_help_panel=REQUESTS_PANEL,
         ),
     ] = None
@@ -200,6 +205,7 @@ def load(
     server: ServerOptions,
     arrivals: ArrivalOptions,
     requests: RequestOptions,
+    trace: TraceOptions,
     goals: LoadGoals,
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="Address of the server, such as http://localhost:8000.")
@@ -219,7 +225,7 @@ def load(
     from kvplan.load.session import default_directory, find_target, run_session
     from kvplan.load.tolerance import Tolerance
 
-    given = _given(server, arrivals, requests, goals)
+    given = _given(server, arrivals, requests, trace, goals)
     tolerance = Tolerance.parse(given.pop("max_failed", "0"))
     options = LoadOptions(url=url, **given)
     ceiling = measure_ceiling(options) if options.self_test else None

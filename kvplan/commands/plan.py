@@ -31,6 +31,7 @@ from kvplan.commands.options.shared import (
     SpeculativeConfig,
     calibration_name,
 )
+from kvplan.commands.options.trace import TraceOptions
 from kvplan.commands.printing.likened import print_unlike
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
@@ -109,6 +110,7 @@ def plan(
     *,
     load: LoadOptions,
     pattern: PatternOptions,
+    trace: TraceOptions,
     gpus: GpuOptions,
     formats: FormatOptions,
     settings: ServingSettings = ServingSettings(),
@@ -128,7 +130,7 @@ def plan(
     """
     shown = chosen_format(output_format, as_json=as_json)
     settings = with_speculative_config(settings, speculative_config)
-    asked = Question(model, load, pattern, gpus, formats, settings, engine)
+    asked = Question(model, load, pattern, gpus, formats, settings, engine, trace)
     kept, notes = (asked, []) if like is None else likened(asked, like)
     if kept.model is None:
         raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")

@@ -18,6 +18,7 @@ from kvplan.commands.options.sweep.axes import FLAG_OPTIONS
 from kvplan.commands.options.sweep.model import MachineOptions
 from kvplan.commands.options.sweep.panels import OUTPUT_PANEL, SETTINGS_PANEL
 from kvplan.commands.options.sweep.workload import WorkloadOptions
+from kvplan.commands.options.trace import TraceOptions
 from kvplan.foreign_text import printable, unguarded
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import OWN_AXES, Axis
@@ -54,6 +55,7 @@ def profile(
     machine: MachineOptions,
     settings: SettingOptions,  # type: ignore[valid-type]  # made from the declared settings
     workload: WorkloadOptions,
+    trace: TraceOptions,
     memory: Annotated[
         bool,
         typer.Option(
@@ -75,7 +77,8 @@ def profile(
     from kvplan.profiling.plan import make_profile_plan
     from kvplan.profiling.session import run_profile
 
-    given = with_absolute_paths({"model": model, **given_options(machine), **given_options(workload)})
+    asked = {**given_options(machine), **given_options(workload), **given_options(trace)}
+    given = with_absolute_paths({"model": model, **asked})
     options = SweepOptions(**given, axes=dict(given_options(settings)))
     plan = make_profile_plan(options, records_allocations=memory)
     if memory and not plan.records_allocations:

@@ -20,6 +20,7 @@ from kvplan.commands.options.sweep.model import MachineOptions, ModelOptions
 from kvplan.commands.options.sweep.panels import OUTPUT_PANEL
 from kvplan.commands.options.sweep.spread import SpreadOptions, spread_over
 from kvplan.commands.options.sweep.workload import WorkloadOptions
+from kvplan.commands.options.trace import TraceOptions
 from kvplan.errors import UsageError
 from kvplan.sweeps.consent import note_started, refuse_links, refuse_unasked
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
@@ -42,6 +43,7 @@ def sweep(
     engine: EngineOptions,
     axes: AxisOptions,  # type: ignore[valid-type]  # made from the declared settings
     workload: WorkloadOptions,
+    trace: TraceOptions,
     goals: GoalOptions,
     spread: SpreadOptions,
     out: Annotated[
@@ -70,6 +72,7 @@ def sweep(
             **given_options(machine),
             **given_engine(engine),
             **given_options(workload),
+            **given_options(trace),
             **given_goals(goals),
             **({} if spread.shard is None else {"shard": spread.shard}),
         }

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from kvplan.errors import UsageError, check
+from kvplan.errors import KvplanError, UsageError, check
 from kvplan.load.client.body import Endpoint
 from kvplan.load.traffic.arrivals import UNLIMITED, Rate
 from kvplan.load.traffic.plan import TrafficPlan
@@ -18,9 +17,11 @@ from kvplan.runs.trials import Load
 from kvplan.settings import option_of
 from kvplan.sweeps.axes import parse_values
 from kvplan.sweeps.schedules.slo_search import LOAD_AXES
-from kvplan.workload.files import LONGEST_SECONDS, MOST_FILE_REQUESTS, read_workload_file
+from kvplan.workload.files import survey_file
 from kvplan.workload.lengths import Lengths, parse_length
-from kvplan.workload.requests import LARGEST_SEED, MOST_REQUESTS, POISSON, WorkloadSpec
+from kvplan.workload.part import FilePart, file_part
+from kvplan.workload.requests import LARGEST_SEED, MOST_REQUESTS, POISSON, WorkloadSpec, num_requests_in
+from kvplan.workload.times import LONGEST_SECONDS
 
 DEFAULT_NUM_PROMPTS: Final = 100
 DEFAULT_INPUT_LEN: Final = "128"
@@ -85,6 +86,11 @@ class LoadOptions:
     prefix_len: str | None = None
     same_prompt: bool = False
     workload: str | None = None
+    start: str | None = None
+    end: str | None = None
+    speed: float | None = None
+    sample: int | None = None
+    trace_unit: str | None = None
     num_warmups: int = 0
     num_runs: int | None = None
     seed: int = 0
@@ -147,9 +153,9 @@ class LoadOptions:
         endless = self.duration is not None and self.rate.is_all_at_once and not self.workload
         closed = self.users is not None or self.max_concurrency is not None or self.search is not None
         check(not endless or closed, "--duration needs to know how requests come", "add --users or --request-rate")
-        for name in ("input_len", "output_len"):
-            given = self.workload is not None and getattr(self, name) is not None
-            check(not given, f"{option_of(name)} cannot be used with --workload", "the file gives the lengths")
+        given = self.workload is not None and self.input_len is not None
+        check(not given, "--input-len cannot be used with --workload", "the file gives the lengths")
+        assert self.part  # UsageError for what cannot be read
         alone = self.num_prefixes is not None and self.prefix_len is None
         check(not alone, "--num-prefixes needs a --prefix-len", "for example 128")
 
@@ -167,6 +173,27 @@ class LoadOptions:
     @property
     def rate(self) -> Rate:
         return UNLIMITED if self.request_rate is None else Rate.parse(self.request_rate)
+
+    @property
+    def part(self) -> FilePart:
+        """Which part of the workload's file is used. UsageError for values that cannot be read."""
+        return file_part(
+            start=self.start,
+            end=self.end,
+            speed=self.speed,
+            sample=self.sample,
+            trace_unit=self.trace_unit,
+            output_len=self.output_len,
+            has_file=self.workload is not None,
+            has_rate=self.request_rate is not None,
+        )
+
+    def file_notes(self) -> tuple[str, ...]:
+        """What to tell about the workload's file; nothing without one."""
+        if self.workload is None:
+            return ()
+        most = None if self.num_prompts is None else self.num_prompts + self.num_warmups
+        return survey_file(Path(self.workload), replace(self.part, most=most)).notes
 
     @property
     def search_range(self) -> SearchRange:
@@ -195,15 +222,18 @@ class LoadOptions:
             max_in_flight=in_flight,
             duration_seconds=self.duration,
             num_warmups=self.num_warmups,
-            has_times=self.workload is not None and _has_times(self.workload),
+            has_times=self.workload is not None and survey_file(Path(self.workload), self.part).has_times,
         )
 
     def _workload(self, concurrency: int) -> WorkloadSpec:
-        usual = MOST_FILE_REQUESTS if self.workload else DEFAULT_NUM_PROMPTS
-        if self.search:
-            usual = max(_SEARCH_PROMPTS, _ROUNDS_PER_USER * concurrency)
+        count, part = self.num_prompts or DEFAULT_NUM_PROMPTS, self.part
+        if self.search and self.num_prompts is None:
+            count = max(_SEARCH_PROMPTS, _ROUNDS_PER_USER * concurrency)
+        if self.workload is not None:
+            count = self._num_of_file(None if self.num_prompts is None and not self.search else count)
         return WorkloadSpec(
-            num_prompts=self.num_prompts or usual,
+            num_prompts=count,
+            part=part,
             input_len=Lengths.parse("--input-len", self.input_len or DEFAULT_INPUT_LEN),
             output_len=Lengths.parse("--output-len", self.output_len or DEFAULT_OUTPUT_LEN),
             seed=self.seed,
@@ -212,6 +242,23 @@ class LoadOptions:
             prefix_len=parse_length("--prefix-len", self.prefix_len) if self.prefix_len else 0,
         )
 
+    def _num_of_file(self, asked: int | None) -> int:
+        """Measured requests: those of the file behind the warm-ups, ``asked`` at most. KvplanError where none is left.
+
+        A run by the clock has its warm-ups among them.
+        """
+        assert self.workload is not None
+        found = num_requests_in(Path(self.workload), self.part)
+        if self.duration is not None:
+            return found
+        left = found - self.num_warmups
+        if left < 1:
+            raise KvplanError(
+                f"The {found:,} requests of the workload file {self.workload} are all warm-ups.",
+                hint="use fewer --num-warmups",
+            )
+        return left if asked is None else min(left, asked)
+
     def as_json(self) -> dict[str, Any]:
         """The options for the manifest, without the API key."""
         record = asdict(self)
@@ -219,13 +266,6 @@ class LoadOptions:
         record["slo_ms"] = objectives_ms(record.pop("slo_seconds"))
         record["burstiness"] = burstiness_as_json(self.burstiness)
         return record
-
-
-@lru_cache
-def _has_times(path: str) -> bool:
-    """Whether a workload file says when its requests come, other than all at once. KvplanError if it cannot be read."""
-    read = read_workload_file(Path(path), MOST_FILE_REQUESTS)
-    return any(request.arrival_seconds for request in read)
 
 
 def burstiness_as_json(burstiness: float | None) -> float | str | None:

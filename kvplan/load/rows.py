@@ -15,7 +15,7 @@ from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import TRIAL_SCHEMA, TrialRecord
 from kvplan.runs.rows import empty_row
-from kvplan.runs.trials import Load
+from kvplan.runs.trials import Load, rate_as_json
 from kvplan.sweeps.schedules.slo_search import SLO_PLANE
 
 LOAD_PLANE = "load"
@@ -71,7 +71,7 @@ def row_before(identity: LoadIdentity, step: LoadStep, plan: TrafficPlan, number
 def _rate_cell(plan: TrafficPlan) -> float | str:
     """The rate as a number, ``inf`` for all at once, ``1..8`` for a ramp."""
     if plan.rate.is_all_at_once:
-        return "inf"
+        return rate_as_json(plan.workload.offered_rate) if plan.follows_trace else "inf"
     return plan.rate.as_text() if plan.rate.is_ramp else plan.rate.first
 
 

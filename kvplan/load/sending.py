@@ -113,7 +113,7 @@ class Sender:
         await self._client.send(record, sending.target.form.request(prompt, spec.num_output_tokens, seed))
 
     def _prompt(self, spec: RequestSpec) -> str:
-        return self._book.prompt(spec.index, spec.num_prompt_tokens, spec.prefix_index, spec.num_prefix_tokens)
+        return self._book.prompt_of(spec)
 
     def _interrupt(self) -> None:
         self._interrupted = True

@@ -223,4 +223,6 @@ def requests_hash(requests: Sequence[RequestSpec]) -> str:
     for record in records:
         if not record["num_prefix_tokens"]:  # as before there were shared prefixes
             del record["num_prefix_tokens"], record["prefix_index"]
+        if not record["block_ids"] and record["chat"] is None:  # as before files said what prompts share
+            del record["block_ids"], record["block_tokens"], record["chat"]
     return hashlib.sha256(json.dumps(records).encode()).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,19 @@ from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
 from kvplan.sweeps.shards.shard import Shard
 from kvplan.units import parse_bytes
-from kvplan.workload.files import LONGEST_SECONDS, MOST_FILE_REQUESTS
+from kvplan.workload.files import survey_file
 from kvplan.workload.lengths import Lengths, parse_length
-from kvplan.workload.requests import ALL_AT_ONCE, LARGEST_SEED, LOWEST_RATE, MOST_REQUESTS, POISSON, WorkloadSpec
+from kvplan.workload.part import FilePart, file_part
+from kvplan.workload.requests import (
+    ALL_AT_ONCE,
+    LARGEST_SEED,
+    LOWEST_RATE,
+    MOST_REQUESTS,
+    POISSON,
+    WorkloadSpec,
+    num_requests_in,
+)
+from kvplan.workload.times import LONGEST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,7 @@ class SweepOptions:
 
     slo_seconds: upper bounds of ``ttft``, ``tpot`` and ``e2el`` (in ms in JSON). search: the load
     whose largest value within them is searched. boundary: the axes whose limit is searched. rerun: run outliers again.
+    start, end, speed, sample, trace_unit: which part of the workload's file is used, and how it is read.
     engine: what serves; engine_python, engine_command: where another one is installed, or how it is called; url: where
     it runs already. engine_args: ``KEY=VALUE`` for its command line. shard: which part of the plan, such as ``2/3``.
     """
@@ -70,6 +81,11 @@ class SweepOptions:
     burstiness: float = POISSON
     max_concurrency: int | None = None
     workload: str | None = None
+    start: str | None = None
+    end: str | None = None
+    speed: float | None = None
+    sample: int | None = None
+    trace_unit: str | None = None
     num_runs: int | None = None
     seed: int = 0
     load_format: str = "auto"
@@ -145,9 +161,9 @@ class SweepOptions:
 
     def _check_workload(self) -> None:
         """Refuse options that would be ignored."""
-        for name in ("input_len", "output_len"):
-            given = self.workload is not None and getattr(self, name) is not None
-            check(not given, f"{option_of(name)} cannot be used with --workload", "the file gives the lengths")
+        given = self.workload is not None and self.input_len is not None
+        check(not given, "--input-len cannot be used with --workload", "the file gives the lengths")
+        assert self.part  # UsageError for what cannot be read
         has_rate = not math.isinf(self.request_rate) or (self.search or "").startswith("request")
         check(
             self.burstiness == POISSON or has_rate,
@@ -255,6 +271,26 @@ class SweepOptions:
         """Whether blocks and bytes are counted and nothing is computed."""
         return self.load_format == COUNTED_FORMAT
 
+    @property
+    def part(self) -> FilePart:
+        """Which part of the workload's file is used. UsageError for values that cannot be read."""
+        return file_part(
+            start=self.start,
+            end=self.end,
+            speed=self.speed,
+            sample=self.sample,
+            trace_unit=self.trace_unit,
+            output_len=self.output_len,
+            has_file=self.workload is not None,
+            has_rate=not math.isinf(self.request_rate),
+        )
+
+    def file_notes(self) -> tuple[str, ...]:
+        """What to tell about the workload's file; nothing without one."""
+        if self.workload is None:
+            return ()
+        return survey_file(Path(self.workload), replace(self.part, most=self.num_prompts)).notes
+
     def load_range(self) -> LoadRange:
         """What ``--search`` asks for. UsageError if it is malformed."""
         return LoadRange.parse(self.search or "")
@@ -275,11 +311,14 @@ class SweepOptions:
         """The requests; device_kind: whose default they are, where the options do not describe any."""
         default = DEFAULT_WORKLOADS[device_kind]
         usual = SEARCH_PROMPTS[device_kind] if self.search else default.num_prompts
-        usual = MOST_FILE_REQUESTS if self.workload else usual
+        count, part = self.num_prompts or usual, self.part
+        if self.workload is not None:
+            count = num_requests_in(Path(self.workload), replace(part, most=self.num_prompts))
         return WorkloadSpec(
-            num_prompts=self.num_prompts or usual,
+            num_prompts=count,
             input_len=Lengths.parse("--input-len", self.input_len or default.input_len),
             output_len=Lengths.parse("--output-len", self.output_len or default.output_len),
+            part=part,
             request_rate=self.request_rate,
             burstiness=self.burstiness,
             max_concurrency=self.max_concurrency,
@@ -325,6 +364,10 @@ def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+_WRITTEN: Final = {"slo_seconds": "slo", "start": "from", "end": "to"}
+"""Options whose fields have other names."""
+
+
 def refuse_differences(stored: SweepOptions, given: Mapping[str, Any]) -> None:
     """KvplanError if an option on the command line differs from what the directory was started with.
 
@@ -338,7 +381,7 @@ def refuse_differences(stored: SweepOptions, given: Mapping[str, Any]) -> None:
         if name == "slo_seconds":
             before, value = objectives_ms(before), objectives_ms(value)
         if before != value:
-            option = option_of("slo" if name == "slo_seconds" else name)
+            option = option_of(_WRITTEN.get(name, name))
             differences.append(f"{option} was {_written(before)}, now {_written(value)}")
     if differences:
         raise KvplanError(

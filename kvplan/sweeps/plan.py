@@ -43,7 +43,7 @@ from kvplan.sweeps.schedules.slo_search import SloSearch
 from kvplan.sweeps.shards.shard import Shard
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
 from kvplan.sweeps.worker.asking import ask_own_worker
-from kvplan.workload.requests import WorkloadSpec, generate_requests
+from kvplan.workload.requests import WorkloadSpec, generate_requests, share_by_file
 
 SHARED_NOTICE: Final = (
     "identical layers share one copy of dummy weights but count in full; speeds approximate the whole model's"
@@ -56,6 +56,7 @@ ADAPTERS_NOTICE: Final = (
     "requests use adapters of random weights and the largest rank in turn, one for each slot; speeds with adapters are "
     "measured, not predicted"
 )
+REUSE_NOTICE: Final = "speeds are not predicted: the prefix cache will find what the file says that prompts share"
 DUMMY_NOTICE: Final = "random weights (dummy): capacity and speed do not depend on the weights' values"
 
 
@@ -275,7 +276,14 @@ def make_predictor(
         model = engine.model(spec, device)
         lowered = engine.lowered if isinstance(engine, LowersOnTheRun) else frozenset[str]()
         predictor = Predictor(
-            spec, device, requests, workload.max_concurrency, calibration=profile, engine=model, lowered=lowered
+            spec,
+            device,
+            requests,
+            workload.max_concurrency,
+            calibration=profile,
+            engine=model,
+            lowered=lowered,
+            finds_more=share_by_file(requests),
         )
         return predictor, notices
     requests = generate_requests(workload)
@@ -283,7 +291,15 @@ def make_predictor(
         refuse_arrivals(requests)
         return Predictor(spec, device, requests, workload.max_concurrency, is_counted=True), ()
     is_dense = resolve_load_format(options) == "dummy"
-    found = Predictor(spec, device, requests, workload.max_concurrency, calibration=profile, is_dense=is_dense)
+    found = Predictor(
+        spec,
+        device,
+        requests,
+        workload.max_concurrency,
+        calibration=profile,
+        is_dense=is_dense,
+        finds_more=share_by_file(requests),
+    )
     return found, notices
 
 
@@ -299,7 +315,8 @@ def notices_of(
         is_dummy = load_format == "dummy" and options.load_format == "auto" and options.url is None
         dummy = (DUMMY_NOTICE,) if is_dummy else ()
         clipped = clipping_notice(trials, predictor.requests)
-        return (*engine.notices, *dummy, *((clipped,) if clipped else ()))
+        clipped_too = (clipped,) if clipped else ()
+        return (*options.file_notes(), *reuse_notice(predictor), *engine.notices, *dummy, *clipped_too)
     is_unasked_dummy = load_format == "dummy" and options.load_format == "auto"
     dtypes = dict.fromkeys(predictor.dtype(trial.settings) for trial in trials)
     as_published = any(trial.settings.quantization == "auto" for trial in trials)
@@ -314,7 +331,12 @@ def notices_of(
         ADAPTERS_NOTICE if any(trial.settings.lora_slots for trial in trials) else None,
         clipping_notice(trials, predictor.requests),
     )
-    return tuple(notice for notice in notices if notice)
+    return (*options.file_notes(), *reuse_notice(predictor), *(notice for notice in notices if notice))
+
+
+def reuse_notice(predictor: Predictor) -> tuple[str, ...]:
+    """What is not predicted of a file whose prompts begin alike."""
+    return (REUSE_NOTICE,) if predictor.finds_more else ()
 
 
 def file_name(model_id: str) -> str:

@@ -117,7 +117,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "device_memory_bytes": device.memory_bytes,
         "workload": workload.as_text(),
         "num_prompts": workload.num_prompts,
-        "request_rate": rate_as_json(workload.request_rate),
+        "request_rate": rate_as_json(workload.offered_rate),
         "burstiness": workload.burstiness,
         "max_concurrency": workload.max_concurrency,
         "num_clipped_prompts": prediction.requests.num_clipped,

@@ -1,179 +1,331 @@
-"""Requests from a file: our own JSON lines, ShareGPT-style conversations, and traces as CSV."""
+"""Requests read from the files people have: traces, conversations, prompts, batches, plain CSV.
+
+A file is read as a stream, twice: once to see what is in it (``survey_file``: how many requests, the unit of its
+times, the size of its blocks), and once for its requests (``read_requests``). Neither holds more than one record at a
+time, but for the keys of sessions whose turns stand in rows of their own.
+"""
 
 from __future__ import annotations
 
-import csv
-import json
-import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timezone
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from kvplan.errors import KvplanError
-from kvplan.files import read_text
-from kvplan.units import GIB
-from kvplan.workload.lengths import LONGEST
+from kvplan.errors import KvplanError, UsageError
+from kvplan.units import plural
+from kvplan.workload.part import WHOLE_FILE, FilePart
+from kvplan.workload.records import HINT, malformed, records_of
+from kvplan.workload.rows import MissingColumn, Row, RowMaker
+from kvplan.workload.times import LONGEST_SECONDS, UNITS, DecidedUnit, TimesSeen, decide_unit
 
-MOST_FILE_REQUESTS: Final = 1000
-"""A file is used as a whole unless it is longer."""
-# Columns of the traces people publish: (arrival, prompt tokens, output tokens).
-# Azure LLM inference trace 2023/2024: TIMESTAMP, ContextTokens, GeneratedTokens. BurstGPT: Timestamp (seconds),
-# Request tokens, Response tokens.
-_TRACE_COLUMNS: Final = (
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    ("Timestamp", "Request tokens", "Response tokens"),
-    ("arrival_seconds", "input_len", "output_len"),
-)
-_TIMESTAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(?:Z|[+-]\d\d:?\d\d)?")
-LONGEST_SECONDS: Final = 1e9
-"""Between the first request and the last: 30 years."""
-_MOST_BYTES: Final = 4 * GIB
-"""ShareGPT's conversations are 0.7 GB."""
-_MOST_SHOWN: Final = 200
-_CHARACTERS_PER_TOKEN: Final = 4  # English text in byte-pair tokens; only for conversations without token counts
-_HINT: Final = (
-    'JSON lines like {"input_len": 128, "output_len": 64}, a ShareGPT JSON file, or a trace CSV '
-    "(Azure or BurstGPT columns, or arrival_seconds,input_len,output_len)"
-)
+_MOONCAKE_BLOCK: Final = 512
+_MOST_PER_SECOND: Final = 20_000.0
+_FEWEST_TO_JUDGE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """One request of a file. ``arrival_seconds`` is None if the file has no times."""
+    """One request of a file. ``arrival_seconds``: from the first on; None if the file has no times.
+
+    block_ids: of ``block_tokens`` tokens each, from the prompt's first token on; equal ids are equal tokens. chat: its
+    number, where the prompt is the beginning of that chat's text.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
     arrival_seconds: float | None = None
+    block_ids: tuple[int, ...] = ()
+    block_tokens: int = 0
+    chat: int | None = None
 
 
-def read_workload_file(path: Path, most_requests: int) -> list[FileRequest]:
-    """The first ``most_requests`` usable requests of the file. KvplanError names the file and the place."""
+@dataclass(frozen=True, slots=True)
+class FileSurvey:
+    """What is in a file, and in the part of it that is used.
+
+    num_rows: requests of the whole file; num_in_window: between --from and --to; num_requests: those that are used.
+    seconds: from the part's first request to its last, sped up as asked for; 0 where the file has no times, or only
+    one moment. block_tokens: of a block id; 0 where there are none. notes: what to tell about it, a sentence each.
+    """
+
+    num_rows: int
+    num_in_window: int
+    num_requests: int
+    seconds: float
+    block_tokens: int
+    has_chats: bool
+    notes: tuple[str, ...]
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the requests come at more than one moment."""
+        return self.seconds > 0
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the file says what prompts begin with in common."""
+        return self.block_tokens > 0 or self.has_chats
+
+
+def survey_file(path: Path, part: FilePart = WHOLE_FILE) -> FileSurvey:
+    """Look at the whole file, and remember what was found as long as it does not change.
+
+    KvplanError for what cannot be used, with the file and the place; UsageError for options that it has no use for.
+    """
+    return _looked_at(path, part, _version(path))[1]
+
+
+def read_requests(path: Path, part: FilePart = WHOLE_FILE) -> Iterator[FileRequest]:
+    """The requests of the part, in the file's order. Errors as ``survey_file``."""
+    facts, found = _looked_at(path, part, _version(path))
+    return (facts.request(row, part.speed) for row in _used(path, part, facts, found.num_in_window))
+
+
+def _used(path: Path, part: FilePart, facts: _Facts, num_in_window: int) -> Iterator[Row]:
+    kept = _in_window(path, part, facts)
+    if part.sample is not None and part.sample < num_in_window:
+        chosen = set(random.Random(0).sample(range(num_in_window), part.sample))
+        kept = (row for index, row in enumerate(kept) if index in chosen)
+    return islice(kept, part.most)
+
+
+def _version(path: Path) -> tuple[int, int]:
     try:
-        text = read_text(path, _MOST_BYTES)
-    except KvplanError as error:
-        raise KvplanError(f"The workload file cannot be read: {error.message}", hint=_HINT) from error
-    requests = _from_csv(path, text) if path.suffix.lower() == ".csv" else _from_json(path, text)
-    if not requests:
-        raise KvplanError(f"The workload file {path} contains no request.", hint=_HINT)
-    return _starting_at_zero(path, requests[:most_requests])
+        found = os.stat(path)
+    except OSError:  # reading says why
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
-def _starting_at_zero(path: Path, requests: list[FileRequest]) -> list[FileRequest]:
-    known = [request.arrival_seconds for request in requests if request.arrival_seconds is not None]
-    if len(known) < len(requests):
-        return [FileRequest(request.num_prompt_tokens, request.num_output_tokens) for request in requests]
-    first = min(known)
-    if max(known) - first > LONGEST_SECONDS:
+class _Facts(NamedTuple):
+    """What turns rows into requests. zero: the time at which the part begins, in the file's unit. per_second: how many
+    of that unit make a second. block_tokens: where a row does not say it."""
+
+    is_timed: bool
+    first: float
+    zero: float
+    per_second: int
+    block_tokens: int
+
+    def request(self, row: Row, speed: float) -> FileRequest:
+        time = None
+        if self.is_timed:
+            time = ((row.time or 0.0) - self.zero) / self.per_second / speed + row.delay / speed
+        size = (row.block_tokens or self.block_tokens) if row.block_ids else 0
+        return FileRequest(row.num_prompt_tokens, row.num_output_tokens, time, tuple(row.block_ids), size, row.chat)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the first look finds. votes: for sizes of blocks; num_with_ids: rows that have any."""
+
+    times: TimesSeen = field(default_factory=TimesSeen)
+    num_rows: int = 0
+    num_untimed: int = 0
+    num_with_ids: int = 0
+    votes: Counter[int] = field(default_factory=Counter)
+    stated_block: int = 0
+    longest_of_one: int = 0
+    has_chats: bool = False
+
+    def see(self, row: Row) -> None:
+        self.num_rows += 1
+        if row.time is None:
+            self.num_untimed += 1
+        else:
+            self.times.see(row.time)
+        if row.chat is not None:
+            self.has_chats = True
+        if row.block_ids:
+            self._see_blocks(row.num_prompt_tokens, len(row.block_ids), row.block_tokens)
+
+    def _see_blocks(self, num_tokens: int, num_ids: int, stated: int | None) -> None:
+        """A row of n tokens in k blocks says within a power of two how large they are; the last may be a part, or
+        stand for itself."""
+        self.num_with_ids += 1
+        if stated is not None:
+            self.stated_block = stated
+        elif num_ids == 1:
+            self.longest_of_one = max(self.longest_of_one, num_tokens)
+        else:
+            size = 1 << (-(-num_tokens // num_ids) - 1).bit_length()
+            if -(-num_tokens // size) != num_ids:
+                size = 1 << max((num_tokens // num_ids).bit_length() - 1, 0)
+                if num_tokens // size != num_ids:
+                    return
+            self.votes[size] += 1
+
+    @property
+    def block_tokens(self) -> int:
+        """The size that most rows agree with; Mooncake's where none says anything."""
+        if not self.num_with_ids:
+            return 0
+        if self.stated_block:
+            return self.stated_block
+        if self.votes:
+            return self.votes.most_common(1)[0][0]
+        return max(_MOONCAKE_BLOCK, 1 << (self.longest_of_one - 1).bit_length())
+
+
+class _Look(NamedTuple):
+    """The first look at a whole file."""
+
+    seen: _Seen
+    maker: RowMaker
+    unit: DecidedUnit
+
+    @property
+    def is_timed(self) -> bool:
+        return not self.seen.num_untimed and self.seen.times.span > 0
+
+    @property
+    def span_seconds(self) -> float:
+        return self.seen.times.span / self.unit.unit.value
+
+
+@lru_cache(maxsize=16)
+def _whole(path: Path, unit: str | None, output_tokens: int | None, version: tuple[int, int]) -> _Look:
+    maker, seen = RowMaker(output_tokens), _Seen()
+    for row in _rows(path, maker):
+        seen.see(row)
+    if not seen.num_rows:
+        left_out = ", ".join(_left_out(maker))
+        raise KvplanError(
+            f"The workload file {path} contains no request{f' ({left_out})' if left_out else ''}.", hint=HINT
+        )
+    seen.times.are_dates = maker.have_dates
+    stated = maker.unit if unit is None else UNITS[unit]
+    look = _Look(seen, maker, decide_unit(seen.times, stated, is_like_mooncake=maker.is_like_mooncake))
+    if look.is_timed:
+        _refuse_times(path, look)
+    if output_tokens is not None and not maker.num_assumed:
+        raise UsageError("--output-len cannot be used with this --workload: it gives the lengths.", hint="leave it out")
+    return look
+
+
+@lru_cache(maxsize=64)
+def _looked_at(path: Path, part: FilePart, version: tuple[int, int]) -> tuple[_Facts, FileSurvey]:
+    look = _whole(path, part.unit, part.output_tokens, version)
+    seen, per_second = look.seen, look.unit.unit.value
+    if part.needs_times is not None and not look.is_timed:
+        raise UsageError(
+            f"{part.needs_times} needs a workload file with times, and {path.name} has none.", hint="leave it out"
+        )
+    facts = _Facts(look.is_timed, seen.times.first, seen.times.first, per_second, seen.block_tokens)
+    num_in_window = _count_in_window(path, part, facts, seen.num_rows)
+    if not num_in_window:
+        raise KvplanError(
+            f"The workload file {path} has no request between --from and --to.",
+            hint=f"it has {plural(seen.num_rows, 'request')} over {span_text(look.span_seconds)}",
+        )
+    num_requests, used = part.used_of(num_in_window), seen.times
+    if look.is_timed and num_requests < seen.num_rows:
+        used = _times_of(_used(path, part, facts, num_in_window))
+    found = FileSurvey(
+        num_rows=seen.num_rows,
+        num_in_window=num_in_window,
+        num_requests=num_requests,
+        seconds=used.span / per_second / part.speed if look.is_timed else 0.0,
+        block_tokens=seen.block_tokens,
+        has_chats=seen.has_chats,
+        notes=tuple(_notes(path, look, part, num_requests)),
+    )
+    return facts._replace(zero=used.first if look.is_timed else 0.0), found
+
+
+def _count_in_window(path: Path, part: FilePart, facts: _Facts, num_rows: int) -> int:
+    return sum(1 for _ in _in_window(path, part, facts)) if facts.is_timed and part.has_window else num_rows
+
+
+def _times_of(rows: Iterator[Row]) -> TimesSeen:
+    seen = TimesSeen()
+    for row in rows:
+        seen.see(row.time or 0.0)
+    return seen
+
+
+def _rows(path: Path, maker: RowMaker) -> Iterator[Row]:
+    for record in records_of(path):
+        try:
+            yield from maker.rows(record.fields)
+        except MissingColumn as error:
+            raise KvplanError(f"{record.place} of the workload file {path} {error}.", hint=HINT) from error
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+            raise malformed(path, record.place, str(error)) from error
+
+
+def _in_window(path: Path, part: FilePart, facts: _Facts) -> Iterator[Row]:
+    rows = _rows(path, RowMaker(part.output_tokens))
+    if not facts.is_timed or not part.has_window:
+        return rows
+    first = facts.first + part.start_seconds * facts.per_second
+    end = facts.first + (LONGEST_SECONDS if part.end_seconds is None else part.end_seconds) * facts.per_second
+    return (row for row in rows if first <= (row.time or 0.0) < end)
+
+
+def _refuse_times(path: Path, look: _Look) -> None:
+    """KvplanError for times that cannot be in their unit."""
+    seconds, num_rows, unit = look.span_seconds, look.seen.num_rows, look.unit.unit.name
+    if seconds > LONGEST_SECONDS:
         raise KvplanError(
             f"The requests of the workload file {path} come over more than {LONGEST_SECONDS:,.0f} seconds.",
-            hint="arrivals are in seconds, or dates with times",
+            hint="--trace-unit says what its times are: s, ms, us or ns",
         )
-    return [
-        FileRequest(request.num_prompt_tokens, request.num_output_tokens, (request.arrival_seconds or 0.0) - first)
-        for request in requests
-    ]
+    rate = num_rows / seconds
+    if num_rows >= _FEWEST_TO_JUDGE and rate > _MOST_PER_SECOND:
+        raise KvplanError(
+            f"The {num_rows:,} requests of the workload file {path} would come within {seconds:.3g} s, "
+            f"{rate:,.0f} a second: its times are not {unit}.",
+            hint="--trace-unit says what they are: s, ms, us or ns",
+        )
 
 
-def _from_csv(path: Path, text: str) -> list[FileRequest]:
-    reader = csv.DictReader(text.splitlines())
-    try:
-        return _from_trace(path, reader)
-    except (TypeError, ValueError, OverflowError, csv.Error) as error:
-        number = reader.line_num + isinstance(error, csv.Error)  # such a line is not counted yet
-        raise KvplanError(f"Line {number} of the workload file {path} is malformed.", hint=_HINT) from error
+def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterator[str]:
+    seen, maker, unit = look
+    name, many = path.name, plural(seen.num_rows, "request")
+    if seen.num_untimed:
+        some = f", {seen.num_untimed:,} of them without a time: no times are used" if seen.times.count else ", no times"
+        yield f"{name}: {many}{some}"
+    elif not seen.times.span:
+        yield f"{name}: {many}, all at the same time"
+    else:
+        over = f"{many} over {span_text(look.span_seconds)}"
+        why = f" ({unit.reason})" if unit.reason else ""
+        yield f"{name}: {'' if seen.times.are_dates else f'timestamps read as {unit.unit.name}{why}: '}{over}"
+        if seen.times.num_earlier:
+            yield f"{name}: {plural(seen.times.num_earlier, 'request')} after a later one, sorted by time"
+    yield from (f"{name}: {each} left out" for each in _left_out(maker))
+    if num_requests < seen.num_rows:
+        yield f"{name}: {num_requests:,} of its {many} are used"
+    if maker.num_estimated:
+        yield f"{name}: prompts' tokens are estimated from their text, four characters each"
+    elif seen.block_tokens:
+        yield f"{name}: block ids read as {seen.block_tokens:,} tokens each; equal ids are equal tokens"
+    if maker.num_assumed:
+        yield f"{name}: {plural(maker.num_assumed, 'answer')} without a length: --output-len {part.output_tokens:,}"
+    if maker.num_media:
+        yield f"{name}: {plural(maker.num_media, 'message')} with more than text, which is not counted"
+    if maker.num_ids_unused:
+        yield f"{name}: block ids within sessions are not used; what a session's own turns repeat is"
 
 
-def _from_trace(path: Path, reader: csv.DictReader[str]) -> list[FileRequest]:
-    names = set(reader.fieldnames or ())
-    columns = next((columns for columns in _TRACE_COLUMNS if names.issuperset(columns)), None)
-    if columns is None:
-        found = ", ".join(map(str, reader.fieldnames or ("none",)))[:_MOST_SHOWN]
-        raise KvplanError(f"Unknown columns in the workload file {path}: {found}.", hint=_HINT)
-    return [request for record in reader if (request := _from_columns(record, columns)) is not None]
+def _left_out(maker: RowMaker) -> Iterator[str]:
+    if maker.num_failed:
+        yield f"{plural(maker.num_failed, 'row')} without an answer"
+    if maker.num_empty:
+        yield f"{plural(maker.num_empty, 'row')} without a prompt"
 
 
-def _from_columns(record: Mapping[str, str], columns: tuple[str, str, str]) -> FileRequest | None:
-    """None for a failed request: traces keep these as rows without an answer."""
-    prompt, output = int(record[columns[1]]), int(record[columns[2]])
-    arrival = _seconds(record[columns[0]])
-    return FileRequest(_length(prompt), _length(output), arrival) if prompt > 0 and output > 0 else None
-
-
-def _length(value: Any) -> int:
-    """A number of tokens. ValueError where it is out of range."""
-    length = int(value)
-    if not 1 <= length <= LONGEST:
-        raise ValueError(f"input_len and output_len must be from 1 to {LONGEST:,}")
-    return length
-
-
-def _finite(seconds: float) -> float:
-    if not math.isfinite(seconds):
-        raise ValueError("arrival_seconds must be finite")
-    return seconds
-
-
-def _seconds(text: str) -> float:
-    """Seconds as a number, or a date and time with up to seven fractional digits and an optional time zone."""
-    try:
-        number = float(text)
-    except ValueError:
-        match = _TIMESTAMP.fullmatch(text.strip())
-        if match is None:
-            raise
-        # Before Python 3.11 datetime reads only three or six fractional digits, and Azure writes seven.
-        return datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp() + float(f"0{match[2] or '.0'}")
-    return _finite(number)
-
-
-def _from_json(path: Path, text: str) -> list[FileRequest]:
-    is_list = text.lstrip().startswith("[")
-    try:
-        entries = json.loads(text) if is_list else text.splitlines()
-    except (ValueError, RecursionError) as error:
-        raise KvplanError(f"The workload file {path} is malformed: {_reason(error)}.", hint=_HINT) from error
-    requests = []
-    for number, entry in enumerate(entries, start=1):
-        if not is_list and not entry.strip():
-            continue
-        try:
-            requests.append(_from_record(entry if is_list else json.loads(entry)))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            place = f"{'Entry' if is_list else 'Line'} {number} of the workload file {path}"
-            raise KvplanError(f"{place} is malformed: {_reason(error)}.", hint=_HINT) from error
-    return [request for request in requests if request is not None]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
-    return str(error)[:_MOST_SHOWN]
-
-
-def _from_record(record: Any) -> FileRequest | None:
-    if not isinstance(record, dict):
-        raise ValueError("it is no JSON object")
-    if "conversations" in record:
-        return _from_conversation(record["conversations"])
-    missing = [name for name in ("input_len", "output_len") if name not in record]
-    if "prompt_token_ids" in record and "input_len" in missing:
-        missing.remove("input_len")
-    if missing:
-        raise ValueError(f"it has no '{missing[0]}', only {', '.join(record) or 'nothing'}")
-    prompt = len(record["prompt_token_ids"]) if "prompt_token_ids" in record else _length(record["input_len"])
-    arrival = record.get("arrival_seconds")
-    seconds = None if arrival is None else _finite(float(arrival))
-    return FileRequest(_length(prompt), _length(record["output_len"]), seconds)
-
-
-def _from_conversation(turns: list[dict[str, str]]) -> FileRequest | None:
-    """The first question and answer; lengths are estimated from characters, because there is no tokenizer here."""
-    if len(turns) < 2:
-        return None
-    prompt, output = (len(turn["value"]) // _CHARACTERS_PER_TOKEN for turn in turns[:2])
-    return FileRequest(prompt, output) if prompt > 0 and output > 0 else None
+def span_text(seconds: float) -> str:
+    """``45 s``, ``59 min``, ``3.5 h``, ``12 days``."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
+        if seconds < size * most:
+            number = seconds / size
+            return f"{number:.0f} {unit}" if number >= 20 else f"{number:.3g} {unit}"
+    return f"{seconds / 86400:,.3g} days"

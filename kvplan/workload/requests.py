@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvplan.errors import KvplanError, UsageError
 from kvplan.units import plural
 from kvplan.workload.arrivals import drawn_arrivals
-from kvplan.workload.files import FileRequest, read_workload_file
+from kvplan.workload.files import FileRequest, FileSurvey, read_requests, survey_file
 from kvplan.workload.lengths import Lengths
+from kvplan.workload.part import WHOLE_FILE, FilePart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +42,7 @@ class WorkloadSpec:
 
     request_rate: mean arrivals per second. max_concurrency: maximum number of requests in flight (closed loop), None
     for no limit. num_prefixes, prefix_len: each prompt starts with one of ``num_prefixes`` shared prefixes of
-    ``prefix_len`` tokens, in turn; input_len comes on top.
+    ``prefix_len`` tokens, in turn; input_len comes on top. part: of the file.
     """
 
     num_prompts: int
@@ -52,20 +55,48 @@ class WorkloadSpec:
     file: str | None = None
     num_prefixes: int = 0
     prefix_len: int = 0
+    part: FilePart = field(default=WHOLE_FILE)
+
+    @property
+    def survey(self) -> FileSurvey | None:
+        """What the file has of these requests; None without one. KvplanError if it cannot be read."""
+        if self.file is None:
+            return None
+        return survey_file(Path(self.file), replace(self.part, most=self.num_prompts))
+
+    @property
+    def follows_file(self) -> bool:
+        """Whether the requests come when the file says."""
+        return math.isinf(self.request_rate) and self.survey is not None and self.survey.has_times
+
+    @property
+    def offered_rate(self) -> float:
+        """Requests per second: those of the file where it says when they come, infinite where all come at once."""
+        found = self.survey
+        if found is None or not self.follows_file:
+            return self.request_rate
+        return found.num_requests / found.seconds
 
     def as_text(self) -> str:
         """One line: how many requests, how long, how they arrive."""
+        return f"{plural(self.num_prompts, 'request')}, {self.lengths_as_text()}, {self.arrivals_as_text()}"
+
+    def lengths_as_text(self) -> str:
+        """``64..128 in, 16 out tokens after 1 prefix of 64 tokens``, ``lengths of trace.csv``."""
         lengths = f"{self.input_len.as_text()} in, {self.output_len.as_text()} out tokens"
         source = f"lengths of {Path(self.file).name}" if self.file else lengths
         if self.num_prefixes:
             one = "1 prefix" if self.num_prefixes == 1 else f"one of {self.num_prefixes} prefixes"
             source += f" after {one} of {self.prefix_len:,} tokens"
-        return f"{plural(self.num_prompts, 'request')}, {source}, {self.arrivals_as_text()}"
+        return source
 
     def arrivals_as_text(self) -> str:
         """``all at once, at most 8 in flight`` or ``4 requests/s, burstiness 0.5``."""
         if math.isinf(self.request_rate):
-            arrivals = "arriving as in the file" if self.file else "all at once"
+            arrivals = "all at once"
+            if self.follows_file:
+                faster = f" at {self.part.speed:g} times its speed" if self.part.speed != 1 else ""
+                arrivals = f"arriving as in the file{faster}"
         else:
             arrivals = f"{self.request_rate:g} requests/s"
             arrivals += f", burstiness {self.burstiness:g}" if self.burstiness != POISSON else ""
@@ -81,6 +112,7 @@ class WorkloadSpec:
         values = dict(record)
         values["input_len"] = Lengths(**values["input_len"])
         values["output_len"] = Lengths(**values["output_len"])
+        values["part"] = FilePart(**values.get("part", {}))
         values["request_rate"] = math.inf if values["request_rate"] is None else values["request_rate"]
         return WorkloadSpec(**values)
 
@@ -89,7 +121,9 @@ class WorkloadSpec:
 class RequestSpec:
     """One request: ``index`` determines its tokens, ``arrival_seconds`` counts from the trial's start.
 
-    The first ``num_prefix_tokens`` of the prompt are those of the shared prefix ``prefix_index``.
+    The first ``num_prefix_tokens`` of the prompt are those of the shared prefix ``prefix_index``. Behind them stand the
+    tokens of ``block_ids``, ``block_tokens`` of each, or those that the chat of this number begins with; what is left
+    is its own.
     """
 
     index: int
@@ -98,6 +132,32 @@ class RequestSpec:
     arrival_seconds: float = 0.0
     prefix_index: int = 0
     num_prefix_tokens: int = 0
+    block_ids: tuple[int, ...] = ()
+    block_tokens: int = 0
+    chat: int | None = None
+
+    @property
+    def shares_by_file(self) -> bool:
+        """Whether its file says what of it others have, too."""
+        return bool(self.block_ids) or self.chat is not None
+
+
+def share_by_file(requests: Sequence[RequestSpec]) -> bool:
+    """Whether two prompts begin alike by what their file says."""
+    chats = [request.chat for request in requests if request.chat is not None]
+    blocks = [request.block_ids[0] for request in requests if request.block_ids]
+    return len(set(chats)) < len(chats) or len(set(blocks)) < len(blocks)
+
+
+def num_requests_in(path: Path, part: FilePart) -> int:
+    """Of this part of a file. KvplanError for more than can be held, and as for ``survey_file``."""
+    count = survey_file(path, part).num_requests
+    if count > MOST_REQUESTS:
+        raise KvplanError(
+            f"The workload file {path} has {count:,} requests; a run has {MOST_REQUESTS:,} at most.",
+            hint="--num-prompts, --sample, --from and --to take a part of them",
+        )
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +177,8 @@ def generate_requests(spec: WorkloadSpec) -> tuple[RequestSpec, ...]:
 
     arrivals = np.random.default_rng([spec.seed, 1])
     if spec.file is not None:
-        requests = _from_file(spec, read_workload_file(Path(spec.file), spec.num_prompts), arrivals)
+        part = replace(spec.part, most=spec.num_prompts)
+        requests = _from_file(spec, list(read_requests(Path(spec.file), part)), arrivals)
     else:
         lengths = np.random.default_rng([spec.seed, 0])
         inputs = spec.input_len.draw(lengths, spec.num_prompts)
@@ -137,7 +198,15 @@ def _from_file(spec: WorkloadSpec, read: Sequence[FileRequest], rng: np.random.G
     known = [item.arrival_seconds for item in read if item.arrival_seconds is not None]
     times = _rescaled(known, spec.request_rate) if any(known) else _arrivals(spec, len(read), rng)
     requests = [
-        RequestSpec(index, item.num_prompt_tokens, item.num_output_tokens, seconds)
+        RequestSpec(
+            index,
+            item.num_prompt_tokens,
+            item.num_output_tokens,
+            seconds,
+            block_ids=item.block_ids,
+            block_tokens=item.block_tokens,
+            chat=item.chat,
+        )
         for index, (item, seconds) in enumerate(zip(read, times, strict=True))
     ]
     return sorted(requests, key=lambda request: request.arrival_seconds)
@@ -154,6 +223,10 @@ def _rescaled(times: list[float], request_rate: float) -> list[float]:
 def _with_prefixes(spec: WorkloadSpec, requests: Sequence[RequestSpec]) -> list[RequestSpec]:
     if not spec.num_prefixes:
         return list(requests)
+    if any(request.shares_by_file for request in requests):
+        raise UsageError(
+            "--prefix-len cannot be used with a workload file that says what prompts share.", hint="leave it out"
+        )
     return [
         replace(
             request,
@@ -186,13 +259,30 @@ def clip_requests(requests: Sequence[RequestSpec], max_model_len: int) -> Clippe
 
 
 def prompt_token_ids(seed: int, request: RequestSpec, vocab_size: int) -> list[int]:
-    """Random tokens of one request, after those of its shared prefix. A shortened prompt is a prefix of the whole."""
+    """Random tokens of one request, after those that others have, too. A shortened prompt is a prefix of the whole."""
     import numpy as np
 
-    prefix = np.random.default_rng([seed, 3, request.prefix_index])
-    own = np.random.default_rng([seed, 2, request.index])
-    shared = prefix.integers(0, vocab_size, size=request.num_prefix_tokens).tolist()
-    return shared + own.integers(0, vocab_size, size=request.num_prompt_tokens - request.num_prefix_tokens).tolist()
+    def drawn(count: int, *stream: int) -> list[int]:
+        tokens: list[int] = np.random.default_rng([seed, *stream]).integers(0, vocab_size, size=count).tolist()
+        return tokens
+
+    num_left = request.num_prompt_tokens - request.num_prefix_tokens
+    shared = drawn(request.num_prefix_tokens, 3, request.prefix_index)
+    if request.chat is not None:
+        return shared + drawn(num_left, 5, request.chat)
+    of_blocks: list[int] = []
+    for block in request.block_ids[: -(-num_left // max(request.block_tokens, 1))]:
+        of_blocks += _block(seed, block, request.block_tokens, vocab_size).tolist()
+    of_blocks = of_blocks[:num_left]
+    return shared + of_blocks + drawn(num_left - len(of_blocks), 2, request.index)
+
+
+@lru_cache(maxsize=4096)
+def _block(seed: int, block: int, num_tokens: int, vocab_size: int) -> np.ndarray:
+    """The tokens that only the block id ``block`` stands for."""
+    import numpy as np
+
+    return np.random.default_rng([seed, 4, block]).integers(0, vocab_size, size=num_tokens, dtype=np.int32)
 
 
 def adapter_of(index: int, num_adapters: int) -> int | None:

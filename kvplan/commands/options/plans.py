@@ -11,6 +11,7 @@ import typer
 
 from kvplan.catalog.devices.gpus import parse_gpu_count
 from kvplan.commands.options.shared import WORKLOAD_PANEL
+from kvplan.commands.options.trace import FILE_HELP
 from kvplan.planner.choices.formats import FORMAT_NAMES
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
 from kvplan.planner.question.prices import parse_prices
@@ -70,6 +71,10 @@ class LoadOptions:
     ] = None
     input_len: Annotated[str | None, typer.Option(help="Tokens per prompt.", rich_help_panel=WORKLOAD_PANEL)] = None
     output_len: Annotated[str | None, typer.Option(help="Tokens per answer.", rich_help_panel=WORKLOAD_PANEL)] = None
+    workload: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=FILE_HELP, rich_help_panel=WORKLOAD_PANEL),
+    ] = None
     slo: Annotated[
         list[str] | None,
         typer.Option(

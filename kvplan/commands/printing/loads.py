@@ -32,6 +32,8 @@ def announce(options: LoadOptions, target: Target, directory: Path) -> None:
     searched = f"searching {options.search_range.variable}" if options.search else None
     text = options.traffic().as_text(searched)
     print(f"{printable(form.model)} at {form.address.url}: {text}; writing {directory}", file=sys.stderr)
+    for note in options.file_notes():
+        print(printable(note), file=sys.stderr)
     if target.token_source is None:
         print("warning: the server does not count tokens, so there is no figure per token", file=sys.stderr)
 

@@ -110,7 +110,7 @@ class TrafficPlan:
             return self.workload.num_prompts + self.num_warmups
         if self.is_open and not self.follows_trace:
             return math.ceil(self.duration_seconds * self.rate.mean * _SPARE_ARRIVALS) + self.num_warmups + 1
-        return _CYCLE
+        return self.workload.num_prompts if self.workload.file else _CYCLE
 
     def as_text(self, arrivals: str | None = None) -> str:
         """One line: how many requests or how long, of which lengths, how they arrive (or ``arrivals`` instead)."""
@@ -120,10 +120,8 @@ class TrafficPlan:
             if self.duration_seconds is None
             else f"{self.duration_seconds:g} s of requests"
         )
-        text = replace(workload, num_prompts=1, request_rate=math.inf, max_concurrency=None).as_text()
-        lengths = text.removeprefix("1 request, ").rpartition(", ")[0]
         warmups = f", after {plural(self.num_warmups, 'warm-up request')}" if self.num_warmups else ""
-        return f"{amount}, {lengths}, {arrivals or self.arrivals_text}{warmups}"
+        return f"{amount}, {workload.lengths_as_text()}, {arrivals or self.arrivals_text}{warmups}"
 
     @property
     def arrivals_text(self) -> str:
@@ -134,6 +132,8 @@ class TrafficPlan:
         arrivals = arrivals_text(self.rate, self.burstiness)
         if self.follows_trace:
             rescaled = "" if self.rate.is_all_at_once else f", at {self.rate.first:g} requests/s"
+            if self.workload.part.speed != 1:
+                rescaled = f" at {self.workload.part.speed:g} times its speed"
             arrivals = f"arriving as in the file{rescaled}"
         return arrivals if self.max_in_flight is None else f"{arrivals}, at most {self.max_in_flight} in flight"
 

@@ -32,6 +32,7 @@ WORDS: Final = tuple(_TEXT.split())
 # Words of the stream that prompts are cut from.
 _STREAM_WORDS: Final = 1 << 16
 _NONCE_WORDS: Final = 4
+_NUM_NONCES: Final = len(WORDS) ** _NONCE_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,34 @@ class PromptBook:
         own = self._own(0 if self.same_prompt else index, num_words - num_shared)
         # A space first: many words are one token only with it.
         return "".join(f" {part}" for part in (shared, own) if part)
+
+    def prompt_of(self, spec: RequestSpec) -> str:
+        """The prompt of a request, with what its file says that others begin with, too."""
+        if not spec.shares_by_file or self.same_prompt:
+            return self.prompt(spec.index, spec.num_prompt_tokens, spec.prefix_index, spec.num_prefix_tokens)
+        num_words = self.scale.num_words(spec.num_prompt_tokens)
+        if spec.chat is not None:
+            return f" {self._named('chat', spec.chat, num_words)}"
+        parts, written = [], 0
+        for place, block in enumerate(spec.block_ids, start=1):
+            end = min(round(place * spec.block_tokens / self.scale.tokens_per_word), num_words)
+            if end > written:
+                parts.append(self._named("block", block, end - written))
+            written = max(written, end)
+        if num_words > written:
+            parts.append(self._own(spec.index, num_words - written))
+        return "".join(f" {part}" for part in parts)
+
+    def _named(self, kind: str, number: int, num_words: int) -> str:
+        """The first words of this run's text of that kind and number: of a longer one, too."""
+        nonce = _nonce((_first_nonce(f"{self.seed} {self.run} {kind}") + number) % _NUM_NONCES)[:num_words]
+        stream = _stream(f"{self.seed} {self.run} own", _STREAM_WORDS)
+        parts, place, num_left = nonce, number * 7919 % _STREAM_WORDS, num_words - len(nonce)
+        while num_left > 0:  # from the end back to the start
+            count = min(num_left, stream.num_words - place)
+            parts.append(stream.words(place, count))
+            place, num_left = 0, num_left - count
+        return " ".join(parts)
 
     def prepare(self, longest_tokens: int, num_prefixes: int, num_prefix_tokens: int) -> None:
         """Make the streams before the first request is due."""

@@ -50,6 +50,7 @@ class Replica:
         """By the pattern of the workload."""
         pattern = self.workload.pattern
         load = self._evenly_spread(served).spread_as(pattern.length_spread, self.workload.longest_turn)
+        load = replace(load, trace=pattern.trace)
         return load.shared_as(pattern.sharing, pattern.think_seconds)
 
     def _evenly_spread(self, served: Served) -> PlayedLoad:

@@ -17,9 +17,11 @@ from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
+from kvplan.planner.question.traced import refuse_beside_file, with_file
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
+from kvplan.workload.part import file_part
 
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
@@ -81,6 +83,12 @@ def plan_request(
     api_price: str | None = None,
     quantization: Sequence[str] | None = None,
     kv_cache_dtype: Sequence[str] | None = None,
+    workload: Path | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    speed: float | None = None,
+    sample: int | None = None,
+    trace_unit: str | None = None,
     **pattern: Any,
 ) -> PlanRequest:
     """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read.
@@ -101,7 +109,7 @@ def plan_request(
         enable_expert_parallel=enable_expert_parallel,
         num_nodes=_positive(nodes, "--nodes"),
     )
-    return PlanRequest(
+    asked = PlanRequest(
         num_users=_positive(read_users(users), "--users"),
         requests_per_second=_positive(read_rate(request_rate), "--request-rate"),
         average_context=_tokens(ctx_avg),
@@ -125,6 +133,29 @@ def plan_request(
         engine=engine,
         settings=settings,
     )
+    has_rate = request_rate is not None
+    part = file_part(
+        start=start,
+        end=end,
+        speed=speed,
+        sample=sample,
+        trace_unit=trace_unit,
+        output_len=output_len,
+        has_file=workload is not None,
+        has_rate=has_rate,
+    )
+    if workload is None:
+        return asked
+    refuse_beside_file(
+        {
+            "--ctx-avg": ctx_avg,
+            "--input-len": input_len,
+            "--length-spread": pattern.get("length_spread"),
+            "--turns": pattern.get("turns"),
+            "--prefix-len": pattern.get("prefix_len"),
+        }
+    )
+    return with_file(asked, workload, part)
 
 
 def _gpus(named: Sequence[GpuCount]) -> tuple[GpuProfile, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from kvplan.errors import UsageError
-from kvplan.estimate.speed.queueing.loads import Spread
+from kvplan.estimate.speed.queueing.loads import Spread, TracedLoad
 from kvplan.estimate.speed.queueing.sharing import PromptSharing
 from kvplan.setting_values import parse_share
 from kvplan.units import parse_tokens
@@ -23,12 +23,14 @@ SPREADS: Final = tuple(each for each in get_args(Spread) if each != "quantiles")
 class LoadPattern:
     """``think_seconds``: a user's mean pause between an answer and the next request. ``length_spread``: of prompts and
     answers, uniform from two thirds of the mean to four thirds where nothing is said. ``burstiness``: of arrivals at a
-    rate, 1 for a Poisson process and less for a burstier one."""
+    rate, 1 for a Poisson process and less for a burstier one. ``trace``: whose lengths and arrivals the requests have,
+    instead."""
 
     think_seconds: float = 0.0
     length_spread: Spread = "uniform"
     sharing: PromptSharing = PromptSharing()  # noqa: RUF009 - frozen
     burstiness: float = 1.0
+    trace: TracedLoad | None = None
 
     def sentence(self, *, of_users: bool) -> str:
         """What is assumed of a load, for people."""
@@ -37,6 +39,8 @@ class LoadPattern:
             who = f"Requests arrive in bursts (burstiness {self.burstiness:g})"
             if self.burstiness > 1.0:
                 who = f"Requests arrive more evenly than at random (burstiness {self.burstiness:g})"
+        if self.trace is not None and self.trace.gaps:
+            who = f"Requests arrive as in the busiest part of {self.trace.name}"
         if of_users:
             who = "Every user always has a request in progress"
             if self.think_seconds:
@@ -54,6 +58,8 @@ class LoadPattern:
             parts.append(f"every prompt begins with {f'the same {tokens}' if sharing.num_prefixes == 1 else which}")
         if sharing.turns > 1:
             parts.append(f"a chat has {sharing.turns:,} turns, the earlier of which are in each prompt")
+        if self.trace is not None and self.trace.shares_prompts:
+            return "what its prompts share is computed every time"
         return " and ".join(parts) or "no prompt shares a prefix with another"
 
 

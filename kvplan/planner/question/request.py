@@ -49,6 +49,7 @@ class PlanRequest:
     ``as_started``: batch settings that are not given are the engine's defaults, and not searched.
     ``headroom``: a share of the load that is planned for in addition. ``num_spare_replicas``: replicas beside those
     that the load needs. ``usd_per_hour``: the budget. ``api_price``: what renting is held against.
+    ``load_notes``: what to tell about the file that the load is taken from.
     """
 
     num_users: int | None = None
@@ -72,6 +73,7 @@ class PlanRequest:
     as_started: bool = False
     api_price: ApiPrice | None = None
     pattern: LoadPattern = LoadPattern()  # noqa: RUF009 - frozen
+    load_notes: tuple[str, ...] = ()
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 
@@ -122,7 +124,7 @@ class Workload:
 
 def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     """Fill in the defaults. UsageError for contradictions, KvplanError for more than the model's positions."""
-    notes: list[str] = []
+    notes: list[str] = list(request.load_notes)
     if request.num_users is None and request.requests_per_second is None:
         raise UsageError("A plan needs a load.", hint="give --users 40 or --request-rate 2")
     pattern = request.pattern

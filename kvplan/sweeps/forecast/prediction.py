@@ -75,7 +75,8 @@ class Predictor:
     achieved in an earlier sweep, None for estimates. is_counted: nothing will be computed, so speeds are not predicted.
     is_dense: weights that are published in few bits are dummies in the dtype that is computed in, where no format is
     asked for. engine: what serves the trials, None for kvplan's own. lowered: settings that its running server can
-    lower.
+    lower. finds_more: the prefix cache will find what a file says that prompts share. That is not simulated, and speeds
+    are not predicted then.
     """
 
     spec: ModelSpec
@@ -88,6 +89,7 @@ class Predictor:
     is_dense: bool = False
     engine: EngineModel | None = None
     lowered: frozenset[str] = frozenset()
+    finds_more: bool = False
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)
@@ -106,6 +108,7 @@ class Predictor:
         memory = self.memory(settings)
         clipped = clip_requests(self.requests, settings.max_model_len)
         status, concurrency, figures, seconds = str(memory.outcome), 0, None, 0.0
+        has_speeds = self._has_speeds(memory) and not (self.finds_more and settings.enable_prefix_caching is not False)
         if memory.outcome == "ok":
             simulated = forecast_trial(
                 clipped.requests,
@@ -117,7 +120,7 @@ class Predictor:
             )
             status, concurrency = simulated.status, simulated.max_running
             seconds = simulated.seconds
-            figures = simulated_figures(simulated) if self._has_speeds(memory) else None
+            figures = simulated_figures(simulated) if has_speeds else None
         return TrialPrediction(
             requests=clipped,
             status=status,
@@ -132,7 +135,7 @@ class Predictor:
             max_concurrency=concurrency,
             figures=figures,
             seconds=seconds,
-            origin=self._origin(settings, memory) if self._has_speeds(memory) else None,
+            origin=self._origin(settings, memory) if has_speeds else None,
             time_scale=self.time_scale,
         )
 

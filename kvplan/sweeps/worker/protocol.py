@@ -133,7 +133,7 @@ class TrialOrder:
 
 
 def _requests(records: Sequence[dict[str, Any]]) -> tuple[RequestSpec, ...]:
-    return tuple(RequestSpec(**record) for record in records)
+    return tuple(RequestSpec(**{**record, "block_ids": tuple(record["block_ids"])}) for record in records)
 
 
 @dataclass(slots=True)

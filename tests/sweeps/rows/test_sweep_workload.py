@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError, UsageError
-from kvplan.workload.files import read_workload_file
+from kvplan.workload.files import read_requests
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import (
     RequestSpec,
@@ -273,20 +273,21 @@ def test_a_trace_keeps_its_times_or_is_stretched_to_a_rate(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ('{"timestamp": 0, "input_length": 255}', "Line 1 of .*: it has no 'input_len', only timestamp, input_length"),
+        ('{"timestamp": 0, "input_length": 255}', "Line 1 of .* has no 'output_len'; it has timestamp, input_length"),
+        ('{"timestamp": 0, "output_length": 255}', "Line 1 of .* has no 'input_len'; it has timestamp, output_length"),
         (
             '{"input_len": 4, "output_len": 4}\n\n{"input_len": 4}',
-            "Line 3 of .*: it has no 'output_len', only input_len",
+            "Line 3 of .* has no 'output_len'; it has input_len",
         ),
         ('[{"input_len": 4, "output_len": 4}, 7]', "Entry 2 of .*: it is no JSON object"),
         ("[" * 100_000, "is malformed: it is nested too deeply"),
         ('{"input_len": 4, "output_len": 1' + "0" * 5000 + "}", "Line 1 of "),
         ('{"input_len": 4,', "Line 1 of .* is malformed: .* at column"),
     ],
-    ids=["input_len", "output_len", "number", "deep", "digits", "torn"],
+    ids=["no answer", "input_len", "output_len", "number", "deep", "digits", "torn"],
 )
 def test_a_line_that_is_no_request_is_named_with_what_it_lacks(content: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     path.write_text(content)
     with pytest.raises(KvplanError, match=sentence):
-        read_workload_file(path, 10)
+        list(read_requests(path))

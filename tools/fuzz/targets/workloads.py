@@ -16,8 +16,9 @@ from tempfile import TemporaryDirectory
 from fuzz.harness import Fault, Target
 from fuzz.mutations import deep_json, mutate_bytes, mutate_json, odd_value
 from kvplan.errors import KvplanError
-from kvplan.workload.files import LONGEST_SECONDS, MOST_FILE_REQUESTS, read_workload_file
+from kvplan.workload.files import read_requests
 from kvplan.workload.lengths import LONGEST
+from kvplan.workload.times import LONGEST_SECONDS
 
 Case = tuple[str, bytes]
 
@@ -64,7 +65,7 @@ def _try_case(folder: Path, case: Case) -> str:
     path = folder / name
     path.write_bytes(content)
     try:
-        requests = read_workload_file(path, MOST_FILE_REQUESTS)
+        requests = list(read_requests(path))
     except KvplanError as error:
         if str(path) not in error.message or len(error.message) > 1000:
             raise Fault(f"what is this about: {error.message[:300]}") from error

@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from kvplan.commands.options.sweep.panels import DEFAULTS, WORKLOAD_PANEL
+from kvplan.commands.options.trace import FILE_HELP
 
 
 @dataclass(frozen=True)
 class WorkloadOptions:
     """The requests, and how they arrive."""
 
-    num_prompts: Annotated[int | None, typer.Option(help="Requests per trial.", rich_help_panel=WORKLOAD_PANEL)] = None
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(help="Requests per trial; of a file the first so many.", rich_help_panel=WORKLOAD_PANEL),
+    ] = None
     input_len: Annotated[
         str | None,
         typer.Option(
@@ -38,14 +42,15 @@ class WorkloadOptions:
     workload: Annotated[
         str | None,
         typer.Option(
-            help="File with requests: JSON lines, ShareGPT, or a CSV trace (Azure, BurstGPT).",
+            metavar="FILE",
+            help=FILE_HELP,
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None
     request_rate: Annotated[
         float | None,
         typer.Option(
-            help="Arrivals per second; traces are rescaled to this rate. Default: all at once.",
+            help="Arrivals per second; traces are rescaled to this rate. Default: the file's times, or all at once.",
             rich_help_panel=WORKLOAD_PANEL,
         ),
     ] = None

@@ -82,6 +82,41 @@ class Think:
             yield from (-math.log(1 - share) * self.seconds for share in shares)
 
 
+@dataclass(frozen=True, slots=True)
+class TracedLoad:
+    """Requests of a trace, some of which stand for all.
+
+    name: of its file. pairs: (prompt, answer) of requests drawn at random. gaps: seconds between requests that came one
+    after the other, when most came; none where the trace has no times. rate: requests per second of all that come.
+    shares_prompts: whether the trace says what prompts begin with in common.
+    """
+
+    name: str
+    pairs: tuple[tuple[int, int], ...]
+    gaps: tuple[float, ...] = ()
+    rate: float = 0.0
+    shares_prompts: bool = False
+
+    def lengths(self, count: int, seed: int) -> list[tuple[int, int]]:
+        """``count`` of the pairs: each as often as the others, in mixed order."""
+        rng, found = random.Random(seed), list[tuple[int, int]]()
+        while len(found) < count:
+            found += rng.sample(self.pairs, len(self.pairs))
+        return found[:count]
+
+    def arrivals(self, count: int, requests_per_second: float) -> list[float]:
+        """``count`` times in the trace's pattern, so many a second: one of three replicas gets every third request."""
+        step = max(round(self.rate / requests_per_second), 1)
+        times, now = [0.0], 0.0
+        for number in range(step * count):
+            now += self.gaps[number % len(self.gaps)]
+            if (number + 1) % step == 0:
+                times.append(now)
+        times = times[:count]
+        stretch = (count - 1) / requests_per_second / times[-1] if count > 1 and times[-1] > 0 else 1.0
+        return [time * stretch for time in times]
+
+
 @dataclass(frozen=True)
 class PlayedLoad:
     """``num_requests`` requests.
@@ -93,7 +128,7 @@ class PlayedLoad:
     num_running: of the warm-ups, those that are in the midst of their answers at the start, each at another place; the
     others are sent then. think: pauses of those who send one request after the other. sharing: what prompts begin with
     that others have too, before the ``prompts`` of so many tokens; with turns ``requests_per_second`` are those that
-    begin a chat.
+    begin a chat. trace: whose lengths its requests have and, where they come at a rate, whose pattern of arrivals.
     """
 
     prompts: Lengths
@@ -109,6 +144,7 @@ class PlayedLoad:
     think: Think | None = None
     sharing: PromptSharing | None = None
     burstiness: float = 1.0
+    trace: TracedLoad | None = None
 
     def spread_as(self, spread: Spread, longest_request: int) -> PlayedLoad:
         """The same with lengths of another spread around their means, uniform as for ``steady_users``.
@@ -157,6 +193,8 @@ class PlayedLoad:
     @cached_property
     def lengths(self) -> Sequence[tuple[int, int]]:
         """(prompt, answer) of each request."""
+        if self.trace is not None:
+            return self.trace.lengths(self.num_requests, self.seed)
         prompts = self.prompts.draw(self.num_requests, self.seed)
         answers = self.answers.draw(self.num_requests, self.seed + 1)
         return list(zip(prompts, answers, strict=True))
@@ -170,6 +208,8 @@ class PlayedLoad:
             return [0.0] * self.num_requests
         rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.num_running else 0)
         count = self.num_requests - len(found)
+        if self.trace is not None and self.trace.gaps:
+            return found + self.trace.arrivals(count, self.requests_per_second)
         for gap in self._gaps(count, rng):
             found.append(now)
             now += gap / self.requests_per_second

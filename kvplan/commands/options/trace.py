@@ -1,0 +1,51 @@
+"""Options that say which part of a workload's file is used, and how it is read: the same in every command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+
+FILE_PANEL: Final = "Workload file"
+FILE_HELP: Final = (
+    "File with requests: Mooncake, Bailian, Azure, BurstGPT, ServeGen, AIPerf, ShareGPT, OpenAI batch, prompts of vllm "
+    "bench, or CSV with input_len,output_len[,arrival_s]."
+)
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Which part of the workload's file, and how fast."""
+
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Use its requests from here on, such as 10m, counted from the first.",
+            rich_help_panel=FILE_PANEL,
+        ),
+    ] = None
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TIME", help="Use its requests up to here, such as 20m.", rich_help_panel=FILE_PANEL
+        ),
+    ] = None
+    speed: Annotated[
+        float | None,
+        typer.Option(help="Make its times so many times as fast. Default: 1.", rich_help_panel=FILE_PANEL),
+    ] = None
+    sample: Annotated[
+        int | None,
+        typer.Option(help="Use so many of its requests, drawn at random.", rich_help_panel=FILE_PANEL),
+    ] = None
+    trace_unit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT",
+            help="Unit of its times: s, ms, us or ns. Default: decided by the file, and said.",
+            rich_help_panel=FILE_PANEL,
+        ),
+    ] = None
