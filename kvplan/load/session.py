@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, cast
 from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
+from kvplan.load.detailed import write_bench
 from kvplan.load.observed.engines import engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.rows import LoadIdentity, LoadStep, record_of, row_before
@@ -102,12 +103,16 @@ def run_session(
         summary = session.summary()
         store.write_results()
         store.write_summary(cast(Summary, summary))
+    if options.save_detailed:
+        write_bench(directory, summary, session.runs[summary["main_run"] - 1].measured)
     return LoadOutcome(directory, session.rows, session.runs, summary, session.runs[-1].interrupted)
 
 
 def _run_all(session: _Session, store: SweepStore) -> None:
     for step in session.steps():
-        store.append(session.run(step))
+        record = session.run(step)
+        requests = session.runs[-1].requests(record["row"]["trial_id"], with_gaps=session.options.save_detailed)
+        store.append(record, requests)
         store.write_results()
         if session.runs[-1].interrupted:
             return

@@ -13,13 +13,14 @@ from kvplan.runs.answers.slo_result import SloResult, line_result, slo_summary
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import cell
 from kvplan.runs.trials import LOAD_NAMES
+from kvplan.sweeps.worker.metrics import PERCENTILES
 
 LOAD_SCHEMA: Final = "kvplan.load/1"
 
 _STATISTICS: Final = tuple(
     f"{statistic}_{latency}_ms"
     for latency in ("ttft", "tpot", "itl", "e2el")
-    for statistic in ("mean", "median", "std", "p90", "p99")
+    for statistic in ("mean", "median", "std", *PERCENTILES)
 )
 # vllm bench serve's result file.
 BENCH_KEYS: Final = (

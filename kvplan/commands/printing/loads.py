@@ -19,7 +19,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.rows import number
 
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
-_STATISTICS = ("mean", "median", "p90", "p99")
+_STATISTICS = {"mean": "mean", "median": "median", "p90": "p90", "p95": "p95", "p99": "p99", "p99_9": "p99.9"}
 _COUNTED_BY = {
     "continuous_usage": "by the usage in every chunk",
     "token_ids": "by the token ids in every chunk",
@@ -179,7 +179,7 @@ def _print_run(row: Row, run: LoadRun) -> None:
     ]
     print()
     since = "from the schedule" if run.measured.is_open else "from sending"
-    print_table(f"Latency in ms, {since}", ["", *_STATISTICS], rows, text_columns=(0,))
+    print_table(f"Latency in ms, {since}", ["", *_STATISTICS.values()], rows, text_columns=(0,))
     _print_server(row)
     _print_engines(engine_figures(run.server))
     counted = _COUNTED_BY.get(row["token_source"] or "", "not at all")
