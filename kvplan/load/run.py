@@ -106,7 +106,7 @@ def run_load(
     finally:
         view = monitor.view(is_urgent=is_cut_off)
     measured = MeasuredRun(sent.records, plan.is_open)
-    health = client_health(measured.measured, sent.samples)
+    health = client_health(measured.measured, sent.samples, is_open=plan.is_open)
     server = view.of_run(measured.start, measured.end)
     return LoadRun(measured, health, server, verdict(health, server, measured.measured), sent.interrupted)
 

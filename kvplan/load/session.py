@@ -173,7 +173,7 @@ class _Session:
             workload=self.options.traffic().as_text(),
             objectives_ms=objectives_ms(self.options.slo_seconds),
             search=search,
-            verdicts=[run.verdict.sentence for run in self.runs],
+            verdicts=[run.verdict for run in self.runs],
             engines=[engine_figures(run.server) for run in self.runs],
             notes=self._notes(),
             interrupted=self.runs[-1].interrupted,
