@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvplan.errors import KvplanError
 from kvplan.load.detailed import bench_lists
 from kvplan.load.observed.figures import MeasuredRun, client_figures
 from kvplan.load.observed.requests import request_lines
+from kvplan.runs.answers.drift import drift_sentences
 from kvplan.runs.directory import read_trials
 from kvplan.runs.request_lines import RequestLine
 from kvplan.runs.storage.requests import append_requests, read_requests
@@ -144,3 +146,50 @@ def test_a_link_in_the_place_of_the_file_is_not_written_through(tmp_path: Path) 
     with pytest.raises(KvplanError, match="record of requests"):
         append_requests(tmp_path, lines_of("a", 1))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def timed_lines(ttfts: list[float], every: float = 0.5) -> list[RequestLine]:
+    """Requests sent at equal gaps, with these times to the first token."""
+    records = [
+        record(place * every, (place * every + ttft, place * every + ttft + 0.1), index=place)
+        for place, ttft in enumerate(ttfts)
+    ]
+    return request_lines(MeasuredRun(tuple(records), is_open=True), "a")
+
+
+def noisy(median: float, count: int, seed: int = 1) -> list[float]:
+    return [float(value) for value in median * np.random.default_rng(seed).lognormal(0, 0.3, count)]
+
+
+def test_warm_up_and_drift_are_said_where_chance_is_no_explanation() -> None:
+    (warm,) = drift_sentences(timed_lines(noisy(0.9, 10) + noisy(0.1, 90)))
+    assert re.match(r"Warm-up: the median TTFT of the first 10 requests was [\d,]+ ms, of the others \d+ ms", warm)
+    growing = [value * (1 + place / 40) for place, value in enumerate(noisy(0.1, 120))]
+    assert [line.partition(":")[0] for line in drift_sentences(timed_lines(growing))] == ["Drift"]
+    assert "TTFT went from" in drift_sentences(timed_lines(growing))[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_steady_run_is_said_nothing_of(seed: int) -> None:
+    assert drift_sentences(timed_lines(noisy(0.1, 100, seed))) == []
+
+
+def test_requests_that_are_all_sent_at_once_have_no_beginning() -> None:
+    """Their queue is no drift of the server; nor can ten requests show one."""
+    queue = [0.1 * place for place in range(1, 61)]
+    assert drift_sentences(timed_lines(queue, every=0.0)) == []
+    assert drift_sentences(timed_lines(noisy(0.9, 5) + noisy(0.1, 5))) == []
+
+
+def test_the_page_of_a_load_shows_its_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    server = FakeServer(gap=0.001, refuse=lambda number: 503 if number == 9 else None)
+    with running(server):
+        words = ["--num-prompts", "12", "--max-concurrency", "3", "--output-len", "3", "--max-failed", "1"]
+        assert main(["load", server.url, *words, "--out", str(out)]) == 0
+    assert (out / "requests.png").exists()
+    page = (out / "report.html").read_text()
+    assert 'href="#requests"' in page
+    assert re.search(
+        r"Half of the requests had their first token within [\d.]+ ms, 99 % within .*; 1 request failed", page
+    )

@@ -122,6 +122,8 @@ def print_outcome(outcome: LoadOutcome, ceiling: Ceiling | None, *, as_json: boo
         print(f"\n{search['sentence']}")
     main = outcome.summary["main_run"] - 1
     _print_run(outcome.rows[main], outcome.runs[main])
+    for sentence in outcome.drifts[main]:
+        print(sentence)
 
 
 def _warnings(outcome: LoadOutcome, ceiling: Ceiling | None) -> list[str]:
