@@ -198,6 +198,14 @@ class LoadGoals:
             rich_help_panel=GOAL_PANEL,
         ),
     ] = None
+    save_detailed: Annotated[
+        bool | None,
+        typer.Option(
+            "--save-detailed",
+            help="Keep every gap between tokens in requests.jsonl, and write bench.json as `vllm bench serve` does.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None
 
 
 @takes_groups

@@ -180,7 +180,7 @@ class EngineHost:
         if log:
             served |= steps_row(log.steps_from(before))
         if served["status"] != "failed" or server.is_alive():
-            return TrialResult(row | served, run.series)
+            return TrialResult(row | served, run.series, requests=run.requests(prepared.trial.trial_id))
         ending = Ending("serving", server.exit_code, server.log(), killer.has_killed())
         self._end_server()
         return TrialResult(row | served | self._failed(self._adapter.failure(ending)))

@@ -242,7 +242,8 @@ class RunningHost:
         )
         if run.interrupted:
             raise KeyboardInterrupt
-        return TrialResult(self._told() | run.row(self._identity.slo_seconds) | _unknown(), run.series)
+        row = self._told() | run.row(self._identity.slo_seconds) | _unknown()
+        return TrialResult(row, run.series, requests=run.requests(prepared.trial.trial_id))
 
     def close(self) -> None:
         """It was not started here."""

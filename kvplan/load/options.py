@@ -99,6 +99,7 @@ class LoadOptions:
     request_timeout: float = DEFAULT_TIMEOUT_SECONDS
     search: str | None = None
     self_test: bool = False
+    save_detailed: bool = False
     slo_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

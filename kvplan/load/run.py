@@ -10,6 +10,7 @@ from typing import Final
 from kvplan.load.observed.figures import MeasuredRun, client_figures, health_figures, server_figures
 from kvplan.load.observed.health import ClientHealth, client_health
 from kvplan.load.observed.monitor import ServerMonitor, ServerView
+from kvplan.load.observed.requests import request_lines
 from kvplan.load.observed.series import series_of
 from kvplan.load.observed.verdict import Verdict, verdict
 from kvplan.load.processes.team import send_together
@@ -20,6 +21,7 @@ from kvplan.load.traffic.prompts import TokenPrompts
 from kvplan.metrics.reading import ServerReading
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
+from kvplan.runs.request_lines import RequestLine
 
 # Engines count the last request a moment after they have sent its last token.
 _SETTLING_SECONDS: Final = 0.1
@@ -62,6 +64,10 @@ class LoadRun:
             return {"status": "preempted"}
         return {"status": "queued" if row.get("bound_by") == "kv" else "ok"}
 
+    def requests(self, trial_id: str, *, with_gaps: bool = False) -> list[RequestLine]:
+        """Each request of the run of this name. with_gaps: with every gap between its tokens."""
+        return request_lines(self.measured, trial_id, with_gaps=with_gaps)
+
     @property
     def series(self) -> Series | None:
         return series_of(self.measured, self.server)
@@ -100,7 +106,7 @@ def run_load(
     finally:
         view = monitor.view(is_urgent=is_cut_off)
     measured = MeasuredRun(sent.records, plan.is_open)
-    health = client_health(measured.measured, sent.samples)
+    health = client_health(measured.measured, sent.samples, is_open=plan.is_open)
     server = view.of_run(measured.start, measured.end)
     return LoadRun(measured, health, server, verdict(health, server, measured.measured), sent.interrupted)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, cast
 from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
+from kvplan.load.detailed import write_bench
 from kvplan.load.observed.engines import engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.rows import LoadIdentity, LoadStep, record_of, row_before
@@ -25,6 +26,7 @@ from kvplan.load.target import PROBE_SECONDS, Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.machine.commit import checkout_commit
 from kvplan.metrics.http import ServerAddress
+from kvplan.runs.answers.drift import drift_sentences
 from kvplan.runs.answers.slo_result import objectives_ms
 from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import Row, columns_as_json
@@ -52,11 +54,12 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """What a load left in ``directory``. runs: with their verdicts, in order."""
+    """What a load left in ``directory``. runs: with their verdicts, in order. drifts: what changed in each."""
 
     directory: Path
     rows: list[Row]
     runs: list[LoadRun]
+    drifts: list[list[str]]
     summary: dict[str, Any]
     interrupted: bool
 
@@ -102,12 +105,17 @@ def run_session(
         summary = session.summary()
         store.write_results()
         store.write_summary(cast(Summary, summary))
-    return LoadOutcome(directory, session.rows, session.runs, summary, session.runs[-1].interrupted)
+    if options.save_detailed:
+        write_bench(directory, summary, session.runs[summary["main_run"] - 1].measured)
+    return LoadOutcome(directory, session.rows, session.runs, session.drifts, summary, session.runs[-1].interrupted)
 
 
 def _run_all(session: _Session, store: SweepStore) -> None:
     for step in session.steps():
-        store.append(session.run(step))
+        record = session.run(step)
+        requests = session.runs[-1].requests(record["row"]["trial_id"], with_gaps=session.options.save_detailed)
+        session.drifts.append(drift_sentences(requests))
+        store.append(record, requests)
         store.write_results()
         if session.runs[-1].interrupted:
             return
@@ -121,6 +129,7 @@ class _Session:
     listener: Listener
     rows: list[Row] = field(default_factory=list)
     runs: list[LoadRun] = field(default_factory=list)
+    drifts: list[list[str]] = field(default_factory=list)
 
     def steps(self) -> Iterator[LoadStep]:
         """The runs to do; those of a search follow from the rows so far."""
@@ -168,7 +177,7 @@ class _Session:
             workload=self.options.traffic().as_text(),
             objectives_ms=objectives_ms(self.options.slo_seconds),
             search=search,
-            verdicts=[run.verdict.sentence for run in self.runs],
+            verdicts=[run.verdict for run in self.runs],
             engines=[engine_figures(run.server) for run in self.runs],
             notes=self._notes(),
             interrupted=self.runs[-1].interrupted,
@@ -181,6 +190,12 @@ class _Session:
             f"In run {number} the client was the limit: {'; '.join(run.health.reasons)}."
             for number, run in enumerate(self.runs, start=1)
             if run.health.is_bound
+        ]
+        several = len(self.runs) > 1
+        notes += [
+            f"{f'Run {number}: ' if several else ''}{sentence}."
+            for number, found in enumerate(self.drifts, start=1)
+            for sentence in found
         ]
         return list(dict.fromkeys(notes))
 

@@ -8,18 +8,20 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvplan.load.observed.engines import EngineFigures
+from kvplan.load.observed.verdict import Verdict
 from kvplan.load.options import SearchRange
 from kvplan.runs.answers.slo_result import SloResult, line_result, slo_summary
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import cell
 from kvplan.runs.trials import LOAD_NAMES
+from kvplan.sweeps.worker.metrics import PERCENTILES
 
 LOAD_SCHEMA: Final = "kvplan.load/1"
 
 _STATISTICS: Final = tuple(
     f"{statistic}_{latency}_ms"
     for latency in ("ttft", "tpot", "itl", "e2el")
-    for statistic in ("mean", "median", "std", "p90", "p99")
+    for statistic in ("mean", "median", "std", *PERCENTILES)
 )
 # vllm bench serve's result file.
 BENCH_KEYS: Final = (
@@ -48,7 +50,7 @@ def load_summary(
     workload: str,
     objectives_ms: Mapping[str, float],
     search: SearchRange | None,
-    verdicts: Sequence[str],
+    verdicts: Sequence[Verdict],
     engines: Sequence[Mapping[str, EngineFigures]],
     notes: Sequence[str],
     interrupted: bool,
@@ -64,8 +66,8 @@ def load_summary(
     place = _main_place(rows, found)
     runs = [
         {name: cell(row, name) for name in (*BENCH_KEYS, *_OWN_KEYS)}
-        | {"verdict": sentence, "engines": {name: asdict(engine) for name, engine in each.items()}}
-        for row, sentence, each in zip(rows, verdicts, engines, strict=True)
+        | {"verdict": found_verdict.sentence, "engines": {name: asdict(engine) for name, engine in each.items()}}
+        for row, found_verdict, each in zip(rows, verdicts, engines, strict=True)
     ]
     return {
         "schema": LOAD_SCHEMA,
@@ -88,12 +90,12 @@ def load_summary(
     }
 
 
-def _result_entry(row: Row, sentence: str, found: SloResult | None) -> dict[str, Any]:
+def _result_entry(row: Row, verdict: Verdict, found: SloResult | None) -> dict[str, Any]:
     """The main run as a report shows it first: what bound it, and its figures."""
     is_found = found is not None and found.keeps is not None
     return {
         "goal": "slo_load" if is_found else "measured_load",
-        "reason": f"bound by {sentence}" if row["bound_by"] else sentence,
+        "reason": verdict.text,
         "trial_id": row["trial_id"],
         "status": row["status"],
         "num_runs": 1,

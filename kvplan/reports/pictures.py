@@ -17,6 +17,7 @@ from kvplan.reports.plots import (
     outcomes,
     pareto,
     predictions,
+    requests,
     slo,
     throughput,
 )
@@ -64,6 +65,7 @@ PICTURES: Final = (
     PictureKind("outcomes", "Outcomes and boundaries", 8.0, 4.6, outcomes.draw),
     PictureKind("throughput", "Throughput", 8.0, 4.6, throughput.draw),
     PictureKind("latency", "Latency", 8.0, 4.2, latency.draw),
+    PictureKind("requests", "Single requests", 9.6, 4.4, requests.draw),
     PictureKind("pareto", "Per-user speed vs. total throughput", 8.0, 4.6, pareto.draw),
     PictureKind("occupancy", "KV pool over time", 8.6, 5.6, occupancy.draw),
     PictureKind("predicted_vs_measured", "Predicted vs. measured", 9.6, 7.4, predictions.draw),

@@ -5,8 +5,8 @@ A sweep writes one row per trial; reports, calibration and a resumed sweep read 
     columns/        Row: every column's name, type, unit, group and description
     rows            questions about a row: cells by name, settings, whether it was measured
     setting_text    settings and loads in words and cells: what a line or a table shows of them
-    shape           whether a JSON value has the shape that a type declares
     trials          TrialSettings, Load and Trial: what a row was measured for, with its id
+    request_lines   what is kept of each request
     statuses        how a trial can end
     shape           whether a JSON value is what a type declares
     directory       file names, the types of what they hold, and strict reading

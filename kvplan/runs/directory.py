@@ -3,6 +3,7 @@
 JSON is UTF-8; a missing figure is ``null`` in JSON and an empty cell in the CSV.
 
 ``trials.jsonl``   one ``TrialRecord`` per line and finished trial, in the order in which they ended
+``requests.jsonl`` one ``RequestLine`` of kvplan.runs.request_lines per request of these trials
 ``results.csv``    the rows alone, one column per entry of ``Row``, in the same order
 ``manifest.json``  ``Manifest``: settings, versions, device, planes, and the list of columns
 ``summary.json``   ``Summary`` of kvplan.runs.answers.summary: best settings, boundaries, KV waste, prediction errors

@@ -102,7 +102,7 @@ class Runner:
         started = time.monotonic()
         result = self._host.run(prepared, self._times.limits_for(prepared), self._progress.event)
         record = finished_record(self._identity, row, result.row, result.series, time.monotonic() - started)
-        self._store.append(record)
+        self._store.append(record, result.requests)
         return record["row"]
 
 

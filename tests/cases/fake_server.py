@@ -48,6 +48,7 @@ class FakeServer:
     models: tuple[str, ...] = ("fake",)
     tokens_per_word: int = 1
     overhead_tokens: int = 0
+    cached_tokens: int | None = None
     metrics: Callable[[], str] | None = None
     separator: bytes = b"\n\n"
     url: str = ""
@@ -147,6 +148,8 @@ class FakeServer:
         )
         if has_usage:
             document["usage"] = {"prompt_tokens": num_prompt, "completion_tokens": num_tokens}
+            if self.cached_tokens is not None:
+                document["usage"]["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         self._write(writer, b": keep-alive\n\ndata: " + json.dumps(document).encode() + self.separator)
 
     def _write(self, writer: asyncio.StreamWriter, event: bytes) -> None:

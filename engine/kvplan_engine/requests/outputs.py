@@ -23,6 +23,11 @@ class StepOutput:
         return self.sequence.request.request_id
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Return how many tokens of the prompt came from the prefix cache."""
+        return self.sequence.request.num_cached_tokens
+
+    @property
     def index(self) -> int:
         return self.sequence.index
 

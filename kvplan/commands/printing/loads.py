@@ -19,11 +19,11 @@ from kvplan.runs.columns import Row
 from kvplan.runs.rows import number
 
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
-_STATISTICS = ("mean", "median", "p90", "p99")
+_STATISTICS = {"mean": "mean", "median": "median", "p90": "p90", "p95": "p95", "p99": "p99", "p99_9": "p99.9"}
 _COUNTED_BY = {
-    "continuous_usage": "by the usage in every chunk",
-    "token_ids": "by the token ids in every chunk",
-    "usage": "by the usage at the end of each answer",
+    "continuous_usage": "from the usage field of every chunk",
+    "token_ids": "from the token ids of every chunk",
+    "usage": "from the usage field at the end of each answer",
 }
 
 
@@ -124,6 +124,8 @@ def print_outcome(outcome: LoadOutcome, ceiling: Ceiling | None, *, as_json: boo
         print(f"\n{search['sentence']}")
     main = outcome.summary["main_run"] - 1
     _print_run(outcome.rows[main], outcome.runs[main])
+    for sentence in outcome.drifts[main]:
+        print(sentence)
 
 
 def _warnings(outcome: LoadOutcome, ceiling: Ceiling | None) -> list[str]:
@@ -181,7 +183,7 @@ def _print_run(row: Row, run: LoadRun) -> None:
     ]
     print()
     since = "from the schedule" if run.measured.is_open else "from sending"
-    print_table(f"Latency in ms, {since}", ["", *_STATISTICS], rows, text_columns=(0,))
+    print_table(f"Latency in ms, {since}", ["", *_STATISTICS.values()], rows, text_columns=(0,))
     _print_server(row)
     _print_engines(engine_figures(run.server))
     counted = _COUNTED_BY.get(row["token_source"] or "", "not at all")
@@ -189,10 +191,10 @@ def _print_run(row: Row, run: LoadRun) -> None:
     several = run.health.num_processes
     processes = f"{several} processes, " if several > 1 else ""
     core = "of a core at most" if several > 1 else "of a core"
-    print(f"\nClient: {processes}requests left {row['dispatch_delay_p99_ms']:.1f} ms late (p99), loop lag "
+    print(f"\nClient: {processes}requests were sent up to {row['dispatch_delay_p99_ms']:.1f} ms late (p99), loop lag "
           f"{row['loop_lag_p99_ms']:.1f} ms (p99), {row['client_cpu_pct']:.0f} % {core}; tokens counted {counted}"
           f"{chunks}")  # fmt: skip
-    print(f"Bound by {run.verdict.sentence}" if row["bound_by"] else f"Bound by: {run.verdict.sentence}")
+    print(run.verdict.text)
 
 
 def _print_server(row: Row) -> None:

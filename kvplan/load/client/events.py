@@ -34,11 +34,18 @@ class EventSplitter:
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
+class PromptDetails(msgspec.Struct):
+    """What is said of a prompt's tokens: how many the prefix cache had (vLLM: ``--enable-prompt-tokens-details``)."""
+
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct):
     """Token counts so far."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class Delta(msgspec.Struct):

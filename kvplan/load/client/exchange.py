@@ -155,6 +155,10 @@ class Exchange:
             return
         if 0 <= usage.prompt_tokens <= self._num_bytes_sent + _TOKENS_BESIDE_PROMPT:
             record.num_prompt_tokens = usage.prompt_tokens
+            details = usage.prompt_tokens_details
+            cached = None if details is None else details.cached_tokens
+            if cached is not None and 0 <= cached <= usage.prompt_tokens:
+                record.num_cached_tokens = cached
         else:
             sent = f"a request of {self._num_bytes_sent:,} bytes"
             record.fail(f"the server counts {_count(usage.prompt_tokens)} tokens in the prompt of {sent}")

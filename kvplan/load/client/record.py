@@ -31,6 +31,7 @@ class RequestRecord:
     token_source: TokenSource | None = None
     num_prompt_tokens: int | None = None
     num_output_tokens: int | None = None
+    num_cached_tokens: int | None = None
     finish_reason: str | None = None
     ended: float = 0.0
     status: int | None = None

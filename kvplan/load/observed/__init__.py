@@ -6,4 +6,5 @@ series    the run over time, for the reports' pictures
 verdict   what bound the run: KV, seats, compute, load or client
 engines   each of several engines behind one address
 figures   all of it as columns of a row
+requests  each request as a line of requests.jsonl
 """

@@ -60,12 +60,12 @@ def client_figures(run: MeasuredRun, slo_seconds: Mapping[str, float]) -> Row:
     row |= goodput_figures(traces, run.duration, slo_seconds)
     served = [record for record in measured if record.is_served]
     row |= _sent_figures(served)
-    row |= _counting(served)
+    row |= counting(served)
     if any(record.is_warmup for record in run.records):
         row |= _rates_within(run)
     if any(record.token_source is None for record in served):
         row |= _without_counts(slo_seconds)
-    if (row.get("chunks_per_token") or 0.0) < LEAST_CHUNKS_PER_TOKEN or row.get("token_source") == "usage":
+    if not tells_gaps(row):
         row |= latency_statistics("itl", [])
     return row
 
@@ -88,14 +88,19 @@ def token_times(record: RequestRecord) -> list[float]:
     return [float(time) for time in np.linspace(record.times[0], record.times[-1], number)]
 
 
-def _counting(served: Sequence[RequestRecord]) -> Row:
-    """How tokens were counted; the weakest way where requests differ."""
+def counting(served: Sequence[RequestRecord]) -> Row:
+    """Return how tokens were counted; the weakest way where requests differ."""
     ways = {record.token_source for record in served}
     weakest = next((way for way in (None, "usage", "token_ids", "continuous_usage") if way in ways), None)
     tokens = sum(record.num_output_tokens or 0 for record in served)
     chunks = sum(len(record.times) for record in served)
     known = weakest is not None and tokens > 0
     return {"token_source": weakest, "chunks_per_token": chunks / tokens if known else None}
+
+
+def tells_gaps(row: Row) -> bool:
+    """Return whether the gaps between chunks are those between tokens."""
+    return (row.get("chunks_per_token") or 0.0) >= LEAST_CHUNKS_PER_TOKEN and row.get("token_source") != "usage"
 
 
 def _sent_figures(served: Sequence[RequestRecord]) -> Row:

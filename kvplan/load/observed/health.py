@@ -12,8 +12,8 @@ import numpy as np
 
 from kvplan.load.client.record import RequestRecord
 
-# Late at the 99th percentile by this share of the median TTFT, or by 10 ms and at least the lesser share of it: the
-# latencies are the client's. 10 ms of a TTFT of seconds are not.
+# Late in the mean by this share of the median TTFT, or by 10 ms and at least the lesser share of it: the latencies are
+# the client's. 10 ms of a TTFT of seconds are not. The 99th percentiles are compared by the share alone.
 MOST_DELAY_OF_TTFT: Final = 0.05
 MOST_DELAY_SECONDS: Final = 0.010
 LEAST_DELAY_OF_TTFT: Final = 0.01
@@ -26,6 +26,7 @@ MOST_CPU_SHARE: Final = 0.90
 # A ceiling closer than this to what was measured is no measure of a server.
 LEAST_CEILING_RATIO: Final = 3.0
 _LAG_INTERVAL_SECONDS: Final = 0.05
+_LATE: Final = "requests were sent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,15 @@ class HealthMeter:
         return ProcessSample(tuple(self._lags), self._cpu_seconds, self._seconds)
 
 
-def client_health(records: Sequence[RequestRecord], samples: Sequence[ProcessSample]) -> ClientHealth:
-    """Of the records that were measured and every process of the client (at least one)."""
-    delay = _p99([record.dispatch_delay for record in records])
+def client_health(
+    records: Sequence[RequestRecord], samples: Sequence[ProcessSample], *, is_open: bool = True
+) -> ClientHealth:
+    """Return how the client did over the records that were measured, in all its processes (at least one).
+
+    is_open: latencies count from the schedule, so lateness is in them. In a closed loop they count from sending.
+    """
+    delays = [record.dispatch_delay for record in records]
+    delay = _p99(delays)
     lag = _p99([lag for sample in samples for lag in sample.lags])
     share = max(sample.cpu_share for sample in samples)
     ttfts = [record.times[0] - record.started for record in records if record.is_served]
@@ -102,17 +109,27 @@ def client_health(records: Sequence[RequestRecord], samples: Sequence[ProcessSam
         for record in records
         if record.is_served and (record.num_output_tokens or 0) > 1
     ]
-    reasons = bound_reasons(delay, _median(ttfts), lag, _median(tpots), share)
+    mean_delay = float(np.mean(delays)) if delays and is_open else 0.0
+    reasons = bound_reasons(mean_delay, _median(ttfts), lag, _median(tpots), share)
+    if is_open and not any(_LATE in reason for reason in reasons):
+        reasons = (*_late_at_the_99th(delay, _p99(ttfts)), *reasons)
     cpu_seconds = sum(sample.cpu_seconds for sample in samples)
     return ClientHealth(delay, lag, share, reasons, len(samples), cpu_seconds)
+
+
+def _late_at_the_99th(delay: float, ttft: float) -> tuple[str, ...]:
+    """A few requests that were sent late change the 99th percentile, even where most were in time."""
+    if not ttft or delay <= max(LEAST_DELAY_SECONDS, MOST_DELAY_OF_TTFT * ttft):
+        return ()
+    return (f"{_LATE} up to {1000 * delay:.3g} ms late (p99), {100 * delay / ttft:.0f} % of the p99 TTFT",)
 
 
 def bound_reasons(
     delay: float, median_ttft: float | None, lag: float, median_tpot: float | None, cpu_share: float
 ) -> tuple[str, ...]:
-    """Why these make the client the limit, one phrase each."""
+    """Return why these make the client the limit, one phrase each. delay: how late requests were sent in the mean."""
     reasons = []
-    late = f"requests left up to {1000 * delay:.3g} ms late (p99)"
+    late = f"{_LATE} {1000 * delay:.3g} ms late in the mean"
     if median_ttft is None:
         if delay > MOST_DELAY_SECONDS:
             reasons.append(late)

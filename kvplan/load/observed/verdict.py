@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+
 from kvplan.load.client.record import RequestRecord
 from kvplan.load.observed.health import ClientHealth
-from kvplan.load.observed.monitor import ServerView
+from kvplan.load.observed.monitor import FEWEST_READINGS, INTERVAL_SECONDS, ServerView
 from kvplan.metrics.reading import ServerReading
 
 BoundBy = Literal["kv", "seats", "compute", "load", "client"]
@@ -20,6 +23,8 @@ QUEUE_SHARE: Final = 0.10
 # Where the number of seats is not told: so many of the readings with a queue must show the same highest number running.
 # Not more, because gauges stand still during a long step: vLLM's show the moment before the batch was filled.
 PLATEAU_SHARE: Final = 0.25
+# Nobody waits in a closed loop of exactly as many as may run: the seats bind it where they are taken this often.
+FULL_SHARE: Final = 0.5
 # Beyond this share of failed requests a run shows nothing of what the server can do.
 MOST_FAILED: Final = 0.5
 
@@ -30,6 +35,13 @@ class Verdict:
 
     bound_by: BoundBy | None
     sentence: str
+
+    @property
+    def text(self) -> str:
+        """The sentence as a whole line."""
+        if self.bound_by is not None:
+            return f"Bound by {self.sentence}"
+        return f"Bottleneck unknown: {self.sentence.removeprefix('not known: ')}"
 
 
 def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestRecord] = ()) -> Verdict:
@@ -43,7 +55,9 @@ def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestR
     if health.is_bound:
         return Verdict("client", f"the client: {'; '.join(health.reasons)}")
     if server.readings and not server.within:
-        return Verdict(None, "not known: the run was too short for readings of the server's metrics")
+        seconds = FEWEST_READINGS * INTERVAL_SECONDS
+        needs = f"it needs {FEWEST_READINGS} readings, {seconds:g} s"
+        return Verdict(None, f"not known: the run was too short to sample the server's metrics ({needs})")
     readings = [reading for reading in server.within if reading.num_waiting is not None]
     if not readings:
         return Verdict(None, "the server does not tell what bound the run")
@@ -51,11 +65,40 @@ def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestR
     share = len(queued) / len(readings)
     waited = f"requests waited in {100 * share:.0f} % of the readings"
     if share < QUEUE_SHARE:
+        return _without_queue(readings, server, records, waited)
+    return _by_queue(queued, server, records, waited)
+
+
+def _without_queue(
+    readings: Sequence[ServerReading], server: ServerView, records: Sequence[RequestRecord], waited: str
+) -> Verdict:
+    """Return the verdict where nobody waited: the seats where all were taken, so that one more request would have to
+    wait, else the load."""
+    seats = _told_seats(readings, server)
+    most = max((reading.num_running or 0.0 for reading in readings), default=0.0)
+    # A gauge misses the request whose answer has just ended, so those on their way count, too.
+    in_flight = _num_in_flight(records, [reading.seconds for reading in readings])
+    taken = [max(reading.num_running or 0.0, count) for reading, count in zip(readings, in_flight, strict=True)]
+    if seats is not None:
+        share = sum(count >= seats for count in taken) / len(taken)
+        if share >= FULL_SHARE:
+            full = f"{seats:,} of {seats:,} were taken in {100 * share:.0f} % of the readings"
+            return Verdict("seats", f"the seats: {full}, so another request would wait")
         return Verdict("load", f"the load: {waited}, so more would be served")
-    return _by_queue(queued, server, waited)
+    always = most > 0 and sum(count >= most for count in taken) >= FULL_SHARE * len(taken)
+    unless = f", unless {most:,.0f} at once is the server's max_num_seqs, which it does not tell" if always else ""
+    return Verdict("load", f"the load: {waited}, so more would be served{unless}")
 
 
-def _by_queue(queued: list[ServerReading], server: ServerView, waited: str) -> Verdict:
+def _num_in_flight(records: Sequence[RequestRecord], moments: Sequence[float]) -> list[int]:
+    begun = np.searchsorted(np.sort([record.started for record in records]), moments, side="right")
+    ended = np.searchsorted(np.sort([record.ended for record in records]), moments, side="right")
+    return [int(count) for count in begun - ended]
+
+
+def _by_queue(
+    queued: list[ServerReading], server: ServerView, records: Sequence[RequestRecord], waited: str
+) -> Verdict:
     window = server.window
     preemptions = (window.num_preemptions if window is not None else None) or 0.0
     usages = [usage for reading in queued if (usage := reading.kv_cache_usage_highest) is not None]
@@ -73,11 +116,15 @@ def _by_queue(queued: list[ServerReading], server: ServerView, waited: str) -> V
         return Verdict("seats", f"the seats: {waited} while never more than {highest:,.0f} ran{full}")
     if fullest is None:
         return Verdict(None, f"{waited}, and the server does not tell for what")
+    longest = max((record.num_prompt_tokens_asked for record in records), default=0)
+    if (1 - fullest) * (queued[-1].cache.kv_cache_size_tokens or math.inf) < longest:
+        room = f"with room for fewer than the {longest:,} tokens of the longest prompt"
+        return Verdict("kv", f"the KV cache: {waited} while it was up to {100 * fullest:.0f} % full, {room}")
     seats = "the number running changed" if told is None else f"no more than {highest or 0:,.0f} of {told:,} ran"
     return Verdict("compute", f"compute: {waited} although {seats}{full}")
 
 
-def _told_seats(queued: list[ServerReading], server: ServerView) -> int | None:
+def _told_seats(queued: Sequence[ServerReading], server: ServerView) -> int | None:
     """How many may run, of all data-parallel engines together, where the server says it."""
     if queued[0].max_num_seqs:
         return queued[0].max_num_seqs

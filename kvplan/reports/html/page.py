@@ -75,6 +75,7 @@ def _links(drawn: Mapping[str, Picture | None], shown: Mapping[str, object], hea
         "slo": ("SLO", shown["slo"]),
         "outcomes": ("Boundaries", drawn["outcomes"] or shown["boundaries"]),
         "throughput": ("Throughput", drawn["throughput"] or drawn["latency"]),
+        "requests": ("Requests", drawn["requests"]),
         "pareto": ("Trade-off", drawn["pareto"]),
         "occupancy": ("Occupancy", drawn["occupancy"]),
         "predicted": ("Predictions", drawn["predicted_vs_measured"] or shown["predictions"]),

@@ -8,6 +8,7 @@ throughput    throughput over max_num_seqs; latency: TTFT and TPOT; pareto: one 
 occupancy     KV pool and queues over time in the best and the worst trial
 predictions   predicted against measured
 memory        what device memory was used for; block_size: KV waste and throughput by block size
+requests      single requests: distribution of their latencies, and latency over time
 slo           requests within the SLO and goodput over the load, where it was searched
 comparison    two runs (its draw takes a Comparison); side_by_side: several; fleet: several devices
 canvas        what all of them share: style, title and footer, axes, PNG; labels: beside points, none on top of another

@@ -17,7 +17,9 @@ _STATISTICS: Final = {
     "median": "median",
     "std": "standard deviation",
     "p90": "90th percentile",
+    "p95": "95th percentile",
     "p99": "99th percentile",
+    "p99_9": "99.9th percentile (of fewer than 1,000 values: near the largest)",
 }
 
 
@@ -61,22 +63,30 @@ class LatencyColumns(TypedDict, total=False):
     median_ttft_ms: Annotated[float | None, _latency("median", "ttft")]
     std_ttft_ms: Annotated[float | None, _latency("std", "ttft")]
     p90_ttft_ms: Annotated[float | None, _latency("p90", "ttft")]
+    p95_ttft_ms: Annotated[float | None, _latency("p95", "ttft")]
     p99_ttft_ms: Annotated[float | None, _latency("p99", "ttft")]
+    p99_9_ttft_ms: Annotated[float | None, _latency("p99_9", "ttft")]
     mean_tpot_ms: Annotated[float | None, _latency("mean", "tpot")]
     median_tpot_ms: Annotated[float | None, _latency("median", "tpot")]
     std_tpot_ms: Annotated[float | None, _latency("std", "tpot")]
     p90_tpot_ms: Annotated[float | None, _latency("p90", "tpot")]
+    p95_tpot_ms: Annotated[float | None, _latency("p95", "tpot")]
     p99_tpot_ms: Annotated[float | None, _latency("p99", "tpot")]
+    p99_9_tpot_ms: Annotated[float | None, _latency("p99_9", "tpot")]
     mean_itl_ms: Annotated[float | None, _latency("mean", "itl")]
     median_itl_ms: Annotated[float | None, _latency("median", "itl")]
     std_itl_ms: Annotated[float | None, _latency("std", "itl")]
     p90_itl_ms: Annotated[float | None, _latency("p90", "itl")]
+    p95_itl_ms: Annotated[float | None, _latency("p95", "itl")]
     p99_itl_ms: Annotated[float | None, _latency("p99", "itl")]
+    p99_9_itl_ms: Annotated[float | None, _latency("p99_9", "itl")]
     mean_e2el_ms: Annotated[float | None, _latency("mean", "e2el")]
     median_e2el_ms: Annotated[float | None, _latency("median", "e2el")]
     std_e2el_ms: Annotated[float | None, _latency("std", "e2el")]
     p90_e2el_ms: Annotated[float | None, _latency("p90", "e2el")]
+    p95_e2el_ms: Annotated[float | None, _latency("p95", "e2el")]
     p99_e2el_ms: Annotated[float | None, _latency("p99", "e2el")]
+    p99_9_e2el_ms: Annotated[float | None, _latency("p99_9", "e2el")]
     mean_sent_ttft_ms: Annotated[
         float | None, About("latency", "mean time to first token from sending, not from the schedule", unit="ms")
     ]

@@ -17,7 +17,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +37,10 @@ from kvplan.runs.directory import (
     read_manifest,
     read_trials,
 )
+from kvplan.runs.request_lines import REQUESTS, RequestLine
 from kvplan.runs.shape import bounded_numbers
 from kvplan.runs.storage.files import sync_directory, write_all, write_whole
+from kvplan.runs.storage.requests import append_requests
 
 _RECORDS_PER_CSV: Final = 5
 _LOCK: Final = ".lock"
@@ -104,7 +106,7 @@ class SweepStore:
 
     def take_back(self) -> None:
         """Remove the files of a run that never started; the directory goes too if nothing else is in it."""
-        for name in (TRIALS, MANIFEST, WORKER_LOG, _LOCK):
+        for name in (TRIALS, REQUESTS, MANIFEST, WORKER_LOG, _LOCK):
             (self.directory / name).unlink(missing_ok=True)
         shutil.rmtree(self.directory / MODEL, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -115,9 +117,13 @@ class SweepStore:
         """In the order of their numbers; several workers end their trials in another."""
         return sorted((record["row"] for record in self.records), key=lambda row: row.get("trial_number") or 0)
 
-    def append(self, record: TrialRecord) -> None:
-        """Add a finished trial; it is on disk when this returns. KvplanError if the disk is full."""
+    def append(self, record: TrialRecord, requests: Sequence[RequestLine] = ()) -> None:
+        """Add a finished trial; it is on disk when this returns. KvplanError if the disk is full.
+
+        requests: what it served, written first.
+        """
         assert self._trials is not None, "the store is closed"
+        append_requests(self.directory, requests)
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         start = os.fstat(self._trials.fileno()).st_size
         try:

@@ -220,7 +220,7 @@ class PoolRunner:
         result.row["num_lost_workers"] = job.num_lost
         seconds = time.monotonic() - seat.started
         record = finished_record(self._identity, seat.row, result.row, result.series, seconds)
-        self._store.append(record)
+        self._store.append(record, result.requests)
         self._store.add_versions(dict(seat.host.versions))
         self._times.learn(record["row"], seat.prepared)
         if ran_without_kernels(record["row"]) and seat.host.name not in self._without_kernels:

@@ -16,6 +16,7 @@ from kvplan.errors import UsageError
 from kvplan.runs.answers.outliers import setting_key
 from kvplan.runs.answers.summary import Summary, summarize
 from kvplan.runs.directory import MODEL, Manifest, TrialRecord
+from kvplan.runs.storage.requests import read_requests
 from kvplan.runs.storage.store import SweepStore
 from kvplan.sweeps.shards.checks import Part, read_part, refuse_unfit, whole_plan
 
@@ -42,8 +43,10 @@ def merge_shards(directories: Sequence[Path], out: Path, *, command: str) -> Mer
         model = parts[0].directory / MODEL
         if model.is_dir():
             shutil.copytree(model, out / MODEL, dirs_exist_ok=True)
+        requests = {trial_id: lines for part in parts for trial_id, lines in read_requests(part.directory).items()}
         for number, record in enumerate(_ordered(parts), start=1):
-            store.append(_of_the_whole(record, manifest["run_id"], number))
+            served = requests.get(record["row"]["trial_id"], [])
+            store.append(_of_the_whole(record, manifest["run_id"], number), served)
         store.write_results()
         summary = summarize(manifest, store.rows)
         store.write_summary(summary)

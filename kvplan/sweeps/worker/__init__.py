@@ -13,5 +13,6 @@ counted          trials that compute nothing: steps instead of seconds
 load_generator   sends requests when they are due and steps the engine
 watch            progress messages and memory readings meanwhile
 metrics          latency, throughput and occupancy from what was recorded (vLLM's definitions)
+requests         each request as a line of requests.jsonl
 failures         what a failed trial is recorded as
 """

@@ -31,6 +31,9 @@ class StepOutput(Protocol):
     new_token_ids: list[int]
 
     @property
+    def num_cached_tokens(self) -> int: ...
+
+    @property
     def request_id(self) -> str: ...
 
     @property
@@ -131,13 +134,15 @@ class LoadGenerator:
             if self._pending[0].arrival_seconds > now:
                 return
             request = self._pending.popleft()
-            trace = RequestTrace(request.request_id, len(request.prompt_token_ids), now, [])
+            due = request.arrival_seconds
+            trace = RequestTrace(request.request_id, len(request.prompt_token_ids), now, [], due_seconds=due)
             self._traces[request.request_id] = trace
             try:
                 self._engine.add_request(
                     request.request_id, request.prompt_token_ids, request.params, lora_request=request.lora_request
                 )
-            except self._refused:
+            except self._refused as error:
+                trace.error = str(error)
                 continue  # the trace stays unfinished and counts as failed
             self._num_in_flight += 1
 
@@ -153,6 +158,7 @@ class LoadGenerator:
             trace.token_times.extend([after] * len(output.new_token_ids))
             num_new_tokens += len(output.new_token_ids)
             if output.finished:
+                trace.num_cached_tokens = output.num_cached_tokens
                 trace.finished = True
                 self._num_in_flight -= 1
         if self._engine.stats is stats:  # the tokens of no step have come

@@ -9,23 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
 
+PERCENTILES: Final = {"p90": 90.0, "p95": 95.0, "p99": 99.0, "p99_9": 99.9}
+"""Of each latency, under the names of their columns; vLLM writes p99.9, which no name in Python can."""
+
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What happened to one request. Times in seconds on one clock; ``token_times`` has one entry per output token."""
+    """What happened to one request. Times in seconds on one clock; ``token_times`` has one entry per output token.
+
+    due_seconds: when the workload wanted it sent; None: whenever it was. error: why it was refused.
+    """
 
     request_id: str
     num_prompt_tokens: int
     arrival_seconds: float
     token_times: list[float]
     finished: bool = False
+    due_seconds: float | None = None
+    num_cached_tokens: int | None = None
+    error: str | None = None
 
     @property
     def ttft_seconds(self) -> float:
@@ -69,16 +78,16 @@ def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> 
 
 
 def latency_statistics(name: str, seconds: Sequence[float]) -> Row:
-    """The latency columns of ``name``: ttft, tpot, itl or e2el."""
+    """Return the latency columns of ``name``: ttft, tpot, itl or e2el."""
     if not seconds:
-        return cast(Row, {f"{key}_{name}_ms": None for key in ("mean", "median", "std", "p90", "p99")})
+        return cast(Row, {f"{key}_{name}_ms": None for key in ("mean", "median", "std", *PERCENTILES)})
+    percentiles = np.percentile(seconds, list(PERCENTILES.values()))
     figures = {
         f"mean_{name}_ms": float(np.mean(seconds) * 1000),
         f"median_{name}_ms": float(np.median(seconds) * 1000),
         f"std_{name}_ms": float(np.std(seconds) * 1000),
-        f"p90_{name}_ms": float(np.percentile(seconds, 90) * 1000),
-        f"p99_{name}_ms": float(np.percentile(seconds, 99) * 1000),
     }
+    figures |= {f"{key}_{name}_ms": float(value * 1000) for key, value in zip(PERCENTILES, percentiles, strict=True)}
     return cast(Row, figures)
 
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
+from kvplan.runs.request_lines import RequestLine
 from kvplan.workload.requests import RequestSpec
 
 Stage = Literal["compiling", "loading", "setup", "warmup", "serving"]
@@ -88,6 +89,7 @@ class ResultMessage(TypedDict):
     row: Row
     series: Series | None
     worker_usable: bool
+    requests: NotRequired[list[RequestLine]]
 
 
 Event = NoticeMessage | StageMessage | ProgressMessage
@@ -138,11 +140,12 @@ def _requests(records: Sequence[dict[str, Any]]) -> tuple[RequestSpec, ...]:
 
 @dataclass(slots=True)
 class TrialResult:
-    """The worker's part of a row. worker_usable: False if the next trial needs a new process."""
+    """The worker's part of a row. worker_usable: False if the next trial needs a new process. requests: served ones."""
 
     row: Row
     series: Series | None = None
     worker_usable: bool = True
+    requests: list[RequestLine] = field(default_factory=list)
 
     def as_message(self, trial_id: str) -> ResultMessage:
         return {
@@ -151,8 +154,9 @@ class TrialResult:
             "row": self.row,
             "series": self.series,
             "worker_usable": self.worker_usable,
+            "requests": self.requests,
         }
 
     @staticmethod
     def from_message(message: ResultMessage) -> TrialResult:
-        return TrialResult(message["row"], message["series"], message["worker_usable"])
+        return TrialResult(message["row"], message["series"], message["worker_usable"], message.get("requests", []))

@@ -16,6 +16,7 @@ from kvplan.sweeps.worker.failures import classify_failure
 from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording
 from kvplan.sweeps.worker.metrics import downsampled_series, goodput_figures, occupancy_figures, serving_figures
 from kvplan.sweeps.worker.protocol import Stage, TrialOrder, TrialResult
+from kvplan.sweeps.worker.requests import request_lines
 from kvplan.sweeps.worker.watch import TrialWatch
 from kvplan_engine import Engine, EngineError
 from kvplan_engine.device.allocation import is_context_lost
@@ -36,8 +37,8 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
         row |= memory_figures(engine)
         host.warm_up(engine, order, send)
         send(stage_message("serving", watch.memory_share()))
-        served, series = _serve(engine, order, watch)
-        return TrialResult(row | served, series)
+        result = _serve(engine, order, watch)
+        return TrialResult(row | result.row, result.series, requests=result.requests)
     except (EngineError, MemoryError, RuntimeError, OSError) as error:
         failure = classify_failure(error, stage)
         if failure is None:
@@ -48,7 +49,7 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
     return TrialResult(row | failure, worker_usable=is_usable)
 
 
-def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, Series]:
+def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> TrialResult:
     requests = [timed_request(request, order, watch.host.adapters) for request in order.requests]
     before = engine.get_stats()
     ranks = () if engine.ranks is None else engine.ranks.pids
@@ -69,12 +70,13 @@ def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, S
     row: Row = {"layout_waste_pct": watch.layout_waste_pct()}
     if steps is not None:
         counted, series = _counted(recording, engine, before, order)
-        return row | counted, series
+        return TrialResult(row | counted, series, requests=request_lines(recording.traces, order.trial_id, timed=False))
     row["other_cpu_pct"] = meter.other_cpu_pct()
     row |= serving_row(recording, engine, before, order.settings["max_model_len"])
     row |= goodput_figures(recording.traces, recording.duration_seconds, order.slo_seconds)
     row |= watch.peak_memory()
-    return row, downsampled_series(recording.samples, engine.memory.num_blocks)
+    series = downsampled_series(recording.samples, engine.memory.num_blocks)
+    return TrialResult(row, series, requests=request_lines(recording.traces, order.trial_id))
 
 
 def _counted(recording: Recording, engine: Engine, before: dict[str, Any], order: TrialOrder) -> tuple[Row, Series]:

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sweep_helpers import tiny_plan
 
 from kvplan.runs.directory import read_trials
+from kvplan.runs.storage.requests import read_requests
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
@@ -82,6 +84,12 @@ def test_same_requests_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for request, output in zip(order.requests, direct, strict=True):
         assert recorded[0].tokens[f"request-{request.index}"] == list(output.outputs[0].token_ids)
     assert result.row["total_output_tokens"] == sum(request.num_output_tokens for request in order.requests)
+    served = result.requests
+    assert [line["output_tokens"] for line in served] == [request.num_output_tokens for request in order.requests]
+    assert result.row["p95_ttft_ms"] == pytest.approx(
+        np.percentile([1000 * (line["ttft_s"] or 0) for line in served], 95), abs=0.001
+    )
+    assert all(line["trial_id"] == order.trial_id and line["error"] is None for line in served)
 
 
 def test_blocks_that_a_trial_writes_to_are_touched_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +114,8 @@ def test_shared_prefixes_are_found_in_the_cache_and_the_row_and_the_series_say_s
     row, series = record["row"], record["series"]
     assert row["status"] == "ok"
     assert row["num_cached_tokens"] == 6 * 64
+    (requests,) = read_requests(tmp_path / "run").values()
+    assert sum(line["cached_tokens"] or 0 for line in requests) == row["num_cached_tokens"]
     assert row["prefix_hit_rate"] == pytest.approx(6 * 64 / row["total_input_tokens"])
     assert series["cached_tokens"] == sorted(series["cached_tokens"])
     assert series["cached_tokens"][-1] == row["num_cached_tokens"]
