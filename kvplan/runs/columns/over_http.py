@@ -54,6 +54,12 @@ class ServerColumns(TypedDict, total=False):
         int | None,
         About("server", "kv_cache_tokens predicted before the start", unit="tokens"),
     ]
+    kv_cache_tokens_vllm: Annotated[
+        int | None,
+        About(
+            "server", "tokens that vLLM prints for a pool of these bytes; only of GPUs that are counted", unit="tokens"
+        ),
+    ]
     start_seconds: Annotated[
         float | None,
         About("server", "from its command, or its fork, to its first answer; empty: it ran already", unit="s"),

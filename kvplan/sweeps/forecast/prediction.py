@@ -239,6 +239,7 @@ def predicted_columns(prediction: TrialPrediction) -> Row:
         "block_bytes_predicted": prediction.block_bytes,
         "num_blocks_predicted": prediction.num_blocks,
         "kv_cache_tokens_predicted": prediction.kv_cache_tokens,
+        "kv_cache_tokens_vllm": None if prediction.deployed is None else prediction.deployed.vllm.kv_cache_tokens,
         "predicted_status": prediction.status,
         "pred_max_concurrency": prediction.max_concurrency,
         "pred_output_throughput": prediction.output_throughput,

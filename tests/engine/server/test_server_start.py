@@ -67,7 +67,7 @@ def test_the_api_process_never_loads_torch(commanded: ServerProcess) -> None:
 
 def test_every_setting_of_the_engine_is_an_option() -> None:
     names = {ENGINE_NAMES.get(name, name) for name in inspect.signature(serve).parameters}
-    assert knobs().keys() - names == {"weight_bytes", "rank_accounts"}, "which is for load_format none, and that answers nobody"
+    assert knobs().keys() - names == {"weight_bytes", "rank_accounts"}, "for load_format none, which answers nobody"
 
 
 @pytest.mark.parametrize(
