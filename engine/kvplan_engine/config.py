@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from kvplan_engine.errors import SettingsError
 from kvplan_engine.knob import Knob, Range
+from kvplan_engine.rank_account import RankAccount, read_accounts
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {
@@ -104,6 +105,12 @@ class EngineConfig:
         "size of the weights to account for with load_format none; None: parameters times dtype",
         unit="bytes",
         range=_AMOUNT,
+        in_vllm=False,
+    )
+    rank_accounts: tuple[RankAccount, ...] | None = _knob(
+        None,
+        "what a rank of each stage takes beside the pool, to account for with load_format none; None: as this engine "
+        "would take it",
         in_vllm=False,
     )
     dummy_layers: str = _knob(
@@ -277,7 +284,11 @@ class EngineConfig:
         self._check_ranks()
 
     def _check_ranks(self) -> None:
-        """Refuses what no rank has a part of yet."""
+        """Refuses what no rank has a part of yet; where ranks' memory is given, nothing has to be divided."""
+        accounts = read_accounts(self.rank_accounts, self.pipeline_parallel_size)
+        object.__setattr__(self, "rank_accounts", accounts)
+        if accounts is not None:
+            return
         undivided = {
             "enable_lora": self.enable_lora,
             f"quantization '{self.quantization}'": self.quantization not in (None, "none"),
@@ -305,6 +316,11 @@ class EngineConfig:
             raise SettingsError(
                 f"weight_bytes is for load_format 'none', and load_format is '{self.load_format}'.",
                 hint="leave weight_bytes out: weights that are loaded are measured",
+            )
+        if self.rank_accounts is not None and not self.is_counted:
+            raise SettingsError(
+                f"rank_accounts is for load_format 'none', and load_format is '{self.load_format}'.",
+                hint="leave rank_accounts out: what is allocated is measured",
             )
         if self.shares_layers and self.load_format != "dummy":
             raise SettingsError(

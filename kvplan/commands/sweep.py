@@ -14,7 +14,7 @@ import typer
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.sweep.axes import FLAG_OPTIONS, LIST_OPTIONS, AxisOptions
-from kvplan.commands.options.sweep.engine import EngineOptions, given_engine, swept_engine
+from kvplan.commands.options.sweep.engine import EngineOptions, given_engine, settled, swept_engine
 from kvplan.commands.options.sweep.goals import GoalOptions, given_goals
 from kvplan.commands.options.sweep.model import MachineOptions, ModelOptions
 from kvplan.commands.options.sweep.panels import OUTPUT_PANEL
@@ -23,6 +23,7 @@ from kvplan.commands.options.sweep.workload import WorkloadOptions
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.errors import UsageError
 from kvplan.sweeps.consent import note_started, refuse_links, refuse_unasked
+from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.sweeps.worker.early import EarlyWorker
@@ -80,7 +81,7 @@ def sweep(
     given_axes = {name: ",".join(values) for name, values in given_options(axes).items()}
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})
-        return _resume(resume, given | given_axes, spread, as_json=as_json)
+        return _resume(resume, given, given_axes, spread, as_json=as_json)
     return _new(given, given_axes, out, spread, dry_run=dry_run, as_json=as_json)
 
 
@@ -95,6 +96,7 @@ def _new(
 ) -> int:
     if "model" not in given:
         raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
+    given, axes = settled(given, axes, given.get("engine", OWN_ENGINE))
     options = SweepOptions(**given, axes=axes)
     _need_packages(options, spread, dry_run=dry_run)
     runs_here = not dry_run and not options.is_foreign and spread.ray is None
@@ -120,7 +122,9 @@ def _new(
     return _finish(outcome, as_json=as_json)
 
 
-def _resume(directory: Path, given: Mapping[str, Any], spread: SpreadOptions, *, as_json: bool) -> int:
+def _resume(
+    directory: Path, given: Mapping[str, Any], axes: Mapping[str, str], spread: SpreadOptions, *, as_json: bool
+) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
     from kvplan.runs.directory import read_sweep_manifest
     from kvplan.sweeps.options import refuse_differences
@@ -128,7 +132,8 @@ def _resume(directory: Path, given: Mapping[str, Any], spread: SpreadOptions, *,
 
     manifest = read_sweep_manifest(directory)
     options = SweepOptions.from_json(manifest["options"])
-    refuse_differences(options, given)
+    given, axes = settled(given, axes, options.engine)
+    refuse_differences(options, {**given, **axes})
     _need_packages(options, spread)
     run_id = str(manifest.get("run_id"))
     refuse_unasked(options, given, run_id, directory)

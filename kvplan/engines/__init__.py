@@ -5,6 +5,7 @@ prediction for it. Everything else is the same for all of them.
 
     interface  what an adapter is, and what goes in and out of it
     serving/   a server's life: its process, its port, the wait until it serves, its end
+    arguments  which of an engine's own options are settings of a sweep
     server     one server of an engine
     starter    servers started, or forked from the engine's imports
     dummies    a model directory without weights

@@ -61,6 +61,7 @@ class EngineHost:
         self._settings: TrialSettings | None = None
         self._is_lowered = False
         self._num_loads = 0
+        self._refused_blocks: dict[int, Row] = {}
 
     @property
     def is_loaded(self) -> bool:
@@ -72,8 +73,13 @@ class EngineHost:
         is_reused = self._stays(prepared.trial.settings)
         row: Row = {"reused_server": is_reused}
         if not is_reused:
+            block_size = prepared.trial.settings.block_size
+            if (refused := self._refused_blocks.get(block_size)) is not None:  # whatever the other settings are
+                return TrialResult(row | refused)
             on_event({"type": "stage", "stage": "loading", "memory_share": None})
             failure = self._start(prepared, limits, killer)
+            if failure is not None and failure.get("status") == "rejected_block_size":
+                self._refused_blocks[block_size] = failure
             if failure is not None:
                 return TrialResult(row | failure)
         assert self._server is not None

@@ -86,7 +86,7 @@ def answer_question(
 ) -> Estimate:
     """The estimate on all ``gpus``; those that differ in their number or in the dtype they run are asked apart."""
     settings = _as_published(spec, question.settings)
-    asked = [(each.gpu, _settings_on(each, spec, settings, engine)) for each in gpus]
+    asked = [(each.gpu, settings_on(each, spec, settings, engine)) for each in gpus]
     parts: list[Estimate] = []
     for same, group in groupby(asked, key=lambda each: each[1]):
         found = tuple(gpu for gpu, _ in group)
@@ -105,9 +105,8 @@ def _as_published(spec: ModelSpec, settings: ServingSettings) -> ServingSettings
     return replace(settings, quantization="auto", group_size=None)
 
 
-def _settings_on(
-    counted: GpuCount, spec: ModelSpec, settings: ServingSettings, engine: EngineChoice
-) -> ServingSettings:
+def settings_on(counted: GpuCount, spec: ModelSpec, settings: ServingSettings, engine: EngineChoice) -> ServingSettings:
+    """``settings`` as ``engine`` has them on these GPUs: ranks of the count, the GPU's dtype. UsageError for others."""
     ranks = tensor_parallel_size(counted, settings)
     if counted.gpu.part_of is not None and counted.num_gpus * ParallelLayout.of(settings).num_gpus > 1:
         raise UsageError(

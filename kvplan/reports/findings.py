@@ -182,18 +182,23 @@ def kv_waste(run: Run) -> KvWaste | None:
     return KvWaste(100 - wasted, held, best.number("block_size"), best.number("max_model_len"))
 
 
+_COUNTED_WEIGHTS: Final = {
+    "predicted": " The size of the weights is the planner's, as predicted for the published format, not measured.",
+    "counted": " The size of the weights is parameters x dtype.",
+}
+
+
 def counted_sentence(run: Run) -> str:
     """That there are no speeds and why, '' where something was computed."""
     if not run.is_counted:
         return ""
-    sizes = {
-        "predicted": " The size of the weights is the planner's, as predicted for the published format, not measured.",
-        "counted": " The size of the weights is parameters x dtype.",
-    }
+    if any(trial.number("kv_cache_tokens_vllm") for trial in run.trials):
+        told = " What a GPU holds beside its KV pool is vLLM's, as predicted, not measured."
+    else:
+        told = _COUNTED_WEIGHTS.get(run.first("weights_origin"), "")
     return (
         "Nothing was computed (load format none): blocks, bytes, queues and preemptions are those of the engine's own "
-        "scheduler and pool with random tokens, means are over steps, and there are no speeds."
-        + sizes.get(run.first("weights_origin"), "")
+        "scheduler and pool with random tokens, means are over steps, and there are no speeds." + told
     )
 
 

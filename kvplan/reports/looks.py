@@ -42,6 +42,7 @@ LOOKS: Final[Mapping[str, StatusLook]] = {
     "preempted": StatusLook("preempted", YELLOW),
     "rejected_ctx": StatusLook("context\nrejected", ORANGE, "//"),
     "rejected_seqs": StatusLook("sequences\nrejected", "#F4B183", "//"),
+    "rejected_block_size": StatusLook("block size\nrejected", "#D6C5E3", "--"),
     "oom_kv_init": StatusLook("OOM\nKV pool", PURPLE, "\\\\"),
     "oom_weights": StatusLook("OOM\nweights", VERMILION, "xx"),
     "oom_runtime": StatusLook("OOM\nserving", BLUE, "++"),

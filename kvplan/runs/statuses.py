@@ -15,6 +15,7 @@ Status = Literal[
     "oom_runtime",
     "rejected_ctx",
     "rejected_seqs",
+    "rejected_block_size",
     "timeout",
     "crash",
     "rank_died",
@@ -68,6 +69,12 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
         "max_num_seqs exceeds the blocks",
         "the pool has fewer blocks than max_num_seqs, each of which needs one for its states, so the engine refuses to "
         "start",
+    ),
+    TrialStatus(
+        "rejected_block_size",
+        "broken",
+        "no kernel for this block_size",
+        "the engine has no attention kernel on this device for blocks of this size, so it refuses to start",
     ),
     TrialStatus(
         "oom_kv_init",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import KvplanError
 from kvplan.machine.device import Device, detect_device
 from kvplan.machine.host import usable_cores
@@ -17,6 +16,10 @@ COUNTED_NOTICE: Final = (
     "nothing is computed (load format none): blocks, bytes, queues and preemptions are the engine's own, and there are "
     "no speeds"
 )
+DEPLOYED_NOTICE: Final = (
+    "what a GPU holds beside its KV pool is vLLM {}'s, as `kvplan estimate` predicts it, not measured; the pool's "
+    "blocks are the engine's own"
+)
 COUNTED_CPU: Final = "counted CPU"
 COUNTED_GPU: Final = "counted GPU"
 
@@ -27,9 +30,8 @@ def counted_device(options: SweepOptions) -> Device:
     On a CPU whose memory was not given it has none yet: see ``has_memory``. KvplanError for a GPU of unknown size.
     """
     memory_bytes = options.device_memory_bytes()
-    if options.gpu is not None:
-        profile = find_gpu(options.gpu)
-        return _device("cuda", profile.name, memory_bytes or profile.memory_bytes)
+    if (counted := options.counted_gpus()) is not None:
+        return _device("cuda", counted.gpu.name, memory_bytes or counted.gpu.memory_bytes, num_gpus=counted.num_gpus)
     if options.device == "cuda":
         return _device("cuda", COUNTED_GPU, memory_bytes or _present_gpu_bytes())
     return _device("cpu", COUNTED_CPU, memory_bytes or 0)
@@ -54,8 +56,9 @@ def refuse_arrivals(requests: Sequence[RequestSpec]) -> None:
         )
 
 
-def _device(kind: str, name: str, memory_bytes: int, reason: str | None = None) -> Device:
-    notice = f"{name} with {format_bytes(memory_bytes)}" + (f" ({reason})" if reason else "")
+def _device(kind: str, name: str, memory_bytes: int, reason: str | None = None, num_gpus: int = 1) -> Device:
+    what = f"{num_gpus} x {name}, each" if num_gpus > 1 else name
+    notice = f"{what} with {format_bytes(memory_bytes)}" + (f" ({reason})" if reason else "")
     return Device(kind, name, memory_bytes, usable_cores(), memory_bytes, notice)
 
 

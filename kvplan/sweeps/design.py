@@ -14,12 +14,15 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvplan.catalog.devices.gpus import GpuCount
 from kvplan.errors import UsageError
 from kvplan.estimate.kvplan.memory import EnginePrediction
 from kvplan.runs.trials import LoadKey, Trial, TrialSettings
+from kvplan.settings import ServingSettings
 from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
+from kvplan.sweeps.forecast.deployed import deployed_defaults, deployed_ranks
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
 from kvplan.units import MIB
@@ -31,6 +34,8 @@ _GRID_SEQS = 256
 _BLOCK_SIZES = (8, 16, 32)
 _BLOCK_SIZE = 16
 _UTILIZATION = 0.9
+_LESS = 0.1
+"""How much less of a GPU the other half of a deployment's default design uses."""
 _CONTEXT_SHARES = (0.375, 0.625, 1.0)
 # Share of the pool that the default design's requests fill at the highest utilization.
 _FILLED_SHARE = 0.8
@@ -92,6 +97,8 @@ def make_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor) -
     base = base_settings(predictor)
     if predictor.engine is not None:
         return _grid(axes or predictor.engine.default_axes(base), base)
+    if predictor.deployed_on is not None:
+        return _deployed_design(axes, predictor, base)
     return _grid(axes, base.with_changes(max_num_seqs=_GRID_SEQS)) if axes else _default_design(predictor, base)
 
 
@@ -99,6 +106,8 @@ def base_settings(predictor: Predictor) -> TrialSettings:
     """The settings that the default design varies; a grid uses them for the axes that were not given."""
     if predictor.engine is not None:
         return predictor.engine.base_settings(predictor.requests, predictor.max_concurrency)
+    if predictor.deployed_on is not None:
+        return _deployed_base(predictor, predictor.deployed_on)
     kind = _scale(predictor)
     return TrialSettings(
         gpu_memory_utilization=_UTILIZATION,
@@ -107,6 +116,50 @@ def base_settings(predictor: Predictor) -> TrialSettings:
         max_model_len=comfortable_context(predictor),
         max_num_batched_tokens=DEFAULT_BATCHED_TOKENS[kind],
     )
+
+
+def _deployed_base(predictor: Predictor, counted: GpuCount) -> TrialSettings:
+    """What vLLM does on these GPUs where nothing is said, but for a context with room for the requests."""
+    asked = ServingSettings(
+        max_model_len=comfortable_context(predictor), device_memory_bytes=predictor.device.memory_bytes
+    )
+    found = deployed_defaults(predictor.spec, counted, asked)
+    return TrialSettings(
+        gpu_memory_utilization=found.gpu_memory_utilization,
+        max_num_seqs=found.max_num_seqs,
+        block_size=found.block_size,
+        max_model_len=found.max_model_len,
+        max_num_batched_tokens=found.max_num_batched_tokens,
+        tensor_parallel_size=found.tensor_parallel_size,
+    )
+
+
+def _deployed_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor, base: TrialSettings) -> Design:
+    """The grid of the given axes; by default contexts up to the model's longest, with vLLM's utilization and less.
+
+    UsageError where parallel sizes are not those of the GPUs that were named.
+    """
+    counted = predictor.deployed_on
+    assert counted is not None
+    if not axes:
+        longest = predictor.spec.max_position_embeddings or base.max_model_len
+        axes = {
+            "gpu_memory_utilization": (round(base.gpu_memory_utilization - _LESS, 2), base.gpu_memory_utilization),
+            "max_model_len": tuple(sorted({base.max_model_len, _between(base.max_model_len, longest), longest})),
+        }
+    if "tensor_parallel_size" not in axes:
+        base = base.with_changes(tensor_parallel_size=1)  # the count decides, beside the other sizes
+    grid = _grid(axes, base)
+    points = {
+        settings.with_changes(tensor_parallel_size=deployed_ranks(counted, settings)): planes
+        for settings, planes in grid.points.items()
+    }
+    return replace(grid, points=points)
+
+
+def _between(shorter: int, longer: int) -> int:
+    """A power of two in the middle of two contexts."""
+    return min(1 << round(math.log2(shorter * longer) / 2), longer)
 
 
 def _scale(predictor: Predictor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
@@ -10,7 +11,9 @@ from kvplan.catalog.architectures import native_architectures, transformers_arch
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.machine.host import available_memory_bytes
-from kvplan.runs.trials import Trial
+from kvplan.runs.trials import Trial, TrialSettings
+from kvplan.sweeps.forecast.deployed import sequence_bytes
+from kvplan.sweeps.forecast.pool import PoolPrediction
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.units import format_bytes, plural
 from kvplan.workload.requests import RequestSpec, clip_requests
@@ -58,23 +61,51 @@ def expected_implementation(
 def refuse_oversized(predictor: Predictor, trials: Iterable[Trial], model: str) -> None:
     """KvplanError if the weights are larger than the whole device in every trial: no setting can change that.
 
+    Of a device that is only counted also if they exceed the budget in every trial: nothing would be counted.
     model: as the user wrote it.
     """
     memories = [(predictor.memory(trial.settings), trial.settings) for trial in trials]
-    smallest, settings = min(memories, key=lambda each: each[0].weight_bytes, default=(None, None))
+    if not memories:
+        return
+    smallest, settings = min(memories, key=lambda each: each[0].weight_bytes / each[1].gpu_memory_utilization)
     total = predictor.device.memory_bytes
-    if smallest is not None and settings is not None and smallest.weight_bytes > total:
+    if predictor.is_counted and all(memory.outcome == "oom_weights" for memory, _ in memories):
+        share = settings.gpu_memory_utilization
+        raise KvplanError(
+            f"The weights of {predictor.spec.served_id} take {format_bytes(smallest.weight_bytes)}"
+            f"{_on_each(settings)}, more than the {format_bytes(int(total * share))} that gpu_memory_utilization "
+            f"{share:g} leaves of {format_bytes(total)}.",
+            hint=_counted_way_out(predictor, settings, smallest),
+        )
+    if smallest.weight_bytes > total:
         raise KvplanError(
             f"The weights of {predictor.spec.served_id} take {format_bytes(smallest.weight_bytes)} in "
             f"{predictor.dtype(settings)}, but the device has {format_bytes(total)}.",
-            hint=_way_out(smallest.fixed_bytes, predictor.device.kind, model, is_counted=predictor.is_counted),
+            hint=_way_out(predictor.device.kind, smallest.fixed_bytes, model),
         )
 
 
-def _way_out(needed_bytes: int, device_kind: str, model: str, *, is_counted: bool) -> str:
+def _on_each(settings: TrialSettings) -> str:
+    num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    return f" on each of {num_ranks} GPUs" if num_ranks > 1 else ""
+
+
+def _counted_way_out(predictor: Predictor, settings: TrialSettings, memory: PoolPrediction) -> str:
+    """The memory from which the weights fit, and with it one sequence of the trial's context."""
+    share = settings.gpu_memory_utilization
+    weights, sequence = memory.weight_bytes / share, sequence_bytes(predictor.own_memory(settings))
+    needs = (
+        f"it needs {format_bytes(math.ceil(weights), digits=0)} at {share:g} for the weights, and "
+        f"{format_bytes(math.ceil((memory.fixed_bytes + sequence) / share), digits=0)} with one sequence of "
+        f"{settings.max_model_len:,} tokens"
+    )
+    if predictor.deployed_on is not None:
+        return f"{needs}, each GPU; name more of them, or larger ones, such as --gpu 8xb200"
+    return f"{needs}: --device-memory; GPUs that share a model are named, such as --gpu 8xh200"
+
+
+def _way_out(device_kind: str, needed_bytes: int, model: str) -> str:
     """More of this machine's memory where that is enough, else another machine or model."""
-    if is_counted:
-        return f"give it more with --device-memory, or name a larger one; all of it takes {format_bytes(needed_bytes)}"
     available = available_memory_bytes()
     if device_kind == "cpu" and needed_bytes < _USABLE_SHARE * available:
         return f"--device-memory gives it more of the {format_bytes(available)} that this machine has free"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from kvplan.catalog.devices.gpus import GpuCount, parse_gpu_count
 from kvplan.errors import KvplanError, check
 from kvplan.runs.answers.slo_result import objectives_ms
 from kvplan.runs.shape import ShapeError, check_shape
@@ -303,6 +304,10 @@ class SweepOptions:
     def parsed_axes(self) -> dict[str, tuple[AxisValue, ...]]:
         """The values of every axis that was given. UsageError if one is malformed."""
         return {name: parse_values(axis, self.axes[name]) for name, axis in AXES.items() if name in self.axes}
+
+    def counted_gpus(self) -> GpuCount | None:
+        """The GPUs that are only counted, None where none are named. UsageError for an unknown name."""
+        return None if self.gpu is None else parse_gpu_count(self.gpu)
 
     def device_memory_bytes(self) -> int | None:
         return None if self.device_memory is None else parse_bytes(self.device_memory)

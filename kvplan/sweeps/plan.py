@@ -20,7 +20,14 @@ from kvplan.runs.columns import Row
 from kvplan.runs.directory import ShardEntry
 from kvplan.runs.setting_text import shown_settings, varied_settings
 from kvplan.runs.trials import Trial
-from kvplan.sweeps.capacity import COUNTED_NOTICE, counted_device, has_memory, refuse_arrivals, with_memory
+from kvplan.sweeps.capacity import (
+    COUNTED_NOTICE,
+    DEPLOYED_NOTICE,
+    counted_device,
+    has_memory,
+    refuse_arrivals,
+    with_memory,
+)
 from kvplan.sweeps.design import Plane, base_settings, heaviest_settings, make_design, server_key, telling_memory
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.feasibility import (
@@ -289,7 +296,8 @@ def make_predictor(
     requests = generate_requests(workload)
     if options.is_counted:
         refuse_arrivals(requests)
-        return Predictor(spec, device, requests, workload.max_concurrency, is_counted=True), ()
+        counted = Predictor(spec, device, requests, workload.max_concurrency, is_counted=True)
+        return replace(counted, deployed_on=options.counted_gpus()), ()
     is_dense = resolve_load_format(options) == "dummy"
     found = Predictor(
         spec,
@@ -320,6 +328,7 @@ def notices_of(
     is_unasked_dummy = load_format == "dummy" and options.load_format == "auto"
     dtypes = dict.fromkeys(predictor.dtype(trial.settings) for trial in trials)
     as_published = any(trial.settings.quantization == "auto" for trial in trials)
+    is_own_account = options.is_counted and predictor.deployed_on is None
     notices = (
         predictor.device.notice,
         DUMMY_NOTICE if is_unasked_dummy else None,
@@ -327,7 +336,8 @@ def notices_of(
         SHARED_NOTICE if options.shares_layers else None,
         TRANSFORMERS_NOTICE if implementation_of(options, predictor.spec) == "transformers" else None,
         quantization_notice(predictor.spec, " and ".join(dtypes)) if load_format == "dummy" and as_published else None,
-        published_weights_notice(predictor.spec) if options.is_counted and as_published else None,
+        *_deployed_notices(predictor, trials),
+        published_weights_notice(predictor.spec) if is_own_account and as_published else None,
         ADAPTERS_NOTICE if any(trial.settings.lora_slots for trial in trials) else None,
         clipping_notice(trials, predictor.requests),
     )
@@ -337,6 +347,26 @@ def notices_of(
 def reuse_notice(predictor: Predictor) -> tuple[str, ...]:
     """What is not predicted of a file whose prompts begin alike."""
     return (REUSE_NOTICE,) if predictor.finds_more else ()
+
+
+def _deployed_notices(predictor: Predictor, trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Whose account the pools of GPUs that are only counted are left by, and where vLLM itself would not start."""
+    pools = [predictor.deployed(trial.settings) for trial in trials]
+    found = [(pool, trial) for pool, trial in zip(pools, trials, strict=True) if pool is not None]
+    if not found:
+        return ()
+    unlike = [(pool, trial) for pool, trial in found if pool.engine.outcome == "ok" and not pool.vllm.fits]
+    release = found[0][0].vllm.version
+    notices = [DEPLOYED_NOTICE.format(release)]
+    if unlike:
+        contexts = ", ".join(
+            f"{context:,}" for context in sorted({trial.settings.max_model_len for _, trial in unlike})
+        )
+        notices.append(
+            f"vLLM {release} would not start with {len(unlike)} of these settings (context {contexts}): its own blocks "
+            "take more"
+        )
+    return tuple(notices)
 
 
 def file_name(model_id: str) -> str:

@@ -46,7 +46,7 @@ class SweepIdentity:
     rounded_activations: what weights in few bits are multiplied with is rounded to this; None: it is not.
     engine: what serves, None for kvplan's own.
     has_published_weights: where no format is asked for, the engine is told the size of the weights as they are
-    published, which the planner predicts.
+    published, which the planner predicts. is_deployed: it is told all that a rank takes beside its pool.
     """
 
     run_id: str
@@ -57,6 +57,7 @@ class SweepIdentity:
     slo_seconds: Mapping[str, float] = field(default_factory=dict)
     usd_per_hour: float | None = None
     has_published_weights: bool = False
+    is_deployed: bool = False
     shares_layers: bool = False
     implementation: str | None = None
     model_impl: str = "auto"
@@ -72,7 +73,8 @@ class SweepIdentity:
         """See the column of this name."""
         if not self.is_counted:
             return "loaded" if self.engine is None else None
-        return "predicted" if self.has_published_weights and settings.quantization == "auto" else "counted"
+        is_told = self.is_deployed or (self.has_published_weights and settings.quantization == "auto")
+        return "predicted" if is_told else "counted"
 
 
 def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:

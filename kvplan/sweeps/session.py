@@ -204,6 +204,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         model_impl=plan.options.model_impl,
         rounded_activations=plan.options.activation_quantization if plan.options.rounds_activations else None,
         has_published_weights=plan.options.is_counted and plan.spec.quantization is not None,
+        is_deployed=plan.predictor.deployed_on is not None,
         slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),
         engine=None if plan.engine is None else plan.engine.name,

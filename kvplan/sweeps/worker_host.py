@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -197,6 +197,11 @@ def make_order(
     weight_bytes = None
     if has_published_weights and prepared.trial.settings.quantization == "auto":
         weight_bytes = prepared.prediction.weight_bytes - prepared.prediction.adapter_bytes
+    deployed, settings = prepared.prediction.deployed, prepared.trial.settings.engine_arguments()
+    if deployed is not None:  # what is held in which format is in the account
+        weight_bytes = None
+        settings = {name: value for name, value in settings.items() if name not in ("quantization", "group_size")}
+        settings |= {"dtype": deployed.dtype, "kv_cache_dtype": deployed.engine_kv_cache_dtype}
     return TrialOrder(
         trial_id=prepared.trial.trial_id,
         engine={
@@ -209,8 +214,9 @@ def make_order(
             **({} if rounded == "none" else {"activation_quantization": rounded}),
             "seed": seed,
             **({} if weight_bytes is None else {"weight_bytes": weight_bytes}),
+            **({} if deployed is None else {"rank_accounts": [asdict(rank) for rank in deployed.ranks]}),
         },
-        settings=prepared.trial.settings.engine_arguments(),
+        settings=settings,
         requests=prepared.prediction.requests.requests,
         max_concurrency=prepared.workload.max_concurrency,
         seed=seed,

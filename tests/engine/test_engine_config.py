@@ -50,6 +50,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "dtype",
         "load_format",
         "weight_bytes",
+        "rank_accounts",
         "dummy_layers",
         "kv_cache_dtype",
         "device_memory",

@@ -96,6 +96,35 @@ def test_a_recorded_start_is_predicted_to_the_token() -> None:
     assert (predicted.num_blocks, predicted.usable_blocks, predicted.outcome) == (42, 41, "ok")
 
 
+def test_a_block_size_without_a_kernel_is_a_status_of_its_own() -> None:
+    """vllm/v1/attention/backends/cpu_attn.py, get_supported_kernel_block_sizes: multiples of 32."""
+    log = (
+        "(EngineCore pid=7) ERROR 11-29 12:00:00 [core.py:1] Traceback\n"
+        "(EngineCore pid=7) ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    failure = read_failure(started(log))
+    assert failure.status == "rejected_block_size"
+    assert failure.error == "vLLM has no kernel here for blocks of 16 tokens (CPU_ATTN: [MultipleOf(32)])."
+    model = VllmModel(resolve_model("gpt2"), CPU, "0.33.0")
+    outcomes = {size: model.memory(SETTINGS.with_changes(block_size=size)).outcome for size in (16, 32, 48, 64, 128)}
+    assert outcomes == {16: "rejected_block_size", 32: "ok", 48: "rejected_block_size", 64: "ok", 128: "ok"}
+    gpu = Device("cuda", "h100-sxm", 80 << 30, 8)
+    assert VllmModel(resolve_model("gpt2"), gpu, "0.33.0").memory(SETTINGS.with_changes(block_size=16)).outcome == "ok"
+
+
+def test_ranks_and_whole_experts_are_options_and_predicted() -> None:
+    asked = SETTINGS.with_changes(
+        kv_cache_memory_bytes=None, tensor_parallel_size=2, enable_expert_parallel=True, max_num_seqs=64
+    )
+    words = server_command(("s",), StartOrder("m", asked, 8000, Path("run")), {}, "/nowhere").argv
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert "--enable-expert-parallel" in words and "True" not in words, "which is a flag"
+    model = VllmModel(resolve_model("mixtral-8x7b"), Device("cuda", "h100-sxm", 80 << 30, 8), "0.33.0")
+    alone = model.memory(asked.with_changes(tensor_parallel_size=4)).weight_bytes
+    assert alone < 0.55 * model.memory(asked).weight_bytes
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "outcome"), [(1, "oom_kv_init"), (8, "rejected_ctx"), (9, "ok")], ids=["one", "all", "one more"]
 )
@@ -203,7 +232,7 @@ def test_more_sequences_than_blocks_for_their_states_are_foreseen_and_recognised
     found = VllmModel(spec, gpu, "0.32.0").memory(asked)
     assert (found.outcome, found.num_blocks < 512) == ("rejected_seqs", True)
     assert VllmModel(spec, gpu, "0.32.0").memory(asked.with_changes(max_num_seqs=64)).outcome == "ok"
-    assert VllmModel(spec, gpu, "0.32.0", is_eager=True).memory(asked).outcome == "ok"
+    assert VllmModel(spec, gpu, "0.32.0", {"enforce_eager": True}).memory(asked).outcome == "ok"
     failure = read_failure(
         started(
             "ValueError: max_num_seqs (512) exceeds available Mamba cache blocks (196). Each decode sequence requires "

@@ -131,6 +131,14 @@ class KvLayout:
             for group in self.groups
         )
 
+    def pool_tokens(self, num_blocks: int, max_model_len: int) -> int:
+        """Tokens of a pool of ``num_blocks``: in sequences of ``max_model_len``, as vLLM counts; in any where all of
+        them are kept by every layer.
+        """
+        if self.is_uniform and not self.forgets:
+            return num_blocks * self.block_size
+        return num_blocks * max_model_len // self.blocks_for(max_model_len)
+
     def largest_sequence(self, num_blocks: int, limit: int, in_flight: int = 1) -> int:
         """The longest sequence, in tokens, that ``num_blocks`` are enough for; at most ``limit``."""
         low, high = 0, limit

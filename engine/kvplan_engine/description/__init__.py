@@ -12,6 +12,7 @@ weights (``load_format="none"``).
     parameters/    every parameter of a model: its shape, part by part
     uniform        models whose layers all keep the same of each token
     division       what one rank has of a model where several share every layer
+    counted_part   what a rank keeps of a model that no rank computes a part of yet
     undivided      what several ranks cannot share
     kept_units     what a layer keeps of a sequence, and for how long
     quantization   the formats that weights can be quantised to when they are loaded

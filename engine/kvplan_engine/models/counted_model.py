@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from kvplan_engine.adapters.library import AdapterLibrary
@@ -10,11 +11,14 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.quantised.held import rounded_weight_bytes
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.counted_part import counted_part
 from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.quantization import recipe_of
 from kvplan_engine.device.device import Device, resolve_dtype
+from kvplan_engine.errors import SettingsError
 from kvplan_engine.memory.breakdown import DTYPE_BYTES
+from kvplan_engine.rank_account import RankAccount
 
 
 class EngineModel(Protocol):
@@ -51,10 +55,18 @@ class CountedModel:
 
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
         whole = read_config(source, whole_experts=config.enable_expert_parallel)
+        self.dtype = resolve_dtype(config.dtype, whole.dtype, device)
+        if config.rank_accounts is not None:
+            stages = list(_given_stages(whole, config.rank_accounts, config.tensor_parallel_size))
+            first = config.rank_accounts[0]
+            self.config: ModelDescription = stages[0]
+            self.weight_bytes, self.adapter_bytes = first.weight_bytes, first.adapter_bytes
+            further = zip(stages[1:], config.rank_accounts[1:], strict=True)
+            self.other_stages = [(stage, account.weight_bytes) for stage, account in further]
+            return
         ranks = (config.tensor_parallel_size, config.pipeline_parallel_size)
         stages = [part_of(whole, rank) for rank in Rank.all_of(*ranks) if rank.index == 0]
-        self.config: ModelDescription = stages[0]
-        self.dtype = resolve_dtype(config.dtype, self.config.dtype, device)
+        self.config = stages[0]
         element_bytes = DTYPE_BYTES[self.dtype]
         self.adapter_bytes = 0
         if config.enable_lora:
@@ -62,6 +74,19 @@ class CountedModel:
             self.adapter_bytes = slot_bytes(self.config, element_bytes, max_loras=loras, max_lora_rank=rank)
         self.weight_bytes = _counted_bytes(config, self.config, element_bytes) + self.adapter_bytes
         self.other_stages = [(stage, _counted_bytes(config, stage, element_bytes)) for stage in stages[1:]]
+
+
+def _given_stages(
+    model: ModelDescription, accounts: Sequence[RankAccount], num_ranks: int
+) -> Iterator[ModelDescription]:
+    """What a rank of each stage keeps. SettingsError where the stages do not have the model's layers."""
+    given = sum(account.num_layers for account in accounts)
+    if given != model.num_layers:
+        raise SettingsError(f"rank_accounts has {given} layers, and the model has {model.num_layers}.")
+    first = 0
+    for account in accounts:
+        yield counted_part(model, range(first, first + account.num_layers), num_ranks)
+        first += account.num_layers
 
 
 def _counted_bytes(config: EngineConfig, model: ModelDescription, element_bytes: int) -> int:

@@ -39,6 +39,7 @@ class VllmRelease:
     told_unified_memory: bool
     first_engine_chunk_tokens: int | None
     block_size_multiple: int
+    cpu_block_multiple: int
     # what is in the budget beside the weights
     counts_non_torch: bool
     counts_other_processes: bool

@@ -215,6 +215,8 @@ def _print_most_at_once(best: Sequence[BestSetting], shown: Sequence[str]) -> No
         settings = cells({**_all_settings(entry), **entry["load"]}, shown)
         rows.append([_GOALS[entry["goal"]], *settings, *(f"{amount or 0.0:,.4g}" for amount in amounts)])
     print_table("Most sequences at once", head, rows, text_columns=(0, *text_columns(shown, first=1)))
+    for entry in best:
+        print(f"  {entry['reason'][:1].upper()}{entry['reason'][1:]}.")
     for command in best[0]["commands"].values():
         print(f"  {command}")
 

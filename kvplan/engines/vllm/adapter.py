@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.arguments import given_settings
 from kvplan.engines.interface import (
     Command,
     Ending,
@@ -47,6 +48,9 @@ _AXES: Final = frozenset(
         "quantization",
         "max_loras",
         "max_lora_rank",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "enable_expert_parallel",
     }
 )
 
@@ -108,5 +112,4 @@ class VllmAdapter:
         return read_failure(ending)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
-        is_eager = "enforce-eager" in argument_pairs(self.arguments)
-        return VllmModel(spec, device, self.identify().version or "latest", is_eager=is_eager)
+        return VllmModel(spec, device, self.identify().version or "latest", given_settings(self.arguments))

@@ -51,7 +51,7 @@ def _setting_options(order: StartOrder) -> dict[str, str]:
     if values["kv_cache_memory_bytes"] is not None:
         del values["gpu_memory_utilization"]
     return {
-        KNOBS[name].option.removeprefix("--"): str(value)
+        KNOBS[name].option.removeprefix("--"): "" if value is True else str(value)
         for name, value in values.items()
         if value not in (None, "auto", False) and value != KNOBS[name].default
     }

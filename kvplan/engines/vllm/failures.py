@@ -18,6 +18,7 @@ _CONTEXT: Final = re.compile(r"max seq len|larger than the maximum number of tok
 _TOO_LONG: Final = re.compile(
     r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len \(\w+=([\d.]+)"
 )
+_NO_BLOCKS: Final = re.compile(r"No common block size for (\d+) \(([^\n]*?)\)\.?$", re.MULTILINE)
 _REFUSED_MEMORY: Final = re.compile(
     r"(?:DefaultCPUAllocator: (?:can't|not enough) .*memory|std::bad_alloc|Cannot allocate memory|MemoryError)[^\n]*"
 )
@@ -49,6 +50,11 @@ def read_failure(ending: Ending) -> Failure:
         asked, longest = int(too_long[1]), int(float(too_long[2].rstrip(".")))
         sentence = f"max_model_len {asked:,} is longer than the model's {longest:,} positions."
         return Failure("rejected_ctx", sentence, largest_max_model_len=longest, context_limited_by="model")
+    blocks = _NO_BLOCKS.search(ending.log)
+    if blocks and ending.stage == "starting":
+        return Failure(
+            "rejected_block_size", f"vLLM has no kernel here for blocks of {blocks[1]} tokens ({blocks[2]})."
+        )
     found = parse_startup_log(ending.log)
     if found.failure is not None and ending.stage == "starting":
         return _recognised(found)

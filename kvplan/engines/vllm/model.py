@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.releases.vllm import vllm_release
@@ -32,12 +32,12 @@ _SPARE_SEQUENCES: Final = 1.3
 
 @dataclass(frozen=True, slots=True)
 class VllmModel:
-    """An EngineModel. version: of the installation. is_eager: started with ``--enforce-eager``."""
+    """An EngineModel. version: of the installation. given: settings by ``--engine-arg`` that no sweep varies."""
 
     spec: ModelSpec
     device: Device
     version: str
-    is_eager: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def memory(self, settings: TrialSettings) -> PlainPool:
         """UsageError for a context that vLLM refuses whatever the memory."""
@@ -45,7 +45,7 @@ class VllmModel:
         found = self._prediction(settings)
         usable = found.kv_cache_tokens // settings.block_size
         return PlainPool(
-            outcome=found.outcome,
+            outcome="rejected_block_size" if self._refuses_blocks(settings) else found.outcome,
             dtype=found.settings.serving.dtype,
             weight_bytes=found.rank.weight_bytes,
             fixed_bytes=found.rank.requested_bytes - found.rank.available_kv_bytes,
@@ -96,8 +96,8 @@ class VllmModel:
         if on_cpu:
             share = settings.gpu_memory_utilization if given is None else 1.0
             settings = settings.with_changes(device_memory_bytes=self.device.memory_bytes, gpu_memory_utilization=share)
-        if self.is_eager:
-            settings = settings.with_changes(enforce_eager=True)
+        if self.given:
+            settings = settings.with_changes(**self.given)
         measured = settings.with_changes(kv_cache_memory_bytes=None)
         found = predict_vllm(self.spec, self._profile(), measured, self.version)
         if given is None:
@@ -107,6 +107,15 @@ class VllmModel:
             on_cpu and filled.outcome != "oom_weights" and given > self.device.memory_bytes - found.rank.weight_bytes
         )
         return replace(filled, outcome="oom_kv_init") if is_short else filled
+
+    def _refuses_blocks(self, settings: TrialSettings) -> bool:
+        """Whether its attention on a CPU has no kernel for such blocks (see ``cpu_block_multiple``).
+
+        Latents and states are kept by other kernels, in blocks that vLLM chooses.
+        """
+        is_plain = not self.spec.is_latent and not self.spec.has_state
+        multiple = vllm_release(self.version).cpu_block_multiple
+        return self.device.kind == "cpu" and is_plain and settings.block_size % multiple != 0
 
     def _profile(self) -> GpuProfile:
         return find_gpu("cpu" if self.device.kind == "cpu" else self.device.name)

@@ -185,7 +185,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
         kv_cache_tokens=layout.pool_tokens(num_blocks, longest),
         max_concurrency=num_blocks / max(layout.blocks_for(longest), 1),
         largest_context=layout.longest_sequence(num_blocks, settings.max_num_batched_tokens, positions),
-        outcome=_outcome(
+        outcome=start_outcome(
             weight_bytes,
             budget_bytes,
             num_blocks,
@@ -231,10 +231,10 @@ def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
     return graph_memory(spec, rows, tokens, resolved.device.compute_capability, has_adapters=has_adapters)
 
 
-def _outcome(
+def start_outcome(
     weight_bytes: int, budget_bytes: int, num_blocks: int, *, blocks_at_least: int, blocks_needed: int, too_long: bool
 ) -> Outcome:
-    """``blocks_at_least``: of a sequence of one token; ``blocks_needed``: of the longest one."""
+    """How a start ends. ``blocks_at_least``: of a sequence of one token; ``blocks_needed``: of the longest one."""
     if too_long:
         return "rejected_ctx"
     if weight_bytes > budget_bytes:

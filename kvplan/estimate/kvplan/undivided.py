@@ -18,6 +18,8 @@ from kvplan.errors import UsageError, unhandled_kind
 from kvplan.estimate.kvplan.scratch import layer_input_elements
 from kvplan.settings import ServingSettings
 
+_COUNT_INSTEAD = "use one rank, or vLLM, whose pool `kvplan sweep --load-format none --gpu 8xh200` counts"
+
 
 def check_division(spec: ModelSpec, asked: ServingSettings) -> None:
     """UsageError where the stages and ranks of ``asked`` cannot share ``spec``."""
@@ -60,13 +62,13 @@ def _check_settings(spec: ModelSpec, asked: ServingSettings) -> None:
     }
     found = next((name for name, is_there in undivided.items() if is_there), None)
     if found is not None:
-        raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint="use one rank, or vLLM")
+        raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
 
 
 def _check_model(spec: ModelSpec, count: int, *, whole_experts: bool) -> None:
     found = _undivided(spec)
     if found is not None:
-        raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint="use one rank, or vLLM")
+        raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
     for layer, _ in spec.distinct_layers():
         _check_sizes(layer, count, whole_experts=whole_experts)
 

@@ -143,6 +143,28 @@ def predict_vllm(
     ``memo`` may be shared between calls for any models. UsageError where the ranks cannot divide the model; a model
     that does not fit is an ``outcome``, not an error.
     """
+    return fill_smallest(predict_ranks(spec, gpu, settings, version, memo=memo))
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRanks:
+    """A rank of each pipeline stage: which layers it has (``parts``), and what it takes of its GPU."""
+
+    release: VllmRelease
+    resolved: ResolvedSettings
+    parts: tuple[range, ...]
+    ranks: tuple[RankMemory, ...]
+
+
+def predict_ranks(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: ServingSettings = ServingSettings(),
+    version: str = "latest",
+    *,
+    memo: Memo | None = None,
+) -> PredictedRanks:
+    """What a rank of each stage takes: see ``predict_vllm``, which fills the pool of the one with the least room."""
     release = vllm_release(version)
     memo = {} if memo is None else memo
     known = _with_own_drafter(memo_of(memo, spec), settings, memo)
@@ -150,14 +172,16 @@ def predict_vllm(
     resolved = resolve_settings(spec, gpu, settings, release)
     known.check_division(ParallelLayout.of(resolved.serving))
     check_pooled_keys(spec, gpu)
-    ranks = [
-        _rank_memory(known, part, gpu, resolved, release)
-        for part in pipeline_slices(
-            spec.num_layers, resolved.serving.pipeline_parallel_size, resolved.serving.pp_layer_partition
-        )
-    ]
-    smallest = min(ranks, key=lambda rank: rank.num_blocks)
-    return fill_pool(smallest, smallest.available_kv_bytes, resolved, release)
+    serving = resolved.serving
+    parts = pipeline_slices(spec.num_layers, serving.pipeline_parallel_size, serving.pp_layer_partition)
+    ranks = tuple(_rank_memory(known, part, gpu, resolved, release) for part in parts)
+    return PredictedRanks(release, resolved, parts, ranks)
+
+
+def fill_smallest(found: PredictedRanks) -> VllmPrediction:
+    """The start of all ranks: they have the blocks of the one with the least room."""
+    smallest = min(found.ranks, key=lambda rank: rank.num_blocks)
+    return fill_pool(smallest, smallest.available_kv_bytes, found.resolved, found.release)
 
 
 def _with_own_drafter(known: ModelMemo, settings: ServingSettings, memo: Memo) -> ModelMemo:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Final, TypedDict
 
 from kvplan.catalog.engines import KVPLAN_DEFAULTS
+from kvplan.runs.answers.capacity import capacity_text, preemption_text
 from kvplan.runs.answers.deploy import deployment_of
 from kvplan.runs.answers.outliers import FAR_SHARE, noise_reason, runs_by_setting, without_excluded
 from kvplan.runs.answers.slo_result import SloResult
@@ -156,7 +157,8 @@ def best_settings(rows: Sequence[Row], model: str, searches: Sequence[SloResult]
     for is_good in (lambda c: c.is_undisturbed, lambda c: c.is_complete, lambda c: True):
         chosen = [candidate for candidate in candidates if is_good(candidate)]
         if chosen and is_counted(chosen[0].row):
-            return [_best("max_running", _most_at_once(chosen), "most sequences at once", model)]
+            most = _most_at_once(chosen)
+            return [_best("max_running", most, capacity_text(most.candidate.row), model)]
         if chosen:
             meeting = [candidate for candidate in chosen if candidate.row["slo_pass"]]
             within = [_within_objectives(meeting, model)] if meeting else []
@@ -257,8 +259,10 @@ def _limit(row: Row, in_flight: int | None) -> list[str]:
 
 
 def _remarks(choice: _Choice) -> list[str]:
-    remarks = []
-    clipped = choice.candidate.row["num_clipped_prompts"]
+    row, remarks = choice.candidate.row, []
+    if (preempted := preemption_text(row)) is not None and not is_counted(row):  # else the capacity says it
+        remarks.append(preempted)
+    clipped = row["num_clipped_prompts"]
     if clipped:
         remarks.append(
             f"{plural(clipped, 'request')} had to be clipped to max_model_len, so it served less than was asked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -118,7 +119,7 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
         "num_finished": len(rows),
         "interrupted": interrupted,
         "status_counts": dict(Counter(str(row["status"]) for row in rows)),
-        "best": best_settings(rows, model_to_deploy(manifest), search_results(rows, objectives)),
+        "best": _as_started(best_settings(rows, model_to_deploy(manifest), search_results(rows, objectives)), manifest),
         "slo": slo_results(rows, objectives),
         "boundaries": [boundary.as_json() for boundary in find_boundaries(rows, manifest["options"]["boundary"])],
         "violations": find_violations(rows),
@@ -128,6 +129,19 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
         "layout_waste_pct": layout_waste(rows),
         "predictions": prediction_errors(rows),
     }
+
+
+def _as_started(best: list[BestSetting], manifest: Manifest) -> list[BestSetting]:
+    """``best`` with the arguments that vLLM was given beside its settings in the commands that start it."""
+    options = manifest["options"]
+    if options.get("engine") != "vllm" or not options.get("engine_args"):
+        return best
+    pairs = (str(text).strip().removeprefix("--").partition("=") for text in options["engine_args"])
+    words = [word for name, _, value in pairs for word in ("--" + name.replace("_", "-"), value) if word]
+    for entry in best:
+        if "vllm" in entry["commands"]:
+            entry["commands"]["vllm"] += " " + shlex.join(words)
+    return best
 
 
 def _num_planned(manifest: Manifest, rows: Sequence[Row]) -> int:

@@ -42,10 +42,23 @@ class ServerColumns(TypedDict, total=False):
     server_mean_ttft_ms: Annotated[float | None, About("server", "mean time to first token by its clock", unit="ms")]
     server_mean_itl_ms: Annotated[float | None, About("server", "mean inter-token latency by its clock", unit="ms")]
     server_mean_e2el_ms: Annotated[float | None, About("server", "mean end-to-end latency by its clock", unit="ms")]
-    kv_cache_tokens: Annotated[int | None, About("server", "tokens its KV pool holds, as it says", unit="tokens")]
+    kv_cache_tokens: Annotated[
+        int | None,
+        About(
+            "server",
+            "tokens its KV pool holds, as the engine counts them: in sequences of max_model_len",
+            unit="tokens",
+        ),
+    ]
     kv_cache_tokens_predicted: Annotated[
         int | None,
         About("server", "kv_cache_tokens predicted before the start", unit="tokens"),
+    ]
+    kv_cache_tokens_vllm: Annotated[
+        int | None,
+        About(
+            "server", "tokens that vLLM prints for a pool of these bytes; only of GPUs that are counted", unit="tokens"
+        ),
     ]
     start_seconds: Annotated[
         float | None,

@@ -2,6 +2,7 @@
 
 prediction       Predictor: outcome, memory, speed and time of a trial
 pool             what a sweep needs to know of an engine's predicted memory
+deployed         a GPU that is only counted, as a server of vLLM divides its memory
 trial_forecast   continuous batching of the trial's requests, simulated from lengths alone
 step_cost        what a step costs on a device that was never measured
 under_load       the same for trials with an arrival rate or concurrency of their own

@@ -25,8 +25,8 @@ class PoolLayout(Protocol):
 class PoolPrediction(Protocol):
     """Bytes of one device. fixed_bytes: everything beside the pool. largest_context: of a sequence that fits, or 0.
 
-    outcome: ok, rejected_ctx, rejected_seqs, oom_weights or oom_kv_init. kv_cache_tokens: as the engine itself counts
-    them.
+    outcome: ok, rejected_ctx, rejected_seqs, rejected_block_size, oom_weights or oom_kv_init. kv_cache_tokens: as the
+    engine itself counts them.
     """
 
     @property

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvplan.catalog.devices.device_support import compute_capability
-from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
+from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, find_gpu
 from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
@@ -15,11 +15,13 @@ from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
 from kvplan.estimate.speed.simulation.figures import SimulatedFigures, simulated_figures
 from kvplan.estimate.speed.simulation.interface import StepClock
 from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.vllm.memo import Memo
 from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units
 from kvplan.runs.columns import Row
 from kvplan.runs.statuses import ContextLimit
 from kvplan.runs.trials import TrialSettings
+from kvplan.sweeps.forecast.deployed import DeployedPool, predict_deployed
 from kvplan.sweeps.forecast.pool import EngineModel, PoolPrediction
 from kvplan.sweeps.forecast.step_cost import CountedStep, guess_speed
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
@@ -38,7 +40,7 @@ class TrialPrediction:
     requests: those that the trial will serve, clipped to its max_model_len. figures: throughput and latency, None for a
     trial that will not be served, and where no speed is predicted: nothing is computed, weights in few bits, adapters.
     time_scale: what times were multiplied by after the trials so far. largest_context: of a sequence that is accepted;
-    context_limited_by: what allows no more.
+    context_limited_by: what allows no more. deployed: of GPUs that are only counted, None elsewhere.
     """
 
     requests: ClippedRequests
@@ -56,6 +58,7 @@ class TrialPrediction:
     seconds: float
     origin: Origin | None
     time_scale: float
+    deployed: DeployedPool | None = None
 
     @property
     def output_throughput(self) -> float | None:
@@ -76,7 +79,8 @@ class Predictor:
     is_dense: weights that are published in few bits are dummies in the dtype that is computed in, where no format is
     asked for. engine: what serves the trials, None for kvplan's own. lowered: settings that its running server can
     lower. finds_more: the prefix cache will find what a file says that prompts share. That is not simulated, and speeds
-    are not predicted then.
+    are not predicted then. deployed_on: the GPUs that are counted as a deployment divides them, None where none are
+    named.
     """
 
     spec: ModelSpec
@@ -90,6 +94,8 @@ class Predictor:
     engine: EngineModel | None = None
     lowered: frozenset[str] = frozenset()
     finds_more: bool = False
+    deployed_on: GpuCount | None = None
+    _memo: Memo = field(default_factory=dict, repr=False, compare=False)
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)
@@ -100,9 +106,17 @@ class Predictor:
 
     def own_memory(self, settings: TrialSettings) -> EnginePrediction:
         """That of kvplan's own engine."""
+        if (deployed := self.deployed(settings)) is not None:
+            return deployed.engine
         is_dense = self.is_dense and settings.quantization == "auto"
         asked = replace(settings, quantization="none") if is_dense else settings
         return predict(self.spec, asked, self._engine_device())
+
+    def deployed(self, settings: TrialSettings) -> DeployedPool | None:
+        """The pool of the GPUs that are only counted; None where none are named."""
+        if self.deployed_on is None:
+            return None
+        return predict_deployed(self.spec, self.deployed_on, settings, self._engine_device(), self._memo)
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
         memory = self.memory(settings)
@@ -137,6 +151,7 @@ class Predictor:
             seconds=seconds,
             origin=self._origin(settings, memory) if has_speeds else None,
             time_scale=self.time_scale,
+            deployed=self.deployed(settings),
         )
 
     def _has_speeds(self, memory: PoolPrediction) -> bool:
@@ -188,6 +203,8 @@ class Predictor:
         """Of weights and activations."""
         if self.engine is not None:
             return self.engine.memory(settings).dtype
+        if (deployed := self.deployed(settings)) is not None:
+            return deployed.dtype
         return engine_dtype(self.spec, settings.dtype, self._engine_device())
 
     def _engine_device(self) -> EngineDevice:
@@ -226,6 +243,7 @@ def predicted_columns(prediction: TrialPrediction) -> Row:
         "block_bytes_predicted": prediction.block_bytes,
         "num_blocks_predicted": prediction.num_blocks,
         "kv_cache_tokens_predicted": prediction.kv_cache_tokens,
+        "kv_cache_tokens_vllm": None if prediction.deployed is None else prediction.deployed.vllm.kv_cache_tokens,
         "predicted_status": prediction.status,
         "pred_max_concurrency": prediction.max_concurrency,
         "pred_output_throughput": prediction.output_throughput,

@@ -141,4 +141,5 @@ def memory_figures(engine: Engine) -> Row:
         "kv_pool_bytes": memory.kv_pool_bytes,
         "block_bytes": memory.block_bytes,
         "num_blocks_total": memory.num_blocks,
+        "kv_cache_tokens": engine.scheduler.pool.layout.pool_tokens(memory.num_blocks, engine.max_model_len),
     }

@@ -67,7 +67,7 @@ def test_the_api_process_never_loads_torch(commanded: ServerProcess) -> None:
 
 def test_every_setting_of_the_engine_is_an_option() -> None:
     names = {ENGINE_NAMES.get(name, name) for name in inspect.signature(serve).parameters}
-    assert knobs().keys() - names == {"weight_bytes"}, "which is for load_format none, and that answers nobody"
+    assert knobs().keys() - names == {"weight_bytes", "rank_accounts"}, "for load_format none, which answers nobody"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_cannot_start_is_one_sentence(options: dict[str, object], sentence:
 
 def test_what_is_said_of_settings_names_options() -> None:
     names = option_names()
-    assert set(names) >= knobs().keys() - {"model", "weight_bytes"}
+    assert set(names) >= knobs().keys() - {"model", "weight_bytes", "rank_accounts"}
     for python, words in (
         ("set load_format='dummy', or leave dummy_layers out", "set --load-format dummy, or leave --dummy-layers out"),
         ("quantization='none' widens them", "--quantization none widens them"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.reports import write_reports
 from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.wording import run_phrase
+from kvplan.runs.answers.capacity import capacity_text
 from kvplan.runs.columns import COLUMNS, Row
 from kvplan.runs.storage.reader import load_run
 from kvplan.sweeps.forecast.under_load import UnderLoad
@@ -169,6 +170,77 @@ def test_a_gpu_by_name_need_not_be_here() -> None:
     assert device.memory_bytes > 79 * 1024**3
     smaller = plan(gpu="h100-sxm", device_memory="40GiB").device
     assert (smaller.name, smaller.memory_bytes) == (device.name, 40 * 1024**3)
+
+
+def test_eight_gpus_by_name_hold_the_pool_of_an_estimate(tmp_path: Path) -> None:
+    """Latents, weights in 8-bit floats, eight ranks: a real worker counts what `kvplan estimate --gpu 8xh200` says."""
+    outcome = run(tmp_path / "out", "deepseek-v3", gpu="8xh200", input_len="40", output_len="8")
+    best = max(outcome.rows, key=lambda row: (row["gpu_memory_utilization"], row["max_model_len"]))
+    assert (best["gpu_memory_utilization"], best["max_model_len"], best["tensor_parallel_size"]) == (0.92, 163_840, 8)
+    assert best["kv_cache_tokens"] == best["kv_cache_tokens_predicted"] == best["kv_cache_tokens_vllm"] == 636_336
+    assert {(row["status"], row["predicted_status"]) for row in outcome.rows} == {("ok", "ok")}
+    assert {row["weights_origin"] for row in outcome.rows} == {"predicted"}
+    assert len(outcome.rows) == 6
+    (found,) = outcome.summary["best"]
+    assert found["reason"] == (
+        "the pool holds 3.9 sequences of 160k tokens (636,336 tokens), and this load reached 24 at once: "
+        "it has 24 requests"
+    )
+    assert "--tensor-parallel-size 8" in found["commands"]["vllm"]
+
+
+def test_parallel_sizes_are_those_of_the_gpus_that_were_named() -> None:
+    pairs = plan("deepseek-v3", {"pipeline_parallel_size": "1,2"}, gpu="8xh200").trials
+    sizes = {(each.settings.tensor_parallel_size, each.settings.pipeline_parallel_size) for each in pairs}
+    assert sizes == {(8, 1), (4, 2)}
+    with pytest.raises(UsageError, match="8 x h200 contradicts --tensor-parallel-size 4"):
+        plan("deepseek-v3", {"tensor_parallel_size": "4"}, gpu="8xh200")
+    (alone,) = plan(axes={"tensor_parallel_size": "2"}, gpu="h100-sxm").trials
+    assert alone.settings.tensor_parallel_size == 2
+
+
+def test_a_device_that_cannot_hold_the_weights_is_one_sentence() -> None:
+    with pytest.raises(KvplanError, match=r"take 626\.92 GiB, more than the 576\.00 GiB") as caught:
+        plan("deepseek-v3", device_memory="640GiB")
+    assert caught.value.hint is not None and caught.value.hint.startswith("it needs 697 GiB at 0.9 for the weights")
+    with pytest.raises(KvplanError, match=r"on each of 2 GPUs, more than") as caught:
+        plan("deepseek-v3", gpu="2xh100-sxm")
+    assert caught.value.hint is not None and "each GPU" in caught.value.hint
+
+
+ROW: dict[str, Any] = {
+    "kv_cache_tokens": 4_012_345, "max_model_len": 8192, "max_running": 21, "max_num_seqs": 64, "status": "ok",
+    "max_concurrency": None, "num_prompts": 64, "max_num_batched_tokens": 2048, "num_preemptions": 0,
+}  # fmt: skip
+HOLDS = "the pool holds 489 sequences of 8k tokens (4,012,345 tokens), and this load reached "
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, HOLDS + "21 at once: 2,048 tokens a step held prompts back"),
+        ({"max_running": 64}, HOLDS + "64 at once: max_num_seqs 64 seats no more"),
+        ({"max_running": 16, "max_concurrency": 16}, HOLDS + "16 at once: it keeps 16 in flight"),
+        ({"max_running": 40, "num_prompts": 40}, HOLDS + "40 at once: it has 40 requests"),
+        ({"status": "queued"}, HOLDS + "21 at once: blocks ran out, so requests waited for them"),
+        ({"status": "preempted", "num_preemptions": 130}, HOLDS + "21 at once: blocks ran out: 130 preemptions"),
+        (
+            {"kv_cache_tokens_vllm": 3_500_000},
+            "the pool holds 489 sequences of 8k tokens (4,012,345 tokens; vLLM's own blocks, as it counts them, "
+            "3,500,000: 427 sequences), and this load reached 21 at once: 2,048 tokens a step held prompts back",
+        ),
+        ({"kv_cache_tokens": None}, "this load reached 21 at once: 2,048 tokens a step held prompts back"),
+    ],
+)
+def test_the_headline_says_what_held_a_load_back(changes: dict[str, Any], sentence: str) -> None:
+    assert capacity_text(cast(Row, ROW | changes)) == sentence
+
+
+def test_tokens_of_the_pool_are_measured(outcome: SweepOutcome) -> None:
+    served = [row for row in outcome.rows if row["num_blocks_total"] is not None]
+    assert served
+    assert [row["kv_cache_tokens"] for row in served] == [row["num_blocks_total"] * row["block_size"] for row in served]
+    assert [row["kv_cache_tokens_vllm"] for row in outcome.rows] == [None] * len(outcome.rows)
 
 
 def test_short_requests_are_not_said_to_fill_the_room_of_the_longest_sequence() -> None:

@@ -5,11 +5,14 @@ preemption, and how sequences end. Weights, workspace and KV pool are bytes in a
 allocate for these settings. There is no profile step: overhead is the device's constant, and a GPU's graphs, which
 only a start can measure, are not counted. Nor is the room in which a GPU widens weights in few bits: a config does not
 say which those are.
+
+``rank_accounts`` gives all of this instead, as another engine would take it; what is left is divided by the same rules.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NoReturn
 
 from kvplan_engine.config import EngineConfig
@@ -56,6 +59,11 @@ class CapacityCarver:
         layout = kv_layout(config, model.config, model.dtype, max_model_len)
         stages = [(model.config, model.weight_bytes), *model.other_stages]
         needs = [self._needs(config, *stage, max_model_len) for stage in stages]
+        if config.rank_accounts is not None:
+            needs = [
+                replace(each, workspace_bytes=account.activation_bytes, overhead_bytes=account.overhead_bytes)
+                for each, account in zip(needs, config.rank_accounts, strict=True)
+            ]
         total = self._device.total_bytes
         memory = plan_ranks(config, layout, max_model_len, needs, device_total_bytes=total)
         runner = CapacityRunner(model.config.vocab_size, config.seed)

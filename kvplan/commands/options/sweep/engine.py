@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +74,16 @@ def given_engine(engine: EngineOptions) -> dict[str, Any]:
     if "engine_arg" in given:
         given["engine_args"] = tuple(given.pop("engine_arg"))
     return given
+
+
+def settled(given: Mapping[str, Any], axes: Mapping[str, str], engine: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """``given`` and ``axes`` where arguments of ``engine`` that are settings of a sweep are its axes."""
+    if not given.get("engine_args"):
+        return dict(given), dict(axes)
+    from kvplan.engines.arguments import settle_arguments
+
+    found = settle_arguments(engine, given["engine_args"], axes)
+    return {**given, "engine_args": found.arguments}, dict(found.axes)
 
 
 def swept_engine(options: SweepOptions) -> SweptEngine | None:
