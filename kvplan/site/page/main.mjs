@@ -20,7 +20,6 @@ const PLANNED = [
   "budget", "quantization", "kv_cache_dtype", "engine", "worst_case",
 ];
 const PAUSE_MS = 180;
-const IDLE_MS = 4000;
 
 const at = (id) => document.getElementById(id);
 const page = { state: {}, pinned: null, known: null, version: "", log: "", rows: null, drawn: 0 };
@@ -304,27 +303,25 @@ function listen() {
   });
 }
 
+/** The controls come first, from what the site knows by name; the answer comes as soon as Python has started. */
 async function begin() {
   const read = readLink(location.hash);
   Object.assign(page, { state: read.state, pinned: read.pinned, linked: read.state.kvplan });
   delete page.state.kvplan;
-  try {
-    await planner.ready;
-  } catch (error) {
-    at("starting").replaceChildren(mistake({ error: `The planner did not start: ${error.message}`, hint: "reload; the page must be served over http, not opened as a file" }));
-    return;
-  }
-  const known = await planner.quick.ask("known", {});
+  const known = await (await fetch("known.json")).json();
   known.names = new Set(known.models.flatMap((each) => [each.name, each.id, ...each.aliases].map((name) => name.toLowerCase())));
   Object.assign(page, { known, version: known.version });
   at("release").textContent = `kvplan ${known.version}, vLLM up to ${known.release}`;
   listen();
   drawControls();
-  await run();
+  const isSized = page.state.tab === "size";
+  await Promise.all([planner.ready, isSized ? run() : null]);
   performance.measure("kvplan-first-answer", { start: 0, end: performance.now() });
   planner.slow ??= planner.second();
-  setTimeout(() => planner.keep(), IDLE_MS);
   navigator.serviceWorker?.register("sw.js").catch(() => {});
+  if (!isSized) await run();
 }
 
-begin();
+begin().catch((error) => {
+  show(mistake({ error: `The planner did not start: ${error.message}`, hint: "reload; the page must be served over http, not opened as a file" }));
+});

@@ -1,7 +1,8 @@
 // Two threads with the planner: one answers sliders at once, the other what takes longer, and can be stopped.
 
 class Thread {
-  constructor(onStage) {
+  constructor({ onStage, keeps } = {}) {
+    this.address = new URL(keeps ? "worker.mjs?keeps" : "worker.mjs", import.meta.url);
     this.waiting = new Map();
     this.mounts = [];
     this.next = 0;
@@ -11,7 +12,7 @@ class Thread {
 
   open() {
     this.ready = new Promise((resolve, reject) => {
-      this.worker = new Worker(new URL("worker.mjs", import.meta.url), { type: "module" });
+      this.worker = new Worker(this.address, { type: "module" });
       this.worker.onerror = (event) => reject(new Error(event.message || "the worker did not start"));
       this.worker.onmessage = ({ data }) => {
         if (data.stage) {
@@ -55,7 +56,7 @@ class Thread {
 
 export class Planner {
   constructor(onStage) {
-    this.quick = new Thread(onStage);
+    this.quick = new Thread({ onStage });
     this.files = [];
     this.pending = null;
     this.isAsking = false;
@@ -89,15 +90,11 @@ export class Planner {
     return thread.ask(question, given);
   }
 
+  /** It keeps what has started for the next visit: nobody waits for it yet. */
   second() {
-    const made = new Thread();
+    const made = new Thread({ keeps: true });
     for (const each of this.files) made.mount(each);
     return made;
-  }
-
-  /** For the next visit, by the second thread, when nobody waits for it. */
-  keep() {
-    this.slow?.worker.postMessage({ id: -1, keep: true });
   }
 
   stop() {
