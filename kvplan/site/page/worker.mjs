@@ -25,7 +25,8 @@ self.onmessage = async ({ data }) => {
   try {
     const { python, bridge } = await started;
     if (data.mount) mount(python, bridge, data.mount);
-    const answer = data.question ? JSON.parse(bridge.answer(JSON.stringify(data.question))) : {};
+    const show = (share) => self.postMessage({ id: data.id, share });
+    const answer = data.question ? JSON.parse(bridge.answer(JSON.stringify(data.question), show)) : {};
     self.postMessage({ id: data.id, answer });
   } catch (error) {
     self.postMessage({ id: data.id, failure: String(error.message ?? error).slice(-600) });
