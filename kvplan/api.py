@@ -13,7 +13,7 @@ Decisions are those of the commands, and stand below both. Standard library only
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -324,13 +324,16 @@ def plan(
     trace_unit: str | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     calibration: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> Plan:
     """Find the GPUs and settings that serve a load, as ``kvplan plan`` does; arguments are its options.
 
     slo: "ttft:500 tpot:50". price: dollars per hour by GPU or by a cloud's instance; prices: a file of them. api_price:
-    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. start, end: --from and --to of the workload's file. settings: as in
-    ``estimate``. KvplanError where it cannot be answered; a load that nothing serves is an answer without deployments.
+    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. start, end: --from and --to of the workload's file. progress: called
+    with how many loads were played, and how many may be, in each of two passes: the formats asked for, then others.
+    settings: as in ``estimate``. KvplanError where it cannot be answered; a load that nothing serves is an answer
+    without deployments.
     """
     asked = _settings(settings, PLAN_SETTINGS)
     if speculative_config is not None:
@@ -378,7 +381,7 @@ def plan(
         trace_unit=trace_unit,
     )
     measured = load_measured(calibration)
-    found = make_plan(resolve_model(str(model)), request, measured)
+    found = make_plan(resolve_model(str(model)), request, measured, progress)
     return Plan(found, cheapest_fix(found, measured))
 
 

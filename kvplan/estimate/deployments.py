@@ -55,6 +55,10 @@ class Deployment:
     """Where 9 of 10 start-ups lie, the prediction inside; None where no start-up has been compared."""
     most_num_seqs: int | None = None
     """The largest ``max_num_seqs`` that starts, where the blocks limit it."""
+    graph_bytes: int = 0
+    """What CUDA graphs take."""
+    graphs_in_overhead: bool = True
+    """Whether ``overhead_bytes`` has them: older releases of vLLM capture them later, outside their budget."""
 
     @property
     def counted_gpu(self) -> str:
@@ -204,6 +208,8 @@ def _as_placed(
         longest_context=found.largest_max_model_len or None if found.outcome == "rejected_ctx" else None,
         kv_range=within,
         most_num_seqs=found.most_num_seqs,
+        graph_bytes=rank.cudagraph_bytes,
+        graphs_in_overhead=rank.subtracted_graph_bytes > 0,
     )
     shape = request_shape(found.settings, vllm_release(found.version))
 
@@ -315,6 +321,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
         limit=_kvplan_limit(found),
         longest_context=found.largest_context or None if found.outcome == "rejected_ctx" else None,
         kv_range=_kvplan_range(found),
+        graph_bytes=found.graph_bytes,
     )
 
     def sequences_of(num_tokens: int) -> int:

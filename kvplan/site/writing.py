@@ -15,9 +15,12 @@ from kvplan import __version__
 from kvplan.errors import KvplanError, UsageError
 from kvplan.paths import profiles_dir
 from kvplan.site.pyodide import FILES, VERSION, pyodide_folder
+from kvplan.web.bridge import answer
 
 PAGE: Final = Path(__file__).resolve().parent / "page"
 PLANNER: Final = "kvplan.zip"
+KNOWN: Final = "known.json"
+"""Names for the page's controls: the planner's own answer, so that they are drawn before it has started."""
 _ROOMS: Final = (
     "catalog",
     "commands",
@@ -51,6 +54,7 @@ def write_site(folder: Path, pyodide: Path | None = None) -> int:
         for name in FILES:
             shutil.copyfile(source / name, folder / "pyodide" / name)
         (folder / PLANNER).write_bytes(planner_archive())
+        (folder / KNOWN).write_text(answer('{"ask": "known"}'), encoding="utf-8")
         (folder / _MARK).write_text(json.dumps(_contents(folder), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise KvplanError(f"The site cannot be written to {folder}: {error.strerror}.") from error

@@ -71,19 +71,24 @@ def _verdict(found: Estimate, deployment: Deployment) -> dict[str, Any]:
 def memory_bar(deployment: Deployment) -> dict[str, Any]:
     """Parts of one GPU's memory, and the ends between which the KV cache begins in 9 of 10 start-ups.
 
-    What does not fit makes the bar longer than the memory; ``memory`` marks where that ends.
+    What does not fit makes the bar longer than the memory; ``memory`` marks where that ends. CUDA graphs that are
+    captured outside the budget stand behind the pool, in what the budget leaves out.
     """
     total, budget = deployment.settings.device_memory_bytes, deployment.budget_bytes
     used = deployment.weight_bytes + deployment.activation_peak_bytes + deployment.overhead_bytes
     pool = max(deployment.kv_pool_bytes, 0)
     free = max(total - max(used + pool, budget), 0)
     length = max(total, used + pool + free, 1)
+    graphs = deployment.graph_bytes if deployment.graphs_in_overhead else 0
+    later = 0 if deployment.graphs_in_overhead else min(deployment.graph_bytes, free)
     parts = {
         "weights": deployment.weight_bytes,
         "activations": deployment.activation_peak_bytes,
-        "overhead": deployment.overhead_bytes,
+        "overhead": deployment.overhead_bytes - graphs,
+        **({"CUDA graphs": graphs} if graphs else {}),
         "KV cache": pool,
-        "left out": free,
+        **({"CUDA graphs": later} if later else {}),
+        "left out": free - later,
     }
     ends = deployment.kv_pool_bytes_range
     return {
@@ -106,7 +111,8 @@ def memory_bar(deployment: Deployment) -> dict[str, Any]:
 _MEANING = {
     "weights": "as the engine holds them on one GPU",
     "activations": "peak of the largest step",
-    "overhead": "CUDA context, libraries, CUDA graphs, states",
+    "overhead": "CUDA context, libraries, states",
+    "CUDA graphs": "captured at the start, largest batch first",
     "KV cache": "for the tokens of all sequences",
     "left out": "not used: gpu_memory_utilization",
 }

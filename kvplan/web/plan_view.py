@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from kvplan.api import Plan
@@ -9,6 +10,8 @@ from kvplan.units import format_bytes
 from kvplan.web.wording import number, span, usd_span
 
 MOST_SHOWN: Final = 12
+_FIRST_PASS: Final = 2 / 3
+"""Of the loads that a search may play: the second pass may play half as many as the first."""
 
 Document = dict[str, Any]
 
@@ -27,6 +30,23 @@ def plan_view(found: Plan, document: Document) -> dict[str, Any]:
         "tried": f"{document['num_tried']:,}",
         "assumptions": document["assumptions"],
     }
+
+
+def share_of_passes(show: Callable[[float], None]) -> Callable[[int, int], None]:
+    """Return what ``make_plan`` tells its progress: ``show`` is called with the share of both passes that is done.
+
+    What the first pass leaves unplayed counts as done when the second begins to count anew.
+    """
+    last, is_second = 0, False
+
+    def progress(num_played: int, most: int) -> None:
+        nonlocal last, is_second
+        is_second = is_second or num_played <= last
+        last = num_played
+        share = min(num_played / most, 1)
+        show(_FIRST_PASS + (1 - _FIRST_PASS) * share if is_second else _FIRST_PASS * share)
+
+    return progress
 
 
 def _row(each: Document) -> dict[str, Any]:

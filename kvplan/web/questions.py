@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from kvplan.web.changes import changed_deployments
 from kvplan.web.command_lines import kvplan_command, vllm_command
 from kvplan.web.estimate_view import estimate_view
 from kvplan.web.log_view import log_view
-from kvplan.web.plan_view import plan_view
+from kvplan.web.plan_view import plan_view, share_of_passes
 from kvplan.web.rows_view import rows_view
 
 FILES: Final[dict[str, str]] = {}
@@ -76,10 +77,11 @@ def changes(arguments: dict[str, Any]) -> Answer:
     return {"changes": changed_deployments(lambda asked: _called(api.estimate, name, asked), arguments)}
 
 
-def plan(arguments: dict[str, Any]) -> Answer:
-    """The deployments that serve a load, or what comes nearest."""
+def plan(arguments: dict[str, Any], show: Callable[[float], None] | None = None) -> Answer:
+    """The deployments that serve a load, or what comes nearest. show: called with the share that is done."""
     name = _model(arguments)
-    found = _called(api.plan, name, arguments)
+    progress = None if show is None else share_of_passes(show)
+    found = _called(partial(api.plan, progress=progress), name, arguments)
     document = found.to_dict()
     return {
         "document": printed(document),
@@ -140,6 +142,6 @@ def _called(function: Callable[..., Any], first: str, arguments: Mapping[str, An
     """Call a function of the Python interface. UsageError for an argument that it does not take."""
     taken = set(list(signature(function).parameters)[1:]) | set(KNOBS) | {"device_memory"}
     for name in arguments:
-        if name not in taken or name == "settings":
+        if name not in taken or name in ("settings", "progress"):
             raise UsageError(f"There is no '{name}' here.", hint="docs/python.md has the arguments of each question")
     return function(FILES.get(first, first), **arguments)

@@ -12,6 +12,7 @@ from questions import QUESTIONS
 
 from kvplan.cli import main
 from kvplan.web.bridge import add_file, answer
+from kvplan.web.plan_view import share_of_passes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -75,6 +76,41 @@ def test_what_is_shown_are_the_documents_figures() -> None:
     assert view["verdict"]["headline"] == f"{figures['max_concurrency']:.1f}"
     shorter = json.loads(asked("estimate", LLAMA | {"ctx": "4k"})["document"])["deployments"][0]
     assert view["capacity"][2]["value"] == f"{shorter['max_concurrency']:,.0f}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "after", "others"),
+    [("vllm@0.33.0", "overhead", {}), ("vllm@0.19.0", "KV cache", {}), ("vllm@0.33.0", None, {"enforce_eager": True})],
+)
+def test_graphs_are_a_part_of_their_own(engine: str, after: str | None, others: dict[str, Any]) -> None:
+    """Of the budget where the release subtracts them; else behind the pool, in what the budget leaves out."""
+    found = asked("estimate", LLAMA | {"engine": engine} | others)
+    figures = json.loads(found["document"])["deployments"][0]
+    parts = {each["kind"]: each["bytes"] for each in found["view"]["bar"]["parts"]}
+    assert sum(parts.values()) == figures["device_memory_bytes"]
+    names = list(parts)
+    if after is None:
+        assert "CUDA graphs" not in names
+        return
+    assert names[names.index("CUDA graphs") - 1] == after
+    graphs = parts["CUDA graphs"] if after == "overhead" else 0
+    assert parts["overhead"] + graphs == figures["overhead_bytes"] and parts["CUDA graphs"] > 2**28
+
+
+def test_a_plan_tells_its_share() -> None:
+    shares: list[float] = []
+    given = {"model": "llama-3.1-8b", "users": 40, "ctx_avg": "4k", "gpu": ["l4", "h100"]}
+    answer(json.dumps({"ask": "plan", "arguments": given}), shares.append)
+    assert len(shares) > 2 and shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] <= 1
+
+
+def test_a_second_pass_begins_where_the_first_would_end() -> None:
+    shares: list[float] = []
+    progress = share_of_passes(shares.append)
+    for num_played, most in ((1, 24), (2, 24), (1, 12), (12, 12)):
+        progress(num_played, most)
+    assert shares == pytest.approx([1 / 36, 2 / 36, 25 / 36, 1])
 
 
 def test_a_slider_is_answered_without_times_and_alike() -> None:

@@ -22,6 +22,7 @@ from kvplan.site import pyodide
 from kvplan.site.pyodide import FILES, pyodide_folder
 from kvplan.site.serving import site_server
 from kvplan.site.writing import PAGE, planner_archive, write_site
+from kvplan.web.bridge import answer
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def test_an_export_is_whole(stand_in: Path, tmp_path: Path, capsys) -> None:
     there = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     assert set(contents["files"]) == there - {"site.json"}
     assert {path.name for path in PAGE.iterdir()} | {"kvplan.zip"} <= there
+    assert (site / "known.json").read_text() == answer('{"ask": "known"}'), "the controls' names are the planner's"
     name = contents["name"]
     write_site(site, stand_in)
     assert json.loads((site / "site.json").read_text())["name"] == name, "the same site has the same name"

@@ -1,58 +1,21 @@
 // A real browser on the page of a served site: links opened, answers copied, sliders moved, pictures taken.
-//   node browser.mjs < {"address", "chromium", "questions", "log", "pictures"} > {"answers", "slider_ms", ...}
+//   node browser.mjs < {"address", "own_address", "chromium", "folder", "questions", "log", "pictures"} > {"answers", ...}
 import fs from "node:fs";
 import { createRequire } from "node:module";
+import os from "node:os";
 import path from "node:path";
-import { chromium } from "playwright-core";
+import { pathsOf } from "./paths.mjs";
+import { answered, ask, browserOf, isAnswered, untilKept, visit } from "./visits.mjs";
 
-const QUIET = [
-  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-  "--disable-component-update", "--disable-sync",
-];
-const PATIENCE_MS = 240_000;
 const SLIDER_STEPS = 40;
+const VISITS = 5;
 const axe = fs.readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const task = JSON.parse(fs.readFileSync(0, "utf8"));
-const browser = await chromium.launch({ executablePath: task.chromium, args: QUIET });
-const complaints = [];
-
-async function opened(context, hash = "") {
-  const page = await context.newPage();
-  page.setDefaultTimeout(PATIENCE_MS);
-  page.on("console", (message) => message.type() === "error" && complaints.push(message.text()));
-  page.on("pageerror", (error) => complaints.push(String(error)));
-  const began = Date.now();
-  await page.goto(task.address + hash);
-  await page.waitForSelector("#shown:not([hidden])");
-  return { page, milliseconds: Date.now() - began };
-}
-
-/** Open a link in the page. */
-async function ask(page, hash) {
-  await page.evaluate((text) => {
-    document.getElementById("shown").replaceChildren();
-    document.getElementById("shown").dataset.answered = "";
-    if (location.hash === text) dispatchEvent(new HashChangeEvent("hashchange"));
-    else location.hash = text;
-  }, hash);
-}
-
-/** Open a link, and return the document that the page's button copies. */
-async function answered(page, { hash, log }) {
-  await ask(page, hash);
-  if (log) {
-    await page.fill("#field-log", log);
-    await page.click("button[type=submit]");
-  }
-  await page.waitForFunction(() => document.getElementById("shown").dataset.answered === location.hash || document.querySelector(".mistake"));
-  if (await page.$(".mistake")) return page.textContent(".mistake");
-  await page.click("text=Copy JSON");
-  return page.evaluate(() => navigator.clipboard.readText());
-}
+const found = { complaints: [], outside: [], answers: [], first_answers: [], warm_ms: [] };
 
 async function slider(page) {
   await ask(page, "#tab=size&model=llama-3.1-8b&gpu=h100-sxm&ctx=2k");
-  await page.waitForFunction(() => document.getElementById("shown").dataset.answered === location.hash);
+  await page.waitForFunction(isAnswered);
   await page.evaluate(() => performance.clearMeasures());
   await page.focus("#field-ctx");
   for (let step = 0; step < SLIDER_STEPS; step++) {
@@ -65,33 +28,33 @@ async function slider(page) {
 
 async function violations(page) {
   await page.evaluate(axe);
-  const found = await page.evaluate(() => window.axe.run());
-  return found.violations.map((each) => `${each.id}: ${each.nodes.map((node) => node.target).join(" ")}`.slice(0, 300));
+  const seen = await page.evaluate(() => window.axe.run());
+  return seen.violations.map((each) => `${each.id}: ${each.nodes.map((node) => node.target).join(" ")}`.slice(0, 300));
 }
 
-async function pictures(context) {
-  const found = {};
-  const { page } = await opened(context);
+async function pictures(page) {
+  const looks = {};
   for (const { name, width, scheme, hash } of task.pictures) {
     await page.setViewportSize({ width, height: 900 });
     await page.emulateMedia({ colorScheme: scheme, reducedMotion: "reduce" });
     await ask(page, hash);
-    await page.waitForFunction(() => document.getElementById("shown").dataset.answered === location.hash);
+    if (hash.includes("tab=explain")) {
+      await page.fill("#field-log", task.log);
+      await page.click("button[type=submit]");
+    }
+    await page.waitForFunction(isAnswered);
     await page.waitForFunction(() => !document.body.innerText.includes("Trying …"));
-    found[name] = {
+    looks[name] = {
       violations: await violations(page),
       overflow: await page.evaluate(() => document.documentElement.scrollWidth > innerWidth),
     };
     await page.screenshot({ path: path.join(task.folder, `${name}.png`), fullPage: true });
   }
-  return found;
+  return looks;
 }
 
-/** With the network cut after a first visit: the page starts again and answers. */
-async function offline(context) {
-  const { page } = await opened(context);
-  await page.evaluate(() => navigator.serviceWorker.ready);
-  await page.waitForTimeout(1500);
+/** With every request cut, also to the site's own server: the page starts again and answers. */
+async function offline(context, page) {
   await context.setOffline(true);
   await page.reload();
   await page.waitForSelector("#shown:not([hidden])");
@@ -100,22 +63,42 @@ async function offline(context) {
   return words;
 }
 
-const context = await browser.newContext({ permissions: ["clipboard-read", "clipboard-write"], viewport: { width: 1280, height: 900 } });
-const outside = [];
-context.on("request", (request) => request.url().startsWith(task.address) || request.url().startsWith("data:") || request.url().startsWith("blob:") || outside.push(request.url()));
-const cold = await opened(context);
-const answers = [];
-for (const question of task.questions) {
-  answers.push(await answered(cold.page, question));
-  process.stderr.write(`\r${answers.length} of ${task.questions.length} questions`);
+async function all(page, questions, answers) {
+  for (const question of questions) {
+    answers.push(await answered(page, question));
+    process.stderr.write(`\r${answers.length} of ${questions.length} questions`);
+  }
 }
-const slider_ms = await slider(cold.page);
-await cold.page.close();
-const warm = await opened(context);
-await warm.page.close();
-const offline_words = await offline(context);
-const looks = await pictures(context);
-await browser.close();
-process.stdout.write(JSON.stringify({
-  answers, slider_ms, cold_ms: cold.milliseconds, warm_ms: warm.milliseconds, offline_words, looks, complaints, outside,
-}));
+
+/** Use a browser on a profile; it is closed behind that, as a person's between two days. */
+async function day(profile, use, address = task.address) {
+  const context = await browserOf({ ...task, address }, profile, found);
+  await use(context);
+  await context.close();
+}
+
+const profile = fs.mkdtempSync(path.join(os.tmpdir(), "kvplan-visits-"));
+await day(profile, async (context) => {
+  const { page, milliseconds } = await visit(context, task.address);
+  found.cold_ms = milliseconds;
+  await untilKept(page);
+  await all(page, task.questions.filter((_, place) => place % 4 === 0), found.first_answers);
+});
+for (let count = 0; count < VISITS; count++) {
+  await day(profile, async (context) => found.warm_ms.push((await visit(context, task.address)).milliseconds));
+}
+await day(profile, async (context) => {
+  const { page } = await visit(context, task.address);
+  found.paths = await pathsOf(page, task.log);
+  await all(page, task.questions, found.answers);
+  found.slider_ms = await slider(page);
+  found.offline_words = await offline(context, page);
+  found.looks = await pictures(page);
+});
+const other = fs.mkdtempSync(path.join(os.tmpdir(), "kvplan-visits-"));
+await day(other, async (context) => {
+  const { page } = await visit(context, task.own_address);
+  found.own_words = await page.textContent(".verdict");
+}, task.own_address);
+for (const each of [profile, other]) fs.rmSync(each, { recursive: true });
+process.stdout.write(JSON.stringify(found));

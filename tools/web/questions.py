@@ -139,6 +139,9 @@ _SIDES = (
     "&a.tab=size&a.model=llama-3.1-70b&a.gpu=h100-sxm&a.gpus=4&a.ctx=8k"
 )
 _PLAN = "#tab=plan&model=llama-3.1-70b&users=40&ctx_avg=4k&gpu=h100-sxm,h200&slo=tpot:50"
+_PLANS = _PLAN.replace("h100-sxm,h200", "h200") + (
+    "&a.tab=plan&a.model=llama-3.1-70b&a.users=40&a.ctx_avg=4k&a.gpu=h100-sxm&a.slo=tpot:50"
+)
 
 PICTURES = [
     *(
@@ -149,4 +152,7 @@ PICTURES = [
     {"name": "web-does-not-fit", "width": 1280, "scheme": "light", "hash": _LACK},
     {"name": "web-compare", "width": 1280, "scheme": "dark", "hash": _SIDES},
     {"name": "web-plan", "width": 1280, "scheme": "light", "hash": _PLAN},
+    {"name": "web-plan-400", "width": 400, "scheme": "dark", "hash": _PLAN},
+    {"name": "web-compare-plans", "width": 1280, "scheme": "light", "hash": _PLANS},
+    {"name": "web-explain", "width": 1280, "scheme": "dark", "hash": "#tab=explain"},
 ]

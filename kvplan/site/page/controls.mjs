@@ -6,6 +6,11 @@ export const LENGTHS = [
   "384k", "512k", "768k", "1m",
 ];
 const SHARES = ["", ...Array.from({ length: 40 }, (_, step) => (0.6 + step / 100).toFixed(2))];
+const SEATS = [
+  "", "1", "2", "4", "8", "16", "32", "48", "64", "96", "128", "192", "256", "384", "512", "768", "1024", "2048",
+];
+const BATCHED = ["", "512", "1024", "2048", "4096", "8192", "16384", "32768", "65536"];
+const SIZES = ["", "1", "2", "3", "4", "6", "8", "16", "32"];
 const COUNTS = ["1", "2", "3", "4", "5", "6", "7", "8", "16", "32"];
 
 export function fieldsOf(tab, known) {
@@ -28,15 +33,15 @@ function sizeFields(shared, known) {
       { name: "ctx", label: "Longest sequence", kind: "slider", steps: LENGTHS, unit: "tokens" },
       shared.weights, shared.cache,
       { name: "gpu_memory_utilization", label: "gpu_memory_utilization", kind: "slider", steps: SHARES, blank: "default" },
+      { name: "max_num_seqs", label: "max_num_seqs", kind: "slider", steps: SEATS, blank: "default" },
     ],
     more: [
       { name: "average", label: "Average sequence", kind: "text", example: "4k", width: "half" },
-      { name: "max_num_seqs", label: "max_num_seqs", kind: "number", width: "half" },
-      { name: "max_num_batched_tokens", label: "Batched tokens", kind: "number", width: "half" },
       shared.engine,
-      { name: "tensor_parallel_size", label: "TP", kind: "number", width: "third" },
-      { name: "pipeline_parallel_size", label: "PP", kind: "number", width: "third" },
-      { name: "data_parallel_size", label: "DP", kind: "number", width: "third" },
+      { name: "max_num_batched_tokens", label: "max_num_batched_tokens", kind: "slider", steps: BATCHED, blank: "default" },
+      { name: "tensor_parallel_size", label: "TP", kind: "slider", width: "third", steps: SIZES, blank: "auto" },
+      { name: "pipeline_parallel_size", label: "PP", kind: "slider", width: "third", steps: SIZES, blank: "auto" },
+      { name: "data_parallel_size", label: "DP", kind: "slider", width: "third", steps: SIZES, blank: "auto" },
       { name: "dtype", label: "dtype", kind: "select", width: "half", choices: known.dtypes.map((name) => [name === "auto" ? "" : name, name]) },
       { name: "block_size", label: "Block size", kind: "number", width: "half" },
       { name: "enable_expert_parallel", label: "Expert parallelism (EP)", kind: "check" },

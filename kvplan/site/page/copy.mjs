@@ -1,5 +1,5 @@
 // An answer to send: Markdown and JSON as the planner wrote them, a picture of the bar.
-import { copied, element, say } from "./dom.mjs";
+import { colourOf, copied, element, say } from "./dom.mjs";
 
 export function copyButtons(answer, link) {
   const button = (text, run) => element("button", { type: "button", class: "plain", onclick: run }, text);
@@ -45,8 +45,7 @@ function draw(context, { view, command, version }) {
   let left = 40;
   const slots = view.bar.parts.length;
   view.bar.parts.forEach((part, index) => {
-    const name = { "KV cache": "cache", "left out": "left" }[part.kind] ?? part.kind;
-    context.fillStyle = colour(name);
+    context.fillStyle = colour(colourOf(part.kind));
     context.fillRect(left, 190, width * part.share, 60);
     left += width * part.share;
     const x = 40 + (width / slots) * index;

@@ -49,6 +49,9 @@ export async function copied(text, label) {
   say(`${label} copied.`);
 }
 
+/** The colour of a part of the memory, as the style names it. */
+export const colourOf = (kind) => ({ "KV cache": "cache", "left out": "left", "CUDA graphs": "graphs" })[kind] ?? kind;
+
 /** To a screen reader. */
 export function say(words) {
   document.getElementById("said").textContent = words;

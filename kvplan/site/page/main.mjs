@@ -20,11 +20,11 @@ const PLANNED = [
   "budget", "quantization", "kv_cache_dtype", "engine", "worst_case",
 ];
 const PAUSE_MS = 180;
-const IDLE_MS = 4000;
 
 const at = (id) => document.getElementById(id);
 const page = { state: {}, pinned: null, known: null, version: "", log: "", rows: null, drawn: 0 };
 const last = { memory: null, whole: null, changes: null, key: "" };
+const plans = { mine: null, pinned: null, pinnedKey: "" };
 const planner = new Planner((stage, share) => {
   at("starting-text").textContent = stage;
   at("starting-bar").value = share;
@@ -108,7 +108,7 @@ async function estimate() {
 }
 
 async function estimateWhole(given, key) {
-  const pinned = page.pinned ? await planner.slowly("estimate", argumentsOf(page.pinned, ESTIMATED)) : null;
+  const pinned = pinnedHere() ? await planner.slowly("estimate", argumentsOf(page.pinned, ESTIMATED)) : null;
   const whole = await planner.slowly("estimate", given);
   if (last.key !== key || page.state.tab !== "size") return;
   Object.assign(last, { whole, wholeKey: key, pinned });
@@ -126,26 +126,32 @@ function drawEstimate() {
   const isCurrent = last.wholeKey === last.key;
   const more = {  // times and changes of another question are not shown meanwhile, not even pale
     speed: answer.view.speed, isWaiting: !isCurrent, changes: last.changesKey === last.key ? last.changes : null,
-    isAlone: !page.pinned, onChange: (found) => take({ tab: "size", model: page.state.model, ...stateOf(found) }),
+    isAlone: !pinnedHere(), onChange: (found) => take({ tab: "size", model: page.state.model, ...stateOf(found) }),
   };
   at("shown").dataset.answered = isCurrent ? last.link : "";
-  const tools = element("div", { class: "row-buttons" }, copyButtons(answer, link), compareButton());
+  const tools = element("div", { class: "row-buttons" }, copyButtons(answer, link), compareButton(() => (last.pinned = last.whole), drawEstimate));
   const mine = showEstimate(answer, { ...more, tools });
-  if (!page.pinned || !last.pinned || last.pinned.error) return show(element("div", { class: "stack" }, ...warnings(), mine));
+  if (!pinnedHere() || !last.pinned || last.pinned.error) return show(element("div", { class: "stack" }, ...warnings(), mine));
   const other = showEstimate(last.pinned, { speed: last.pinned.view.speed, isAlone: false });
   return show(element("div", { class: "stack" }, ...warnings(), element("div", { class: "sides" }, other, mine)));
 }
 
-function compareButton() {
-  const isPinned = page.pinned !== null;
+/** What stays for comparison, if it is of this tab. */
+function pinnedHere() {
+  return page.pinned && (page.pinned.tab ?? "size") === page.state.tab ? page.pinned : null;
+}
+
+/** pin: keeps the answer that is shown; draw: draws anew. */
+function compareButton(pin, draw) {
+  const isPinned = pinnedHere() !== null;
   return element("button", {
     type: "button", class: "plain", "aria-pressed": String(isPinned),
     onclick: () => {
       page.pinned = isPinned ? null : { ...page.state };
-      last.pinned = isPinned ? null : last.whole;
+      if (!isPinned) pin();
       keepLink();
-      drawEstimate();
-      say(isPinned ? "One deployment." : "This deployment stays; change the settings to compare.");
+      draw();
+      say(isPinned ? "The comparison has ended." : "This answer stays; change the settings to compare.");
     },
   }, isPinned ? "End the comparison" : "Compare with another");
 }
@@ -173,48 +179,85 @@ async function fetchModel(name) {
 
 // --- plan, log, rows ---
 
+/** A card that waits; returns what moves its bar to a share. */
 function waiting(words, onStop) {
   const began = Date.now();
+  const done = element("progress", { "aria-label": words, max: "1" });
   const seconds = element("p", { class: "quiet" }, "0 s");
   const tick = setInterval(() => {
-    seconds.textContent = `${Math.round((Date.now() - began) / 1000)} s`;
+    const share = done.hasAttribute("value") ? `, ${Math.round(100 * done.value)} %` : "";
+    seconds.textContent = `${Math.round((Date.now() - began) / 1000)} s${share}`;
     if (!seconds.isConnected) clearInterval(tick);
   }, 500);
-  show(element("div", { class: "card waiting" }, element("p", {}, words), element("progress", { "aria-label": words }), seconds,
+  show(element("div", { class: "card waiting" }, element("p", {}, words), done, seconds,
     element("button", { type: "button", class: "plain", onclick: onStop }, "Stop")));
+  return (share) => (done.value = share);
 }
 
 async function slowly(question, given, words, draw) {
   const mine = ++page.drawn;
   const { tab } = page.state;
   const asked = location.hash;
-  waiting(words, () => {
+  const onShare = waiting(words, () => {
     planner.stop();
     hello();
   });
-  const answer = await planner.slowly(question, given);
+  const answer = await planner.slowly(question, given, onShare);
   if (answer === null || mine !== page.drawn || tab !== page.state.tab) return;
   if (answer.error) return show(mistake(answer), ...hubOffer(answer));
-  show(element("div", { class: "stack" }, ...warnings(), draw(answer), copyButtons(answer, link)));
+  await draw(answer);
+  if (mine !== page.drawn || tab !== page.state.tab) return;
   at("shown").dataset.answered = asked;
   say("The answer is here.");
 }
 
-function plan() {
-  const given = argumentsOf({ ...page.state, gpus: "" }, PLANNED);
+function alone(answer, shown) {
+  show(element("div", { class: "stack" }, ...warnings(), shown, copyButtons(answer, link)));
+}
+
+function planArguments(state) {
+  const given = argumentsOf({ ...state, gpus: "" }, PLANNED);
   if (given.gpu) given.gpu = given.gpu.split(/[\s,]+/).filter(Boolean);
+  return given;
+}
+
+function plan() {
+  const given = planArguments(page.state);
   if (!given.users && !given.request_rate) return hello();
-  return slowly("plan", given, "Trying every deployment of every GPU that serves the model …", showPlan);
+  return slowly("plan", given, "Trying every deployment of every GPU that serves the model …", async (answer) => {
+    plans.mine = answer;
+    await findPinnedPlan();
+    drawPlan();
+  });
+}
+
+/** The plan that stays for comparison: kept, or asked where a link brought it. */
+async function findPinnedPlan() {
+  const pinned = pinnedHere();
+  const key = pinned && JSON.stringify(planArguments(pinned));
+  if (!pinned || plans.pinnedKey === key) return;
+  const found = await planner.slowly("plan", planArguments(pinned));
+  Object.assign(plans, { pinned: found, pinnedKey: key });
+}
+
+function drawPlan() {
+  const pin = () => Object.assign(plans, { pinned: plans.mine, pinnedKey: JSON.stringify(planArguments(page.state)) });
+  const tools = element("div", { class: "row-buttons" }, copyButtons(plans.mine, link), compareButton(pin, drawPlan));
+  const mine = element("div", { class: "stack" }, showPlan(plans.mine), tools);
+  const other = pinnedHere() && plans.pinned;
+  if (!other) return show(element("div", { class: "stack" }, ...warnings(), mine));
+  const first = other.error ? mistake(other) : showPlan(other);
+  return show(element("div", { class: "stack" }, ...warnings(), element("div", { class: "sides" }, first, mine)));
 }
 
 function explain() {
   const given = { ...argumentsOf({ ...page.state, gpus: "" }, ["model", "gpu"]), log: page.log };
-  return slowly("explain", given, "Reading the log …", showLog);
+  return slowly("explain", given, "Reading the log …", (answer) => alone(answer, showLog(answer)));
 }
 
 function rows() {
   if (!page.rows) return hello();
-  return slowly("rows", { text: page.rows.text }, "Reading the rows …", (answer) => showRows(answer, page.rows.name));
+  return slowly("rows", { text: page.rows.text }, "Reading the rows …", (answer) => alone(answer, showRows(answer, page.rows.name)));
 }
 
 const HELLO = {
@@ -304,27 +347,25 @@ function listen() {
   });
 }
 
+/** The controls come first, from what the site knows by name; the answer comes as soon as Python has started. */
 async function begin() {
   const read = readLink(location.hash);
   Object.assign(page, { state: read.state, pinned: read.pinned, linked: read.state.kvplan });
   delete page.state.kvplan;
-  try {
-    await planner.ready;
-  } catch (error) {
-    at("starting").replaceChildren(mistake({ error: `The planner did not start: ${error.message}`, hint: "reload; the page must be served over http, not opened as a file" }));
-    return;
-  }
-  const known = await planner.quick.ask("known", {});
+  const known = await (await fetch("known.json")).json();
   known.names = new Set(known.models.flatMap((each) => [each.name, each.id, ...each.aliases].map((name) => name.toLowerCase())));
   Object.assign(page, { known, version: known.version });
   at("release").textContent = `kvplan ${known.version}, vLLM up to ${known.release}`;
   listen();
   drawControls();
-  await run();
+  const isSized = page.state.tab === "size";
+  await Promise.all([planner.ready, isSized ? run() : null]);
   performance.measure("kvplan-first-answer", { start: 0, end: performance.now() });
   planner.slow ??= planner.second();
-  setTimeout(() => planner.keep(), IDLE_MS);
   navigator.serviceWorker?.register("sw.js").catch(() => {});
+  if (!isSized) await run();
 }
 
-begin();
+begin().catch((error) => {
+  show(mistake({ error: `The planner did not start: ${error.message}`, hint: "reload; the page must be served over http, not opened as a file" }));
+});

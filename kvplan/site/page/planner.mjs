@@ -1,7 +1,8 @@
 // Two threads with the planner: one answers sliders at once, the other what takes longer, and can be stopped.
 
 class Thread {
-  constructor(onStage) {
+  constructor({ onStage, keeps } = {}) {
+    this.address = new URL(keeps ? "worker.mjs?keeps" : "worker.mjs", import.meta.url);
     this.waiting = new Map();
     this.mounts = [];
     this.next = 0;
@@ -11,13 +12,14 @@ class Thread {
 
   open() {
     this.ready = new Promise((resolve, reject) => {
-      this.worker = new Worker(new URL("worker.mjs", import.meta.url), { type: "module" });
+      this.worker = new Worker(this.address, { type: "module" });
       this.worker.onerror = (event) => reject(new Error(event.message || "the worker did not start"));
       this.worker.onmessage = ({ data }) => {
         if (data.stage) {
           this.onStage?.(data.stage, data.share);
           if (data.share === 100) resolve();
         } else if (data.id === undefined) reject(new Error(data.failure));
+        else if (data.share !== undefined) this.waiting.get(data.id)?.onShare?.(data.share);
         else this.settle(data);
       };
     });
@@ -32,10 +34,11 @@ class Thread {
     else promise?.resolve(answer);
   }
 
-  ask(question, given) {
+  /** onShare: called with the share of a plan that is done. */
+  ask(question, given, onShare) {
     const id = this.next++;
     this.worker.postMessage({ id, question: { ask: question, arguments: given } });
-    return new Promise((resolve) => this.waiting.set(id, { resolve }));
+    return new Promise((resolve) => this.waiting.set(id, { resolve, onShare }));
   }
 
   mount(files) {
@@ -55,7 +58,7 @@ class Thread {
 
 export class Planner {
   constructor(onStage) {
-    this.quick = new Thread(onStage);
+    this.quick = new Thread({ onStage });
     this.files = [];
     this.pending = null;
     this.isAsking = false;
@@ -83,21 +86,17 @@ export class Planner {
   }
 
   /** What takes longer, in the second thread, which starts when it is first needed. */
-  async slowly(question, given) {
+  async slowly(question, given, onShare) {
     this.slow ??= this.second();
     const thread = this.slow.isReady || question === "plan" || question === "explain" ? this.slow : this.quick;
-    return thread.ask(question, given);
+    return thread.ask(question, given, onShare);
   }
 
+  /** It keeps what has started for the next visit: nobody waits for it yet. */
   second() {
-    const made = new Thread();
+    const made = new Thread({ keeps: true });
     for (const each of this.files) made.mount(each);
     return made;
-  }
-
-  /** For the next visit, by the second thread, when nobody waits for it. */
-  keep() {
-    this.slow?.worker.postMessage({ id: -1, keep: true });
   }
 
   stop() {

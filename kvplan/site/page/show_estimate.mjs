@@ -1,8 +1,7 @@
 // One deployment: the answer first, then where its memory goes, how fast it is, and what would change it.
-import { card, command, element, facts, foldable, scrolling, table } from "./dom.mjs";
+import { card, colourOf, command, element, facts, foldable, scrolling, table } from "./dom.mjs";
 
 const WORDS = { fits: "Fits", may: "May be refused", not: "Does not fit" };
-const CLASSES = { "KV cache": "cache", "left out": "left" };
 const percent = (share) => `${100 * share}%`;
 
 /** answer: of the planner. more: {speed, changes, isWaiting, isAlone, onChange}, which come later. */
@@ -38,7 +37,7 @@ export function bar({ parts, memory, interval, beyond }) {
   const words = parts.map((part) => `${part.kind} ${part.text}`).join(", ");
   const made = element("div", { class: "bar", role: "img", "aria-label": `Memory of one GPU, ${memory.text}: ${words}` });
   for (const part of parts) {
-    const piece = element("div", { class: `part ${CLASSES[part.kind] ?? part.kind}`, title: `${part.kind}: ${part.text}, ${part.meaning}` });
+    const piece = element("div", { class: `part ${colourOf(part.kind)}`, title: `${part.kind}: ${part.text}, ${part.meaning}` });
     piece.style.width = percent(part.share);
     made.append(piece);
   }
@@ -58,7 +57,7 @@ export function bar({ parts, memory, interval, beyond }) {
 
 function legend({ parts, interval, memory, beyond }) {
   const rows = parts.map((part) => element("div", {},
-    element("dt", { title: part.meaning }, element("span", { class: `swatch ${CLASSES[part.kind] ?? part.kind}` }), part.kind),
+    element("dt", { title: part.meaning }, element("span", { class: `swatch ${colourOf(part.kind)}` }), part.kind),
     element("dd", {}, part.text)));
   const width = interval ? `KV cache in 9 of 10 start-ups: ${interval.text} (hatched).` : "";
   const lack = beyond ? "The GPU's memory ends at the line." : "";

@@ -11,7 +11,7 @@ self.addEventListener("install", (event) => {
     const { name, files } = await contents();
     const cache = await caches.open(`kvplan-${name}`);
     const wanted = ["./", ...Object.keys(files)];
-    await Promise.all(wanted.map(async (path) => (await cache.match(path)) ?? cache.add(path)));
+    await Promise.all(wanted.map(async (path) => (await cache.match(path)) ?? cache.add(new Request(path, { cache: "no-cache" }))));
     const current = await caches.open(CURRENT);
     await current.put("name", new Response(name));
     self.skipWaiting();
