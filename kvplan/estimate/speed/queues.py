@@ -69,7 +69,8 @@ def play_queues(
         requests_per_second = load.max_concurrency / figures.e2el.mean
     if load.think is not None and load.think.num_users:
         requests_per_second = load.think.num_users / (figures.e2el.mean + load.think.seconds)
-    intervals = {name: model.error_interval(name) for name in FIGURES}
+    num_users = max(requests_per_second * figures.e2el.mean, 1.0)
+    intervals = {name: model.error_interval(name, num_users) for name in FIGURES}
     bounds = bounds_of(model, figures, requests_per_second)
     found = Queues(figures, requests_per_second * model.output_tokens, intervals, bounds)
     if load.think is not None and load.think.num_users:

@@ -46,7 +46,7 @@ results that ``tools/score_published_speeds.py`` scores:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -76,6 +76,9 @@ class Launches:
     layer_seconds: float = 0.0
     mixture_seconds: float = 0.0
 
+    def times(self, factor: float) -> Launches:
+        return Launches(factor * self.layer_seconds, factor * self.mixture_seconds)
+
 
 CAPTURED: Final = Launches()
 _EAGER: Final = Launches(_EAGER_LAYER, _EAGER_LAYER * _PIECEWISE_MIXTURE / _PIECEWISE_LAYER)
@@ -100,6 +103,17 @@ class HostWork:
     largest_captured: float = math.inf
     step_seconds: float = 0.0
     sequence_seconds: float = 0.0
+
+    def times(self, factor: float) -> HostWork:
+        """Of a host that needs ``factor`` times as long for all of it."""
+        return replace(
+            self,
+            decoding=self.decoding.times(factor),
+            reading=self.reading.times(factor),
+            beyond=self.beyond.times(factor),
+            step_seconds=factor * self.step_seconds,
+            sequence_seconds=factor * self.sequence_seconds,
+        )
 
     def decode_seconds(
         self,
