@@ -5,12 +5,12 @@
                         load, the middle one and the heaviest)
     --only TEXT         sources whose name contains it
 
-A server is a source's rows of one deployment: same engine, release, model, GPUs, layout, formats and limits. All but one
-of its rows are left out, and predicted by what that one says (``kvplan.estimate.speed.own_point``). The share of errors
-that a server's loads have in common is found by an analysis of variance of the other sources' rows.
+A server is a source's rows of one deployment: same engine, release, model, GPUs, layout, formats and limits. All but
+one of its rows are left out, and predicted by what that one says (``kvplan.estimate.speed.own_point``). The share of
+errors that a server's loads have in common is found by an analysis of variance of the other sources' rows.
 
-For each figure: rows, median and 90th percentile of |predicted / measured - 1| without and with the known result, how many
-measurements lie in the interval of 90 %, and the median of its high end over its low one.
+For each figure: rows, median and 90th percentile of |predicted / measured - 1| without and with the known result, how
+many measurements lie in the interval of 90 %, and the median of its high end over its low one.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Both factors are believed as a normal distribution of their logarithms. ``kvplan
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.published_errors import ErrorInterval, FigureName
@@ -32,6 +32,7 @@ class Spread:
 
 
 _NONE: Final = Spread()
+_UNKNOWN: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class ServerScale:
     throughput: Spread = _NONE
     note: str = ""
 
+    def of_another_layout(self) -> ServerScale:
+        """The same factors, of which nobody knows how well they hold there: intervals are those without them."""
+        return replace(self, kernels_variance=_UNKNOWN, host_variance=_UNKNOWN, covariance=0.0)
+
     def interval(self, figure: FigureName, by: Sensitivity) -> ErrorInterval:
         """Factors of a scaled prediction between which 9 in 10 measurements of this server lie.
 
@@ -65,3 +70,24 @@ class ServerScale:
 
     def _spread(self, figure: FigureName) -> Spread:
         return {"ttft": self.ttft, "tpot": self.tpot, "throughput": self.throughput}[figure]
+
+
+Sizes = tuple[int, int, int]
+"""Tensor ranks, pipeline stages and data-parallel groups of an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredServer:
+    """A server that its user measured. ``speed_format``: that its products are in. ``scale``: what that said."""
+
+    gpu_id: str
+    sizes: Sizes
+    speed_format: str
+    scale: ServerScale
+
+    def scale_for(self, gpu_id: str, sizes: Sizes, speed_format: str) -> ServerScale | None:
+        """Of an instance like this one; on the same GPU the factors of any other. None on another GPU."""
+        if gpu_id != self.gpu_id:
+            return None
+        is_alike = (sizes, speed_format) == (self.sizes, self.speed_format)
+        return self.scale if is_alike else self.scale.of_another_layout()

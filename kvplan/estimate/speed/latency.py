@@ -22,6 +22,7 @@ from kvplan.catalog.published_errors import ErrorInterval, FigureName, combinati
 from kvplan.estimate.speed.bounds import SpeedBounds, speed_bounds
 from kvplan.estimate.speed.queueing.drafting import DraftedSteps, Drafting, DraftPasses
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queueing.sharing import ExpectedHits
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, ScaledSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import GroupClock
@@ -177,6 +178,12 @@ class SpeedModel:
     def tokens_per_step(self) -> float:
         """That a sequence gets which decodes, on average."""
         return 1 if self.drafting is None else self.drafting.tokens_per_step
+
+    def followed(self, rules: SchedulingRules) -> SchedulingRules:
+        """``rules`` with this model's drafter, and with a server as slow as was measured."""
+        front_end = rules.front_end if self.scale is None else rules.front_end.times(self.scale.host)
+        rows, tokens = self.rows, self.tokens_per_step
+        return replace(rules, rows_per_sequence=rows, tokens_per_step=tokens, front_end=front_end)
 
     def error_interval(self, figure: FigureName, num_users: float = 1.0) -> ErrorInterval | None:
         """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.

@@ -1,18 +1,18 @@
-"""What one result of a user's own server says of all its loads: two factors, of its kernels' and of its host's time.
+"""What one result of a user's own server says of all its loads: a factor of its kernels' time, and one of its host's.
 
-A prediction is off for reasons that a server has under each load (its kernels, its clock, its host), and for others that
-change with the load. With k and h, the logarithms of both factors, a figure f of load j is
+A prediction is off for reasons that a server has under each load (its kernels, its clock, its host), and for others
+that change with the load. With k and h, the logarithms of both factors, a figure f of a load is
 
     log measured = log predicted(k, h) + e        k ~ N(0, r(TPOT) t(TPOT)^2), h ~ N(0, r(TTFT) t(TTFT)^2),
                                                   e ~ N(0, (1 - r(f)) t(f)^2)
 
-t(f) is the spread of errors of such predictions: the root of the mean square that the published interval of this kind has
-(``published_errors``). r(f), the share of it that a server's loads have in common (the intraclass correlation), is
-``COMMON``. k and h are where the posterior is densest; its covariance at that place, and e again, are the interval of the
-next load. That is the linear mixed model's best predictor, or credibility (Robinson, That BLUP Is a Good Thing, Statistical
-Science 6, 1991; Buehlmann, Experience Rating and Credibility, ASTIN Bulletin 4, 1967), with a figure's own dependence on
-both factors, which a play of the load under slightly slower kernels, or a slightly slower host, says. So one result moves
-each factor as far as its figures depend on it and as it was uncertain; more results separate them.
+t(f) is how far such predictions are off: the root of the mean square that the published interval of their kind has
+(``published_errors``). r(f) is the share of that variance which loads of one server have in common (the intraclass
+correlation), ``COMMON``. k and h are where the posterior is densest; its covariance there, and e again, are the
+interval of the next load. That is the best predictor of a linear mixed model, or credibility (Robinson, That BLUP Is a
+Good Thing, Statistical Science 6, 1991; Buehlmann, Experience Rating and Credibility, ASTIN Bulletin 4, 1967). How a
+figure depends on both factors says a play of its load with slightly slower kernels, and with a slightly slower host.
+So one result moves each factor as far as its figures depend on it; results of other loads tell them apart.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OwnPoint:
     def figures(self, scale: ServerScale) -> dict[FigureName, float]:
         """Predicted, by name: those that were measured."""
         model = replace(self.model, scale=scale)
-        played = play(self.load, scaled_rules(self.rules, scale), model.steps)
+        played = play(self.load, model.followed(self.rules), model.steps)
         return {name: found for name, (at, _) in self.measured.items() if (found := figure_of(played, name, at))}
 
     @property
@@ -74,11 +74,6 @@ def figure_of(played: PlayedFigures, name: FigureName, at: Statistic) -> float |
         return played.output_throughput
     found = played.ttft if name == "ttft" else played.tpot
     return None if found is None else found.at(at)
-
-
-def scaled_rules(rules: SchedulingRules, scale: ServerScale | None) -> SchedulingRules:
-    """With the server before the engine as slow as ``scale`` says."""
-    return rules if scale is None else replace(rules, front_end=rules.front_end.times(scale.host))
 
 
 def spread_of(interval: ErrorInterval | None) -> float:

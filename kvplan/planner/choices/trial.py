@@ -190,7 +190,7 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
     engine = trial.request.engine
     if engine.name == "vllm":
         engine = replace(engine, version=prediction.version)
-    return engine_speed_model(
+    model = engine_speed_model(
         engine,
         work,
         choice.gpu,
@@ -201,6 +201,7 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
         trial.request.settings.moe_backend,
         prediction.settings.serving.max_num_batched_tokens,
     )
+    return replace(model, scale=trial.measured.server_scale(choice.gpu, choice.layout.sizes, work.speed_format))
 
 
 def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[ModelWork, int]:

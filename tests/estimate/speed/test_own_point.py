@@ -105,7 +105,7 @@ def test_the_spread_of_an_interval_counts_that_predictions_are_off_to_one_side()
 
 
 def test_steps_terms_and_server_are_as_slow_as_was_measured(server: tuple[SpeedModel, SchedulingRules]) -> None:
-    model, rules = server
+    model, _ = server
     scaled, load = replace(model, scale=_TRUE), StepLoad.decoding(16, 1000)
     assert scaled.step_seconds(load) > 1.25 * model.step_seconds(load)
     assert scaled.step_terms(load).weights == pytest.approx(1.3 * model.step_terms(load).weights)
