@@ -245,6 +245,7 @@ def estimate(
     speculative_config: Mapping[str, Any] | None = None,
     from_log: str | Path | None = None,
     calibration: str | None = None,
+    measured: str | Path | Iterable[str | Path] | None = None,
     **settings: Any,
 ) -> Estimate:
     """Size ``model`` as ``kvplan estimate`` does.
@@ -252,7 +253,8 @@ def estimate(
     gpu: names such as "h100" or "8xh200", by default a handful of common ones. ctx: tokens per sequence, also as "16k";
     max_model_len is vLLM's name for it. settings: the command's other options by vLLM's names, such as
     ``gpu_memory_utilization=0.95``, as numbers or as text ("80GiB"). from_log: a start-up log of vLLM with this model,
-    whose memory and settings count where nothing else is said. KvplanError where it cannot be answered; a model that
+    whose memory and settings count where nothing else is said. measured: results of your server that speeds are scaled
+    by. KvplanError where it cannot be answered; a model that
     does not fit is an answer.
     """
     choice = EngineChoice.parse(engine)
@@ -271,7 +273,12 @@ def estimate(
         learned, asked, gpus, choice = basis.learned, basis.settings, [GpuCount(1, basis.gpu)], basis.engine
         tokens = tokens if tokens is not None else next(iter(basis.contexts), None)
     question = Question(None if tokens is None else parse_tokens(str(tokens)), asked)
-    return Estimate(answer_question(spec, question, gpus, choice, load_measured(calibration), learned))
+    known, paths = load_measured(calibration), [Path(each) for each in _texts(measured)]
+    if paths:
+        from kvplan.calibrate.own_server import of_estimate, with_results
+
+        known = with_results(known, paths, of_estimate(spec, asked, gpus, choice))
+    return Estimate(answer_question(spec, question, gpus, choice, known, learned))
 
 
 def _only(gpus: Sequence[GpuCount]) -> GpuCount | None:
@@ -325,15 +332,16 @@ def plan(
     speculative_config: Mapping[str, Any] | None = None,
     calibration: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    measured: str | Path | Iterable[str | Path] | None = None,
     **settings: Any,
 ) -> Plan:
     """Find the GPUs and settings that serve a load, as ``kvplan plan`` does; arguments are its options.
 
     slo: "ttft:500 tpot:50". price: dollars per hour by GPU or by a cloud's instance; prices: a file of them. api_price:
-    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. start, end: --from and --to of the workload's file. progress: called
-    with how many loads were played, and how many may be, in each of two passes: the formats asked for, then others.
-    settings: as in ``estimate``. KvplanError where it cannot be answered; a load that nothing serves is an answer
-    without deployments.
+    "in=0.6,out=2.4" or {"in": 0.6, "out": 2.4}. start, end: --from and --to of the workload's file. measured: results
+    of your server that speeds are scaled by. progress: called with how many loads were played, and how many may be, in
+    each of two passes: the formats asked for, then others. settings: as in ``estimate``. KvplanError where it cannot be
+    answered; a load that nothing serves is an answer without deployments.
     """
     asked = _settings(settings, PLAN_SETTINGS)
     if speculative_config is not None:
@@ -380,9 +388,17 @@ def plan(
         sample=sample,
         trace_unit=trace_unit,
     )
-    measured = load_measured(calibration)
-    found = make_plan(resolve_model(str(model)), request, measured, progress)
-    return Plan(found, cheapest_fix(found, measured))
+    spec, known, paths = (
+        resolve_model(str(model)),
+        load_measured(calibration),
+        [Path(each) for each in _texts(measured)],
+    )
+    if paths:
+        from kvplan.calibrate.own_server import of_plan, with_results
+
+        known = with_results(known, paths, of_plan(spec, request))
+    found = make_plan(spec, request, known, progress)
+    return Plan(found, cheapest_fix(found, known))
 
 
 def explain(

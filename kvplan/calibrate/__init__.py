@@ -1,6 +1,6 @@
 """Predictions fitted to measurements: a sweep's rows become the few coefficients of the step-time model.
 
-``kvplan calibrate`` is the only caller. It fits, scores the fit on settings that it did not see, and writes a measured
+``kvplan calibrate`` fits, scores the fit on settings that it did not see, and writes a measured
 profile (``kvplan.catalog.devices.measured``) that ``estimate``, ``plan`` and ``sweep`` use on that device from then on.
 
 calibration.py   the whole of it: read, split, fit, score, profile
@@ -11,5 +11,6 @@ scoring.py       the split by settings, and the errors of predictions
 peaks.py         what the device can reach at most, measured here or from the data sheet
 identification.py   which coefficients observations determine
 results/         results of other engines, whichever benchmark saved them
+own_server.py    a user's results as factors of one server's predicted times, for plan and estimate
 coefficients.py  the fitted coefficients in units for people
 """

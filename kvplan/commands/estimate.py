@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
-from kvplan.catalog.devices.measured import load_measured
+from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import pooling_note, provenance_note
 from kvplan.catalog.releases.vllm import version_note, vllm_release
@@ -30,6 +30,7 @@ from kvplan.commands.options.shared import (
     ENGINE_PANEL,
     OUTPUT_PANEL,
     Calibration,
+    MeasuredResults,
     NoCalibration,
     SpeculativeConfig,
     calibration_name,
@@ -141,6 +142,7 @@ def estimate(
     share_gpu: ShareGpu = False,
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
+    measured_results: MeasuredResults = None,
     plot: Plot = None,
     explain: Explain = False,
     output_format: Format = OutputFormat.table,
@@ -176,6 +178,8 @@ def estimate(
         print_notes(*basis.notes)
     asked = questions(lists, given)
     measured = load_measured(calibration_name(calibration, no_calibration))
+    if measured_results:
+        measured = _with_results(measured, measured_results, specs, asked, gpus, choice)
     shown = [gpus if lists.gpus else with_kernels(gpus, spec, choice) for spec in specs]
     answers = [
         answer_question(spec, question, on, choice, measured, learned)
@@ -228,6 +232,23 @@ def _basis(
     if len(specs) > 1 or len(gpus) > 1:
         raise UsageError("--from-log is about one model on one kind of GPU.", hint="name one of each")
     return basis_of(log, specs[0], gpus[0] if gpus else None, engine, given)
+
+
+def _with_results(
+    measured: MeasuredProfiles,
+    paths: Sequence[Path],
+    specs: Sequence[ModelSpec],
+    asked: Sequence[Question],
+    gpus: Sequence[GpuCount],
+    engine: EngineChoice,
+) -> MeasuredProfiles:
+    """Speeds as the results at ``paths`` say. UsageError for several models or formats."""
+    from kvplan.calibrate.own_server import of_estimate, with_results
+
+    formats = {(each.settings.quantization, each.settings.kv_cache_dtype) for each in asked}
+    if len(specs) > 1 or len(formats) > 1:
+        raise UsageError("--measured is about one model in one format.", hint="name one of each")
+    return with_results(measured, paths, of_estimate(specs[0], asked[0].settings, gpus, engine))
 
 
 def _with_share(question: Question, share: GpuShare) -> Question:

@@ -27,6 +27,7 @@ from kvplan.commands.options.shared import (
     MODEL_HELP,
     OUTPUT_PANEL,
     Calibration,
+    MeasuredResults,
     NoCalibration,
     SpeculativeConfig,
     calibration_name,
@@ -119,6 +120,7 @@ def plan(
     engine: Engine = "vllm",
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
+    measured_results: MeasuredResults = None,
     plot: Plot = None,
     explain: Explain = False,
     output_format: Format = PlanFormat.table,
@@ -137,6 +139,10 @@ def plan(
     request = kept.request()
     spec = resolve_model(kept.model)
     measured = load_measured(calibration_name(calibration, no_calibration))
+    if measured_results:
+        from kvplan.calibrate.own_server import of_plan, with_results
+
+        measured = with_results(measured, measured_results, of_plan(spec, request))
     with _playing(shows=request.thorough) as progress:
         found = make_plan(spec, request, measured, progress)
     version = request.engine.version

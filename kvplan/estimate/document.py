@@ -11,7 +11,7 @@ from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.queues import queues_document
+from kvplan.estimate.speed.queues import queues_document, scale_document
 
 SCHEMA = "kvplan.estimate/1"
 
@@ -213,6 +213,7 @@ def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
     return {
         "origin": speed.origin,
         "profile": speed.note,
+        "scaled_by": scale_document(speed.model.scale),
         "input_tokens": PROMPT_TOKENS,
         "output_tokens": ANSWER_TOKENS,
         "speculation": _drafting(speed),

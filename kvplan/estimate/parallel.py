@@ -35,6 +35,11 @@ class ParallelLayout:
         )
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tensor ranks, pipeline stages and data-parallel groups."""
+        return self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size
+
+    @property
     def num_gpus(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 

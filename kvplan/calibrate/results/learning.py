@@ -76,7 +76,8 @@ def _identified(observed: Sequence[RankObservation], expected: Speed) -> Identif
     identified = identify(problem.jacobian(Fit(found.speed, noise)), _NAMES, [SPREADS[name] for name in _NAMES])
     if not identified.names:
         raise KvplanError(
-            "These results are too few or too alike to fit anything.", hint="add results of other loads and settings"
+            "These results are too few or too alike to fit anything.",
+            hint="add results of other loads and settings; `kvplan plan --measured` takes one alone",
         )
     return identified
 

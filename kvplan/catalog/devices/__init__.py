@@ -8,6 +8,7 @@ unlisted_gpus    what is said of devices without a profile
 device_support   what vLLM refuses on older GPUs
 measured         which measured speeds speak for a device; the files that ``kvplan calibrate`` writes
 measured_profile one such profile
+server_scale     what its user measured of a server: factors of predicted times
 kernel_tables    profiles that ship, fitted to tables of measured kernels; scaled: the same for their relatives
 prices           prices given on the command line
 """

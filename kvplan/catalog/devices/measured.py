@@ -20,6 +20,7 @@ from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured_profile import HeldOutError, MeasuredProfile
 from kvplan.catalog.devices.scaled import nearest_profiles
+from kvplan.catalog.devices.server_scale import MeasuredServer, ServerScale, Sizes
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, parse_json, read_text
 from kvplan.machine.host import cpu_name, usable_cores
@@ -44,10 +45,14 @@ COEFFICIENTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProfiles:
-    """What was found, the user's before the shipped ones and the newest first; ``notices`` name what was left out."""
+    """What was found, the user's before the shipped ones and the newest first; ``notices`` name what was left out.
+
+    ``server``: one whose loads its user measured.
+    """
 
     profiles: tuple[MeasuredProfile, ...] = ()
     notices: tuple[str, ...] = ()
+    server: MeasuredServer | None = None
 
     @property
     def swept(self) -> tuple[MeasuredProfile, ...]:
@@ -79,6 +84,10 @@ class MeasuredProfiles:
         found.sort(key=lambda each: (engine is not None and each.engine != engine, each.source != "sweep"))
         alike = [each for each in found if (each.engine, each.source) == (found[0].engine, found[0].source)]
         return _preferred(alike, dtype)
+
+    def server_scale(self, gpu: GpuProfile, sizes: Sizes, speed_format: str) -> ServerScale | None:
+        """What was measured of a server with such instances; None where nobody measured one on this GPU."""
+        return None if self.server is None else self.server.scale_for(gpu.id, sizes, speed_format)
 
 
 _MEASURED_FIRST: Final = "kvplan"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -24,6 +25,16 @@ Calibration = Annotated[
 ]
 NoCalibration = Annotated[
     bool, typer.Option("--no-calibration", help="Same as --calibration none.", rich_help_panel=SPEED_PANEL)
+]
+MeasuredResults = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--measured",
+        metavar="FILE",
+        help="A result of your server, as vllm bench serve --save-result writes it, that predictions are scaled by; "
+        "repeatable.",
+        rich_help_panel=SPEED_PANEL,
+    ),
 ]
 SpeculativeConfig = Annotated[
     str | None,

@@ -25,6 +25,7 @@ from kvplan.planner.answer.document import (
     network_notes,
     plan_document,
     plan_row,
+    scale_notes,
 )
 from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.money import break_even_text
@@ -226,11 +227,15 @@ def _assumptions(found: Plan, *, explain: bool) -> Iterator[str]:
     yield from workload.assumptions
     limit = limit_assumption(found)
     yield load_assumption(found) + ("" if limit is None else f" {limit}")
+    compared = "measurements of such predictions"
+    if found.deployments[0].speed_model.scale is not None:
+        compared = "loads of servers that were measured once, as yours"
     yield (
         f"Of {plural(found.num_tried, 'layout')}, from cheap to dear, the load was played {found.num_played:,} times; "
-        "brackets hold 9 in 10 published measurements of such predictions (docs/accuracy.md)."
+        f"brackets hold 9 in 10 published {compared} (docs/accuracy.md)."
     )
     yield _origins(everything)
+    yield from scale_notes(everything)
     yield from [*adapter_notes(found), *bridge_notes(everything), *network_notes(everything)]
     if explain:
         yield from calibration_notes(everything)

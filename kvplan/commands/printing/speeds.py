@@ -15,7 +15,7 @@ from kvplan.estimate.speed.queues import Queues
 def print_speeds(answer: Estimate, *, explain: bool) -> None:
     """A table of devices that were measured; with ``explain`` those by data sheet too, and what steps consist of."""
     both = zip(answer.deployments, answer.speeds, strict=True)
-    shown = [(each.counted_gpu, speed) for each, speed in both if speed and (explain or speed.note is not None)]
+    shown = [(each.counted_gpu, speed) for each, speed in both if speed and (explain or speed.is_measured)]
     if not explain:
         _print_table(shown)
         return

@@ -10,5 +10,6 @@ engine_speed    one instance under an engine and its release: steps, and how it 
 device_speed    the same for an estimate's deployments
 queues          percentiles of a load with their intervals, and the steps that serve it
 step_picture    those steps drawn
+own_point       what one result of a user's server says of its other loads
 speculation     what a drafter's tokens gain and cost
 """

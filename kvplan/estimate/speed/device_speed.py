@@ -51,11 +51,18 @@ class DeploymentSpeed:
     rules: SchedulingRules
     max_model_len: int
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything of it was measured: by anyone on such a GPU, or by its user on such a server."""
+        return self.note is not None or self.model.scale is not None
+
     def origin_text(self, *, explain: bool) -> str:
         """Where the step times come from, for people: in a few words, or with the data and how well they fit."""
         device = self.model.device_speed
+        scale = self.model.scale
         note = "roofline" if device is None else (device.note if explain else device.short_note or device.note)
-        return f"{self.origin}: {note}" if self.origin in ("measured", "calibrated") else note
+        text = f"{self.origin}: {note}" if self.origin in ("measured", "calibrated") else note
+        return text if scale is None else f"{text}; {scale.note}"
 
     def drafting_text(self) -> str:
         """``1 draft token a step, of which 70 % are accepted (assumed)``, for people; empty without a drafter."""
@@ -148,11 +155,12 @@ def _speed(
         step_tokens,
         is_eager=settings.enforce_eager,
     )
+    model = replace(model, scale=measured.server_scale(gpu, layout.sizes, work.speed_format))
     if drafter is not None:
         given = settings.acceptance_rate
         drafting = Drafting(drafter.draft, ASSUMED_ACCEPTANCE if given is None else given, is_assumed=given is None)
         model = replace(model, drafting=drafting)
     alone, full = model.speed(1), model.speed(users)
     rules = engine_rules(engine, settings, work, pool_tokens)
-    rules = replace(rules, rows_per_sequence=model.rows, tokens_per_step=model.tokens_per_step)
+    rules = model.followed(rules)
     return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)

@@ -70,7 +70,7 @@ def engine_speed_model(
         engine.name,
         host,
         mixed_tile_rows=tile_rows,
-        front_end=vllm_front_end(release, chats=True, groups=groups) if engine.name == "vllm" else NO_FRONT_END,
+        engine_front_end=vllm_front_end(release, chats=True, groups=groups) if engine.name == "vllm" else NO_FRONT_END,
         is_first_engine=engine.name == "vllm" and not release.v1,
         step_tokens=step_tokens,
         steps_before=1.5 if engine.name == "vllm" and release.schedules_ahead else 0.5,

@@ -17,12 +17,14 @@ from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
+from kvplan.catalog.devices.server_scale import Sensitivity, ServerScale
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
 from kvplan.estimate.speed.bounds import SpeedBounds, speed_bounds
 from kvplan.estimate.speed.queueing.drafting import DraftedSteps, Drafting, DraftPasses
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queueing.sharing import ExpectedHits
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, ScaledSteps, padded_pairs
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steady import (
     PromptReading,
@@ -105,7 +107,7 @@ class SpeedModel:
     ``kv_bytes``: of one sequence's cache, read by a rank that holds all layers. ``device_speed``: if it was measured.
     ``step_tokens``: of a step; None where each reads one whole prompt. ``steps_before``: as for ``PromptReading``.
     ``hits``: tokens of prompts that need not be read; None: no prompt begins with what was read before. ``drafting``:
-    tokens that are drafted, None without a drafter.
+    tokens that are drafted, None without a drafter. ``scale``: what its user measured of such a server.
     """
 
     work: ModelWork
@@ -117,17 +119,24 @@ class SpeedModel:
     engine: str = "vllm"
     engine_host: HostWork = NO_HOST
     mixed_tile_rows: int = 1
-    front_end: FrontEnd = NO_FRONT_END
+    engine_front_end: FrontEnd = NO_FRONT_END
     is_first_engine: bool = False
     step_tokens: int | None = None
     steps_before: float = 0.5
     hits: ExpectedHits | None = None
     drafting: Drafting | None = None
+    scale: ServerScale | None = None
 
     @property
     def host(self) -> HostWork:
         """What the engine's host adds to steps; speeds that were measured on the device have it in them."""
-        return NO_HOST if self.origin in ("measured", "calibrated") else self.engine_host
+        found = NO_HOST if self.origin in ("measured", "calibrated") else self.engine_host
+        return found if self.scale is None else found.times(self.scale.host)
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """The server before the engine."""
+        return self.engine_front_end if self.scale is None else self.engine_front_end.times(self.scale.host)
 
     @property
     def origin(self) -> Origin:
@@ -143,6 +152,8 @@ class SpeedModel:
 
     def _of_engine(self, num_users: float, end: End) -> SteadyState:
         """The steady state without the server's own work."""
+        if self.scale is not None:
+            return self._scaled(num_users, end, self.scale)
         if self.device_speed is not None:
             return self._measured(num_users, end, self.device_speed)
         if end == "middle":
@@ -168,12 +179,21 @@ class SpeedModel:
         """That a sequence gets which decodes, on average."""
         return 1 if self.drafting is None else self.drafting.tokens_per_step
 
-    def error_interval(self, figure: FigureName) -> ErrorInterval | None:
+    def followed(self, rules: SchedulingRules) -> SchedulingRules:
+        """``rules`` with this model's drafter, and with a server as slow as was measured."""
+        front_end = rules.front_end if self.scale is None else rules.front_end.times(self.scale.host)
+        rows, tokens = self.rows, self.tokens_per_step
+        return replace(rules, rows_per_sequence=rows, tokens_per_step=tokens, front_end=front_end)
+
+    def error_interval(self, figure: FigureName, num_users: float = 1.0) -> ErrorInterval | None:
         """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
 
-        As wide as the number of draft tokens that are accepted is open, too.
+        As wide as the number of draft tokens that are accepted is open, too. ``num_users``: in progress; what was
+        measured of such a server (``scale``) says more about some loads than about others.
         """
         found = self._error_interval(figure)
+        if self.scale is not None:
+            found = self.scale.interval(figure, self.sensitivity(figure, num_users))
         if found is None or self.drafting is None or figure == "ttft":
             return found
         low, high = self.drafting.spread
@@ -191,6 +211,21 @@ class SpeedModel:
             return published
         error = self.device_speed.errors[_PROFILE_NAMES[figure]]
         return ErrorInterval(1 / (1 + error), 1 / (1 - error))
+
+    def sensitivity(self, figure: FigureName, num_users: float) -> Sensitivity:
+        """How much of a figure is kernels' time and how much the host's, where ``num_users`` are in progress."""
+        if num_users not in self._sensitivities:
+            scale = self.scale or ServerScale()
+            now = replace(self, scale=scale).steady(num_users, "middle")
+            slower = (replace(scale, kernels=scale.kernels * _SLIGHTLY), replace(scale, host=scale.host * _SLIGHTLY))
+            states = [replace(self, scale=each).steady(num_users, "middle") for each in slower]
+            self._sensitivities[num_users] = {name: _sensitivity(name, now, *states) for name in FIGURES}
+        return self._sensitivities[num_users][figure]
+
+    @cached_property
+    def _sensitivities(self) -> dict[float, dict[FigureName, Sensitivity]]:
+        """Found so far, by ``num_users``."""
+        return {}
 
     @cached_property
     def _rooflines(self) -> dict[End, Roofline]:
@@ -244,6 +279,8 @@ class SpeedModel:
     def _hosted(self, clock: GroupClock) -> HostedSteps:
         work = self.work
         rows = self.rows
+        if self.scale is not None:
+            clock = ScaledSteps(clock, self.scale.kernels)
         return HostedSteps(clock, self.host, work.num_layers, work.num_expert_layers, self.mixed_tile_rows, rows)
 
     @cached_property
@@ -270,7 +307,10 @@ class SpeedModel:
             passes = self._passes(self.drafting, "middle")
             drafter = passes.seconds(load.num_met, load.num_tokens, load.num_sequences, load.num_kv_tokens)
         host = _seconds(hosted, load) - _seconds(replace(hosted, host=NO_HOST), load)
-        return replace(self._gpu_terms(load), host=host, drafter=drafter)
+        terms = self._gpu_terms(load)
+        if self.scale is not None:
+            terms = terms.times(self.scale.kernels)
+        return replace(terms, host=host, drafter=drafter)
 
     def _gpu_terms(self, load: StepLoad) -> StepTerms:
         padded = padded_pairs(
@@ -298,8 +338,20 @@ class SpeedModel:
         whole = state.e2el_seconds * (1 + slower * device.errors["output_throughput"])
         return SteadyState(num_users, at_end("ttft", state.ttft_seconds), at_end("tpot", state.tpot_seconds), whole)
 
+    def _scaled(self, num_users: float, end: End, scale: ServerScale) -> SteadyState:
+        """As far from the middle as what was measured of such a server leaves open."""
+        state = self._predicted(num_users)
+        if end == "middle":
+            return state
+        of: dict[FigureName, float] = {}
+        for name in FIGURES:
+            interval = scale.interval(name, self.sensitivity(name, num_users))
+            of[name] = interval.low if end == "best" else interval.high
+        times = (of["ttft"] * state.ttft_seconds, of["tpot"] * state.tpot_seconds)
+        return SteadyState(num_users, *times, of["throughput"] * state.e2el_seconds)
+
     def _predicted(self, num_users: float) -> SteadyState:
-        """By the measured coefficients alone: what both ends of the range begin with."""
+        """By the coefficients alone: what both ends of the range begin with."""
         if num_users not in self._predictions:
             self._predictions[num_users] = self._state(self.steps, num_users)
         return self._predictions[num_users]
@@ -378,6 +430,22 @@ class SpeedModel:
         layout = self.work.layout
         beside = self.rows * decoding / (layout.pipeline_parallel_size * layout.data_parallel_size)
         return (self.input_tokens - found) / max(self.step_tokens - beside, 1.0)
+
+
+_SLIGHTLY: Final = 1.1
+
+
+def _sensitivity(figure: FigureName, now: SteadyState, kernels: SteadyState, host: SteadyState) -> Sensitivity:
+    """From a state and those with kernels, or a host, that are ``_SLIGHTLY`` slower."""
+
+    def grown(slower: SteadyState) -> float:
+        if figure == "throughput":
+            ratio = slower.requests_per_second / now.requests_per_second
+        else:
+            ratio = getattr(slower, f"{figure}_seconds") / getattr(now, f"{figure}_seconds")
+        return math.log(ratio) / math.log(_SLIGHTLY)
+
+    return Sensitivity(grown(kernels), grown(host))
 
 
 def _above(least: float, low: float, high: float) -> Range:

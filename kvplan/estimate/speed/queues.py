@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from kvplan.catalog.devices.server_scale import ServerScale
 from kvplan.catalog.published_errors import ErrorInterval, FigureName
 from kvplan.estimate.speed.bounds import NO_BOUNDS, SpeedBounds
 from kvplan.estimate.speed.latency import FIGURES, Range, SpeedModel
@@ -69,7 +70,8 @@ def play_queues(
         requests_per_second = load.max_concurrency / figures.e2el.mean
     if load.think is not None and load.think.num_users:
         requests_per_second = load.think.num_users / (figures.e2el.mean + load.think.seconds)
-    intervals = {name: model.error_interval(name) for name in FIGURES}
+    num_users = max(requests_per_second * figures.e2el.mean, 1.0)
+    intervals = {name: model.error_interval(name, num_users) for name in FIGURES}
     bounds = bounds_of(model, figures, requests_per_second)
     found = Queues(figures, requests_per_second * model.output_tokens, intervals, bounds)
     if load.think is not None and load.think.num_users:
@@ -154,6 +156,13 @@ def queues_document(found: Queues | None) -> dict[str, Any] | None:
             for name, each in intervals.items()
         },
     }
+
+
+def scale_document(scale: ServerScale | None) -> dict[str, Any] | None:
+    """What times are scaled by, where their user measured such a server."""
+    if scale is None:
+        return None
+    return {"kernels": round(scale.kernels, 4), "host": round(scale.host, 4), "note": scale.note}
 
 
 def _triple(found: Queues, name: FigureName, value: float, unit: float = 1.0) -> list[float]:

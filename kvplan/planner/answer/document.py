@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.queues import queues_document
+from kvplan.estimate.speed.queues import queues_document, scale_document
 from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
 from kvplan.planner.answer.drafting import drafting_document
 from kvplan.planner.answer.money import cost_columns, cost_document
@@ -119,7 +119,13 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
         sentences.append(
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
         )
-    return sentences + calibration_notes(deployments)
+    return sentences + calibration_notes(deployments) + scale_notes(deployments)
+
+
+def scale_notes(deployments: Iterable[Deployment]) -> list[str]:
+    """What times are scaled by, where their user measured such a server."""
+    notes = (each.speed_model.scale.note for each in deployments if each.speed_model.scale is not None)
+    return [f"Times are {note}." for note in dict.fromkeys(notes)]
 
 
 def adapter_notes(plan: Plan) -> list[str]:
@@ -212,6 +218,7 @@ def deployment_document(
         "performance": {
             "origin": speed.origin,
             "profile": speed.note,
+            "scaled_by": scale_document(deployment.speed_model.scale),
             "ttft_ms": _ends(expected.time("ttft", "p50")),
             "tpot_ms": _ends(expected.time("tpot", "p50")),
             "e2el_ms": _ends(expected.time("e2el", "p50")),

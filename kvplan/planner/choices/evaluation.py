@@ -62,7 +62,7 @@ def _other_confidences(found: Candidate, rate: float | None) -> Iterator[float]:
     supply = found.served.supply
     if rate is None or supply is None:
         return
-    interval = found.model.error_interval("throughput")
+    interval = found.model.error_interval("throughput", max(found.room, 1))
     ends = supply if interval is None else Range(supply.middle * interval.low, supply.middle * interval.high)
     yield 1 - share_at_most(Figure(supply.middle, ends), rate / found.replicas)
 

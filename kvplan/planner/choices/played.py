@@ -71,8 +71,7 @@ class Replica:
         tokens = self.capacity.pool_tokens
         engine = EngineChoice("vllm", self.prediction.version)
         rules = engine_rules(engine, self.prediction.settings.serving, self.model.work, tokens)
-        hits, model = self.model.hits, self.model
-        rules = replace(rules, rows_per_sequence=model.rows, tokens_per_step=model.tokens_per_step)
+        hits, rules = self.model.hits, self.model.followed(rules)
         if hits is None:
             return rules
         return replace(rules, hit_tokens=hits.hit_tokens, dropped_tokens=hits.dropped_tokens)

@@ -192,7 +192,7 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
     engine = trial.request.engine
     if engine.name == "vllm":
         engine = replace(engine, version=prediction.version)
-    return engine_speed_model(
+    model = engine_speed_model(
         engine,
         work,
         choice.gpu,
@@ -205,6 +205,7 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
         is_eager=trial.request.settings.enforce_eager,
         captures_prompts=_captures_prompts(trial, choice),
     )
+    return replace(model, scale=trial.measured.server_scale(choice.gpu, choice.layout.sizes, work.speed_format))
 
 
 def _captures_prompts(trial: Trial, choice: Choice) -> bool:

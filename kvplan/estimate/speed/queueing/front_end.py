@@ -32,11 +32,15 @@ class FrontEnd:
 
     def shared_by(self, count: int) -> FrontEnd:
         """As one of ``count`` instances sees it that share the servers: for each request of its own ``count`` come."""
+        return self.times(count)
+
+    def times(self, factor: float) -> FrontEnd:
+        """Of a host that needs ``factor`` times as long for all of it."""
         return replace(
             self,
-            parsing_seconds=count * self.parsing_seconds,
-            request_seconds=count * self.request_seconds,
-            token_seconds=count * self.token_seconds,
+            parsing_seconds=factor * self.parsing_seconds,
+            request_seconds=factor * self.request_seconds,
+            token_seconds=factor * self.token_seconds,
         )
 
 

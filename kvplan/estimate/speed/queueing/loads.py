@@ -226,6 +226,29 @@ class PlayedLoad:
         return [gap * count / total for gap in drawn]
 
 
+@dataclass(frozen=True)
+class ListedLoad(PlayedLoad):
+    """Requests that are known one by one. ``listed``: (prompt, answer) of each; ``times``: seconds at which it is sent,
+    none where all are ready at once. Fewer ``num_requests`` are evenly spaced ones of them."""
+
+    listed: tuple[tuple[int, int], ...] = ()
+    times: tuple[float, ...] = ()
+
+    @cached_property
+    def lengths(self) -> Sequence[tuple[int, int]]:
+        """See ``PlayedLoad``."""
+        return [self.listed[place] for place in self._places]
+
+    @cached_property
+    def arrivals(self) -> Sequence[float]:
+        """See ``PlayedLoad``."""
+        return [self.times[place] for place in self._places] if self.times else [0.0] * self.num_requests
+
+    @property
+    def _places(self) -> Sequence[int]:
+        return [index * len(self.listed) // self.num_requests for index in range(self.num_requests)]
+
+
 _SPREAD: Final[tuple[Spread, float]] = ("uniform", 0.5)
 _COUNTED: Final = 120
 """Requests that percentiles of a steady load are taken of."""

@@ -63,6 +63,18 @@ class BetweenSteps(GroupSteps):
         return float((best * worst) ** 0.5)
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledSteps(GroupSteps):
+    """Steps of a clock that take ``factor`` times as long."""
+
+    clock: GroupClock
+    factor: float
+
+    def seconds_beside(self, num_met: float, *of_group: float) -> float:
+        """See ``simulation.GroupClock``."""
+        return self.factor * self.clock.seconds_beside(num_met, *of_group)
+
+
 _FA2_TILE: Final = 64
 
 

@@ -57,6 +57,7 @@ results that ``tools/score_published_speeds.py`` scores:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
@@ -95,6 +96,10 @@ class Launches:
         """Return the same for a model that has latent attention in ``share`` of its layers."""
         return replace(self, layer_seconds=self.layer_seconds + share * self.latent_seconds, latent_seconds=0.0)
 
+    def times(self, factor: float) -> Launches:
+        """Return those that take ``factor`` times as long."""
+        return Launches(*(factor * getattr(self, each.name) for each in fields(self)))
+
 
 CAPTURED: Final = Launches()
 _EAGER: Final = Launches(_EAGER_LAYER, _EAGER_LAYER * _PIECEWISE_MIXTURE / _PIECEWISE_LAYER, _EAGER_LATENT)
@@ -124,9 +129,17 @@ class HostWork:
 
     def with_latents(self, share: float) -> HostWork:
         """Return the same for a model that has latent attention in ``share`` of its layers."""
-        launches = {each.name: getattr(self, each.name) for each in fields(self)}
-        found = {name: value.with_latents(share) for name, value in launches.items() if isinstance(value, Launches)}
-        return replace(self, **found)
+        return self._with_launches(lambda launches: launches.with_latents(share))
+
+    def times(self, factor: float) -> HostWork:
+        """Return that of a host that needs ``factor`` times as long for all of it."""
+        seconds = {"step_seconds": factor * self.step_seconds, "sequence_seconds": factor * self.sequence_seconds}
+        return replace(self._with_launches(lambda launches: launches.times(factor)), **seconds)
+
+    def _with_launches(self, changed: Callable[[Launches], Launches]) -> HostWork:
+        """With all kinds of launches ``changed``."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: changed(value) for name, value in values.items() if isinstance(value, Launches)})
 
     def decode_seconds(
         self,

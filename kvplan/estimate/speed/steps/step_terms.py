@@ -75,6 +75,9 @@ class StepTerms:
     host: float = 0.0
     drafter: float = 0.0
 
+    def times(self, factor: float) -> StepTerms:
+        return StepTerms(*(factor * getattr(self, each.name) for each in fields(StepTerms)))
+
     def merged(self, other: StepTerms, merge: Callable[[float, float], float]) -> StepTerms:
         """Term by term."""
         return StepTerms(*(merge(getattr(self, each.name), getattr(other, each.name)) for each in fields(StepTerms)))
