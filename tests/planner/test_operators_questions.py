@@ -5,11 +5,14 @@ What is right follows from arithmetic, from vLLM's source or documentation, or f
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
+from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -72,9 +75,62 @@ LLAMA = "meta-llama/Llama-3.1-8B"
             0,
             r"Use (8|12|16) x gb200",
         ),
+        # vLLM keeps 70,272 bytes of latents a token and 61 x 132 of the indexer's keys
+        ("estimate deepseek-v3.2 --gpu 8xh200 --ctx 64k", 0, r"78,324 B per token"),
+        # the layer that drafts is 11.6 G parameters of a byte over 8 GPUs, some of them in 16 bits
+        ("estimate deepseek-v3.2 --gpu 8xh200 --ctx 64k --num-speculative-tokens 1", 0, r"h200 +139\.80 +8[12]\.\d\d "),
+        # 141 GB of weights and a cache: not on one of 192 GB beside a step of 20 users in 10 tokens/s each
+        ("plan llama-3.1-70b --gpu mi300x --users 20 --ctx-avg 4k", 0, r"Use 2 x mi300x"),
+        # 10 of 62 layers keep all tokens, 52 the last 1,024
+        ("estimate gemma-3-27b --quantization int4 --gpu rtx-4090 --ctx 8k", 0, r"at most 416\.00 MiB"),
+        ("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu h100 --format helm", 0, r"(?m)^servingEngineSpec:$"),
+        ("estimate llama-3.1-8b --gpu m3-max", 2, r"Apple's GPUs .* llama\.cpp"),
+        # 37 GiB of weights over two cards of 44 GiB hold eight prompts of 16k, 2.5 GiB of cache for 8k each, just so
+        (
+            "plan llama-3.3-70b --quantization int4 --gpu l40s --max-gpus 2 --users 8 --ctx-avg 16k",
+            0,
+            r"50 % sure[\s\S]*<an int4 build of[\s\S]*int4, fp8 KV .* 99 %",
+        ),
+        ("estimate llama-3.3-70b --quantization awq --gpu 2x4090 --ctx 8k", 1, r"longest sequence that fits"),
+        # 12 of 48 layers keep all of a million tokens: 12 x 2 x 8 x 128 x 2 B each
+        ("estimate llama-4-scout --gpu 8xh200 --ctx 1M", 0, r"(?s)49,152 B per token.* 14\.\d"),
+        # 36 x 64 x 128 x 128 x 4 B
+        ("estimate qwen3.5-122b-a10b --gpu 8xh100 --ctx 32k", 0, r"144\.00 MiB per sequence"),
+        ("estimate llama-3.2-1b --gpu t4 --ctx 2k", 0, r"no bfloat16: vLLM serves in float16"),
+        # the cheapest that people can read: 10 tokens/s
+        ("plan qwen3-32b --users 50 --ctx-avg 8k --ctx-max 32k --gpu rtx-3090,l40s,h100", 0, r"TPOT p50 \d\d \("),
+        # two replicas write more than one of two GPUs at the same price
+        (
+            "plan llama-3.1-8b --users 200 --ctx-avg 4k --gpu a100-80gb-sxm --max-gpus 2",
+            0,
+            r"2 replicas, tp 1.*[\s\S]*--max-num-batched-tokens (8192|16384)",
+        ),
+        (
+            "plan llama-3.1-8b --users 200 --ctx-avg 4k --gpu a100-80gb-sxm --tp 2 --max-gpus 2 --slo ttft:2000",
+            0,
+            r"Keeps average TTFT within 2,000 ms",
+        ),
     ],
 )
 def test_the_first_command_answers(words: str, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(words)) == code
     printed = capsys.readouterr()
     assert re.search(said, printed.out + printed.err), printed.out[:600] + printed.err[:600]
+
+
+def test_a_trace_is_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Azure's columns; 40 requests in 10 s, each of 1,000 and 100 tokens."""
+    lines = [f"2024-05-10 00:00:{index / 4:09.6f},1000,100" for index in range(40)]
+    path = tmp_path / "azure.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    assert main(["plan", "llama-3.1-8b", "--workload", str(path), "--gpu", "h100"]) == 0
+    assert "Rent 1 x h100-sxm" in capsys.readouterr().out
+
+
+def test_a_directory_is_served_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fine-tune that somebody has."""
+    folder = tmp_path / "ft"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(resolve_model("llama-3.1-8b").raw_config))
+    assert main(["plan", str(folder), "--users", "4", "--ctx-avg", "4k", "--gpu", "h100"]) == 0
+    assert f"vllm serve {folder} " in capsys.readouterr().out
