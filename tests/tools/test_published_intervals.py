@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from kvplan.catalog.published_errors import error_group
+from kvplan.catalog.published_errors import server_kind
 from published_speeds.intervals import LEAST_ROWS, fit_intervals, held_out
 from published_speeds.predictions import Figure
 from published_speeds.rows import PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore
 
 ROWS = [row for row in read_rows() if isinstance(row, PublishedRow)]
+
+
+_SERVER = server_kind("vLLM", "Hopper", is_mixture=False, is_latent=False)
 
 
 def _scores(number: int, num_sources: int, bias: float = 1.0) -> list[RowScore]:
@@ -37,7 +40,7 @@ def _scores(number: int, num_sources: int, bias: float = 1.0) -> list[RowScore]:
 
 def test_an_interval_lies_around_what_was_measured() -> None:
     scores = _scores(20, 3, bias=1.5)
-    found = fit_intervals(scores).interval(error_group("kernels", "vLLM", is_mixture=False), "tpot")
+    found = fit_intervals(scores).interval(_SERVER, "tpot")
     assert found is not None
     assert 1.3 < found.low < 1.45
     assert 1.55 < found.high < 1.7
@@ -45,9 +48,8 @@ def test_an_interval_lies_around_what_was_measured() -> None:
 
 
 def test_few_rows_or_sources_give_none() -> None:
-    group = error_group("kernels", "vLLM", is_mixture=False)
-    assert fit_intervals(_scores(LEAST_ROWS // 4, 3)).interval(group, "tpot") is None
-    assert fit_intervals(_scores(40, 2)).interval(group, "tpot") is None
+    assert fit_intervals(_scores(LEAST_ROWS // 4, 3)).interval(_SERVER, "tpot") is None
+    assert fit_intervals(_scores(40, 2)).interval(_SERVER, "tpot") is None
 
 
 def test_a_source_is_held_out_of_its_own_interval() -> None:

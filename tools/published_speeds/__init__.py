@@ -10,5 +10,6 @@ playing       the load of a row and its engine's rules, as kvplan.estimate.speed
 predictions   what kvplan's planner answers to it
 hindered      rows that other rows of their source contradict
 intervals     intervals from those errors, held out by source
+causes        why kinds of servers are far off, as far as known, and how old their engines are
 scores        errors, one per figure, and their summaries by group
 """

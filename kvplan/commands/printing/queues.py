@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from kvplan.catalog.published_errors import FigureName
 from kvplan.commands.printing.render import print_sentence, print_table, say
@@ -12,6 +13,7 @@ from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
 from kvplan.estimate.speed.steps.step_terms import term_names
+from kvplan.units import plural
 
 
 def queues_text(queues: Queues) -> str:
@@ -25,10 +27,22 @@ def queues_text(queues: Queues) -> str:
     return ", ".join(parts)
 
 
+_FIGURES: Final[dict[FigureName, str]] = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "tokens/s"}
+
+
 def intervals_text(queues: Queues) -> str:
-    """What the intervals were learned from; "" where no published measurement was."""
-    rows = max(0 if each is None else each.num_rows for each in queues.intervals.values())
-    return f"; intervals hold 9 in 10 of up to {rows:,} published measurements" if rows else ""
+    """How wide the intervals are, and on how many servers like this one; "" where no published measurement was."""
+    known = {name: each for name, each in queues.intervals.items() if each is not None and each.num_rows}
+    if not known:
+        return ""
+    widths = ", ".join(f"{_FIGURES[name]} within {each.width_text}" for name, each in known.items())
+    num_rows, num_alike = (max(getattr(each, count) for each in known.values()) for count in ("num_rows", "num_alike"))
+    alike = "nobody has published a server like this"
+    if num_alike:
+        alike = (
+            f"{plural(num_alike, 'measurement')} of servers like this {'was' if num_alike == 1 else 'were'} published"
+        )
+    return f"; {alike}: {widths} in 9 of 10 of up to {num_rows:,} published measurements"
 
 
 _BOUND_BY_SERVERS = 1.05
