@@ -13,7 +13,6 @@ from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
 from kvplan.estimate.speed.steps.step_terms import term_names
-from kvplan.units import plural
 
 
 def queues_text(queues: Queues) -> str:
@@ -30,19 +29,15 @@ def queues_text(queues: Queues) -> str:
 _FIGURES: Final[dict[FigureName, str]] = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "tokens/s"}
 
 
-def intervals_text(queues: Queues) -> str:
-    """How wide the intervals are, and on how many servers like this one; "" where no published measurement was."""
+def intervals_text(queues: Queues, whose: str = "") -> str:
+    """What the intervals were learned from, of ``whose`` engines, and how wide they are; "" where from nothing."""
     known = {name: each for name, each in queues.intervals.items() if each is not None and each.num_rows}
     if not known:
         return ""
     widths = ", ".join(f"{_FIGURES[name]} within {each.width_text}" for name, each in known.items())
     num_rows, num_alike = (max(getattr(each, count) for each in known.values()) for count in ("num_rows", "num_alike"))
-    alike = "nobody has published a server like this"
-    if num_alike:
-        alike = (
-            f"{plural(num_alike, 'measurement')} of servers like this {'was' if num_alike == 1 else 'were'} published"
-        )
-    return f"; {alike}: {widths} in 9 of 10 of up to {num_rows:,} published measurements"
+    alike = f"{num_alike:,} of servers like this" if num_alike else "none of a server like this"
+    return f"; intervals hold 9 in 10 of up to {num_rows:,} published measurements{whose}, {alike}: {widths}"
 
 
 _BOUND_BY_SERVERS = 1.05
