@@ -1,9 +1,10 @@
 """How far predicted speeds were from published measurements: profiles/errors/published.json.
 
 Written by ``tools/score_published_speeds.py --write-intervals``, which says how. An interval is a pair of factors:
-9 in 10 measurements lie between prediction x ``low`` and prediction x ``high``. Where a group has no row of a kind of
-model on a generation of GPUs, its rows say how far such predictions may be off, and not in which direction: the
-interval is as wide on both sides. A data sheet is an exception, as nothing is faster than it says.
+9 in 10 measurements lie between prediction x ``low`` and prediction x ``high``. It is that of the smallest group with
+enough rows: a kind of model on an engine, else the kind on all engines, else all rows (``ErrorGroup.widened``). Where a
+group has no row of a kind of model on a generation of GPUs, its rows say how far a prediction may be off, and not in
+which direction: the interval is as wide on both sides. A data sheet is an exception, as nothing is faster than it says.
 """
 
 from __future__ import annotations
@@ -19,63 +20,95 @@ from typing import Any, Final, Literal
 from kvplan.errors import KvplanError
 from kvplan.paths import profiles_dir
 
-SCHEMA: Final = "kvplan.speed_errors/1"
+SCHEMA: Final = "kvplan.speed_errors/2"
 FILE: Final = Path("errors") / "published.json"
 FigureName = Literal["ttft", "tpot", "throughput"]
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """What an interval was learned from: None stands for all engines, all kinds of model, or all origins.
+    """What an interval was learned from: None stands for all kinds of model, or all engines.
 
-    origin: where the predicted step times came from. kind: "dense" or "mixture".
+    kind: "dense", "mixture" or "latent attention" (a mixture that has it).
     """
 
-    origin: str | None
-    engine: str | None
     kind: str | None
+    engine: str | None
 
     def widened(self) -> tuple[ErrorGroup, ...]:
         """Itself, and the groups that contain it, the next larger first."""
-        of_all_engines = ErrorGroup(self.origin, None, self.kind)
-        return (self, of_all_engines, ErrorGroup(self.origin, None, None), ErrorGroup(None, None, None))
+        return (self, ErrorGroup(self.kind, None), ErrorGroup(None, None))
 
 
-def error_group(origin: str, engine: str, is_mixture: bool, *, is_first: bool = False) -> ErrorGroup:
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """A server as intervals tell it apart from others. ``generation``: of its GPUs."""
+
+    group: ErrorGroup
+    generation: str
+
+    @property
+    def name(self) -> str:
+        """``dense, vllm, Hopper``."""
+        return f"{self.group.kind}, {self.group.engine}, {self.generation}"
+
+    def is_measured_by(self, names: Iterable[str]) -> bool:
+        """Whether servers of these names have its kind of model on its generation of GPUs, on any engine."""
+        ends = f"{self.group.kind}, ", f", {self.generation}"
+        return any(name.startswith(ends[0]) and name.endswith(ends[1]) for name in names)
+
+
+def server_kind(
+    engine: str, generation: str, *, is_mixture: bool, is_latent: bool, is_first: bool = False
+) -> ServerKind:
     """``engine``: as kvplan or its publisher writes it; kvplan's engine has been published by nobody.
 
     ``is_first``: vLLM's first engine, another one than that of 0.8.0 and later under the same name.
     """
     name = engine.casefold().replace("-", "").replace("trtllm", "tensorrtllm") + (" v0" if is_first else "")
-    return ErrorGroup(origin, name, "mixture" if is_mixture else "dense")
-
-
-def combination(architecture: str, *, is_mixture: bool, is_latent: bool) -> str:
-    """A kind of model on a generation of GPUs."""
     kind = "latent attention" if is_latent else "mixture" if is_mixture else "dense"
-    return f"{kind}, {architecture}"
+    return ServerKind(ErrorGroup(kind, name), generation)
+
+
+_TWICE: Final = 2.0
+"""From a factor of two on an error is told as a factor, below it in percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorInterval:
     """``low`` and ``high``: factors of a prediction.
 
-    ``num_rows``: published measurements, by ``num_sources``; none where a device's own profile says it.
-    ``measured``: the combinations among them, as ``combination`` names them.
+    ``num_rows``: published measurements, by ``num_sources``; none where a device's own profile says it. ``measured``:
+    (name of a kind of server, rows of it). ``num_alike``: rows of the very kind that was asked for.
     """
 
     low: float
     high: float
     num_rows: int = 0
     num_sources: int = 0
-    measured: tuple[str, ...] = ()
+    measured: tuple[tuple[str, int], ...] = ()
+    num_alike: int = 0
 
-    def of(self, combination: str | None) -> ErrorInterval:
-        """As wide on both sides where no row was of ``combination``; None: of one that was measured."""
-        if combination is None or combination in self.measured:
-            return self
+    def of(self, kind: ServerKind, *, in_any_direction: bool = True) -> ErrorInterval:
+        """For a kind of server; as wide on both sides where no row was of its model's kind on its GPUs."""
+        names = dict(self.measured)
+        found = replace(self, num_alike=names.get(kind.name, 0))
+        if not in_any_direction or kind.is_measured_by(names):
+            return found
         widest = max(1 / self.low, self.high)
-        return replace(self, low=1 / widest, high=widest)
+        return replace(found, low=1 / widest, high=widest)
+
+    @property
+    def factor(self) -> float:
+        """The larger of both ends, as a factor."""
+        return max(1 / self.low, self.high)
+
+    @property
+    def width_text(self) -> str:
+        """``15 %``, ``a factor of 2.4``: how far 9 in 10 measurements are from a prediction at most."""
+        if self.factor < _TWICE:
+            return f"{100 * (self.factor - 1):.0f} %"
+        return f"a factor of {self.factor:.2g}"
 
 
 @dataclass(frozen=True)
@@ -84,20 +117,17 @@ class PublishedErrors:
 
     intervals: Mapping[tuple[ErrorGroup, str], ErrorInterval]
 
-    def interval(self, group: ErrorGroup, figure: FigureName, combination: str | None = None) -> ErrorInterval | None:
-        """Of the smallest group that contains ``group`` and was measured often enough; None where none was.
+    def interval(self, kind: ServerKind, figure: FigureName, *, in_any_direction: bool = True) -> ErrorInterval | None:
+        """Of the smallest group of ``kind`` that was measured often enough; None where none was.
 
-        ``combination``: for which, see ``ErrorInterval.of``.
+        ``in_any_direction``: see ``ErrorInterval.of``; not of data sheets.
         """
-        found = next((each for each in group.widened() if (each, figure) in self.intervals), None)
-        if found is None:
-            return None
-        interval = self.intervals[found, figure]
-        return interval if group.origin == "roofline" else interval.of(combination)
+        found = next((each for each in kind.group.widened() if (each, figure) in self.intervals), None)
+        return None if found is None else self.intervals[found, figure].of(kind, in_any_direction=in_any_direction)
 
     def as_json(self) -> list[dict[str, Any]]:
         return [
-            asdict(group) | {"figure": figure} | asdict(interval)
+            asdict(group) | {"figure": figure} | _as_record(interval)
             for (group, figure), interval in sorted(self.intervals.items(), key=lambda item: str(item[0]))
         ]
 
@@ -107,13 +137,19 @@ class PublishedErrors:
         return PublishedErrors(dict(_interval(record) for record in records))
 
 
+def _as_record(interval: ErrorInterval) -> dict[str, Any]:
+    counts = {"num_rows": interval.num_rows, "num_sources": interval.num_sources}
+    return {"low": interval.low, "high": interval.high} | counts | {"measured": dict(interval.measured)}
+
+
 def _interval(record: Mapping[str, Any]) -> tuple[tuple[ErrorGroup, str], ErrorInterval]:
     low, high = float(record["low"]), float(record["high"])
     if not 0 < low <= high < math.inf:
         raise ValueError(f"{low} to {high} is no interval")
-    group = ErrorGroup(record["origin"], record["engine"], record["kind"])
+    group = ErrorGroup(record["kind"], record["engine"])
     counts = int(record["num_rows"]), int(record["num_sources"])
-    return (group, record["figure"]), ErrorInterval(low, high, *counts, tuple(record.get("measured", ())))
+    measured = tuple(sorted((str(name), int(count)) for name, count in record["measured"].items()))
+    return (group, record["figure"]), ErrorInterval(low, high, *counts, measured)
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
@@ -9,42 +11,52 @@ from kvplan.catalog.published_errors import (
     ErrorGroup,
     ErrorInterval,
     PublishedErrors,
-    combination,
-    error_group,
+    ServerKind,
     published_errors,
+    server_kind,
 )
 
 
+def _kind(engine: str = "vLLM", generation: str = "Hopper", kind: str = "dense") -> ServerKind:
+    return server_kind(engine, generation, is_mixture=kind != "dense", is_latent=kind == "latent")
+
+
 def test_the_smallest_group_that_was_measured() -> None:
-    wide, narrow = ErrorInterval(0.5, 2.0, 90, 9), ErrorInterval(0.8, 1.2, 30, 4)
-    known = PublishedErrors(
-        {
-            (ErrorGroup("roofline", None, None), "tpot"): wide,
-            (ErrorGroup("roofline", None, "dense"), "tpot"): narrow,
-        }
-    )
-    assert known.interval(error_group("roofline", "vLLM", is_mixture=False), "tpot") == narrow
-    assert known.interval(error_group("roofline", "vLLM", is_mixture=True), "tpot") == wide
-    assert known.interval(error_group("roofline", "vLLM", is_mixture=False), "ttft") is None
-    assert known.interval(error_group("kernels", "vLLM", is_mixture=False), "tpot") is None
+    hopper = (("dense, vllm, Hopper", 25), ("dense, sglang, Hopper", 5))
+    everything = (*hopper, ("mixture, vllm, Hopper", 60))
+    wide, narrow = ErrorInterval(0.5, 2.0, 90, 9, everything), ErrorInterval(0.8, 1.2, 30, 4, hopper)
+    groups = {(ErrorGroup(None, None), "tpot"): wide, (ErrorGroup("dense", None), "tpot"): narrow}
+    known = PublishedErrors(groups)
+    assert known.interval(_kind(), "tpot") == replace(narrow, num_alike=25)
+    assert known.interval(_kind("SGLang"), "tpot") == replace(narrow, num_alike=5)
+    assert known.interval(_kind("TensorRT-LLM"), "tpot") == narrow
+    assert known.interval(_kind(kind="mixture"), "tpot") == replace(wide, num_alike=60)
+    assert known.interval(_kind(), "ttft") is None
 
 
 def test_what_no_row_was_of_may_be_off_in_either_direction() -> None:
-    slow = ErrorInterval(0.8, 2.0, 30, 4, ("dense, Hopper",))
-    known = PublishedErrors({(ErrorGroup("kernels", None, None), "tpot"): slow})
-    group = error_group("kernels", "vLLM", is_mixture=True)
-    latent = combination("Blackwell", is_mixture=True, is_latent=True)
-    assert latent == "latent attention, Blackwell"
-    found = known.interval(group, "tpot", latent)
+    slow = ErrorInterval(0.8, 2.0, 30, 4, (("dense, vllm, Hopper", 30),))
+    known = PublishedErrors({(ErrorGroup(None, None), "tpot"): slow})
+    latent = _kind(generation="Blackwell", kind="latent")
+    assert latent.name == "latent attention, vllm, Blackwell"
+    found = known.interval(latent, "tpot")
     assert found is not None
-    assert (found.low, found.high, found.num_rows) == (0.5, 2.0, 30)
-    assert known.interval(group, "tpot", "dense, Hopper") == known.interval(group, "tpot") == slow
+    assert (found.low, found.high, found.num_rows, found.num_alike) == (0.5, 2.0, 30, 0)
+    assert known.interval(_kind("SGLang"), "tpot") == slow
 
 
 def test_nothing_is_faster_than_its_data_sheet_whatever_was_measured() -> None:
-    slow = ErrorInterval(0.8, 6.0, 30, 4, ("dense, Hopper",))
-    known = PublishedErrors({(ErrorGroup("roofline", None, None), "tpot"): slow})
-    assert known.interval(error_group("roofline", "vLLM", is_mixture=True), "tpot", "mixture, AMD") == slow
+    slow = ErrorInterval(0.8, 6.0, 30, 4, (("dense, vllm, Hopper", 30),))
+    known = PublishedErrors({(ErrorGroup(None, None), "tpot"): slow})
+    assert known.interval(_kind(generation="AMD", kind="mixture"), "tpot", in_any_direction=False) == slow
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.9, 1.15, "15 %"), (0.8, 1.1, "25 %"), (0.5, 1.1, "a factor of 2"), (0.9, 2.43, "a factor of 2.4")],
+)
+def test_a_width_in_words(low: float, high: float, text: str) -> None:
+    assert ErrorInterval(low, high).width_text == text
 
 
 @pytest.mark.parametrize(
@@ -63,22 +75,22 @@ def test_every_nvidia_gpu_has_a_generation() -> None:
 
 
 def test_engines_by_any_of_their_names() -> None:
-    assert error_group("kernels", "TensorRT-LLM", is_mixture=False) == error_group(
-        "kernels", "trtllm", is_mixture=False
-    )
+    assert _kind("TensorRT-LLM") == _kind("trtllm")
 
 
 def test_what_ships_is_read_and_written_alike() -> None:
     known = published_errors()
     assert PublishedErrors.from_json(known.as_json()) == known
-    assert all(each.low < 1 < each.high or each.num_rows for each in known.intervals.values())
+    assert all(each.low < 1 < each.high for each in known.intervals.values())
     for figure in ("ttft", "tpot", "throughput"):
-        found = known.interval(error_group("roofline", "vllm", is_mixture=False), figure)  # type: ignore[arg-type]
+        found = known.interval(_kind(), figure)  # type: ignore[arg-type]
         assert found is not None
         assert found.num_rows >= 20
+        assert found.num_alike >= 20
 
 
-def test_factors_that_are_no_interval() -> None:
-    record = {"origin": "roofline", "engine": None, "kind": None, "figure": "tpot", "num_rows": 1, "num_sources": 1}
+@pytest.mark.parametrize(("low", "high"), [(2.0, 1.0), (0.0, 2.0)])
+def test_factors_that_are_no_interval(low: float, high: float) -> None:
+    record = {"engine": None, "kind": None, "figure": "tpot", "num_rows": 1, "num_sources": 1, "measured": {}}
     with pytest.raises(ValueError, match="no interval"):
-        PublishedErrors.from_json([record | {"low": 2.0, "high": 1.0}])
+        PublishedErrors.from_json([record | {"low": low, "high": high}])

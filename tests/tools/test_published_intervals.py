@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
-from kvplan.catalog.published_errors import error_group
+import pytest
+
+from kvplan.catalog.published_errors import server_kind
 from published_speeds.intervals import LEAST_ROWS, fit_intervals, held_out
 from published_speeds.predictions import Figure
 from published_speeds.rows import PublishedRow, read_rows
-from published_speeds.scores import Compared, RowScore
+from published_speeds.scores import Compared, RowScore, interval_score
 
 ROWS = [row for row in read_rows() if isinstance(row, PublishedRow)]
+
+
+_SERVER = server_kind("vLLM", "Hopper", is_mixture=False, is_latent=False)
 
 
 def _scores(number: int, num_sources: int, bias: float = 1.0) -> list[RowScore]:
@@ -37,7 +43,7 @@ def _scores(number: int, num_sources: int, bias: float = 1.0) -> list[RowScore]:
 
 def test_an_interval_lies_around_what_was_measured() -> None:
     scores = _scores(20, 3, bias=1.5)
-    found = fit_intervals(scores).interval(error_group("kernels", "vLLM", is_mixture=False), "tpot")
+    found = fit_intervals(scores).interval(_SERVER, "tpot")
     assert found is not None
     assert 1.3 < found.low < 1.45
     assert 1.55 < found.high < 1.7
@@ -45,9 +51,8 @@ def test_an_interval_lies_around_what_was_measured() -> None:
 
 
 def test_few_rows_or_sources_give_none() -> None:
-    group = error_group("kernels", "vLLM", is_mixture=False)
-    assert fit_intervals(_scores(LEAST_ROWS // 4, 3)).interval(group, "tpot") is None
-    assert fit_intervals(_scores(40, 2)).interval(group, "tpot") is None
+    assert fit_intervals(_scores(LEAST_ROWS // 4, 3)).interval(_SERVER, "tpot") is None
+    assert fit_intervals(_scores(40, 2)).interval(_SERVER, "tpot") is None
 
 
 def test_a_source_is_held_out_of_its_own_interval() -> None:
@@ -84,3 +89,25 @@ def test_intervals_are_held_out_by_whatever_is_asked_for() -> None:
     found = {each.row.id: each.figures["tpot"] for each in held_out(scores, lambda each: str(each.row.id == odd))}
     assert not found[odd].is_held
     assert max(each.predicted.high for name, each in found.items() if name == odd) < 15
+
+
+def test_a_kind_whose_sources_contradict_each_other_takes_the_interval_of_all() -> None:
+    """Two sources measured twice what is predicted of mixtures, the third one half: no quantiles of two hold it."""
+    dense, mixtures = _scores(20, 4), [replace(each, kind="mixture") for each in _scores(20, 3)]
+    odd = mixtures[0].row.source
+    moved = [
+        replace(each, figures={"tpot": Compared(5.0 if each.row.source == odd else 20.0, Figure(10, 10, 10))})
+        for each in mixtures
+    ]
+    known = fit_intervals([*dense, *moved])
+    mixture = server_kind("vLLM", "Hopper", is_mixture=True, is_latent=False)
+    found, narrow = known.interval(mixture, "tpot"), known.interval(_SERVER, "tpot")
+    assert found is not None and narrow is not None
+    assert (found.num_rows, found.num_alike, narrow.num_rows) == (len(dense) + len(moved), len(moved), len(dense))
+    assert found.low <= 0.5 < 0.85 < narrow.low < narrow.high < 1.2 < 2 <= found.high
+
+
+def test_an_interval_score_by_hand() -> None:
+    """An interval of 1 to e around a measurement of e squared: 1 wide, and 1 beyond it."""
+    assert interval_score(Compared(math.e**2, Figure(1.0, 2.0, math.e))) == pytest.approx(1 + 20)
+    assert interval_score(Compared(2.0, Figure(1.0, 2.0, math.e))) == pytest.approx(1)

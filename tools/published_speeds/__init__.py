@@ -12,5 +12,6 @@ predictions   what kvplan's planner answers to it
 copies        rows whose figures are another GPU's to the digit
 hindered      rows that other rows of their source contradict
 intervals     intervals from those errors, held out by source
+causes        why kinds of servers are far off, as far as known, and how old their engines are
 scores        errors, one per figure, and their summaries by group
 """

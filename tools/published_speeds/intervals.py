@@ -1,17 +1,25 @@
-"""Intervals from the errors of scored rows: quantiles of measured / predicted, held out by source.
+"""Intervals from the errors of scored rows: conformal by kind, with sources held out.
 
-A group of rows is wide enough for an interval of its own with ``LEAST_ROWS`` of ``LEAST_SOURCES``; the fewer ones use
-that of a larger group. Rows of one source are more alike than two sources are, so plain 5 % and 95 % quantiles hold too
-few rows of a new source: the quantiles are moved outward until those of the other sources hold 9 in 10 rows of each
-source that is held out, where any do. For a kind of model on a generation of GPUs that no row of a group is of, the
-interval is as wide on both sides (``ErrorInterval.of``).
+An interval is a pair of quantiles of measured / predicted among rows of its kind: group-conditional (Mondrian)
+conformal prediction (Vovk, Gammerman and Shafer 2005, chapter 4), which holds its level within each kind and not only
+over all. A kind needs enough rows for that: ``LEAST_ROWS`` of ``LEAST_SOURCES``; one with fewer takes the interval of
+the next larger group (kind of model and engine, kind of model, all). Finer kinds, by generation of GPUs too, made the
+interval score of sources that were held out worse on the rows of November 2026 (2.06 beside 1.93 for TPOT, 2.08 beside
+2.03 for throughput) and are not told apart, but in that an interval is as wide on both sides where a kind has no row on
+a generation (``ErrorInterval.of``).
+
+Rows of one source are alike, so that plain 5 % and 95 % quantiles hold too few rows of a new source (Dunn, Wasserman
+and Ramdas 2023, "Distribution-free prediction sets for two-layer hierarchical models"). So the quantiles are moved
+outward until those of the other sources hold 9 in 10 rows of the sources that are held out one after another. A kind
+where not even the extremes do is none that its sources agree on: it takes the next larger group's interval, too (score
+of held-out sources with that: 1.83, 1.86 and 3.35 for TPOT, throughput and TTFT; without 1.93, 2.05 and 3.53).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,19 +30,20 @@ from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.predictions import Figure
 from published_speeds.scores import FIGURES, Compared, RowScore
 
-LEAST_ROWS: Final = 20
+LEAST_ROWS: Final = 30
 LEAST_SOURCES: Final = 3
 LEVEL: Final = 0.9
 _TAILS: Final = tuple(n / 200 for n in range(10, -1, -1))
+_ALL: Final = ErrorGroup(None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class LogError:
-    """log(measured / predicted) of one figure of one row."""
+    """log(measured / predicted) of one figure of one row. ``server``: the name of its kind."""
 
     source: str
     value: float
-    combination: str = ""
+    server: str = ""
 
 
 Errors = dict[tuple[ErrorGroup, str], list[LogError]]
@@ -46,45 +55,64 @@ def errors_of(scores: Iterable[RowScore]) -> Errors:
     for score in scores:
         for figure in FIGURES:
             if figure in score.figures:
-                compared = score.figures[figure]
-                value = math.log(compared.measured / compared.predicted.middle)
-                error = LogError(score.row.source, value, score.combination)
-                for group in score.group.widened():
+                error = LogError(score.row.source, score.figures[figure].log_error, score.server.name)
+                for group in score.server.group.widened():
                     found[group, figure].append(error)
     return dict(found)
 
 
 def fit_intervals(scores: Iterable[RowScore]) -> PublishedErrors:
-    """An interval for every group with enough rows."""
-    return PublishedErrors({key: _interval(errors) for key, errors in errors_of(scores).items() if _is_enough(errors)})
+    """An interval for every group with enough rows, whose sources hold each other's; of all rows in any case."""
+    return _fitted(errors_of(scores))
+
+
+def _fitted(found: Errors) -> PublishedErrors:
+    intervals: dict[tuple[ErrorGroup, str], ErrorInterval] = {}
+    for key, errors in found.items():
+        tail = _tail(errors) if _is_enough(errors) else None
+        if tail is not None or (_is_enough(errors) and key[0] == _ALL):
+            intervals[key] = _interval(errors, tail or 0.0)
+    return PublishedErrors(intervals)
+
+
+def fit_constant(scores: Iterable[RowScore]) -> PublishedErrors:
+    """The baseline: one pair of factors for all rows, which the same rows decide."""
+    return _fitted({key: errors for key, errors in errors_of(scores).items() if key[0] == _ALL})
 
 
 def _is_enough(errors: Sequence[LogError]) -> bool:
     return len(errors) >= LEAST_ROWS and len({each.source for each in errors}) >= LEAST_SOURCES
 
 
-def _interval(errors: Sequence[LogError]) -> ErrorInterval:
-    low, high = _quantiles(errors, _tail(errors))
-    sources, combinations = ({each.source for each in errors}, {each.combination for each in errors})
+def _interval(errors: Sequence[LogError], tail: float) -> ErrorInterval:
+    low, high = _quantiles(_ordered(errors), tail)
     factors = round(math.exp(low), 4), round(math.exp(high), 4)
-    return ErrorInterval(*factors, len(errors), len(sources), tuple(sorted(combinations)))
+    servers = tuple(sorted(Counter(each.server for each in errors).items()))
+    return ErrorInterval(*factors, len(errors), len({each.source for each in errors}), servers)
 
 
-def _tail(errors: Sequence[LogError]) -> float:
-    return next((tail for tail in _TAILS if _held_out_share(errors, tail) >= LEVEL), _TAILS[-1])
+def _tail(errors: Sequence[LogError]) -> float | None:
+    """The largest share beyond each end with which the other sources' quantiles hold enough of each source's rows."""
+    by_source: defaultdict[str, list[float]] = defaultdict(list)
+    for each in errors:
+        by_source[each.source].append(each.value)
+    others = {source: _ordered(each for each in errors if each.source != source) for source in by_source}
+
+    def held_share(tail: float) -> float:
+        held = 0
+        for source, values in by_source.items():
+            low, high = _quantiles(others[source], tail) if others[source] else (0.0, 0.0)
+            held += sum(low <= value <= high for value in values)
+        return held / len(errors)
+
+    return next((tail for tail in _TAILS if held_share(tail) >= LEVEL), None)
 
 
-def _held_out_share(errors: Sequence[LogError], tail: float) -> float:
-    """How many rows lie within the quantiles of the other sources' rows."""
-    held = 0
-    for source in {each.source for each in errors}:
-        low, high = _quantiles([each for each in errors if each.source != source], tail)
-        held += sum(low <= each.value <= high for each in errors if each.source == source)
-    return held / len(errors)
+def _ordered(errors: Iterable[LogError]) -> list[float]:
+    return sorted(each.value for each in errors)
 
 
-def _quantiles(errors: Sequence[LogError], tail: float) -> tuple[float, float]:
-    ordered = sorted(each.value for each in errors)
+def _quantiles(ordered: Sequence[float], tail: float) -> tuple[float, float]:
     return quantile(ordered, tail), quantile(ordered, 1 - tail)
 
 
@@ -92,21 +120,28 @@ def source_of(score: RowScore) -> str:
     return score.row.source
 
 
-def held_out(scores: Sequence[RowScore], key: Callable[[RowScore], str] = source_of) -> list[RowScore]:
+Fit = Callable[[Iterable[RowScore]], PublishedErrors]
+
+
+def held_out(
+    scores: Sequence[RowScore], key: Callable[[RowScore], str] = source_of, fit: Fit = fit_intervals
+) -> list[RowScore]:
     """The scores, each with the interval that rows of its ``key`` had no part in; without one as it is."""
     found: list[RowScore] = []
     for group in sorted({key(score) for score in scores}):
-        known = fit_intervals(score for score in scores if key(score) != group)
-        found += [_with_intervals(score, known) for score in scores if key(score) == group]
+        known = fit(score for score in scores if key(score) != group)
+        found += [with_intervals(score, known) for score in scores if key(score) == group]
     return found
 
 
-def _with_intervals(score: RowScore, known: PublishedErrors) -> RowScore:
+def with_intervals(score: RowScore, known: PublishedErrors) -> RowScore:
+    """The score with the intervals of ``known``."""
     return replace(score, figures={name: _within(each, score, name, known) for name, each in score.figures.items()})
 
 
 def _within(compared: Compared, score: RowScore, figure: str, known: PublishedErrors) -> Compared:
-    interval = known.interval(score.group, cast(FigureName, figure), score.combination)
+    in_any_direction = score.origin != "roofline"
+    interval = known.interval(score.server, cast(FigureName, figure), in_any_direction=in_any_direction)
     middle = compared.predicted.middle
     if interval is None:
         return compared

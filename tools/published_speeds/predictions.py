@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.published_errors import FigureName, combination, error_group, published_errors
+from kvplan.catalog.published_errors import FigureName, ServerKind, published_errors, server_kind
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
@@ -36,12 +39,23 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """``origin``: where the speeds come from; figures are None where the queue grows for ever."""
+    """``origin``: where the speeds come from; figures are None where the queue grows for ever.
+
+    ``pool_tokens``: of all groups of an instance. ``needed_tokens``: of what is sent to it at once, or in flight at
+    most; 0 where requests come at a rate.
+    """
 
     origin: str
     ttft_ms: Figure | None
     tpot_ms: Figure | None
     output_throughput: Figure | None
+    pool_tokens: float = math.inf
+    needed_tokens: float = 0.0
+
+    @property
+    def holds_load(self) -> bool:
+        """Whether the pool has room for all that is in flight, so that only times decide."""
+        return self.needed_tokens <= self.pool_tokens
 
 
 def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> Predicted:
@@ -52,8 +66,18 @@ def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> P
     model = speed_model(trial, found.choice, start)
     tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
     pool = pool_tokens(row, found, start, tokens)
-    played = play(played_load(row, found.replicas, pool), engine_rules(row, found, start, pool), model.steps)
-    return _figures(row, played, found, model.origin)
+    load = played_load(row, found.replicas, pool)
+    played = play(load, engine_rules(row, found, start, pool), model.steps)
+    figures = _figures(row, played, found, model.origin)
+    return replace(figures, pool_tokens=pool, needed_tokens=_needed_tokens(load))
+
+
+def _needed_tokens(load: PlayedLoad) -> float:
+    """Of all requests that are in flight at once, at their ends; 0 where they come at a rate."""
+    if load.requests_per_second is not None:
+        return 0
+    at_once = min(load.max_concurrency or load.num_requests, load.num_requests)
+    return at_once * statistics.fmean(prompt + answer for prompt, answer in load.lengths)
 
 
 _LEAST_POOL_OF_WEIGHTS: Final = 0.1
@@ -91,12 +115,10 @@ def start_of(found: Deployed) -> VllmPrediction:
 
 def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str) -> Predicted:
     """With the intervals that ship."""
-    kind = model_kind(found.spec)
-    group = error_group(origin, found.engine, kind != "dense", is_first=found.is_first_engine)
-    of = combination(found.choice.gpu.architecture, is_mixture=kind != "dense", is_latent=kind == "latent")
+    kind = kind_of(found)
 
     def figure(value: float, name: FigureName) -> Figure:
-        interval = published_errors().interval(group, name, of)
+        interval = published_errors().interval(kind, name, in_any_direction=origin != "roofline")
         factors = (1.0, 1.0) if interval is None else (interval.low, interval.high)
         return Figure(value * factors[0], value, value * factors[1])
 
@@ -106,4 +128,16 @@ def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: 
         figure(1000 * getattr(played.ttft, row.measured.ttft_kind), "ttft"),
         None if tpot is None else figure(1000 * tpot, "tpot"),
         figure(found.replicas * played.output_throughput, "throughput"),
+    )
+
+
+def kind_of(found: Deployed) -> ServerKind:
+    """The kind of server that a row's deployment is."""
+    kind = model_kind(found.spec)
+    return server_kind(
+        found.engine,
+        found.choice.gpu.architecture,
+        is_mixture=kind != "dense",
+        is_latent=kind == "latent",
+        is_first=found.is_first_engine,
     )

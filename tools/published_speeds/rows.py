@@ -91,6 +91,8 @@ def parse_row(text: Mapping[str, str]) -> PublishedRow | str:
         return f"{text['id']}: lengths are not stated"
     if text["spec_decode"]:
         return f"{text['id']}: speculative decoding whose acceptance is not stated"
+    if text["spans_nodes"] == "yes":
+        return f"{text['id']}: an instance spans nodes, whose network is not stated"
     if text["warm_up"] == "running":
         return f"{text['id']}: the server was still warming up, as its later runs show"
     tensor, pipeline = _count(text["tp"]) or 1, _count(text["pp"]) or 1

@@ -39,6 +39,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ("chunked_prefill", r"--enable[-_]chunked[-_]prefill", "yes"),
     ("attention_dp", r"attention.dp|dp.attention|attention data parallel", "yes"),
     ("independent_replicas", r"independent", "yes"),
+    ("spans_nodes", r"different nodes", "yes"),
     ("nvlink_bridge", r"nvlink bridge", "yes"),
     ("kv_gib_per_gpu", r"kv cache ([\d.]+) gib per gpu", r"\1"),
     ("max_model_len", r"(?:max[-_]model[-_]len|context[-_]length|max[-_]seq[-_]len)[ =]+(\d+)", r"\1"),

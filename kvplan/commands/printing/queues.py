@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from kvplan.catalog.published_errors import FigureName
 from kvplan.commands.printing.render import print_sentence, print_table, say
@@ -25,10 +26,18 @@ def queues_text(queues: Queues) -> str:
     return ", ".join(parts)
 
 
-def intervals_text(queues: Queues) -> str:
-    """What the intervals were learned from; "" where no published measurement was."""
-    rows = max(0 if each is None else each.num_rows for each in queues.intervals.values())
-    return f"; intervals hold 9 in 10 of up to {rows:,} published measurements" if rows else ""
+_FIGURES: Final[dict[FigureName, str]] = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "tokens/s"}
+
+
+def intervals_text(queues: Queues, whose: str = "") -> str:
+    """What the intervals were learned from, of ``whose`` engines, and how wide they are; "" where from nothing."""
+    known = {name: each for name, each in queues.intervals.items() if each is not None and each.num_rows}
+    if not known:
+        return ""
+    widths = ", ".join(f"{_FIGURES[name]} within {each.width_text}" for name, each in known.items())
+    num_rows, num_alike = (max(getattr(each, count) for each in known.values()) for count in ("num_rows", "num_alike"))
+    alike = f"{num_alike:,} of servers like this" if num_alike else "none of a server like this"
+    return f"; intervals hold 9 in 10 of up to {num_rows:,} published measurements{whose}, {alike}: {widths}"
 
 
 _BOUND_BY_SERVERS = 1.05

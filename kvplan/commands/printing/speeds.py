@@ -94,10 +94,8 @@ def _lines(name: str, speed: DeploymentSpeed, *, explain: bool) -> list[str]:
 
 def _learned(speed: DeploymentSpeed, queues: Queues) -> str:
     """What the intervals were learned from, and of what else than this."""
-    text = intervals_text(queues)
-    if text and speed.model.engine == "kvplan":
-        text += " of other engines"
-    return f"{text} on GPUs" if text and speed.model.gpu.is_cpu else text
+    whose = " of other engines" if speed.model.engine == "kvplan" else ""
+    return intervals_text(queues, f"{whose} on GPUs" if speed.model.gpu.is_cpu else whose)
 
 
 def _ranges(speed: ServingSpeed) -> str:

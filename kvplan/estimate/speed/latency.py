@@ -18,7 +18,7 @@ from typing import Final, Literal
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.devices.server_scale import Sensitivity, ServerScale
-from kvplan.catalog.published_errors import ErrorInterval, FigureName, combination, error_group, published_errors
+from kvplan.catalog.published_errors import ErrorInterval, FigureName, published_errors, server_kind
 from kvplan.estimate.speed.bounds import SpeedBounds, speed_bounds
 from kvplan.estimate.speed.queueing.drafting import DraftedSteps, Drafting, DraftPasses
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
@@ -202,11 +202,15 @@ class SpeedModel:
         return replace(found, low=found.low * low, high=found.high * high)
 
     def _error_interval(self, figure: FigureName) -> ErrorInterval | None:
-        """Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin."""
-        is_mixture, is_latent = self.work.num_experts > 0, self.work.num_latent_layers > 0
-        group = error_group(self.origin, self.engine, is_mixture, is_first=self.is_first_engine)
-        kind = combination(self.gpu.architecture, is_mixture=is_mixture, is_latent=is_latent)
-        published = published_errors().interval(group, figure, kind)
+        """Of speeds measured on the device: its own held-out errors. Of others: what was published, by kind."""
+        kind = server_kind(
+            self.engine,
+            self.gpu.architecture,
+            is_mixture=self.work.num_experts > 0,
+            is_latent=self.work.num_latent_layers > 0,
+            is_first=self.is_first_engine,
+        )
+        published = published_errors().interval(kind, figure, in_any_direction=self.origin != "roofline")
         if self.device_speed is None or (published is not None and self.origin not in ("measured", "calibrated")):
             return published
         error = self.device_speed.errors[_PROFILE_NAMES[figure]]

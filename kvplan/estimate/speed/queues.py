@@ -76,7 +76,9 @@ def play_queues(
     found = Queues(figures, requests_per_second * model.output_tokens, intervals, bounds)
     if load.think is not None and load.think.num_users:
         return _of_thinking(found, load.think.seconds)
-    return _of_one(found, model.output_tokens) if load.max_concurrency == 1 else found
+    if load.max_concurrency is None:
+        return found
+    return _of_one(found, model.output_tokens) if load.max_concurrency == 1 else _of_users(found, model.output_tokens)
 
 
 def bounds_of(model: SpeedModel, figures: PlayedFigures, requests_per_second: float) -> SpeedBounds:
@@ -98,16 +100,33 @@ def _of_thinking(found: Queues, think_seconds: float) -> Queues:
 
 def _of_one(found: Queues, output_tokens: int) -> Queues:
     """One user's tokens per second follow from both times: their interval is what these leave."""
-    ttft, tpot = found.figures.ttft.median, found.figures.tpot
-    first = found.between("ttft", ttft)
-    others = Range(0.0, 0.0) if tpot is None else found.between("tpot", tpot.median)
+    left = _left_by_times(found, output_tokens, "p50")
     known = found.intervals["throughput"]
-    if first is None or others is None or known is None:
+    if left is None or known is None:
         return found
+    return replace(found, intervals=found.intervals | {"throughput": replace(known, low=left.low, high=left.high)})
+
+
+def _of_users(found: Queues, output_tokens: int) -> Queues:
+    """Tokens per second of users who wait for their answers are none that both times leave no room for."""
+    left = _left_by_times(found, output_tokens, "mean")
+    known = found.intervals["throughput"]
+    if left is None or known is None:
+        return found
+    within = replace(known, low=max(known.low, left.low), high=min(known.high, left.high))
+    return replace(found, intervals=found.intervals | {"throughput": within})
+
+
+def _left_by_times(found: Queues, output_tokens: int, statistic: Statistic) -> Range | None:
+    """Factors of a closed loop's throughput that the intervals of TTFT and TPOT leave; None where one has none."""
+    ttft, tpot = found.figures.ttft.at(statistic), found.figures.tpot
+    first = found.between("ttft", ttft)
+    others = Range(0.0, 0.0) if tpot is None else found.between("tpot", tpot.at(statistic))
+    if first is None or others is None:
+        return None
     steps = output_tokens - 1
-    whole = ttft + (0.0 if tpot is None else steps * tpot.median)
-    low, high = (whole / (end + steps * other) for end, other in ((first.high, others.high), (first.low, others.low)))
-    return replace(found, intervals=found.intervals | {"throughput": replace(known, low=low, high=high)})
+    whole = ttft + (0.0 if tpot is None else steps * tpot.at(statistic))
+    return Range(whole / (first.high + steps * others.high), whole / (first.low + steps * others.low))
 
 
 def decode_step(model: SpeedModel, running: int, context_tokens: int) -> ExplainedStep:
@@ -136,6 +155,9 @@ def _decoding(model: SpeedModel, running: int, context_tokens: int) -> StepLoad:
     )
 
 
+_COUNTS = ("num_rows", "num_sources", "num_alike")
+
+
 def queues_document(found: Queues | None) -> dict[str, Any] | None:
     """Milliseconds and tokens per second; each as [low, middle, high]."""
     if found is None:
@@ -152,7 +174,7 @@ def queues_document(found: Queues | None) -> dict[str, Any] | None:
         "output_throughput": _triple(found, "throughput", found.output_throughput),
         "num_preemptions": figures.num_preemptions,
         "intervals": {
-            name: None if each is None else {"num_rows": each.num_rows, "num_sources": each.num_sources}
+            name: None if each is None else {count: getattr(each, count) for count in _COUNTS}
             for name, each in intervals.items()
         },
     }
