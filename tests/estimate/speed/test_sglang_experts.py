@@ -80,6 +80,11 @@ def test_launches_around_triton_were_more_before_0_5_14(model: str, more_us: flo
     assert older.flops < fitted.flops and older.bandwidth < fitted.bandwidth
 
 
+def test_whole_steps_that_were_measured_have_these_launches() -> None:
+    fitted, found = _experts("deepseek-r1", "h200", "0.4.5")
+    assert found == fitted
+
+
 def test_an_a100s_table_is_of_the_older_launches_itself() -> None:
     fitted, found = _experts("qwen3-30b-a3b", "a100-80gb-sxm", "0.5.6")
     assert found == fitted

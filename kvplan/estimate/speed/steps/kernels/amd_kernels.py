@@ -16,11 +16,6 @@ to 5: about 7 more each, two in a layer of usual attention and five of a latent 
 and adding up its parts take 55 and 11 us on MI325X (issue 863 of SemiAnalysisAI/InferenceX, a profile of SGLang), 57
 more than the bytes.
 
-Routing is in none of these tables. The router's product takes 10 us on MI325X (the same profile), counting and sorting
-the chosen experts 8 us at best (pull request 3986 of ROCm/aiter, up to eight tokens), 13.5 by the default kernel on
-MI350X in a graph (pull request 540 of ROCm/FlyDSL); gpt-oss-120b's 36 layers spend 1.18 ms on choosing and 1.55 ms on
-sorting in a step (pull request 3526 of ROCm/aiter), 33 and 43 us each. So 18 to 86 us a layer.
-
 That dense models need nothing else: Llama-3.1-70B in 8 bits over eight MI300X takes 7.45 to 7.75 ms a token with vLLM
 0.10 (2,048 tokens in 15.25 and 15.88 s, AMD's "performance results" of September and October 2025), where
 ``clocks.BEST`` and ``clocks.USUAL`` come to 8.3 in the middle.
@@ -43,7 +38,6 @@ class AmdKernels:
     blocks_seconds: float
     latent_blocks_seconds: float
     experts_seconds: float
-    routing_seconds: float
     latents_seconds: float
 
     def share_of_flops(self, work: ModelWork) -> float:
@@ -52,8 +46,7 @@ class AmdKernels:
     def layer_seconds(self, work: ModelWork) -> float:
         """Of all layers together."""
         others = work.num_layers - work.num_latent_layers
-        of_mixture = self.experts_seconds + self.routing_seconds
-        found = of_mixture * work.num_expert_layers + self.latents_seconds * work.num_latent_layers
+        found = self.experts_seconds * work.num_expert_layers + self.latents_seconds * work.num_latent_layers
         if work.speed_format == "fp8-block":
             found += self.blocks_seconds * others + self.latent_blocks_seconds * work.num_latent_layers
         return found
@@ -65,7 +58,6 @@ BEST_OF_AMD: Final = AmdKernels(
     blocks_seconds=14e-6,
     latent_blocks_seconds=35e-6,
     experts_seconds=21e-6,
-    routing_seconds=18e-6,
     latents_seconds=0.0,
 )
 USUAL_OF_AMD: Final = AmdKernels(
@@ -74,6 +66,5 @@ USUAL_OF_AMD: Final = AmdKernels(
     blocks_seconds=14e-6,
     latent_blocks_seconds=35e-6,
     experts_seconds=68e-6,
-    routing_seconds=86e-6,
     latents_seconds=57e-6,
 )

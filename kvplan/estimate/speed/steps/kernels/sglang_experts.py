@@ -27,7 +27,7 @@ collector's and not the server's (collector/sglang/collect_moe.py of ai-dynamo/a
 beside ``select_experts``, both timed; later tables time the layer alone); at 2.2 us for a small kernel in a graph (300
 fewer save 650 us, pull request 664 of pegainfer-project/pegainfer, GB300) 3.4 and 12.6 us are left. No table is older
 than 0.5.10, and none of other GPUs has both; older releases count as 0.5.10, and other GPUs as an H200, since it is
-launches that are fewer.
+launches that are fewer. Whole steps of latent attention that were measured before 0.4.6 (``block_kernels``) have them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def with_older_launches(speed: DeviceSpeed, work: ModelWork, version: str) -> De
     """Return ``speed``, of Triton's experts, as slow as before the launches around them were fewer."""
     if speed.engine_version is None or not sglang_release(speed.engine_version).fewer_expert_launches:
         return speed
-    if sglang_release(version).fewer_expert_launches or not work.multiplies_weights_as_stored:
+    release = sglang_release(version)
+    has_whole_steps = work.num_latent_layers > 0 and release.latent_layer_seconds > 0
+    if release.fewer_expert_launches or has_whole_steps or not work.multiplies_weights_as_stored:
         return speed
     return _with(speed, _BEFORE_0_5_14[_is_in_blocks(work)])
 
