@@ -109,6 +109,14 @@ def test_eager_steps_are_bound_by_their_launches(engine: str) -> None:
     assert eager.decode_seconds(50e-3, 40, 0, 1, 1000) == 50e-3
 
 
+@pytest.mark.parametrize(("rows", "is_captured"), [(1, True), (32, True), (33, False), (64, True), (65, False),
+                                                   (128, True), (200, False)])  # fmt: skip
+def test_tensorrt_llm_pads_no_batch(rows: int, is_captured: bool) -> None:
+    host = trtllm_host(EngineChoice("trtllm", "1.2.0"))
+    seconds = host.decode_seconds(1e-3, LAYERS, 0, rows, 100)
+    assert seconds == pytest.approx(1e-3 if is_captured else LAYERS * 0.57e-3)
+
+
 def test_engines_that_were_built_and_kvplans_own_have_no_launches() -> None:
     gpu, release = find_gpu("a100-80gb-sxm"), vllm_release("0.14.0")
     for engine in (EngineChoice("trtllm", backend="tensorrt"), EngineChoice("kvplan")):

@@ -40,7 +40,10 @@ results that ``tools/score_published_speeds.py`` scores:
     TensorRT-LLM          its PyTorch backend, the default from 1.0 on, captures steps that decode only, before 1.0
                           only where it is asked to (PyTorchConfig.use_cuda_graph, tensorrt_llm/_torch/pyexecutor/
                           config.py; pull request 5480 of NVIDIA/TensorRT-LLM); others are launched one by one, as
-                          slowly as those of other engines. Engines that were built run without Python
+                          slowly as those of other engines. It pads no batch unless cuda_graph_config has
+                          enable_padding, and has graphs of 1 to 32, 64 and 128 rows (CudaGraphConfig in
+                          tensorrt_llm/llmapi/llm_args.py): steps of 33 or of 200 rows have none. Engines that were
+                          built run without Python
     its first engine      0.02 ms a sequence and step (Qwen2.5-1.5B on H100: TPOT 21 to 23 ms over 1,000 chats at once,
                           pull request 10635, played), before 0.6 another 0.10 ms for outputs (3.4 ms of 32, issue
                           6913). 1.3 ms a step: what a token of single requests to Qwen2.5 of 0.5, 1.5, 3, 7 and 14 B
@@ -80,6 +83,7 @@ _V0_EVENT_LOOP: Final = 0.045e-3
 _V0_LONGEST_CAPTURED: Final = 8192
 _V0_LARGEST_CAPTURED: Final = 256
 _V1_LARGEST_CAPTURED: Final = 512
+_TRTLLM_CAPTURED: Final = frozenset((*range(1, 33), 64, 128))
 _V1_LARGEST_ON_BLACKWELL: Final = 1024
 _DATA_CENTRE_BLACKWELL: Final = "10"
 
@@ -115,7 +119,7 @@ class HostWork:
     decoding, reading: launches of steps that decode only, and of others. beyond: of decode steps whose contexts are
     longer than ``longest_captured`` tokens, and of steps with more rows than ``largest_captured``. step_seconds,
     sequence_seconds: between two steps, hidden by nothing. reading_beyond: as beyond, of steps that read prompts, where
-    that is something else.
+    that is something else. captured_rows: the only numbers of rows that have a graph, where none are padded.
     """
 
     decoding: Launches = CAPTURED
@@ -126,6 +130,7 @@ class HostWork:
     step_seconds: float = 0.0
     sequence_seconds: float = 0.0
     reading_beyond: Launches | None = None
+    captured_rows: frozenset[int] | None = None
 
     def with_latents(self, share: float) -> HostWork:
         """Return the same for a model that has latent attention in ``share`` of its layers."""
@@ -152,9 +157,14 @@ class HostWork:
     ) -> float:
         """A step in which each sequence has ``rows_per_sequence`` tokens. ``context_tokens``: of one on average."""
         num_rows = rows_per_sequence * num_sequences
-        is_captured = context_tokens <= self.longest_captured and num_rows <= self.largest_captured
+        is_captured = context_tokens <= self.longest_captured and self._has_graph(num_rows)
         launches = self.decoding if is_captured else self.beyond
         return self._around(gpu_seconds, launches, num_layers, num_mixtures, num_sequences)
+
+    def _has_graph(self, num_rows: float) -> bool:
+        if self.captured_rows is not None:
+            return math.ceil(num_rows) in self.captured_rows
+        return num_rows <= self.largest_captured
 
     def mixed_seconds(
         self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float, num_tokens: float
@@ -224,7 +234,9 @@ def trtllm_host(engine: EngineChoice) -> HostWork:
     is_python = engine.backend == "pytorch" or (not engine.backend and is_captured)
     if not is_python:
         return NO_HOST
-    return HostWork(decoding=CAPTURED if is_captured else _EAGER, reading=_EAGER, beyond=_EAGER)
+    if not is_captured:
+        return HostWork(decoding=_EAGER, reading=_EAGER, beyond=_EAGER)
+    return HostWork(reading=_EAGER, beyond=_EAGER, captured_rows=_TRTLLM_CAPTURED)
 
 
 def host_work(
