@@ -39,8 +39,8 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured  # n
 from kvplan.catalog.published_errors import FILE  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.paths import profiles_dir  # noqa: E402
-from published_speeds.copies import copied_rows  # noqa: E402
 from published_speeds.causes import known_causes, year_of_release  # noqa: E402
+from published_speeds.copies import copied_rows  # noqa: E402
 from published_speeds.hindered import hindered_rows  # noqa: E402
 from published_speeds.intervals import (  # noqa: E402
     fit_constant,
