@@ -283,6 +283,7 @@ class SweepOptions:
             output_len=self.output_len,
             has_file=self.workload is not None,
             has_rate=not math.isinf(self.request_rate),
+            ignores_times=self.is_counted,
         )
 
     def file_notes(self) -> tuple[str, ...]:
