@@ -20,7 +20,7 @@ from kvplan.sweeps.schedules.slo_search import LOAD_AXES
 from kvplan.workload.files import survey_file
 from kvplan.workload.lengths import Lengths, parse_length
 from kvplan.workload.part import FilePart, file_part
-from kvplan.workload.requests import LARGEST_SEED, MOST_REQUESTS, POISSON, WorkloadSpec, num_requests_in
+from kvplan.workload.requests import LARGEST_SEED, MOST_REQUESTS, POISSON, WorkloadSpec, survey_for_run
 from kvplan.workload.times import LONGEST_SECONDS
 
 DEFAULT_NUM_PROMPTS: Final = 100
@@ -156,7 +156,7 @@ class LoadOptions:
         check(not endless or closed, "--duration needs to know how requests come", "add --users or --request-rate")
         given = self.workload is not None and self.input_len is not None
         check(not given, "--input-len cannot be used with --workload", "the file gives the lengths")
-        assert self.part  # UsageError for what cannot be read
+        _ = self.part  # UsageError for what cannot be read
         alone = self.num_prefixes is not None and self.prefix_len is None
         check(not alone, "--num-prefixes needs a --prefix-len", "for example 128")
 
@@ -227,14 +227,16 @@ class LoadOptions:
         )
 
     def _workload(self, concurrency: int) -> WorkloadSpec:
-        count, part = self.num_prompts or DEFAULT_NUM_PROMPTS, self.part
+        count, part, seconds = self.num_prompts or DEFAULT_NUM_PROMPTS, self.part, None
         if self.search and self.num_prompts is None:
             count = max(_SEARCH_PROMPTS, _ROUNDS_PER_USER * concurrency)
         if self.workload is not None:
             count = self._num_of_file(None if self.num_prompts is None and not self.search else count)
+            seconds = survey_file(Path(self.workload), replace(part, most=count)).seconds
         return WorkloadSpec(
             num_prompts=count,
             part=part,
+            file_seconds=seconds,
             input_len=Lengths.parse("--input-len", self.input_len or DEFAULT_INPUT_LEN),
             output_len=Lengths.parse("--output-len", self.output_len or DEFAULT_OUTPUT_LEN),
             seed=self.seed,
@@ -249,7 +251,7 @@ class LoadOptions:
         A run by the clock has its warm-ups among them.
         """
         assert self.workload is not None
-        found = num_requests_in(Path(self.workload), self.part)
+        found = survey_for_run(Path(self.workload), self.part).num_requests
         if self.duration is not None:
             return found
         left = found - self.num_warmups

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from kvplan.errors import KvplanError
@@ -10,7 +9,6 @@ from kvplan.machine.device import Device, detect_device
 from kvplan.machine.host import usable_cores
 from kvplan.sweeps.options import SweepOptions
 from kvplan.units import format_bytes
-from kvplan.workload.requests import RequestSpec
 
 COUNTED_NOTICE: Final = (
     "nothing is computed (load format none): blocks, bytes, queues and preemptions are the engine's own, and there are "
@@ -45,15 +43,6 @@ def has_memory(options: SweepOptions) -> bool:
 def with_memory(device: Device, memory_bytes: int, reason: str) -> Device:
     """``device`` with an amount that nobody chose. reason: why it is that much."""
     return _device(device.kind, device.name, memory_bytes, reason)
-
-
-def refuse_arrivals(requests: Sequence[RequestSpec]) -> None:
-    """KvplanError if requests arrive over time, which is not counted."""
-    if any(request.arrival_seconds > 0 for request in requests):
-        raise KvplanError(
-            "The workload's requests arrive over time, and with --load-format none there is no time.",
-            hint="use a file without arrival times, and --max-concurrency for a closed loop",
-        )
 
 
 def _device(kind: str, name: str, memory_bytes: int, reason: str | None = None, num_gpus: int = 1) -> Device:

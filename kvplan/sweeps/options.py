@@ -29,7 +29,7 @@ from kvplan.workload.requests import (
     MOST_REQUESTS,
     POISSON,
     WorkloadSpec,
-    num_requests_in,
+    survey_for_run,
 )
 from kvplan.workload.times import LONGEST_SECONDS
 
@@ -164,7 +164,7 @@ class SweepOptions:
         """Refuse options that would be ignored."""
         given = self.workload is not None and self.input_len is not None
         check(not given, "--input-len cannot be used with --workload", "the file gives the lengths")
-        assert self.part  # UsageError for what cannot be read
+        _ = self.part  # UsageError for what cannot be read
         has_rate = not math.isinf(self.request_rate) or (self.search or "").startswith("request")
         check(
             self.burstiness == POISSON or has_rate,
@@ -284,6 +284,7 @@ class SweepOptions:
             output_len=self.output_len,
             has_file=self.workload is not None,
             has_rate=not math.isinf(self.request_rate),
+            ignores_times=self.is_counted,
         )
 
     def file_notes(self) -> tuple[str, ...]:
@@ -316,14 +317,16 @@ class SweepOptions:
         """The requests; device_kind: whose default they are, where the options do not describe any."""
         default = DEFAULT_WORKLOADS[device_kind]
         usual = SEARCH_PROMPTS[device_kind] if self.search else default.num_prompts
-        count, part = self.num_prompts or usual, self.part
+        count, part, seconds = self.num_prompts or usual, self.part, None
         if self.workload is not None:
-            count = num_requests_in(Path(self.workload), replace(part, most=self.num_prompts))
+            found = survey_for_run(Path(self.workload), replace(part, most=self.num_prompts))
+            count, seconds = found.num_requests, found.seconds
         return WorkloadSpec(
             num_prompts=count,
             input_len=Lengths.parse("--input-len", self.input_len or default.input_len),
             output_len=Lengths.parse("--output-len", self.output_len or default.output_len),
             part=part,
+            file_seconds=seconds,
             request_rate=self.request_rate,
             burstiness=self.burstiness,
             max_concurrency=self.max_concurrency,

@@ -20,14 +20,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.directory import ShardEntry
 from kvplan.runs.setting_text import shown_settings, varied_settings
 from kvplan.runs.trials import Trial
-from kvplan.sweeps.capacity import (
-    COUNTED_NOTICE,
-    DEPLOYED_NOTICE,
-    counted_device,
-    has_memory,
-    refuse_arrivals,
-    with_memory,
-)
+from kvplan.sweeps.capacity import COUNTED_NOTICE, DEPLOYED_NOTICE, counted_device, has_memory, with_memory
 from kvplan.sweeps.design import Plane, base_settings, heaviest_settings, make_design, server_key, telling_memory
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.feasibility import (
@@ -295,7 +288,6 @@ def make_predictor(
         return predictor, notices
     requests = generate_requests(workload)
     if options.is_counted:
-        refuse_arrivals(requests)
         counted = Predictor(spec, device, requests, workload.max_concurrency, is_counted=True)
         return replace(counted, deployed_on=options.counted_gpus()), ()
     is_dense = resolve_load_format(options) == "dummy"

@@ -84,7 +84,7 @@ def survey_file(path: Path, part: FilePart = WHOLE_FILE) -> FileSurvey:
 def read_requests(path: Path, part: FilePart = WHOLE_FILE) -> Iterator[FileRequest]:
     """The requests of the part, in the file's order. Errors as ``survey_file``."""
     facts, found = _looked_at(path, part, _version(path))
-    return (facts.request(row, part.speed) for row in _used(path, part, facts, found.num_in_window))
+    return (facts.request(row, part) for row in _used(path, part, facts, found.num_in_window))
 
 
 def _used(path: Path, part: FilePart, facts: _Facts, num_in_window: int) -> Iterator[Row]:
@@ -113,10 +113,10 @@ class _Facts(NamedTuple):
     per_second: int
     block_tokens: int
 
-    def request(self, row: Row, speed: float) -> FileRequest:
+    def request(self, row: Row, part: FilePart) -> FileRequest:
         time = None
-        if self.is_timed:
-            time = ((row.time or 0.0) - self.zero) / self.per_second / speed + row.delay / speed
+        if self.is_timed and not part.ignores_times:
+            time = (((row.time or 0.0) - self.zero) / self.per_second + row.delay) / part.speed
         size = (row.block_tokens or self.block_tokens) if row.block_ids else 0
         return FileRequest(row.num_prompt_tokens, row.num_output_tokens, time, tuple(row.block_ids), size, row.chat)
 
@@ -231,7 +231,7 @@ def _looked_at(path: Path, part: FilePart, version: tuple[int, int]) -> tuple[_F
         num_rows=seen.num_rows,
         num_in_window=num_in_window,
         num_requests=num_requests,
-        seconds=used.span / per_second / part.speed if look.is_timed else 0.0,
+        seconds=used.span / per_second / part.speed if look.is_timed and not part.ignores_times else 0.0,
         block_tokens=seen.block_tokens,
         has_chats=seen.has_chats,
         notes=tuple(_notes(path, look, part, num_requests)),
@@ -300,6 +300,8 @@ def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterat
         yield f"{name}: {'' if seen.times.are_dates else f'timestamps read as {unit.unit.name}{why}: '}{over}"
         if seen.times.num_earlier:
             yield f"{name}: {plural(seen.times.num_earlier, 'request')} after a later one, sorted by time"
+        if part.ignores_times:
+            yield f"{name}: its times are not used, its order is: with --load-format none nothing takes time"
     yield from (f"{name}: {each} left out" for each in _left_out(maker))
     if num_requests < seen.num_rows:
         yield f"{name}: {num_requests:,} of its {many} are used"

@@ -21,6 +21,7 @@ class FilePart:
 
     speed: 2 makes times half as long. sample: so many requests, drawn at random; most: the first so many. unit: of
     times, s, ms, us or ns; None to decide. output_tokens: of answers whose length the file does not say.
+    ignores_times: requests are all there at once, in the file's order.
     """
 
     start_seconds: float = 0.0
@@ -30,6 +31,7 @@ class FilePart:
     most: int | None = None
     unit: str | None = None
     output_tokens: int | None = None
+    ignores_times: bool = False
 
     def __post_init__(self) -> None:
         check(0 < self.speed < math.inf, f"--speed must be above 0, got {self.speed:g}", "2 is twice as fast")
@@ -68,6 +70,7 @@ def file_part(
     output_len: str | None = None,
     has_file: bool = True,
     has_rate: bool = False,
+    ignores_times: bool = False,
 ) -> FilePart:
     """The part that options ask for. UsageError for values that cannot be read, and for options of files without one.
 
@@ -89,6 +92,7 @@ def file_part(
         speed=1.0 if speed is None else speed,
         sample=sample,
         unit=trace_unit,
+        ignores_times=ignores_times,
         output_tokens=None if output_len is None else parse_length("--output-len", output_len),
     )
 

@@ -42,7 +42,8 @@ class WorkloadSpec:
 
     request_rate: mean arrivals per second. max_concurrency: maximum number of requests in flight (closed loop), None
     for no limit. num_prefixes, prefix_len: each prompt starts with one of ``num_prefixes`` shared prefixes of
-    ``prefix_len`` tokens, in turn; input_len comes on top. part: of the file.
+    ``prefix_len`` tokens, in turn; input_len comes on top. part: of the file. file_seconds: from the first request
+    of it to the last, 0 where it has no times; None to look.
     """
 
     num_prompts: int
@@ -56,6 +57,7 @@ class WorkloadSpec:
     num_prefixes: int = 0
     prefix_len: int = 0
     part: FilePart = field(default=WHOLE_FILE)
+    file_seconds: float | None = None
 
     @property
     def survey(self) -> FileSurvey | None:
@@ -67,15 +69,18 @@ class WorkloadSpec:
     @property
     def follows_file(self) -> bool:
         """Whether the requests come when the file says."""
-        return math.isinf(self.request_rate) and self.survey is not None and self.survey.has_times
+        return math.isinf(self.request_rate) and self._file_seconds > 0
 
     @property
     def offered_rate(self) -> float:
         """Requests per second: those of the file where it says when they come, infinite where all come at once."""
-        found = self.survey
-        if found is None or not self.follows_file:
-            return self.request_rate
-        return found.num_requests / found.seconds
+        return self.num_prompts / self._file_seconds if self.follows_file else self.request_rate
+
+    @property
+    def _file_seconds(self) -> float:
+        if self.file_seconds is not None:
+            return self.file_seconds
+        return 0.0 if self.survey is None else self.survey.seconds
 
     def as_text(self) -> str:
         """One line: how many requests, how long, how they arrive."""
@@ -149,15 +154,15 @@ def share_by_file(requests: Sequence[RequestSpec]) -> bool:
     return len(set(chats)) < len(chats) or len(set(blocks)) < len(blocks)
 
 
-def num_requests_in(path: Path, part: FilePart) -> int:
-    """Of this part of a file. KvplanError for more than can be held, and as for ``survey_file``."""
-    count = survey_file(path, part).num_requests
-    if count > MOST_REQUESTS:
+def survey_for_run(path: Path, part: FilePart) -> FileSurvey:
+    """What a run takes of a file. KvplanError for more than can be held, and as for ``survey_file``."""
+    found = survey_file(path, part)
+    if found.num_requests > MOST_REQUESTS:
         raise KvplanError(
-            f"The workload file {path} has {count:,} requests; a run has {MOST_REQUESTS:,} at most.",
+            f"The workload file {path} has {found.num_requests:,} requests; a run has {MOST_REQUESTS:,} at most.",
             hint="--num-prompts, --sample, --from and --to take a part of them",
         )
-    return count
+    return found
 
 
 @dataclass(frozen=True, slots=True)

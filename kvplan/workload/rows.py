@@ -156,7 +156,7 @@ class RowMaker:
         return self.output_tokens
 
     def _turn_of(self, key: str, message: int, output: int, time: float | None, delay: float) -> Row:
-        """A turn of a session whose rows hold only what is new (AIPerf's Mooncake sessions)."""
+        """A turn of a session whose rows hold only what is new (AIPerf's Mooncake sessions, and its delta messages)."""
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = _Session(self._new_chat())
@@ -184,6 +184,11 @@ class RowMaker:
             yield from self._kept(Row(len(prompt), output, time, block_ids_of_tokens(prompt), TEXT_BLOCK_TOKENS))
             return
         text = text_of(prompt)
+        if columns.session is not None and ("text_input" in fields or fields.get("message_mode") == "delta"):
+            self.num_estimated += 1
+            key = str(fields[columns.session])
+            yield from self._kept(self._turn_of(key, num_tokens(text), output, time, _delay(fields)))
+            return
         if isinstance(fields.get("instruction"), str) and isinstance(fields.get("input"), str):
             text += f"\n{fields['input']}"
         self.num_estimated += 1

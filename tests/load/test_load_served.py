@@ -124,3 +124,30 @@ def test_a_sweep_searches_the_load_of_a_server_that_runs(served: str, tmp_path: 
         assert str(row["kernels"]).startswith("cpu-")
         assert row["kv_cache_tokens"] and row["kv_cache_tokens_predicted"] is None
         assert row["predicted_status"] is None and row["reused_server"] is True
+
+
+@pytest.mark.slow
+def test_a_traces_block_ids_are_found_by_the_servers_prefix_cache(served: str, tmp_path: Path) -> None:
+    """Mooncake's columns with blocks of 128 tokens, 12 prompts that branch off each other."""
+    runs = [[0, 1, 2], [0, 1, 3], [0, 4], [5], [5, 6, 7], [0, 1, 2, 8], [9], [5, 6, 10], [0, 4, 11], [12], [9, 13], [5]]
+    rows = [
+        {"timestamp": 10 * place, "input_length": 128 * len(ids) - 8, "output_length": 2, "hash_ids": ids}
+        for place, ids in enumerate(runs)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load(served, tmp_path / "run", "--workload", str(trace), "--max-concurrency", "1")
+    assert (found["completed"], found["num_prompts"]) == (12, 12)
+    expected = 0
+    for place, ids in enumerate(runs):
+        most = max((_tokens_alike(ids, earlier) for earlier in runs[:place]), default=0)
+        expected += min(most, 128 * len(ids) - 9) // 16 * 16
+    total = sum(128 * len(ids) - 8 for ids in runs)
+    # A word that is two tokens here and there moves the ends of blocks.
+    assert found["prefix_hit_rate"] == pytest.approx(expected / total, abs=0.03)
+
+
+def _tokens_alike(one: list[int], other: list[int]) -> int:
+    """Of two prompts whose last block lacks eight tokens."""
+    alike = [a == b for a, b in zip(one, other, strict=False)]
+    return min(128 * [*alike, False].index(False), 128 * len(one) - 8, 128 * len(other) - 8)

@@ -95,6 +95,16 @@ def test_a_dry_run_says_what_was_read(capsys: pytest.CaptureFixture[str]) -> Non
     assert "4 requests, lengths of mooncake.jsonl, arriving as in the file" in printed.replace("\n", " ")
 
 
+def test_a_trace_without_a_clock_keeps_its_order(tmp_path: Path) -> None:
+    """Blocks are counted with --load-format none, where nothing takes time."""
+    options = SweepOptions("gpt2", workload=str(FILES / "bailian.jsonl"), load_format="none", end="1m")
+    workload = options.workload_spec("cuda")
+    requests = generate_requests(workload)
+    assert {each.arrival_seconds for each in requests} == {0.0} and [each.index for each in requests] == [0, 1, 2, 3]
+    assert workload.as_text() == "4 requests, lengths of bailian.jsonl, all at once"
+    assert any("its times are not used, its order is" in note for note in options.file_notes())
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

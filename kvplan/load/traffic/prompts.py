@@ -117,7 +117,8 @@ class PromptBook:
     def _own(self, index: int, num_words: int) -> str:
         nonce = _nonce(_first_nonce(f"{self.seed} {self.run}") + index)[:num_words]
         num_left = num_words - len(nonce)
-        stream = _stream(f"{self.seed} {self.run} own", max(_STREAM_WORDS, 2 * num_left))
+        stream_words = max(_STREAM_WORDS, 1 << (2 * num_left).bit_length())  # few sizes: each is made once, and kept
+        stream = _stream(f"{self.seed} {self.run} own", stream_words)
         place = index * 7919 % (stream.num_words - num_left)
         return " ".join([*nonce, stream.words(place, num_left)]).rstrip()
 

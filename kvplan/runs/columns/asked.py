@@ -60,7 +60,10 @@ class WorkloadColumns(TypedDict, total=False):
     workload: Annotated[str, About("workload", "the requests, summarized in one line")]
     num_prompts: Annotated[int, About("workload", "requests per trial", unit="requests")]
     request_rate: Annotated[
-        float | str, About("workload", "arrivals per second; inf: all at once; 1..8: growing", unit="requests/s")
+        float | str,
+        About(
+            "workload", "arrivals per second, of a trace on average; inf: all at once; 1..8: growing", unit="requests/s"
+        ),
     ]
     burstiness: Annotated[
         float | str,
