@@ -6,6 +6,7 @@ boundaries      where an axis starts, holds and fails
 violations      what contradicts that
 slo_result      the largest load within a service level
 drift           whether requests were alike from the beginning to the end
+beside          predictions beside measurements, in words
 best_settings   the best setting for each goal
 deploy          the commands that deploy a setting
 summary         summary.json: all of these answers
