@@ -55,7 +55,8 @@ def refuse_arrivals(requests: Sequence[RequestSpec]) -> None:
 
 
 def _device(kind: str, name: str, memory_bytes: int, reason: str | None = None) -> Device:
-    notice = f"{name} with {format_bytes(memory_bytes)}" + (f" ({reason})" if reason else "")
+    why = f"; {reason}" if reason else ""
+    notice = f"assumed device: {name} with {format_bytes(memory_bytes)} (nothing is allocated{why})"
     return Device(kind, name, memory_bytes, usable_cores(), memory_bytes, notice)
 
 
