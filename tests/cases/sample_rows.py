@@ -215,6 +215,16 @@ def _summary(records: list[dict]) -> dict:
     }
 
 
+def _request(trial_id: str, number: int) -> dict:
+    """One of the best trial's requests: a few waited for a seat."""
+    ttft, sent = 0.2 + 0.4 * (number % 4), 0.05 * number
+    return {
+        "trial_id": trial_id, "id": number, "scheduled_s": sent, "sent_s": sent, "ttft_s": ttft, "tpot_s": 0.03,
+        "itl_max_s": 0.05, "e2el_s": ttft + 0.93, "end_s": sent + ttft + 0.93, "input_tokens": 192, "cached_tokens": 0,
+        "output_tokens": 32, "error": None,
+    }  # fmt: skip
+
+
 def write_sample_directory(directory: Path) -> Path:
     """Write the sample sweep's four files into ``directory`` (made where missing) and return it."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -226,6 +236,9 @@ def write_sample_directory(directory: Path) -> Path:
         writer = csv.DictWriter(file, names, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(record["row"] for record in records)
+    best = _summary(records)["best"][0]["trial_id"]
+    requests = [_request(best, number) for number in range(16)]
+    (directory / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests), encoding="utf-8")
     (directory / "manifest.json").write_text(json.dumps(_manifest(), indent=2), encoding="utf-8")
     (directory / "summary.json").write_text(json.dumps(_summary(records), indent=2), encoding="utf-8")
     return directory

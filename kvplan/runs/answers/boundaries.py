@@ -18,6 +18,7 @@ from kvplan.runs.statuses import context_limit_text
 from kvplan.units import plural
 
 # Throughput within this share of the best counts as the same: smaller differences are the noise of a shared machine.
+NOISY_THROUGHPUT: Final = 0.5
 SAME_THROUGHPUT: Final = 0.05
 
 
@@ -167,12 +168,14 @@ def _knee(line: _Line) -> Boundary | None:
     measured = [(point.value(line.axis), point.throughput) for point in line.points if point.throughput is not None]
     if len(measured) < 2:
         return None
-    if any(point.is_noisy and len(point.throughputs) < 2 for point in line.points):
-        return None  # single runs of a busy machine: where they decline is chance
     best = max(throughput for _, throughput in measured)
     reached = [(value, throughput) for value, throughput in measured if throughput >= (1 - SAME_THROUGHPUT) * best]
     knee, rate = reached[0]
-    slower = [value for value, throughput in measured if value > knee and throughput < (1 - SAME_THROUGHPUT) * best]
+    is_noisy = any(point.is_noisy and len(point.throughputs) < 2 for point in line.points)
+    same = NOISY_THROUGHPUT if is_noisy else SAME_THROUGHPUT
+    slower = [value for value, throughput in measured if value > knee and throughput < (1 - same) * best]
+    if is_noisy and not slower:
+        return None  # single runs of a busy machine: where they level off is chance
     if knee == measured[-1][0]:
         outcome = f"still rising at {plural(int(knee), 'sequence')}, the most that were tried ({best:,.0f} tokens/s)"
     else:

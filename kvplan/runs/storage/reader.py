@@ -243,7 +243,7 @@ def _parse_trial(line: str) -> tuple[Trial | None, list[str]]:
         return None, []
     stored = as_written_now(record["row"])
     _, misfits = without_misfits({name: cell for name, cell in stored.items() if cell is not None}, Row)
-    row = cast(Row, stored | cast(Row, dict.fromkeys(misfits)))
+    row = stored | cast(Row, dict.fromkeys(misfits))
     return Trial(row, _series(record.get("series"))), misfits
 
 
