@@ -20,7 +20,7 @@ from kvplan.completion import VARIABLE, completed_value
 from kvplan.errors import KvplanError
 from kvplan.foreign_text import guarded_output, printable
 from kvplan.help_sections import SectionedCommand, SectionedGroup
-from kvplan.list_words import repeat_options, with_flag_words
+from kvplan.list_words import repeat_options, with_flag_words, with_named_model
 from kvplan.terminal import fitted
 
 INTERRUPTED = 130
@@ -55,6 +55,9 @@ COMMANDS: dict[str, Listing] = {
     "gpus": Listing("Look up", "List the GPUs known by name."),
 }
 """Every command is a function of its own name in kvplan/commands/<name>.py."""
+
+MODEL_ARGUMENTS = frozenset({"estimate", "plan", "profile", "serve"})
+"""Commands whose MODEL is an argument, and that take ``--model MODEL`` for it."""
 
 _CLICK_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What typer raises for a wrong command line. Typer brings its own click, so the class is found through typer."""
@@ -167,6 +170,7 @@ def _with_lists(words: list[str], wanted: str | None) -> list[str]:
     if wanted not in COMMANDS:
         return words
     command = import_module(f"kvplan.commands.{wanted}")
+    words = with_named_model(words) if wanted in MODEL_ARGUMENTS else words
     words = with_flag_words(words, getattr(command, "FLAG_OPTIONS", ()))
     return repeat_options(words, getattr(command, "LIST_OPTIONS", {}))
 

@@ -22,6 +22,28 @@ def with_flag_words(words: Sequence[str], flags: Collection[str]) -> list[str]:
     return found
 
 
+def with_named_model(words: Sequence[str]) -> list[str]:
+    """``plan --gpu l4 --model gpt2`` says what ``plan gpt2 --gpu l4`` says. words: with the command's name first.
+
+    UsageError where ``--model`` has no value. What follows ``--`` is left alone.
+    """
+    ends = words.index("--") if "--" in words else len(words)
+    kept: list[str] = []
+    models: list[str] = []
+    own = iter(words[:ends])
+    for word in own:
+        name, equals, value = word.partition("=")
+        if name != "--model":
+            kept.append(word)
+            continue
+        value = value if equals else next(own, "")
+        if not value or (value.startswith("-") and not equals):
+            raise UsageError("--model has no value.", hint="--model gpt2")
+        models.append(value)
+    first = next((place for place, word in enumerate(kept) if not word.startswith("-")), 0) + 1
+    return [*kept[:first], *models, *kept[first:], *words[ends:]]
+
+
 def repeat_options(words: Sequence[str], readers: Mapping[str, Callable[[str], object]]) -> list[str]:
     """Words after a list option's value that its reader takes, each with the option repeated before it.
 

@@ -61,7 +61,7 @@ SWEEPS = (
     "--num-prompts 6 --input-len 32 --output-len 8",
 )
 _NOT_REPEATABLE = re.compile(
-    r"run_id|trial_id|started_at|device_name|engine_version|duration|other_cpu_pct|prediction_scale|usd_per_mtok_out"
+    r"run_id|trial_id|started_at|device_name|engine_version|duration|other_cpu_pct|learned_time_factor|usd_per_mtok_out"
     r"|.*_ms|.*_throughput|.*_seconds|gpu_clock_.*|(activation_)?peak_.*bytes|kv_usage_mean|kv_usage_p95|internal_frag_bytes_mean"
     r"|frag_pct|contiguous_utilization_pct|request_goodput|goodput_pct|slo_pass"
 )

@@ -46,7 +46,7 @@ _SHORT: Final = (
 )  # fmt: skip
 _OF_THE_CLOCK: Final = frozenset(
     {"run_id", "started_at", "trial_seconds", "setup_seconds", "other_cpu_pct", "node", "num_restarts"}
-    | {"num_lost_workers", "predicted_seconds", "prediction_scale", "duration"}
+    | {"num_lost_workers", "predicted_seconds", "learned_time_factor", "duration"}
 )
 
 

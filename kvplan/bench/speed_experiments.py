@@ -24,6 +24,7 @@ from kvplan.bench.serving import (
     serve_under_load,
     set_up,
 )
+from kvplan.units import plural
 from kvplan_engine import Engine
 
 _BLOCK_SIZE = 16
@@ -135,14 +136,15 @@ def prefix(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
     def speeds(rounds: list[list[Served]]) -> list[float]:
         return [sum(run.num_output_tokens for run in runs) / sum(run.seconds for run in runs) for runs in rounds]
 
+    one_by_one = " one after the other," if scale.num_questions > 1 else ""
     return Experiment(
         name="prefix",
         title=f"A repeated prefix of {scale.prefix_tokens} tokens",
         baseline="no prefix cache",
         measured="prefix cache",
         workload=(
-            f"{scale.num_questions} requests one after the other, each with the same {scale.prefix_tokens} tokens and "
-            f"{scale.question_tokens} others, 8 output tokens"
+            f"{plural(scale.num_questions, 'request')}{one_by_one} of {scale.prefix_tokens} shared and "
+            f"{scale.question_tokens} own tokens, 8 output tokens"
         ),
         figures=(
             compare("time to first token", "ms", first_tokens(before), first_tokens(after), higher_is_better=False),

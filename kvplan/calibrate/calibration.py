@@ -18,7 +18,14 @@ from kvplan.calibrate.scoring import (
     split_by_settings,
     summarize_errors,
 )
-from kvplan.calibrate.trials import DeviceIdentity, MeasuredTrial, TrialSet, read_trial_sets
+from kvplan.calibrate.trials import (
+    NOISY,
+    DeviceIdentity,
+    MeasuredTrial,
+    TrialSet,
+    read_trial_sets,
+    why_unmeasured,
+)
 from kvplan.catalog.devices.measured import SCHEMA, HeldOutError, own_folder
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.step_time import SPEED_UNITS, Speed
@@ -59,15 +66,16 @@ class Calibration:
 
 
 def calibrate_directories(
-    directories: Sequence[Path], *, held_out: float, seed: int, score: Sequence[Path] = ()
+    directories: Sequence[Path], *, held_out: float, seed: int, score: Sequence[Path] = (), despite_noise: bool = False
 ) -> Calibration:
     """Fit the rows of ``directories``. ``score``: further sweeps on the same device, which are only predicted.
 
-    KvplanError for rows of several devices, none that was served, or too few settings.
+    despite_noise: rows of a busy machine count, too. KvplanError for rows of several devices, none that was served, or
+    too few settings.
     """
-    found = read_trial_sets(directories)
+    found = read_trial_sets(directories, despite_noise=despite_noise)
     split = split_by_settings(found.trials, held_out, seed)
-    others = [_same_device(found, read_trial_sets([path])) for path in score]
+    others = [_same_device(found, read_trial_sets([path], despite_noise=despite_noise)) for path in score]
     peaks = find_peaks(found.device)
     expected = expected_speed(found.device, peaks)
     errors = _errors(split.held_out, fit_trials(split.fitted, expected)) if split.held_out else {}
@@ -130,6 +138,7 @@ def profile_document(calibration: Calibration) -> dict[str, object]:
             "used": len(found.trials),
             "settings": len(found.settings),
             "excluded": dict(found.excluded),
+            "noisy": num_noisy(found.trials),
             "repetition_spread_pct": calibration.repetition_spread_pct,
             "median_other_cpu_pct": calibration.other_cpu_pct,
         },
@@ -155,6 +164,11 @@ def profile_document(calibration: Calibration) -> dict[str, object]:
         ],
         "provenance": found.sources,
     }
+
+
+def num_noisy(trials: Sequence[MeasuredTrial]) -> int:
+    """Return how many of the rows were measured on a busy machine, and fitted all the same."""
+    return sum(why_unmeasured(trial.row) == NOISY for trial in trials)
 
 
 def default_profile_path(calibration: Calibration) -> Path:

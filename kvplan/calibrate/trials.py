@@ -32,6 +32,8 @@ from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, g
 
 WITHOUT_KERNELS: Final = "computed by plain torch, without the engine's kernels (column kernels: reference)"
 
+NOISY: Final = f"other processes used more than {NOISY_CPU_PCT:g} % of the CPU"
+
 Setting = tuple[object, ...]
 
 
@@ -88,9 +90,12 @@ class TrialSet:
         return list(dict.fromkeys(trial.setting for trial in self.trials))
 
 
-def read_trial_sets(directories: Sequence[Path]) -> TrialSet:
-    """The rows of all directories. KvplanError if they are of several devices or dtypes, or none was served."""
-    sets = [_read_directory(directory) for directory in directories]
+def read_trial_sets(directories: Sequence[Path], *, despite_noise: bool = False) -> TrialSet:
+    """Return the rows of all directories. despite_noise: those of a busy machine, too.
+
+    KvplanError if they are of several devices or dtypes, or none was served.
+    """
+    sets = [_read_directory(directory, despite_noise) for directory in directories]
     first = sets[0]
     for other in sets[1:]:
         if other.device != first.device:
@@ -113,17 +118,14 @@ def _refuse_other_engines(manifest: Manifest, directory: Path) -> None:
         raise KvplanError(f"{directory} was served by {engine}, whose speed is not learned.", hint=hint)
 
 
-def _read_directory(directory: Path) -> TrialSet:
+def _read_directory(directory: Path, despite_noise: bool) -> TrialSet:
     manifest = read_sweep_manifest(directory)
     _refuse_other_engines(manifest, directory)
     stored = read_trials(directory / TRIALS)
     spec = resolve_model(str(manifest["options"]["model"]))
-    served, excluded = _served(stored.records, spec.num_parameters)
+    served, excluded = _served(stored.records, spec.num_parameters, despite_noise)
     if not served:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in excluded.items()) or "it has no rows"
-        is_without_kernels = WITHOUT_KERNELS in excluded
-        hint = "install a C++ compiler, such as g++, and sweep again" if is_without_kernels else _MEASURE_SOMETHING
-        raise KvplanError(f"No row of {directory} can be used: {reasons}.", hint=hint)
+        raise _no_row(directory, excluded)
     device = _device_of([record["row"] for record in served], manifest)
     requests = RequestsByLoad(WorkloadSpec.from_json(manifest["workload"]["spec"]))
     trials = [_trial(record, spec, requests) for record in served]
@@ -141,7 +143,22 @@ def _read_directory(directory: Path) -> TrialSet:
 _MEASURE_SOMETHING: Final = "calibrate a sweep that measured something"
 
 
-def _served(records: Sequence[TrialRecord], num_parameters: int) -> tuple[list[TrialRecord], Counter[str]]:
+def _no_row(directory: Path, excluded: Counter[str]) -> KvplanError:
+    """The error where nothing is left to fit."""
+    if set(excluded) == {NOISY}:
+        number = sum(excluded.values())
+        rows = f"All {number:,} rows of {directory} were" if number > 1 else f"The one row of {directory} was"
+        hint = "repeat the sweep on a quiet machine, or insist with --despite-noise"
+        return KvplanError(f"{rows} measured while {NOISY}: too noisy to fit.", hint=hint)
+    reasons = "; ".join(f"{count} x {reason}" for reason, count in excluded.items()) or "it has no rows"
+    is_without_kernels = WITHOUT_KERNELS in excluded
+    hint = "install a C++ compiler, such as g++, and sweep again" if is_without_kernels else _MEASURE_SOMETHING
+    return KvplanError(f"No row of {directory} can be used: {reasons}.", hint=hint)
+
+
+def _served(
+    records: Sequence[TrialRecord], num_parameters: int, despite_noise: bool
+) -> tuple[list[TrialRecord], Counter[str]]:
     """Records with figures, and the number of others by reason."""
     served, excluded = [], Counter[str]()
     for record in records:
@@ -156,23 +173,23 @@ def _served(records: Sequence[TrialRecord], num_parameters: int) -> tuple[list[T
             excluded["the model ran in transformers"] += 1
         elif row.get("engine") not in (None, OWN_ENGINE):
             excluded[f"served by {row.get('engine')}, whose steps are not kvplan's"] += 1
-        elif reason := why_unmeasured(row):
+        elif reason := why_unmeasured(row, despite_noise=despite_noise):
             excluded[reason] += 1
         else:
             served.append(record)
     return served, excluded
 
 
-def why_unmeasured(row: Row) -> str | None:
-    """Why a row, of whichever engine, shows no speed; None where it does."""
+def why_unmeasured(row: Row, *, despite_noise: bool = False) -> str | None:
+    """Return why a row, of whichever engine, shows no speed; None where it does. despite_noise: a busy one does."""
     if row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
         return f"not served ({row.get('status')})"
     if row.get("failed"):
         return "some requests were refused"
     if ran_without_kernels(row):
         return WITHOUT_KERNELS
-    if row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > NOISY_CPU_PCT:
-        return f"other processes used more than {NOISY_CPU_PCT:g} % of the CPU"
+    if not despite_noise and row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > NOISY_CPU_PCT:
+        return NOISY
     return None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvplan.commands.options.sweep.model import ModelArgument, one_model
 from kvplan.commands.printing.render import OutputFormat, chosen_format
 from kvplan.terminal import width_of
 from kvplan.workload.requests import LARGEST_SEED
@@ -20,9 +21,13 @@ _WIDTH = 110
 
 
 def bench(
+    named_model: ModelArgument = None,
     model: Annotated[
-        str, typer.Option(help="Short name, Hugging Face id, directory or config.json of a supported model.")
-    ] = "smollm2-135m",
+        str | None,
+        typer.Option(
+            help="Short name, Hugging Face id, directory or config.json of a supported model. Default: smollm2-135m."
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small workloads and one round, for rough figures.")] = False,
     only: Annotated[
         list[str] | None,
@@ -48,7 +53,7 @@ def bench(
     from kvplan.units import parse_bytes
 
     plan = make_plan(
-        model,
+        one_model(named_model, model) or "smollm2-135m",
         device=device,
         device_memory=None if device_memory is None else parse_bytes(device_memory),
         dtype=dtype,

@@ -26,6 +26,13 @@ Paths = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="File to write instead of one in your profile folder; - writes none.")]
+DespiteNoise = Annotated[
+    bool,
+    typer.Option(
+        "--despite-noise",
+        help="Fit rows that were measured while other processes used much of the CPU, too; the profile says so.",
+    ),
+]
 Holdout = Annotated[
     float | None, typer.Option(help="Share of the settings of kvplan's own sweeps to hold out and score. Default: 0.5.")
 ]
@@ -73,6 +80,7 @@ def calibrate(
     gpu: Gpu = None,
     engine: Engine = None,
     settings: ServingSettings = ServingSettings(),
+    despite_noise: DespiteNoise = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit the speed predictions to what was measured and save them as a measured profile of the device.
@@ -84,9 +92,12 @@ def calibrate(
 
     if all(is_own_sweep(path) for path in paths):
         _refuse({"--model": model, "--gpu": gpu, "--engine": engine}, "of another engine's results")
-        document, path = _own_sweeps(paths, 0.5 if holdout is None else holdout, seed, score or [], as_json)
+        document, path = _own_sweeps(
+            paths, 0.5 if holdout is None else holdout, seed, score or [], as_json, despite_noise=despite_noise
+        )
     else:
-        _refuse({"--holdout": holdout, "--score": score}, "of kvplan's own sweeps")
+        own = {"--holdout": holdout, "--score": score, "--despite-noise": despite_noise or None}
+        _refuse(own, "of kvplan's own sweeps")
         document, path = _results(paths, model, gpu, engine, settings, as_json)
     if as_json:
         print_json(document)
@@ -114,14 +125,14 @@ def _refuse(options: dict[str, object], whose: str) -> None:
 
 
 def _own_sweeps(
-    paths: list[Path], holdout: float, seed: int, score: list[Path], as_json: bool
+    paths: list[Path], holdout: float, seed: int, score: list[Path], as_json: bool, *, despite_noise: bool
 ) -> tuple[dict[str, object], Path]:
     from kvplan.calibrate.calibration import calibrate_directories, default_profile_path, profile_document
     from kvplan.commands.printing.calibrations import print_calibration
 
     if not 0 <= holdout <= 0.9:
         raise UsageError(f"--holdout is {holdout:g}, but must be from 0 to 0.9.", hint="--holdout 0.5")
-    found = calibrate_directories(paths, held_out=holdout, seed=seed, score=score)
+    found = calibrate_directories(paths, held_out=holdout, seed=seed, score=score, despite_noise=despite_noise)
     if not as_json:
         print_calibration(found)
     return profile_document(found), default_profile_path(found)

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from kvplan.terminal import fitted
+
 
 class ReportFormat(str, Enum):
     """Values of ``--format``."""
@@ -48,9 +50,10 @@ def report(
     """Make an HTML page, tables or plots of a sweep, or compare sweeps, of one engine or of several, on one
     kind of device or as a fleet.
 
-    Prints the paths of the files it wrote, or the text itself.
+    Prints the paths of the files it wrote, or the text itself. What a comparison comes to is said beside the page.
     """
     from kvplan.catalog.devices.prices import parse_price
+    from kvplan.foreign_text import printable
     from kvplan.reports.writing import report_text, write_png_files
     from kvplan.runs.storage.files import write_whole
 
@@ -62,6 +65,9 @@ def report(
     made = report_text(directory, others or (), output_format.value, prices)
     for note in made.notes:
         print(f"note: {note}", file=sys.stderr)
+    if output_format is ReportFormat.html:
+        for sentence in made.said:
+            print(fitted(printable(sentence), sys.stderr, further="  "), file=sys.stderr)
     target = out
     if out is None and output_format is ReportFormat.html:
         target = directory / made.file_name

@@ -16,7 +16,7 @@ from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.sweep.axes import FLAG_OPTIONS, LIST_OPTIONS, AxisOptions
 from kvplan.commands.options.sweep.engine import EngineOptions, given_engine, settled, swept_engine
 from kvplan.commands.options.sweep.goals import GoalOptions, given_goals
-from kvplan.commands.options.sweep.model import MachineOptions, ModelOptions
+from kvplan.commands.options.sweep.model import MachineOptions, ModelArgument, ModelOptions, one_model
 from kvplan.commands.options.sweep.panels import OUTPUT_PANEL
 from kvplan.commands.options.sweep.spread import SpreadOptions, spread_over
 from kvplan.commands.options.sweep.workload import WorkloadOptions
@@ -47,6 +47,7 @@ def sweep(
     trace: TraceOptions,
     goals: GoalOptions,
     spread: SpreadOptions,
+    named_model: ModelArgument = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory to write. Default: kvplan-sweep-MODEL-TIME.", rich_help_panel=OUTPUT_PANEL),
@@ -67,9 +68,10 @@ def sweep(
     ] = False,
 ) -> int:
     """Measure throughput, block occupancy and memory limits with kvplan's own engine or another."""
+    chosen_model = one_model(named_model, model.model)
     given = with_absolute_paths(
         {
-            **given_options(model),
+            **({} if chosen_model is None else {"model": chosen_model}),
             **given_options(machine),
             **given_engine(engine),
             **given_options(workload),
@@ -95,7 +97,7 @@ def _new(
     as_json: bool,
 ) -> int:
     if "model" not in given:
-        raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
+        raise UsageError("No model given.", hint="kvplan sweep gpt2")
     given, axes = settled(given, axes, given.get("engine", OWN_ENGINE))
     options = SweepOptions(**given, axes=axes)
     _need_packages(options, spread, dry_run=dry_run)

@@ -39,6 +39,7 @@ class LoadIdentity:
     model: str
     options: LoadOptions
     ceiling: Ceiling | None = None
+    commit: str | None = None
 
 
 def row_before(identity: LoadIdentity, step: LoadStep, plan: TrafficPlan, number: int) -> Row:
@@ -49,9 +50,10 @@ def row_before(identity: LoadIdentity, step: LoadStep, plan: TrafficPlan, number
         "run_id": identity.run_id,
         "trial_id": _trial_id(identity, text, step.run_number),
         "trial_number": number,
-        "planes": SLO_PLANE if options.search else LOAD_PLANE,
+        "design_parts": SLO_PLANE if options.search else LOAD_PLANE,
         "model_id": identity.model,
         "url": identity.url,
+        "commit": identity.commit,
         "seed": plan.workload.seed,
         "run_number": step.run_number,
         "started_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),

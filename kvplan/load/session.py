@@ -93,7 +93,7 @@ def run_session(
     _refuse_too_long(options, target)
     created_at = datetime.now(timezone.utc)
     run_id = f"load-{created_at:%Y%m%d-%H%M%S}-{time.time_ns() % 1_000_000:06d}"
-    identity = LoadIdentity(run_id, target.form.address.url, target.form.model, options, ceiling)
+    identity = LoadIdentity(run_id, target.form.address.url, target.form.model, options, ceiling, checkout_commit())
     session = _Session(options, target, identity, listener)
     with SweepStore.create(directory, _manifest(identity, created_at, command), can_be_continued=False) as store:
         try:
@@ -237,7 +237,7 @@ def _manifest(identity: LoadIdentity, created_at: datetime, command: str) -> Man
         "trials": [],
         "versions": {"kvplan": __version__, "python": platform.python_version()},
         "platform": platform.platform(),
-        "commit": checkout_commit(),
+        "commit": identity.commit,
         "statuses": dict(STATUS_MEANING),
         "columns": columns_as_json(),
     }

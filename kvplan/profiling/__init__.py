@@ -11,5 +11,6 @@ serve the requests and writes what it recorded. The parent process never imports
     trace       the recording as a Chrome trace, which Perfetto opens
     timeline    the recording as a picture
     document    profile.json
+    page        report.html
     session     run a plan and write its directory
 """

@@ -13,6 +13,7 @@ from typing import Final, cast
 
 from kvplan.errors import KvplanError
 from kvplan.profiling.document import profile_document
+from kvplan.profiling.page import profile_page
 from kvplan.profiling.plan import ProfilePlan
 from kvplan.profiling.protocol import Message, ProfileOrder, ProfileResult
 from kvplan.profiling.steps import Recording
@@ -36,6 +37,7 @@ WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.profiling.worker.process"
 PROFILE: Final = "profile.json"
 TRACE: Final = "trace.json"
 TIMELINE: Final = "timeline.png"
+PAGE: Final = "report.html"
 ALLOCATIONS: Final = "memory.pickle"
 
 OnEvent = Callable[[Event], None]
@@ -87,7 +89,7 @@ def run_profile(
     if result["recording"] is None:
         raise _refusal(result["row"], directory, allocations)
     recording = Recording(result["recording"])
-    files = [PROFILE, TRACE, TIMELINE]
+    files = [PROFILE, TRACE, TIMELINE, PAGE]
     outcome = ProfileOutcome(
         plan,
         directory,
@@ -96,9 +98,12 @@ def run_profile(
         hello,
         (*files, *([ALLOCATIONS] if allocations is not None and allocations.exists() else [])),
     )
-    write_whole(directory / PROFILE, json.dumps(outcome.document(), indent=1) + "\n")
+    document, about = outcome.document(), describe(plan)
+    write_whole(directory / PROFILE, json.dumps(document, indent=1) + "\n")
     write_whole(directory / TRACE, json.dumps(trace_document(recording, plan.predictor.spec.served_id)) + "\n")
-    write_whole(directory / TIMELINE, draw_timeline(recording, plan.predictor.spec.served_id, describe(plan)))
+    timeline = draw_timeline(recording, plan.predictor.spec.served_id, about)
+    write_whole(directory / TIMELINE, timeline)
+    write_whole(directory / PAGE, profile_page(document, recording, about, timeline))
     return outcome
 
 

@@ -9,9 +9,16 @@ from typing import Final
 import pandas as pd
 
 from kvplan.errors import KvplanError
+from kvplan.reports.selection import is_busy
 from kvplan.reports.wording import cell, plural
 from kvplan.runs.statuses import worst_of
 from kvplan.runs.storage.reader import WHOLE_COLUMNS, Run
+
+# How far apart two runs of one setting may be: at least, where none was repeated, and where the machine was busy.
+LEAST_SPREAD: Final = 0.03
+QUIET_SPREAD: Final = 0.10
+BUSY_SPREAD: Final = 0.50
+_MUCH_SHORTER: Final = 0.5
 
 COMPARISON_SCHEMA: Final = "kvplan.comparison/1"
 COMPARED_COLUMNS: Final = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "kv_usage_max", "num_blocks_total")
@@ -176,9 +183,41 @@ def verdicts(comparison: Comparison) -> list[str]:
         if not ratios.empty:
             spread = f"median of {len(ratios)} shared settings; range {ratios.min():.2f} to {ratios.max():.2f}"
             over = spread if len(ratios) > 1 else "one shared setting"
-            lines.append(f"{noun} of {second} is {ratios.median():.2f} times that of {first} ({over}).")
+            ratio = float(ratios.median())
+            is_much_shorter = column != "output_throughput" and 0 < ratio <= _MUCH_SHORTER
+            much = f"{1 / ratio:.3g} times shorter than" if is_much_shorter else f"{ratio:.2f} times"
+            lines.append(f"{noun} of {second} is {much} that of {first} ({over}).")
+            lines += _within_spread(comparison, column, noun, ratio)
     changed = len(comparison.changed_outcomes)
     return [*lines, f"The outcome changed in {changed} of {plural(len(comparison.matches), 'shared setting')}."]
+
+
+def difference_sentences(comparison: Comparison) -> list[str]:
+    """Return the circumstances in which the runs differ: ``block_size differs: 16 in one, 32 in two.``"""
+    first, second = comparison.names
+    differences = comparison.differences
+    if not differences:
+        return ["Model, device, workload and engine are the same in both runs."]
+    return [f"{entry.name} differs: {entry.first} in {first}, {entry.second} in {second}." for entry in differences]
+
+
+def _within_spread(comparison: Comparison, column: str, noun: str, ratio: float) -> list[str]:
+    """Return that the figure differs no more than runs of one setting do; [] where it differs by more."""
+    spread = spread_of_runs(comparison, column)
+    if not 1 / (1 + spread) <= ratio <= 1 + spread:
+        return []
+    return [f"{noun}: that shows no difference, since runs of one setting may be {100 * spread:.0f} % apart."]
+
+
+def spread_of_runs(comparison: Comparison, column: str) -> float:
+    """Return how far apart runs of one setting are: as measured, else what is assumed of a quiet or a busy machine."""
+    found = []
+    for side in ("first", "second"):
+        repeated = comparison.matches[comparison.matches[f"{column}_count_{side}"] > 1]
+        found += list(repeated[f"{column}_max_{side}"] / repeated[f"{column}_min_{side}"] - 1)
+    if found:
+        return max(LEAST_SPREAD, float(pd.Series(found).median()))
+    return BUSY_SPREAD if any(is_busy(run) for run in comparison.runs) else QUIET_SPREAD
 
 
 def comparison_document(comparison: Comparison) -> Mapping[str, object]:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from kvplan.reports.selection import AXIS_COLUMNS, best_trial, listed_trials
+from kvplan.reports.selection import AXIS_COLUMNS, best_trial, is_busy, listed_trials
 from kvplan.reports.wording import plural, setting, short_number
+from kvplan.runs.answers.beside import beside_phrases, predicted_of, ratio_sentences
 from kvplan.runs.answers.deploy import Deployment, deployment_of
 from kvplan.runs.rows import REFERENCE_KERNELS
-from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
+from kvplan.runs.statuses import MEASURED_STATUSES, STATUS_BRIEF, best_to_worst
 from kvplan.runs.storage.reader import Document, Run, Trial
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.settings import KNOBS
@@ -41,19 +42,21 @@ _FIGURES: Final = {
     "usd_per_mtok_out": ("price per million output tokens", "USD"),
 }
 _UNSUMMARIZED: Final = "there is no summary; highest output throughput of these trials"
-# Share of the CPU used by other processes from which timings are called noisy.
-_NOISY_PCT: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Settings to deploy: why, their figures, and commands to paste (name of the engine -> command)."""
+    """Settings to deploy: why, their figures, and commands to paste (name of the engine -> command).
+
+    beside: what was predicted beside what was measured, one phrase for each figure.
+    """
 
     title: str
     reason: str
     settings: Mapping[str, str]
     figures: Mapping[str, str]
     commands: Mapping[str, str]
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ def _from_summary(entry: Document) -> Recommendation:
         settings={name: setting(value) for name, value in _settings(entry).items() if value is not None},
         figures=_figures(_object(entry.get("figures")), _object(entry.get("spread"))),
         commands={str(name): str(text) for name, text in _object(entry.get("commands")).items() if text},
+        beside=tuple(beside_phrases(_object(entry.get("figures")), _object(entry.get("predicted")))),
     )
 
 
@@ -133,6 +137,7 @@ def _from_trial(trial: Trial) -> Recommendation:
         settings={name: setting(trial.value(name)) for name in names},
         figures=_figures(cast(Document, trial.row), {}),
         commands=deployment.commands,
+        beside=tuple(beside_phrases(cast(Document, trial.row), predicted_of(trial.row))),
     )
 
 
@@ -237,9 +242,9 @@ def kernels_sentence(run: Run) -> str:
 
 def noise_sentence(run: Run) -> str:
     """A warning where other processes used much of the CPU while trials ran, '' where the machine was quiet."""
-    shares = run.measured["other_cpu_pct"].dropna()
-    if shares.empty or shares.median() < _NOISY_PCT:
+    if not is_busy(run):
         return ""
+    shares = run.measured["other_cpu_pct"].dropna()
     return (
         f"The machine was busy: other processes used {shares.median():.0f} % of its CPU in the median trial and "
         f"{shares.max():.0f} % at most. Throughput and latency are noisy; block counts and memory are not affected."
@@ -270,6 +275,7 @@ _THROUGHPUT_ERROR: Final = "output_throughput_median_error_pct"
 def prediction_sentences(run: Run) -> list[str]:
     """What the summary counted of the predictions, one sentence each; [] without one."""
     counted = _object(run.summary.get("predictions"))
+    rows = [trial.row for trial in run.trials if trial.status in MEASURED_STATUSES]
     lines = [
         _share(counted, "block_bytes_equal", "num_compared", "Bytes per block predicted exactly"),
         _share(counted, "num_blocks_equal", "num_compared", "Number of blocks predicted exactly"),
@@ -277,6 +283,7 @@ def prediction_sentences(run: Run) -> list[str]:
         _share(counted, "max_concurrency_equal", "num_served", "Peak concurrency predicted exactly"),
         _error(counted, "num_blocks_max_error_pct", "Largest error of the number of blocks"),
         _throughput_error(counted),
+        *(_sentence(line) for line in ratio_sentences(rows)),
     ]
     return [line for line in lines if line]
 

@@ -51,6 +51,16 @@ ROOM_COLUMNS: Final = ("max_model_len", "gpu_memory_utilization")
 _NEAR_THE_BEST: Final = 0.9
 
 
+# Share of the CPU used by other processes from which timings are called noisy.
+_NOISY_PCT: Final = 15.0
+
+
+def is_busy(run: Run) -> bool:
+    """Return whether other processes used much of the CPU in the median trial, so that its timings are noisy."""
+    shares = run.measured["other_cpu_pct"].dropna()
+    return not shares.empty and bool(shares.median() >= _NOISY_PCT)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
     """Trials that differ only in some axes; ``fixed`` holds the other settings, without those that no row names."""

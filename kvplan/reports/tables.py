@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 import pandas as pd
 
@@ -30,6 +30,7 @@ from kvplan.reports.searches import searches
 from kvplan.reports.selection import listed_trials, with_varied
 from kvplan.reports.side_by_side import SideBySide, side_sentences
 from kvplan.reports.wording import cell, named_cell, plural, run_phrase, short_number
+from kvplan.runs.columns import table_columns
 from kvplan.runs.storage.reader import Run
 
 REPORT_SCHEMA: Final = "kvplan.report/1"
@@ -44,7 +45,7 @@ _MARKDOWN_COLUMNS: Final = (
     "median_ttft_ms",
     "median_tpot_ms",
     "kv_usage_max",
-    "frag_pct",
+    "kv_waste_pct",
     "num_preemptions",
     "num_blocks_predicted",
     "num_blocks_total",
@@ -52,8 +53,11 @@ _MARKDOWN_COLUMNS: Final = (
 
 
 def csv_text(run: Run) -> str:
-    """Every row and column, an empty cell for a missing figure: what results.csv holds."""
-    names = [column.name for column in run.columns]
+    """Return every row and every column that is not always empty: what results.csv holds."""
+    rows = [cast(Mapping[str, object], trial.row) for trial in run.trials]
+    known = table_columns(rows)
+    filled = {name for row in rows for name, value in row.items() if value is not None}
+    names = [*known, *(column.name for column in run.columns if column.name in filled and column.name not in known)]
     # As objects, because a whole number stays one only if no missing figure turns its column into floats.
     return frame_csv(pd.DataFrame([trial.row for trial in run.trials], columns=names, dtype=object))
 
@@ -132,6 +136,8 @@ def _markdown_recommendations(run: Run) -> list[str]:
         f"{best.title}: {as_markdown(best.reason)}",
         f"{as_markdown(settings)}: {as_markdown(figures)}.",
     ]
+    if best.beside:
+        lines.append(f"Measured beside predicted: {as_markdown('; '.join(best.beside))}.")
     return [*lines, _code(list(best.commands.values()))] if best.commands else lines
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kvplan.errors import KvplanError, UsageError
-from kvplan.reports.comparison import Comparison, compare_runs, comparison_document
+from kvplan.reports.comparison import Comparison, compare_runs, comparison_document, difference_sentences, verdicts
 from kvplan.reports.findings import kernels_sentence
 from kvplan.reports.fleet import by_device, is_fleet
 from kvplan.reports.html.comparison_page import comparison_page
@@ -17,7 +17,7 @@ from kvplan.reports.html.page import report_page
 from kvplan.reports.html.side_by_side_page import side_by_side_page
 from kvplan.reports.pictures import Picture, draw_comparison, draw_fleet, draw_pictures, draw_side_by_side
 from kvplan.reports.plots.side_by_side import MOST_RUNS
-from kvplan.reports.side_by_side import SideBySide, engine_of, set_side_by_side, side_by_side_document
+from kvplan.reports.side_by_side import SideBySide, engine_of, set_side_by_side, side_by_side_document, side_sentences
 from kvplan.reports.tables import (
     comparison_markdown,
     csv_text,
@@ -42,11 +42,15 @@ NO_PRICES: Final[Prices] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ReportText:
-    """A report as text, the name under which it is kept beside the rows, and notes about what could not be read."""
+    """A report as text, the name under which it is kept beside the rows, and notes about what could not be read.
+
+    said: what a comparison comes to, in sentences for a terminal.
+    """
 
     text: str
     file_name: str
     notes: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
 
 
 def write_all(directory: Path) -> list[Path]:
@@ -86,8 +90,9 @@ def report_text(directory: Path, others: Sequence[Path], kind: str, prices: Pric
     if isinstance(subject, SideBySide):
         runs = [side.run for side in subject.sides]
         name = FLEET_FILE if subject.devices else SIDE_BY_SIDE_FILE
-        return ReportText(_side_by_side_text(subject, kind), name, _notes(runs))
-    return ReportText(_comparison_text(subject, kind), COMPARISON_FILE, _notes(subject.runs))
+        return ReportText(_side_by_side_text(subject, kind), name, _notes(runs), tuple(side_sentences(subject)))
+    said = (*verdicts(subject), *difference_sentences(subject))
+    return ReportText(_comparison_text(subject, kind), COMPARISON_FILE, _notes(subject.runs), said)
 
 
 def _subject(directory: Path, others: Sequence[Path], prices: Prices) -> Run | Comparison | SideBySide:

@@ -25,7 +25,7 @@ from typing import Any, Final, NotRequired, TypedDict, cast
 from kvplan.errors import KvplanError
 from kvplan.files import parse_json
 from kvplan.runs.columns import Row
-from kvplan.runs.rows import empty_row, with_engine
+from kvplan.runs.rows import as_written_now, empty_row
 from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.runs.trials import TrialJson
 
@@ -188,7 +188,7 @@ def _record(line: bytes) -> TrialRecord | None:
         check_shape({name: cell for name, cell in record["row"].items() if cell is not None}, Row, "row")
     except ShapeError:
         return None
-    return cast(TrialRecord, record | {"row": with_engine(empty_row() | record["row"])})
+    return cast(TrialRecord, record | {"row": empty_row() | as_written_now(record["row"])})
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -21,12 +21,21 @@ def empty_row() -> Row:
     return cast(Row, dict.fromkeys(COLUMN_NAMES))
 
 
-def with_engine(row: Row) -> Row:
-    """The row with its engine's name, which earlier versions left out where it was kvplan's own.
+_EARLIER_NAMES: Final = {"planes": "design_parts", "prediction_scale": "learned_time_factor"}
 
-    A server that ran already has a URL, and its engine is what it told.
+
+def as_written_now(row: Mapping[str, object]) -> Row:
+    """Return the row of any version under today's names of columns, with the engine's name.
+
+    Earlier versions left that out where it was kvplan's own. A server that ran already has a URL, and its engine is
+    what it told.
     """
-    return row if row.get("engine") or row.get("url") else row | {"engine": OWN_ENGINE}
+    named = {_EARLIER_NAMES.get(name, name): value for name, value in row.items()}
+    if named.get("kv_waste_pct") is None and named.get("frag_pct") is not None:
+        named["kv_waste_pct"] = named["frag_pct"]
+    if not named.get("engine") and not named.get("url"):
+        named["engine"] = OWN_ENGINE
+    return cast(Row, named)
 
 
 def cell(row: Row, name: str) -> Cell:

@@ -28,7 +28,8 @@ class Axis:
     """A setting or a load that a sweep can vary. ``minimum``: of counts and tokens; ``choices``: of names; ``example``:
     of numbers, a list or a range.
 
-    of_others: only engines other than kvplan's have it.
+    written: as the user wrote it, where that is not its own option. of_others: only engines other than kvplan's have
+    it.
     """
 
     name: str
@@ -37,10 +38,11 @@ class Axis:
     choices: tuple[str, ...] = ()
     of_others: bool = False
     example: str = ""
+    written: str = ""
 
     @property
     def option(self) -> str:
-        return option_of(self.name)
+        return self.written or option_of(self.name)
 
 
 def _axis_of(knob: Knob) -> Axis:

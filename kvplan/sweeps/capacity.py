@@ -47,7 +47,8 @@ def with_memory(device: Device, memory_bytes: int, reason: str) -> Device:
 
 def _device(kind: str, name: str, memory_bytes: int, reason: str | None = None, num_gpus: int = 1) -> Device:
     what = f"{num_gpus} x {name}, each" if num_gpus > 1 else name
-    notice = f"{what} with {format_bytes(memory_bytes)}" + (f" ({reason})" if reason else "")
+    why = f"; {reason}" if reason else ""
+    notice = f"assumed device: {what} with {format_bytes(memory_bytes)} (nothing is allocated{why})"
     return Device(kind, name, memory_bytes, usable_cores(), memory_bytes, notice)
 
 

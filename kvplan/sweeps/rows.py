@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Final, cast
 
 from kvplan.machine.device import Device
+from kvplan.runs.answers.beside import ratios
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord
 from kvplan.runs.rows import empty_row
@@ -44,7 +45,7 @@ class SweepIdentity:
     shares_layers: equal layers use the same dummy weights. implementation: what is expected to compute the model, of
     what model_impl allows; None: nothing is computed.
     rounded_activations: what weights in few bits are multiplied with is rounded to this; None: it is not.
-    engine: what serves, None for kvplan's own.
+    engine: what serves, None for kvplan's own. commit: of the checkout that measures, None outside of one.
     has_published_weights: where no format is asked for, the engine is told the size of the weights as they are
     published, which the planner predicts. is_deployed: it is told all that a rank takes beside its pool.
     """
@@ -63,6 +64,7 @@ class SweepIdentity:
     model_impl: str = "auto"
     rounded_activations: str | None = None
     engine: str | None = None
+    commit: str | None = None
 
     @property
     def is_counted(self) -> bool:
@@ -86,7 +88,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "run_id": identity.run_id,
         "trial_id": trial.trial_id,
         "trial_number": trial.number,
-        "planes": ";".join(trial.planes),
+        "design_parts": ";".join(trial.planes),
         "model_id": identity.model_id,
         "device": device.kind,
         "device_name": device.name,
@@ -98,6 +100,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "dummy_layers": "shared" if identity.shares_layers else None,
         "model_impl": identity.implementation,
         "activation_quantization": identity.rounded_activations,
+        "commit": identity.commit,
         "seed": workload.seed,
         "run_number": trial.run_number,
         "rerun_of": trial.rerun_of,
@@ -155,6 +158,7 @@ def finished_record(
         # a data sheet says nothing of another engine
         whole |= cast(Row, dict.fromkeys(_SPEEDS))
     whole["usd_per_mtok_out"] = usd_per_million_tokens(identity.usd_per_hour, whole["output_throughput"])
+    whole |= cast(Row, ratios(whole))
     predicted, actual = whole["pred_max_concurrency"], whole["meas_max_concurrency"]
     if predicted is not None and actual:
         whole["pred_error_pct"] = 100 * (predicted - actual) / actual

@@ -11,6 +11,7 @@ from types import FrameType
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import KvplanError, UsageError
+from kvplan.machine.commit import checkout_commit
 from kvplan.machine.device import Device
 from kvplan.runs.answers.summary import Summary, summarize
 from kvplan.runs.columns import Row
@@ -208,6 +209,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),
         engine=None if plan.engine is None else plan.engine.name,
+        commit=checkout_commit(),
     )
 
 

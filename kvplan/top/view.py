@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -269,11 +270,23 @@ def _shortened(name: str, cells: int) -> str:
 def _bar(share: float, cells: int) -> Text:
     """Filled to ``share``, in eighths of a cell; orange and red as on vLLM's dashboards."""
     share = min(1.0, max(0.0, share))
+    colour = _ALARM if share >= _KV_RED else _WARNING if share >= _KV_ORANGE else "green"
+    if not _draws_blocks():
+        filled = "#" * round(share * cells)
+        return Text.assemble((filled, colour), ("." * (cells - len(filled)), _DIM))
     eighths = round(share * cells * 8)
     whole, rest = divmod(eighths, 8)
     filled = "█" * whole + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
-    colour = _ALARM if share >= _KV_RED else _WARNING if share >= _KV_ORANGE else "green"
     return Text.assemble((filled, colour), ("░" * (cells - len(filled)), _DIM))
+
+
+def _draws_blocks() -> bool:
+    """Whether the output's encoding has the characters of a bar: LC_ALL=C has not."""
+    try:
+        "█░".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _gpu_line(gpu: GpuState) -> Text:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from synthetic_sweep import TRUTH, WORKLOAD, tied, write_sweep
 
-from kvplan.calibrate.calibration import calibrate_directories
+from kvplan.calibrate.calibration import calibrate_directories, profile_document
 from kvplan.calibrate.coefficients import readable_coefficients
 from kvplan.calibrate.observations import observe
 from kvplan.calibrate.peaks import Peaks, shares_of_peaks
@@ -202,3 +202,17 @@ def test_coefficients_are_scaled_for_people() -> None:
         pytest.approx(9 / 34),
         pytest.approx(35 / 220),
     ]
+
+
+def test_rows_of_a_busy_machine_are_fitted_where_one_insists(tmp_path: Path) -> None:
+    directory = write_sweep(tmp_path / "busy", speed=tied(TRUTH))
+    file = directory / "trials.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records:
+        record["row"]["other_cpu_pct"] = 60.0
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(KvplanError, match=r"All 15 rows of .* were measured while other processes used") as refused:
+        calibrate_directories([directory], held_out=0.5, seed=1)
+    assert "--despite-noise" in str(refused.value.hint)
+    found = calibrate_directories([directory], held_out=0.5, seed=1, despite_noise=True)
+    assert profile_document(found)["rows"]["noisy"] == 15  # type: ignore[index]

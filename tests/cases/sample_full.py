@@ -36,7 +36,7 @@ def _search(best: dict, number: int) -> list[dict]:
                     best,
                     trial_id=f"slo{concurrency:02d}{run}",
                     trial_number=number,
-                    planes="slo",
+                    design_parts="slo",
                     run_number=run,
                     max_concurrency=concurrency,
                     slo_pass=bool(kept),

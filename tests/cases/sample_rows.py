@@ -14,7 +14,7 @@ import random
 import sys
 from pathlib import Path
 
-from kvplan.runs.columns import COLUMN_NAMES, columns_as_json
+from kvplan.runs.columns import columns_as_json, table_columns
 from kvplan.runs.directory import MANIFEST_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA
 from kvplan.runs.rows import empty_row
 from kvplan.runs.statuses import MEASURED_STATUSES
@@ -63,7 +63,8 @@ def _fill_measured(row: dict, rng: random.Random) -> dict:
         request_throughput=16 / duration, output_throughput=rate, total_token_throughput=3584 / duration,
         max_concurrent_requests=16, kv_usage_mean=0.7 * usage, kv_usage_p95=0.98 * usage, kv_usage_max=usage,
         internal_frag_bytes_mean=block_size / 2 * BYTES_PER_TOKEN * min(16, sequences),
-        frag_pct=100 * block_size / 2 / 230, contiguous_utilization_pct=100 * 215 / row["max_model_len"],
+        frag_pct=100 * block_size / 2 / 230, kv_waste_pct=100 * block_size / 2 / 230,
+        contiguous_utilization_pct=100 * 215 / row["max_model_len"],
         num_preemptions=7 if row["status"] == "preempted" else 0,
         recomputed_tokens=1400 if row["status"] == "preempted" else 0,
         max_running=min(16, sequences), max_waiting=max(0, 16 - sequences), prefix_hit_rate=0.0,
@@ -109,7 +110,8 @@ def _record(number: int, plane: str, settings: dict, status: str | None, rng: ra
     row = empty_row()
     row.update(settings)
     row.update(
-        run_id=RUN_ID, trial_id=f"sample{number:04d}", trial_number=number, planes=plane, model_id="gpt2", device="cpu",
+        run_id=RUN_ID, trial_id=f"sample{number:04d}", trial_number=number, design_parts=plane,
+        model_id="gpt2", device="cpu",
         device_name="Sample CPU", engine="kvplan", engine_version="0.1.0",
         dtype="float32", kv_cache_dtype="float32",
         load_format="dummy", seed=0, run_number=1, started_at=f"2026-01-01T00:{number % 60:02d}:00+00:00",
@@ -213,6 +215,16 @@ def _summary(records: list[dict]) -> dict:
     }
 
 
+def _request(trial_id: str, number: int) -> dict:
+    """One of the best trial's requests: a few waited for a seat."""
+    ttft, sent = 0.2 + 0.4 * (number % 4), 0.05 * number
+    return {
+        "trial_id": trial_id, "id": number, "scheduled_s": sent, "sent_s": sent, "ttft_s": ttft, "tpot_s": 0.03,
+        "itl_max_s": 0.05, "e2el_s": ttft + 0.93, "end_s": sent + ttft + 0.93, "input_tokens": 192, "cached_tokens": 0,
+        "output_tokens": 32, "error": None,
+    }  # fmt: skip
+
+
 def write_sample_directory(directory: Path) -> Path:
     """Write the sample sweep's four files into ``directory`` (made where missing) and return it."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -220,9 +232,13 @@ def write_sample_directory(directory: Path) -> Path:
     lines = [json.dumps(record) for record in records]
     (directory / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with (directory / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMN_NAMES)
+        names = table_columns([record["row"] for record in records])
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(record["row"] for record in records)
+    best = _summary(records)["best"][0]["trial_id"]
+    requests = [_request(best, number) for number in range(16)]
+    (directory / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests), encoding="utf-8")
     (directory / "manifest.json").write_text(json.dumps(_manifest(), indent=2), encoding="utf-8")
     (directory / "summary.json").write_text(json.dumps(_summary(records), indent=2), encoding="utf-8")
     return directory

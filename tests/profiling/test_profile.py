@@ -154,7 +154,14 @@ def test_every_request_of_the_trace_begins_and_ends(trace: dict[str, Any]) -> No
 def test_the_picture_is_a_png_of_the_recording(outcome: ProfileOutcome) -> None:
     png = (outcome.directory / "timeline.png").read_bytes()
     assert png.startswith(b"\x89PNG") and len(png) > 20_000
-    assert outcome.files == ("profile.json", "trace.json", "timeline.png")
+    assert outcome.files == ("profile.json", "trace.json", "timeline.png", "report.html")
+
+
+def test_the_page_shows_the_picture_the_shares_and_what_was_predicted(outcome: ProfileOutcome) -> None:
+    page = (outcome.directory / "report.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page.split("<body>")[1]
+    for text in ("Where a step", "forward", "sampling", "Measured beside predicted: blocks", "settings.<wbr>max_"):
+        assert text in page
 
 
 def test_every_label_is_within_its_part_of_the_bar() -> None:
@@ -278,4 +285,4 @@ def test_the_command_prints_tables_and_says_that_memory_needs_a_gpu(
     assert "Where a step's time goes" in printed.out
     assert "Within forward" in printed.out
     assert "--memory is left out: only a GPU's allocator keeps a history." in printed.err
-    assert f"written to {tmp_path / 'run'}: profile.json, trace.json, timeline.png" in printed.err
+    assert f"written to {tmp_path / 'run'}: profile.json, trace.json, timeline.png, report.html" in printed.err

@@ -119,6 +119,31 @@ def test_two_runs_are_matched_by_their_settings(tmp_path):
     assert verdicts(compared)[0].startswith("Output throughput of two is 1.25 times that of one (median of ")
 
 
+def test_what_changed_is_said_on_the_terminal(tmp_path, capsys):
+    """Beside the page's path, which is what a script reads."""
+    first, second = sample_directory(tmp_path / "one"), faster_directory(tmp_path / "two")
+    assert main(["report", str(first), str(second)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(first / "comparison.html")
+    said = " ".join(printed.err.split())
+    assert "Output throughput of two is 1.25 times that of one" in said
+    assert "engine_version differs: 0.1.0 in one, 0.9.9 in two." in said
+
+
+def test_a_difference_within_the_spread_of_runs_is_none(tmp_path):
+    """Of latencies that are a fraction, it is said how many times shorter they are."""
+    kept = records()
+    for record in kept:
+        for name, factor in (("output_throughput", 1.02), ("median_tpot_ms", 0.02)):
+            if record["row"].get(name):
+                record["row"][name] *= factor
+    one, two = sample_directory(tmp_path / "one"), write_trials(tmp_path / "two", kept)
+    said = verdicts(compare_runs(load_run(one), load_run(two)))
+    assert said[0].startswith("Output throughput of two is 1.02 times that of one")
+    assert said[1].startswith("Output throughput: that shows no difference, since runs of one setting may be ")
+    assert any(line.startswith("Median TPOT of two is 50 times shorter than that of one") for line in said)
+
+
 def test_runs_with_and_without_kernels_differ_in_that(tmp_path, capsys):
     """A run of plain torch, several times slower, was said to be the same model, device, workload and engine."""
     for name, kernels in (("one", "cpu-avx512"), ("two", "reference")):

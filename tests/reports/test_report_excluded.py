@@ -16,7 +16,7 @@ from kvplan.runs.storage.reader import load_run
 
 def test_a_cell_of_the_outcome_map_leaves_replaced_runs_out_of_its_throughput(tmp_path: Path) -> None:
     """A cell showed the median of a run on a busy machine and of its rerun: a speed that nothing had."""
-    records = [record for record in sample_records() if record["row"]["planes"] == "memory"]
+    records = [record for record in sample_records() if record["row"]["design_parts"] == "memory"]
     noisy = next(r for r in records if r["row"]["gpu_memory_utilization"] == 0.9 and r["row"]["max_model_len"] == 512)
     again = {
         **noisy,

@@ -180,7 +180,7 @@ def test_a_speed_that_was_estimated_before_any_trial_is_marked_and_no_error_of_t
     kept = [record for record in records() if record["row"]["status"] == "ok"][:3]
     for number, record in enumerate(kept):
         scale = 1.0 if number == 0 else 0.7
-        record["row"] |= {"prediction_origin": "roofline", "prediction_scale": scale}
+        record["row"] |= {"prediction_origin": "roofline", "learned_time_factor": scale}
         record["row"] |= {"pred_output_throughput": (50.0 if number == 0 else 99.0), "output_throughput": 100.0}
     with drawing():
         figure = new_figure(9.6, 7.4)
@@ -199,7 +199,7 @@ def test_a_speed_that_was_estimated_before_any_trial_is_marked_and_no_error_of_t
 def test_the_text_and_the_plot_say_the_same_error_of_the_same_trials(tmp_path):
     kept = [record for record in records() if record["row"]["status"] == "ok"][:3]
     for record, scale, predicted in zip(kept, (1.0, 0.7, 0.7), (50.0, 98.0, 96.0), strict=True):
-        record["row"] |= {"prediction_origin": "roofline", "prediction_scale": scale, "predicted_status": "ok"}
+        record["row"] |= {"prediction_origin": "roofline", "learned_time_factor": scale, "predicted_status": "ok"}
         record["row"] |= {"pred_output_throughput": predicted, "output_throughput": 100.0}
     summary = {"predictions": prediction_errors([record["row"] for record in kept])}
     directory = write_trials(tmp_path, kept)

@@ -120,7 +120,7 @@ def test_the_worst_trial_is_the_most_preempted_or_else_the_slowest(tmp_path):
 
 
 def test_the_map_takes_the_worst_of_repetitions(tmp_path):
-    kept = [r for r in records() if r["row"]["planes"] == "memory"]
+    kept = [r for r in records() if r["row"]["design_parts"] == "memory"]
     flaky = json.loads(json.dumps(next(r for r in kept if r["row"]["status"] == "ok")))
     flaky["row"] |= {"status": "oom_runtime", "run_number": 2, "trial_id": "flaky"}
     plane = outcome_map(load_run(write_trials(tmp_path, [*kept, flaky])))

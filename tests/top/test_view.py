@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from kvplan.metrics.reading import ServerReading
 from kvplan.metrics.window import difference
 from kvplan.top.gpus import GpuState
 from kvplan.top.snapshot import Snapshot, make_snapshot
-from kvplan.top.view import screen
+from kvplan.top.view import _bar, screen
 from kvplan.top.watch import ServerState
 
 LIMITS = ServerLimits(max_num_seqs=256, max_model_len=4096, version="0.33.0")
@@ -165,3 +166,10 @@ def test_a_gpu_line_leaves_out_what_the_driver_does_not_tell() -> None:
         "GPU 0 NVIDIA L4   12.0 of 24.0 GiB   1,530 MHz (75 %)   busy 87 %   69 W",
         "GPU 1 NVIDIA GB10   1.0 of 100.0 GiB",
     ]
+
+
+def test_a_bar_is_of_characters_that_the_output_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LC_ALL=C printed \\u2591 for each cell."""
+    assert _bar(0.5, 8).plain == "████░░░░"
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert _bar(0.5, 8).plain == "####...."

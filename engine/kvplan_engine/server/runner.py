@@ -238,7 +238,7 @@ def _announce(state: ServerState, listener: socket.socket) -> None:
     num_tokens = pool.num_blocks * pool.block_size
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    touched = f"; {pool.touched_bytes / 2**20:,.0f} MiB of it written to already" if pool.touched_bytes else ""
+    touched = f"; {pool.touched_bytes / 2**20:,.0f} MiB of it already backed by memory" if pool.touched_bytes else ""
     print(
         f"KV cache: {num_tokens:,} tokens in {pool.num_blocks:,} blocks of {pool.block_size}, "
         f"{num_tokens / pool.max_model_len:.1f} sequences of {pool.max_model_len:,} tokens{each}{touched}\n"

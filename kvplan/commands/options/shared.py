@@ -14,7 +14,7 @@ ENGINE_PANEL: Final = "Engine"
 SPEED_PANEL: Final = "Speed"
 OUTPUT_PANEL: Final = "Output"
 
-MODEL_HELP: Final = "Short name, Hugging Face id, directory, config.json or .gguf file."
+MODEL_HELP: Final = "Short name, Hugging Face id, directory, config.json or .gguf file; also --model MODEL."
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
 Calibration = Annotated[
     str | None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvplan.commands.printing.render import print_json, print_table
 from kvplan.foreign_text import unguarded
+from kvplan.runs.answers.beside import beside_phrases
 from kvplan.runs.answers.best_settings import BestSetting
 from kvplan.runs.answers.outliers import noise_reason
 from kvplan.runs.answers.summary import KvWaste, PredictionErrors
@@ -192,12 +193,20 @@ def _print_best(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
             ]
         )
     print_table("Best settings", head, rows, text_columns=(0, *text_columns(shown, first=1)))
+    _print_beside(best[0])
     for remark in dict.fromkeys(
         f"{_GOALS[entry['goal']]}: {entry['reason']}" for entry in best if ";" in entry["reason"]
     ):
         print(f"  {remark}")
     for command in best[0]["commands"].values():
         print(f"  {command}")
+
+
+def _print_beside(entry: BestSetting) -> None:
+    """What was predicted of a setting, beside what was measured."""
+    phrases = beside_phrases(entry["figures"], entry.get("predicted", {}))
+    if phrases:
+        print(f"  {_GOALS[entry['goal']]}: {'; '.join(phrases)}")
 
 
 def _all_settings(entry: BestSetting) -> dict[str, Any]:

@@ -4,7 +4,7 @@ page.py             report.html: what its template is given
 comparison_page.py  comparison.html, likewise; side_by_side_page.py: engines.html
 tables.py           the cells of the tables
 rendering.py        the Jinja2 environment: escaping, filters
-templates/          the markup (report, comparison, document around both, macros), style.css and script.js
+templates/          the markup (report, comparison, profile, document around both, macros), style.css and script.js
 
 ``kvplan.reports.writing`` calls ``report_page`` and ``comparison_page``.
 """

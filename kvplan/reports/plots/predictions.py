@@ -48,8 +48,8 @@ def points_of(trials: pd.DataFrame, pair: Pair) -> pd.DataFrame:
     found = trials[[pair.predicted, pair.measured, "status"]].dropna()
     found.columns = ["predicted", "measured", "status"]
     found = found[found["measured"] > 0]
-    origins = trials.loc[found.index, ["prediction_origin", "prediction_scale"]]
-    is_blind = pair.is_speed & (origins["prediction_origin"] == "roofline") & (origins["prediction_scale"] == 1)
+    origins = trials.loc[found.index, ["prediction_origin", "learned_time_factor"]]
+    is_blind = pair.is_speed & (origins["prediction_origin"] == "roofline") & (origins["learned_time_factor"] == 1)
     return found.assign(error_pct=100 * (found["predicted"] / found["measured"] - 1), is_blind=is_blind)
 
 

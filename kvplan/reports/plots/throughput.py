@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvplan.reports.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
 from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, outer_legend, setting_axis
-from kvplan.reports.selection import ROOM_COLUMNS, Curves, Slice, curves, knee, spreads
+from kvplan.reports.selection import ROOM_COLUMNS, Curves, Slice, curves, is_busy, knee, spreads
 from kvplan.reports.wording import asked_name, curves_phrase, setting, short_number
 from kvplan.runs.storage.reader import Run
 
@@ -50,7 +50,13 @@ def draw(run: Run, figure: Figure) -> str | None:
     axes.set_ylabel("output throughput (tokens/s)")
     if found.names:
         _legend(axes)
-    return finish(figure, run, _finding(found, x_name), curves_phrase(run, found), compares_speeds=True)
+    return finish(
+        figure,
+        run,
+        _finding(found, x_name, is_noisy=is_busy(run) and not _is_repeated(found)),
+        curves_phrase(run, found),
+        compares_speeds=True,
+    )
 
 
 def _legend(axes: Axes) -> None:
@@ -84,6 +90,11 @@ def _draw_line(axes: Axes, points: pd.DataFrame, label: str, place: int) -> None
         axes.vlines(points.index, points["min"], points["max"], color=colour, linewidth=1)
 
 
+def _is_repeated(found: Curves) -> bool:
+    """Whether repetitions show the noise."""
+    return all((_points(part, found.x)["count"] > 1).any() for part in found.lines)
+
+
 def _range(found: Curves, x_name: str) -> str:
     """More room is not more speed once everything fits, so the highest value would be that of noise."""
     every = pd.concat([_points(part, found.x)["median"] for part in found.lines])
@@ -91,7 +102,9 @@ def _range(found: Curves, x_name: str) -> str:
     return f"{low} to {high} tokens/s over {x_name} {setting(every.index.min())} to {setting(every.index.max())}"
 
 
-def _finding(found: Curves, x_name: str) -> str:
+def _finding(found: Curves, x_name: str, *, is_noisy: bool) -> str:
+    if is_noisy:
+        return f"{_range(found, x_name)}, on a busy machine: what is best cannot be told"
     highest = max(found.lines, key=lambda part: _points(part, found.x)["median"].max())
     medians = _points(highest, found.x)["median"]
     where = ", ".join(filter(None, (f"{x_name} {setting(medians.idxmax())}", _label(highest, found.names))))

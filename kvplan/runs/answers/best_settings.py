@@ -15,6 +15,7 @@ from statistics import median
 from typing import Final, TypedDict
 
 from kvplan.catalog.engines import KVPLAN_DEFAULTS
+from kvplan.runs.answers.beside import predicted_of
 from kvplan.runs.answers.capacity import capacity_text, preemption_text
 from kvplan.runs.answers.deploy import deployment_of
 from kvplan.runs.answers.outliers import FAR_SHARE, noise_reason, runs_by_setting, without_excluded
@@ -32,6 +33,7 @@ _FIGURES: Final = (
     "p99_ttft_ms",
     "median_tpot_ms",
     "p99_tpot_ms",
+    "num_blocks_total",
     "max_running",
     "kv_usage_max",
     "frag_pct",
@@ -48,6 +50,7 @@ _ROOM_NAMES: Final = ("max_model_len", "gpu_memory_utilization")
 class BestSetting(TypedDict):
     """A setting to deploy. figures: medians over its runs. spread: smallest and largest value, if it ran repeatedly.
 
+    predicted: what was expected of it, under the names of what was measured.
     noise_pct: how far apart two costs may be and still count as the same. num_alike: settings that are, with this one.
     """
 
@@ -64,6 +67,7 @@ class BestSetting(TypedDict):
     figures: dict[str, float | None]
     commands: dict[str, str]
     refusals: list[str]
+    predicted: dict[str, Cell]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +253,7 @@ def _best(goal: str, choice: _Choice, reason: str, model: str) -> BestSetting:
         "figures": candidate.figures,
         "commands": deployment.commands,
         "refusals": list(deployment.refusals),
+        "predicted": predicted_of(row),
     }
 
 

@@ -18,6 +18,7 @@ from kvplan.runs.statuses import context_limit_text
 from kvplan.units import plural
 
 # Throughput within this share of the best counts as the same: smaller differences are the noise of a shared machine.
+NOISY_THROUGHPUT: Final = 0.5
 SAME_THROUGHPUT: Final = 0.05
 
 
@@ -168,14 +169,19 @@ def _knee(line: _Line) -> Boundary | None:
     if len(measured) < 2:
         return None
     best = max(throughput for _, throughput in measured)
-    knee = next(value for value, throughput in measured if throughput >= (1 - SAME_THROUGHPUT) * best)
-    slower = [value for value, throughput in measured if value > knee and throughput < (1 - SAME_THROUGHPUT) * best]
+    reached = [(value, throughput) for value, throughput in measured if throughput >= (1 - SAME_THROUGHPUT) * best]
+    knee, rate = reached[0]
+    is_noisy = any(point.is_noisy and len(point.throughputs) < 2 for point in line.points)
+    same = NOISY_THROUGHPUT if is_noisy else SAME_THROUGHPUT
+    slower = [value for value, throughput in measured if value > knee and throughput < (1 - same) * best]
+    if is_noisy and not slower:
+        return None  # single runs of a busy machine: where they level off is chance
     if knee == measured[-1][0]:
         outcome = f"still rising at {plural(int(knee), 'sequence')}, the most that were tried ({best:,.0f} tokens/s)"
     else:
-        decline = f"; slower again from {min(slower)}" if slower else ""
-        reach = "reaches" if knee == 1 else "reach"
-        outcome = f"{plural(int(knee), 'sequence')} {reach} {best:,.0f} tokens/s within 5 %{decline}"
+        decline = f" and falls from {min(slower)} on" if slower else ""
+        peaks = "peaks" if slower else "levels off"
+        outcome = f"throughput {peaks} at {plural(int(knee), 'sequence')} ({rate:,.0f} tokens/s){decline}"
     return Boundary(
         kind="knee_max_num_seqs",
         axis=line.axis,

@@ -26,13 +26,17 @@ BoundaryAxis = Literal["max_model_len", "gpu_memory_utilization", "max_num_seqs"
 
 @dataclass(slots=True)
 class Point:
-    """All runs of one setting. throughput: median of those that were measured, see ``points_of``."""
+    """All runs of one setting. throughput: median of those that were measured, see ``points_of``.
+
+    is_noisy: other processes used much of the machine in all of them.
+    """
 
     settings: TrialSettings
     statuses: set[str] = field(default_factory=set)
     throughputs: list[float] = field(default_factory=list)
     largest_max_model_len: int | None = None
     context_limited_by: str | None = None
+    is_noisy: bool = False
 
     @property
     def starts(self) -> bool:
@@ -72,12 +76,14 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
     noisy = {row["trial_id"] for row in listed if noise_reason(row) is not None}
     if any(is_measured(row) and row["trial_id"] not in noisy for row in listed):
         excluded |= noisy
+        noisy = set()
     for row in listed:
         settings = settings_of(row)
         point = points.setdefault(settings, Point(settings))
         point.statuses.add(str(row["status"]))
         if has_speed(row) and row["trial_id"] not in excluded:
             point.throughputs.append(throughput_of(row))
+            point.is_noisy = point.is_noisy or row["trial_id"] in noisy
         if row["largest_max_model_len"]:
             point.largest_max_model_len = row["largest_max_model_len"]
             point.context_limited_by = row["context_limited_by"]

@@ -113,7 +113,7 @@ def slo_summary(results: Sequence[SloResult], objectives_ms: Mapping[str, float]
 def search_results(rows: Sequence[Row], objectives_ms: Mapping[str, float]) -> list[SloResult]:
     """One result for each setting at which a load was searched."""
     excluded = {exclusion.trial_id for exclusion in excluded_runs(rows)}
-    searched = [row for row in rows if "slo" in str(row["planes"]).split(";") and row["trial_id"] not in excluded]
+    searched = [row for row in rows if "slo" in str(row["design_parts"]).split(";") and row["trial_id"] not in excluded]
     lines: dict[TrialSettings, list[Row]] = defaultdict(list)
     for row in searched:
         lines[settings_of(row)].append(row)

@@ -235,7 +235,7 @@ def prediction_errors(rows: Sequence[Row]) -> PredictionErrors:
 
 def _is_blind(row: Row) -> bool:
     """Whether its speed was estimated before anything was measured, as of a first trial without a profile."""
-    return row.get("prediction_origin") == "roofline" and row.get("prediction_scale") == 1
+    return row.get("prediction_origin") == "roofline" and row.get("learned_time_factor") == 1
 
 
 def _error_pct(predicted: float | None, measured: float | None) -> float:

@@ -16,6 +16,7 @@ figure does not exist; a part of a row, such as the one a worker measures, has s
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, get_type_hints
 
@@ -67,6 +68,22 @@ def _columns() -> tuple[Column, ...]:
 
 COLUMNS: Final[tuple[Column, ...]] = _columns()
 COLUMN_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in COLUMNS)
+
+
+FIRST_COLUMNS: Final[tuple[str, ...]] = (
+    "trial_number", "status", "model_id", "engine", "device_name", "max_num_seqs", "max_model_len",
+    "gpu_memory_utilization", "block_size", "max_concurrency", "request_rate", "output_throughput",
+    "pred_output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "num_blocks_total",
+    "num_blocks_predicted", "kv_usage_max",
+)  # fmt: skip
+"""What people look at first: the first columns of a table."""
+
+
+def table_columns(rows: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+    """Return the columns of a table of these rows: first those looked at first, and none that is always empty."""
+    filled = {name for row in rows for name, value in row.items() if value is not None}
+    ordered = (*FIRST_COLUMNS, *(name for name in COLUMN_NAMES if name not in FIRST_COLUMNS))
+    return tuple(name for name in ordered if name in filled)
 
 
 def columns_as_json() -> list[dict[str, str]]:

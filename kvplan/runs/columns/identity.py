@@ -15,7 +15,7 @@ class IdentityColumns(TypedDict, total=False):
         str, About("identity", "hash of settings, load and run number: equal trials have equal ids in every sweep")
     ]
     trial_number: Annotated[int, About("identity", "position in the sweep, from 1")]
-    planes: Annotated[
+    design_parts: Annotated[
         str,
         About(
             "identity",
@@ -69,6 +69,9 @@ class IdentityColumns(TypedDict, total=False):
         About(
             "identity", "int8: what weights in few bits are multiplied with was rounded to 8 bits; empty: it was not"
         ),
+    ]
+    commit: Annotated[
+        str | None, About("identity", "commit of the checkout that measured; -dirty: with changes; empty: no checkout")
     ]
     seed: Annotated[int, About("identity", "seed of the workload and of random weights")]
     run_number: Annotated[int, About("identity", "repetition of the same settings, from 1")]

@@ -27,10 +27,11 @@ class KvColumns(TypedDict, total=False):
     internal_frag_bytes_mean: Annotated[
         float | None, About("kv", "allocated slots that hold no token, mean over time", unit="bytes")
     ]
-    frag_pct: Annotated[
+    kv_waste_pct: Annotated[
         float | None,
         About("kv", "KV waste: empty slots of allocated blocks / allocated slots, weighted by time", unit="%"),
     ]
+    frag_pct: Annotated[float | None, About("kv", "kv_waste_pct under its earlier name, fragmentation", unit="%")]
     layout_waste_pct: Annotated[
         float | None,
         About(

@@ -38,6 +38,11 @@ class PredictionColumns(TypedDict, total=False):
     pred_median_itl_ms: Annotated[
         float | None, About("prediction", "median inter-token latency expected before the trial", unit="ms")
     ]
+    throughput_over_pred: Annotated[
+        float | None, About("prediction", "output_throughput / pred_output_throughput; 1: as predicted")
+    ]
+    ttft_over_pred: Annotated[float | None, About("prediction", "median_ttft_ms / pred_median_ttft_ms")]
+    tpot_over_pred: Annotated[float | None, About("prediction", "median_tpot_ms / pred_median_tpot_ms")]
     prediction_origin: Annotated[
         str | None,
         About(
@@ -46,7 +51,7 @@ class PredictionColumns(TypedDict, total=False):
             "calibrated (to another model on this device) or roofline (estimated)",
         ),
     ]
-    prediction_scale: Annotated[
+    learned_time_factor: Annotated[
         float, About("prediction", "factor applied to the expected times, learned from earlier trials")
     ]
     predicted_seconds: Annotated[float, About("prediction", "expected serving time", unit="s")]

@@ -24,7 +24,7 @@ from kvplan.files import parse_json
 from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, SUMMARY, TRIALS, Manifest
-from kvplan.runs.rows import with_engine
+from kvplan.runs.rows import as_written_now
 from kvplan.runs.shape import bounded_numbers, without_misfits
 from kvplan.runs.statuses import MEASURED_STATUSES
 
@@ -241,9 +241,10 @@ def _parse_trial(line: str) -> tuple[Trial | None, list[str]]:
         return None, []
     if not isinstance(record, dict) or not isinstance(record.get("row"), dict):
         return None, []
-    _, misfits = without_misfits({name: cell for name, cell in record["row"].items() if cell is not None}, Row)
-    row = cast(Row, record["row"] | dict.fromkeys(misfits))
-    return Trial(with_engine(row), _series(record.get("series"))), misfits
+    stored = as_written_now(record["row"])
+    _, misfits = without_misfits({name: cell for name, cell in stored.items() if cell is not None}, Row)
+    row = stored | cast(Row, dict.fromkeys(misfits))
+    return Trial(row, _series(record.get("series"))), misfits
 
 
 def _parse(text: str) -> Any:

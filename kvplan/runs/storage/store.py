@@ -24,7 +24,7 @@ from typing import Final
 from kvplan.errors import KvplanError
 from kvplan.foreign_text import inert_cell
 from kvplan.runs.answers.summary import Summary
-from kvplan.runs.columns import COLUMN_NAMES, Row
+from kvplan.runs.columns import COLUMN_NAMES, Row, table_columns
 from kvplan.runs.directory import (
     MANIFEST,
     MODEL,
@@ -219,9 +219,10 @@ def _not_writable(directory: Path, error: OSError) -> KvplanError:
 
 
 def csv_text(rows: Iterable[Row]) -> str:
-    """The rows as CSV: every column in its order, an empty cell for what is not known, no formulas."""
+    """Return the rows as CSV: what people look at first, then the other columns that any row fills; no formulas."""
+    rows = list(rows)
     output = io.StringIO()
-    writer = csv.DictWriter(output, COLUMN_NAMES, lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(output, table_columns(rows) or COLUMN_NAMES, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows({name: inert_cell(value) for name, value in row.items()} for row in rows)
     return output.getvalue()

@@ -251,6 +251,6 @@ def predicted_columns(prediction: TrialPrediction) -> Row:
         "pred_median_tpot_ms": _milliseconds(figures.median_tpot_seconds) if figures else None,
         "pred_median_itl_ms": _milliseconds(figures.median_itl_seconds) if figures else None,
         "prediction_origin": prediction.origin,
-        "prediction_scale": round(prediction.time_scale, 4),
+        "learned_time_factor": round(prediction.time_scale, 4),
         "predicted_seconds": round(prediction.seconds, 3),
     }

@@ -28,8 +28,10 @@ from kvplan.sweeps.axes import Axis, parse_values
 from kvplan.sweeps.schedules.schedule import Step, Steps
 
 LOAD_AXES: Final = {
-    "max_concurrency": Axis("max_concurrency", "count", example="4,16,64 or 1..64*2"),
-    "request_rate": Axis("request_rate", "rate", example="0.5,1,2 or 0.5..8*1.2"),
+    "max_concurrency": Axis(
+        "max_concurrency", "count", example="4,16,64 or 1..64*2", written="--search max_concurrency"
+    ),
+    "request_rate": Axis("request_rate", "rate", example="0.5,1,2 or 0.5..8*1.2", written="--search request_rate"),
 }
 # Neighbouring rates differ by this factor: a few dozen requests cannot distinguish closer ones.
 _RATE_STEP: Final = 1.1

@@ -152,7 +152,7 @@ def occupancy_figures(
 ) -> Row:
     """Block occupancy and waste of a trial; means are over time (each step weighs as long as it took).
 
-    frag_pct is the share of allocated slots that hold no token. contiguous_utilization_pct is the share of
+    kv_waste_pct is the share of allocated slots that hold no token. contiguous_utilization_pct is the share of
     memory that the same running sequences would use if each had reserved max_model_len slots when it started.
     """
     if not samples:
@@ -168,12 +168,14 @@ def occupancy_figures(
     running_tokens = np.array([sample.num_running_tokens for sample in samples], dtype=np.float64)
     reserved = float(weights @ (running * max_model_len))
     allocated = float(weights @ slots)
+    waste_pct = 100 * float(weights @ (slots - tokens)) / allocated if allocated else None
     return {
         "kv_usage_mean": float(np.average(usage, weights=weights)),
         "kv_usage_p95": weighted_percentile(usage, weights, 95),
         "kv_usage_max": float(usage.max()),
         "internal_frag_bytes_mean": float(np.average(slots - tokens, weights=weights)) * block_bytes / block_size,
-        "frag_pct": 100 * float(weights @ (slots - tokens)) / allocated if allocated else None,
+        "kv_waste_pct": waste_pct,
+        "frag_pct": waste_pct,
         "contiguous_utilization_pct": 100 * float(weights @ running_tokens) / reserved if reserved else None,
         "max_running": int(running.max()),
         "max_waiting": max(sample.num_waiting for sample in samples),

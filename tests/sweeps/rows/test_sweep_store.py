@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError
-from kvplan.runs.columns import COLUMN_NAMES
+from kvplan.runs.columns import COLUMN_NAMES, table_columns
 from kvplan.runs.directory import TRIAL_SCHEMA, read_trials
 from kvplan.runs.rows import empty_row
 from kvplan.runs.storage.files import write_whole
@@ -48,7 +48,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert all(list(item["row"]) == list(COLUMN_NAMES) for item in stored.records)
     with (tmp_path / "run" / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == list(COLUMN_NAMES)
+    assert list(rows[0]) == list(table_columns([item["row"] for item in stored.records]))
     assert rows[2]["error"] == 'a "quoted", text'
     assert rows[2]["duration"] == ""
 

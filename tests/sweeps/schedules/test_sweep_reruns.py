@@ -38,7 +38,7 @@ def row_of(step: Step, throughput: float = 100.0, others_pct: float = 1.0) -> di
     trial = step.trial
     return empty_row() | {name: getattr(trial.settings, name) for name in SETTING_NAMES} | {
         "trial_id": trial.trial_id, "trial_number": trial.number, "run_number": trial.run_number, "status": "ok",
-        "rerun_of": trial.rerun_of, "rerun_reason": trial.rerun_reason, "device": "cpu", "planes": "grid",
+        "rerun_of": trial.rerun_of, "rerun_reason": trial.rerun_reason, "device": "cpu", "design_parts": "grid",
         "output_throughput": throughput, "median_tpot_ms": 5.0, "p99_ttft_ms": 9.0, "other_cpu_pct": others_pct,
         "num_clipped_prompts": 0, "failed": 0, "frag_pct": 3.0, "contiguous_utilization_pct": 20.0,
         "request_rate": "inf", "pred_output_throughput": 90.0, "pred_max_concurrency": 1, "meas_max_concurrency": 1,
@@ -157,5 +157,5 @@ def test_boundaries_with_several_runs_need_every_run(tmp_path: Path) -> None:
     rows = [answer(step) for step in simulate(search, answer) if step.skip_sentence is None]
     (boundary,) = summarize(MANIFEST | {"options": {"boundary": ["max_model_len"]}}, rows)["boundaries"]
     assert (boundary["starts"], boundary["fails"]) == (512, 544)
-    runs = Counter(row["max_model_len"] for row in rows if row["planes"] == "grid")
+    runs = Counter(row["max_model_len"] for row in rows if row["design_parts"] == "grid")
     assert runs[512] == 3 and runs[544] == 2

@@ -233,7 +233,7 @@ def test_where_a_larger_batch_hurts_is_found_too(tmp_path: Path) -> None:
     steps = simulate(make_search(["max_num_seqs"], batches, BASE, predictor, 0), answer)
     (knee,) = find_boundaries([answer(step) for step in steps])
     assert (knee.starts, knee.fails) == (8, 64)
-    assert "slower again from 64" in knee.sentence
+    assert "throughput peaks at 8 sequences (62 tokens/s) and falls from 64 on" in knee.sentence
     assert len(steps) <= 8
 
 

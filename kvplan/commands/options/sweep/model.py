@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvplan.commands.options.sweep.panels import DEFAULTS, MODEL_PANEL
+from kvplan.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,16 @@ class ModelOptions:
             help="Short name, Hugging Face id, directory, config.json or .gguf file.", rich_help_panel=MODEL_PANEL
         ),
     ] = None
+
+
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)]
+
+
+def one_model(argument: str | None, option: str | None) -> str | None:
+    """Return the model that was named, as argument or as option. UsageError where both name one, each another."""
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"Two models are given: {argument}, and --model {option}.", hint="leave one of them out")
+    return argument if option is None else option
 
 
 @dataclass(frozen=True)
