@@ -30,7 +30,7 @@ def capacity_text(row: Row) -> str:
 
 def preemption_text(row: Row) -> str | None:
     """That a setting preempts, None where it does not."""
-    number = row["num_preemptions"]
+    number = row.get("num_preemptions")
     return f"blocks ran out: {plural(int(number), 'preemption')}" if number else None
 
 
