@@ -110,6 +110,11 @@ class Trial:
             return ()
         return tuple(each for each in _STEP_TOKENS if each != self.default_step_tokens(gpu))
 
+    def step_budgets(self, gpu: GpuProfile) -> tuple[int, ...]:
+        """Every budget that is tried, the one that was asked for or the default first."""
+        first = self.request.settings.max_num_batched_tokens or self.default_step_tokens(gpu)
+        return (first, *self.other_step_tokens(gpu))
+
     def most_sequences(self, choice: Choice) -> int:
         """Sequences per engine in one step: no more than it has tokens, as vLLM refuses settings with fewer."""
         asked = self.request.settings
