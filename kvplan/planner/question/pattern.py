@@ -16,11 +16,23 @@ _DURATION: Final = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>ms|
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0}
 SPREADS: Final = tuple(each for each in get_args(Spread) if each != "quantiles")
 
+_SPREAD_SENTENCES: Final[dict[Spread, str]] = {
+    "fixed": "All prompts are equally long, and so are all answers, so that users move in lockstep.",
+    "uniform": "Lengths spread from two thirds of their means to four thirds; those of chats spread wider, which p99 "
+    "feels (--length-spread exponential).",
+    "exponential": "Lengths spread as those of chats do, exponentially.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPattern:
-    """``think_seconds``: a user's mean pause between an answer and the next request. ``length_spread``: of prompts and
-    answers, uniform from two thirds of the mean to four thirds where nothing is said."""
+    """``think_seconds``: a user's mean pause between an answer and the next request.
+
+    ``length_spread``: of prompts and answers, uniform from two thirds of the mean to four thirds where nothing is said.
+    Equal ones would move in lockstep, which no load does. Those of chats have a standard deviation of about their mean,
+    as exponential ones do: 1.13 x the mean of the prompts and 0.85 x that of the answers in ShareGPT
+    (tools/published_speeds/sharegpt.csv).
+    """
 
     think_seconds: float = 0.0
     length_spread: Spread = "uniform"
@@ -33,7 +45,7 @@ class LoadPattern:
             who = "Every user always has a request in progress"
             if self.think_seconds:
                 who = f"Every user thinks for {self.think_seconds:g} s on average before the next request"
-        return f"{who}, and {self._shared()}."
+        return f"{who}, and {self._shared()}. {_SPREAD_SENTENCES[self.length_spread]}"
 
     def _shared(self) -> str:
         sharing = self.sharing
