@@ -46,10 +46,11 @@ def too_slow(found: Candidate, verdict: Verdict | None = None) -> Miss:
     goal, alone = found.trial.request.goal, serve_users(found.model, 1)
     averages = Goal(goal.slo.of_averages(), goal.confidence, goal.is_asked)
     of_one = Verdict.of(averages, Expected(alone, None), ())
-    by_averages = Verdict.of(averages, Expected(found.served, None), ())
-    return misses.lacks_speed(
-        found.choice, found.replicas, found.prediction, found.served, verdict or by_averages, of_one
-    )
+    if not of_one.possible:
+        return misses.too_slow_alone(found.choice, found.replicas, found.prediction, of_one)
+    if verdict is None:
+        verdict = Verdict.of(averages, Expected(found.served, None), ())
+    return misses.lacks_speed(found.choice, found.replicas, found.prediction, found.served, verdict)
 
 
 def _replica(found: Candidate) -> Replica:
