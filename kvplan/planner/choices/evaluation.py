@@ -21,7 +21,10 @@ def evaluate(found: Candidate) -> Deployment:
     """Play the load on one of its replicas."""
     trial = found.trial
     served, rate = found.served, trial.workload.requests_per_second
-    queues = _replica(found).play(served)
+    key = (found.choice.key, found.replicas)
+    if key not in trial.plays:
+        trial.plays[key] = _replica(found).play(served)
+    queues = trial.plays[key]
     verdict = Verdict.of(trial.request.goal, Expected(served, queues), _other_confidences(found, rate))
     return Deployment(
         choice=found.choice,

@@ -15,6 +15,7 @@ from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
@@ -57,7 +58,14 @@ class Trial:
     """The first of each GPU, by its id."""
     predictions: dict[tuple[object, ...], VllmPrediction] = field(default_factory=dict)
     models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
+    plays: dict[tuple[object, ...], Queues | None] = field(default_factory=dict)
+    """By choice and replicas: no bound decides how a load is served."""
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
+
+    def with_bounds_of(self, request: PlanRequest) -> Trial | None:
+        """The same for ``request``, with what was found; None where it differs in more than its bounds."""
+        is_alike = replace(request, slo=self.request.slo) == self.request
+        return replace(self, request=request) if is_alike else None
 
     @cached_property
     def gpus(self) -> tuple[GpuProfile, ...]:
