@@ -271,3 +271,10 @@ def test_weights_and_cache_of_a_drafter_are_in_the_plan() -> None:
     assert more == pytest.approx(2 * 1.236e9, rel=0.02)
     assert best.capacity.average_bytes == pytest.approx(plain.capacity.average_bytes * (32 + 8) / 32, rel=0.03)
     assert best.speed_model.work == plain.speed_model.work
+
+
+def test_the_answer_says_how_lengths_spread() -> None:
+    said = {each: load_pattern(length_spread=each).sentence(of_users=True) for each in ("fixed", "exponential")}
+    assert "from two thirds of their means to four thirds" in load_pattern().sentence(of_users=True)
+    assert "lockstep" in said["fixed"]
+    assert "exponentially" in said["exponential"]

@@ -65,6 +65,20 @@ class Candidate:
             self.average(bound.name) <= bound.seconds * _PLAY_MAY_BE_SHORTER[bound.name] for bound in goal.slo.bounds()
         )
 
+    def is_hopeless(self, goal: Goal) -> bool:
+        """Whether one request alone misses a bound by so much that no play of any load, with any budget, keeps it.
+
+        A lone request decodes as fast with every budget, and reads a prompt as fast that each of them takes whole.
+        """
+        whole = self.model.input_tokens <= min(self.trial.step_budgets(self.choice.gpu))
+        names = ("ttft", "tpot") if whole else ("tpot",)
+        return goal.is_asked and any(
+            getattr(self.model.steady(1, "middle"), SLO_FIELDS[bound.name])
+            > bound.seconds * _PLAY_MAY_BE_SHORTER[bound.name]
+            for bound in goal.slo.bounds()
+            if bound.name in names
+        )
+
     def average(self, name: str) -> float:
         """Seconds of the objective ``name`` in closed form; infinite where the load is not kept up with."""
         middle = self.served.middle

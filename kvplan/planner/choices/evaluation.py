@@ -21,7 +21,10 @@ def evaluate(found: Candidate) -> Deployment:
     """Play the load on one of its replicas."""
     trial = found.trial
     served, rate = found.served, trial.workload.requests_per_second
-    queues = _replica(found).play(served)
+    key = (found.choice.key, found.replicas)
+    if key not in trial.plays:
+        trial.plays[key] = _replica(found).play(served)
+    queues = trial.plays[key]
     verdict = Verdict.of(trial.request.goal, Expected(served, queues), _other_confidences(found, rate))
     return Deployment(
         choice=found.choice,
@@ -46,10 +49,11 @@ def too_slow(found: Candidate, verdict: Verdict | None = None) -> Miss:
     goal, alone = found.trial.request.goal, serve_users(found.model, 1)
     averages = Goal(goal.slo.of_averages(), goal.confidence, goal.is_asked)
     of_one = Verdict.of(averages, Expected(alone, None), ())
-    by_averages = Verdict.of(averages, Expected(found.served, None), ())
-    return misses.lacks_speed(
-        found.choice, found.replicas, found.prediction, found.served, verdict or by_averages, of_one
-    )
+    if not of_one.possible:
+        return misses.too_slow_alone(found.choice, found.replicas, found.prediction, of_one)
+    if verdict is None:
+        verdict = Verdict.of(averages, Expected(found.served, None), ())
+    return misses.lacks_speed(found.choice, found.replicas, found.prediction, found.served, verdict)
 
 
 def _replica(found: Candidate) -> Replica:

@@ -77,20 +77,24 @@ def lacks_room(
     )
 
 
-def lacks_speed(
-    choice: Choice, replicas: int, prediction: VllmPrediction, served: Served, verdict: Verdict, alone: Verdict
-) -> Miss:
-    """It holds the load, but does not keep the goal as surely as asked. ``alone``: of one request at a time."""
-    is_final = not alone.possible
-    worst = _worst(alone if is_final else verdict)
+def lacks_speed(choice: Choice, replicas: int, prediction: VllmPrediction, served: Served, verdict: Verdict) -> Miss:
+    """It holds the load, but does not keep the goal as surely as asked."""
+    worst = _worst(verdict)
     if worst is None:
         sure, asked = f"{verdict.confidence:.0%}", f"{verdict.goal.confidence:.0%}"
         sentence = f"It serves the load with a confidence of {sure}; {asked} is asked for."
         return Miss(choice, replicas, "slo", "kv", 0, 0.0, sentence, prediction)
     users = plural(max(round(served.num_users), 1), "request")
-    when = "even for one request alone" if is_final else f"with {users} in progress on each instance"
-    sentence, name = f"{_times(worst)} {when}.", worst.bound.name
-    return Miss(choice, replicas, "slo", name, 0, worst.ratio - 1, sentence, prediction, is_final=is_final)
+    sentence = f"{_times(worst)} with {users} in progress on each instance."
+    return Miss(choice, replicas, "slo", worst.bound.name, 0, worst.ratio - 1, sentence, prediction)
+
+
+def too_slow_alone(choice: Choice, replicas: int, prediction: VllmPrediction, alone: Verdict) -> Miss:
+    """Not even one request at a time keeps the goal, as ``alone`` says: more replicas would not help."""
+    worst = _worst(alone)
+    assert worst is not None, "a bound is missed"
+    sentence = f"{_times(worst)} even for one request alone."
+    return Miss(choice, replicas, "slo", worst.bound.name, 0, worst.ratio - 1, sentence, prediction, is_final=True)
 
 
 def _worst(verdict: Verdict) -> Seen | None:

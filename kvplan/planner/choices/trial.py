@@ -17,6 +17,7 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.sglang_share import captures_prompts
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
@@ -59,7 +60,14 @@ class Trial:
     """The first of each GPU, by its id."""
     predictions: dict[tuple[object, ...], VllmPrediction] = field(default_factory=dict)
     models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
+    plays: dict[tuple[object, ...], Queues | None] = field(default_factory=dict)
+    """By choice and replicas: no bound decides how a load is served."""
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
+
+    def with_bounds_of(self, request: PlanRequest) -> Trial | None:
+        """The same for ``request``, with what was found; None where it differs in more than its bounds."""
+        is_alike = replace(request, slo=self.request.slo) == self.request
+        return replace(self, request=request) if is_alike else None
 
     @cached_property
     def gpus(self) -> tuple[GpuProfile, ...]:
@@ -111,6 +119,11 @@ class Trial:
         if not vllm_release(self.request.engine.version).v1:
             return ()
         return tuple(each for each in _STEP_TOKENS if each != self.default_step_tokens(gpu))
+
+    def step_budgets(self, gpu: GpuProfile) -> tuple[int, ...]:
+        """Every budget that is tried, the one that was asked for or the default first."""
+        first = self.request.settings.max_num_batched_tokens or self.default_step_tokens(gpu)
+        return (first, *self.other_step_tokens(gpu))
 
     def most_sequences(self, choice: Choice) -> int:
         """Sequences per engine in one step: no more than it has tokens, as vLLM refuses settings with fewer."""

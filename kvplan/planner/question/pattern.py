@@ -18,13 +18,25 @@ _MOST_EVEN: Final = 1000
 """The gaps of arrivals differ by 3 % then."""
 SPREADS: Final = tuple(each for each in get_args(Spread) if each != "quantiles")
 
+_SPREAD_SENTENCES: Final[dict[Spread, str]] = {
+    "fixed": "All prompts are equally long, and so are all answers, so that users move in lockstep.",
+    "uniform": "Lengths spread from two thirds of their means to four thirds; those of chats spread wider, which p99 "
+    "feels (--length-spread exponential).",
+    "exponential": "Lengths spread as those of chats do, exponentially.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPattern:
-    """``think_seconds``: a user's mean pause between an answer and the next request. ``length_spread``: of prompts and
-    answers, uniform from two thirds of the mean to four thirds where nothing is said. ``burstiness``: of arrivals at a
+    """``think_seconds``: a user's mean pause between an answer and the next request. ``burstiness``: of arrivals at a
     rate, 1 for a Poisson process and less for a burstier one. ``trace``: whose lengths and arrivals the requests have,
-    instead."""
+    instead.
+
+    ``length_spread``: of prompts and answers, uniform from two thirds of the mean to four thirds where nothing is said.
+    Equal ones would move in lockstep, which no load does. Those of chats have a standard deviation of about their mean,
+    as exponential ones do: 1.13 x the mean of the prompts and 0.85 x that of the answers in ShareGPT
+    (tools/published_speeds/sharegpt.csv).
+    """
 
     think_seconds: float = 0.0
     length_spread: Spread = "uniform"
@@ -34,18 +46,21 @@ class LoadPattern:
 
     def sentence(self, *, of_users: bool) -> str:
         """What is assumed of a load, for people."""
-        who = "Requests arrive independently of each other"
-        if self.burstiness != 1.0:
-            who = f"Requests arrive in bursts (burstiness {self.burstiness:g})"
-            if self.burstiness > 1.0:
-                who = f"Requests arrive more evenly than at random (burstiness {self.burstiness:g})"
+        who = "Every user always has a request in progress" if of_users else self._arrivals()
+        if of_users and self.think_seconds:
+            who = f"Every user thinks for {self.think_seconds:g} s on average before the next request"
+        spread = _SPREAD_SENTENCES[self.length_spread]
+        if self.trace is not None:
+            spread = f"Lengths are those of {self.trace.name}."
+        return f"{who}, and {self._shared()}. {spread}"
+
+    def _arrivals(self) -> str:
         if self.trace is not None and self.trace.gaps:
-            who = f"Requests arrive as in the busiest part of {self.trace.name}"
-        if of_users:
-            who = "Every user always has a request in progress"
-            if self.think_seconds:
-                who = f"Every user thinks for {self.think_seconds:g} s on average before the next request"
-        return f"{who}, and {self._shared()}."
+            return f"Requests arrive as in the busiest part of {self.trace.name}"
+        if self.burstiness == 1.0:
+            return "Requests arrive independently of each other"
+        how = "in bursts" if self.burstiness < 1.0 else "more evenly than at random"
+        return f"Requests arrive {how} (burstiness {self.burstiness:g})"
 
     def _shared(self) -> str:
         sharing = self.sharing

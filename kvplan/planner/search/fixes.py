@@ -11,7 +11,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.question.request import MOST_GPUS, PlanRequest
 from kvplan.planner.question.slo import Slo
-from kvplan.planner.search.plan import Plan, first_deployment
+from kvplan.planner.search.plan import FirstDeployments, Plan
 
 _SLACK = (1.0, 1.25, 1.6, 2.5, 5.0)
 
@@ -35,8 +35,9 @@ def cheapest_fix(plan: Plan, measured: MeasuredProfiles = MeasuredProfiles()) ->
     if sure is not None:
         best = sure
         return Fix(f"change the format ({_format_options(best)})", best)
+    first = FirstDeployments(plan.spec, measured)
     for sentence, changed in _changes(plan):
-        answer = first_deployment(plan.spec, changed, measured)
+        answer = first.of(changed)
         if answer is not None:
             return Fix(sentence.format(num_gpus=answer.num_gpus), answer)
     return None

@@ -163,8 +163,11 @@ class Frontier:
             return True
         if entry.rough != _UNKNOWN:
             return False
-        found = candidate(self.trial, entry.choice, entry.replicas)
-        rough = found.rough_score(self.trial.request.goal) if isinstance(found, Candidate) else self._quickest(entry)
+        found, goal = candidate(self.trial, entry.choice, entry.replicas), self.trial.request.goal
+        if isinstance(found, Candidate) and found.is_hopeless(goal) and (miss := too_slow(found)).is_final:
+            self._misses.append(miss)
+            return True
+        rough = found.rough_score(goal) if isinstance(found, Candidate) else self._quickest(entry)
         heapq.heappush(self._heap, replace(entry, rough=rough))
         return True
 

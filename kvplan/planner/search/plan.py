@@ -211,17 +211,26 @@ def nearest(misses: Sequence[Miss]) -> Miss:
     return min(misses, key=lambda miss: miss.nearness)
 
 
-def first_deployment(
-    spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles = MeasuredProfiles()
-) -> Deployment | None:
-    """The best answer to ``request`` in the formats it asks for; None without one that serves it as asked."""
-    try:
-        trial = Trial(request, complete(request, spec), measured)
-    except KvplanError:
-        return None
-    asked, _ = formats_asked(spec, request)
-    found = Frontier(trial, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT).run()
-    return next((each for each in found.deployments if each.verdict.meets), None)
+@dataclass
+class FirstDeployments:
+    """The best answers to questions about one model, which share what differs in bounds alone."""
+
+    spec: ModelSpec
+    measured: MeasuredProfiles
+    _last: Trial | None = None
+
+    def of(self, request: PlanRequest) -> Deployment | None:
+        """In the formats that ``request`` asks for; None without an answer that serves it as asked."""
+        trial = None if self._last is None else self._last.with_bounds_of(request)
+        if trial is None:
+            try:
+                trial = Trial(request, complete(request, self.spec), self.measured)
+            except KvplanError:
+                return None
+        self._last = trial
+        asked, _ = formats_asked(self.spec, request)
+        found = Frontier(trial, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT).run()
+        return next((each for each in found.deployments if each.verdict.meets), None)
 
 
 _PLAYS_FOR_A_HINT: Final = 8
