@@ -59,7 +59,9 @@ _UNUSABLE: Final = (
     ("ttft", r"not ttft\b|not counted as first token"),
 )
 """Figures that whoever collected the row says cannot be what they are called, and how."""
-_READ_APART: Final = ("range_ratio", "output_tput_per_gpu", "unusable", "polling_s", "max_num_seqs_of", "utilization")
+_READ_APART: Final = (
+    "range_ratio", "output_tput_per_gpu", "unusable", "polling_s", "max_num_seqs_of", "utilization", "gpu_form",
+)  # fmt: skip
 COLUMNS: Final = tuple(dict.fromkeys(["seen", *(column for column, _, _ in _PHRASES), *_READ_APART]))
 """Columns of speeds.csv that were not collected but are read from what was."""
 
