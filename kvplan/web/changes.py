@@ -26,7 +26,8 @@ class _Change:
 def changed_deployments(ask: Callable[[dict[str, Any]], Estimate], arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """Return each change that helps, the most first: its words, what it is worth, and the arguments that ask for it.
 
-    Where nothing fits, those that need no more GPUs come first. Each is a whole estimate of its own, so that nothing is scaled. One that cannot be asked is left out.
+    Where nothing fits, those that need no more GPUs come first. Each is a whole estimate of its own, so that nothing is
+    scaled. One that cannot be asked is left out.
     """
     before = ask(arguments)
     base = before.deployments[0]
