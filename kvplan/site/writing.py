@@ -13,9 +13,9 @@ from typing import Final
 
 from kvplan import __version__
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.known_names import known_names
 from kvplan.paths import profiles_dir
 from kvplan.site.pyodide import FILES, VERSION, pyodide_folder
-from kvplan.web.bridge import answer
 
 PAGE: Final = Path(__file__).resolve().parent / "page"
 PLANNER: Final = "kvplan.zip"
@@ -54,7 +54,8 @@ def write_site(folder: Path, pyodide: Path | None = None) -> int:
         for name in FILES:
             shutil.copyfile(source / name, folder / "pyodide" / name)
         (folder / PLANNER).write_bytes(planner_archive())
-        (folder / KNOWN).write_text(answer('{"ask": "known"}'), encoding="utf-8")
+        known = known_names() | {"version": __version__}
+        (folder / KNOWN).write_text(json.dumps(known, ensure_ascii=False), encoding="utf-8")
         (folder / _MARK).write_text(json.dumps(_contents(folder), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise KvplanError(f"The site cannot be written to {folder}: {error.strerror}.") from error

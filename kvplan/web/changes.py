@@ -26,11 +26,12 @@ class _Change:
 def changed_deployments(ask: Callable[[dict[str, Any]], Estimate], arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """Return each change that helps, the most first: its words, what it is worth, and the arguments that ask for it.
 
-    Each is a whole estimate of its own, so that nothing is scaled. One that cannot be asked is left out.
+    Where nothing fits, those that need no more GPUs come first. Each is a whole estimate of its own, so that nothing is
+    scaled. One that cannot be asked is left out.
     """
     before = ask(arguments)
     base = before.deployments[0]
-    found: list[tuple[float, dict[str, Any]]] = []
+    found: list[tuple[bool, float, dict[str, Any]]] = []
     for change in _changes(before, arguments):
         try:
             after = ask(change.arguments).deployments[0]
@@ -45,8 +46,9 @@ def changed_deployments(ask: Callable[[dict[str, Any]], Estimate], arguments: di
             factor, worth = after.max_concurrency, f"fits {number(after.max_concurrency)}"
         if not base.fits or factor >= _WORTH_SAYING:
             entry = {"text": change.text, "worth": worth, "sequences": number(after.max_concurrency)}
-            found.append((factor, entry | {"arguments": change.arguments}))
-    return [entry for _, entry in sorted(found, key=lambda each: -each[0])]
+            needs_gpus = not base.fits and change.arguments.get("gpu") != arguments.get("gpu")
+            found.append((needs_gpus, -factor, entry | {"arguments": change.arguments}))
+    return [entry for *_, entry in sorted(found, key=lambda each: each[:2])]
 
 
 def _changes(before: Estimate, arguments: Mapping[str, Any]) -> Iterator[_Change]:

@@ -10,15 +10,12 @@ from inspect import signature
 from typing import Any, Final
 
 from kvplan import api
-from kvplan.catalog.models import profiles
-from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, captured
 from kvplan.errors import UsageError
 from kvplan.estimate.document import estimate_document
-from kvplan.estimate.weights import NAMED_FORMATS
+from kvplan.estimate.known_names import known_names
 from kvplan.settings import KNOBS
-from kvplan.units import format_bytes
 from kvplan.web.changes import changed_deployments
 from kvplan.web.command_lines import kvplan_command, vllm_command
 from kvplan.web.estimate_view import estimate_view
@@ -111,19 +108,7 @@ def rows(arguments: dict[str, Any]) -> Answer:
 
 def known(arguments: dict[str, Any]) -> Answer:
     """Names for the controls of the page, and the release that counts where none is chosen."""
-    gpus = [
-        {"id": each.id, "name": each.name, "memory": format_bytes(each.memory_bytes, digits=0), "aliases": each.aliases}
-        for each in api.gpus()
-    ]
-    models = [{"name": each["name"], "id": each["id"], "aliases": each["aliases"]} for each in profiles()]
-    return {
-        "models": models,
-        "gpus": gpus,
-        "weights": ["auto", "none", *NAMED_FORMATS],
-        "caches": list(KNOBS["kv_cache_dtype"].choices),
-        "dtypes": list(KNOBS["dtype"].choices),
-        "release": latest_vllm(),
-    }
+    return known_names()
 
 
 QUESTIONS: Final[dict[str, Callable[[dict[str, Any]], Answer]]] = {

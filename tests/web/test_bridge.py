@@ -133,7 +133,9 @@ def test_what_does_not_fit_says_what_would() -> None:
     view = asked("estimate", question)["view"]
     assert view["verdict"]["state"] == "not" and "short" in view["verdict"]["sentence"]
     assert view["bar"]["beyond"] is not None and view["bar"]["memory"]["share"] < 1
-    for change in asked("changes", question)["changes"]:
+    changes = asked("changes", question)["changes"]
+    assert changes[0]["arguments"]["gpu"] == "rtx-4090", "what needs no more GPUs comes first"
+    for change in changes:
         again = json.loads(asked("estimate", {"model": "qwen3-30b-a3b", **change["arguments"]})["document"])
         assert again["deployments"][0]["fits"], change
 

@@ -84,6 +84,8 @@ await day(profile, async (context) => {
   await untilKept(page);
   await all(page, task.questions.filter((_, place) => place % 4 === 0), found.first_answers);
 });
+found.load = os.loadavg()[0];
+found.cores = os.cpus().length;
 for (let count = 0; count < VISITS; count++) {
   await day(profile, async (context) => found.warm_ms.push((await visit(context, task.address)).milliseconds));
 }

@@ -26,7 +26,7 @@ class Person {
   }
 
   async done(where) {
-    const text = (await this.page.textContent(where)).replace(/\s+/g, " ").trim();
+    const text = (await this.page.innerText(where)).replace(/\s+/g, " ").trim();
     return { deeds: this.deeds, seconds: (Date.now() - this.began) / 1000, answer: text.slice(0, 200) };
   }
 }
@@ -38,7 +38,7 @@ async function fitsMyCard(person) {
     && document.querySelector(".title").innerText.includes("4090"));
   const verdict = await person.done(".verdict");
   const change = await person.done(".change");
-  return { ...change, answer: `${verdict.answer}; ${change.answer.replace("fits", " fits ")}` };
+  return { ...change, answer: `${verdict.answer}; ${change.answer}` };
 }
 
 async function usersOnWhich(person) {

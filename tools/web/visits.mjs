@@ -32,16 +32,17 @@ export async function visit(context, address) {
   return { page, milliseconds: Date.now() - began };
 }
 
-/** Wait until the page has kept what a second visit starts from. */
+/** Whether the page has kept what a later visit starts from. */
+async function hasKept() {
+  for (const name of await caches.keys()) {
+    if (await (await caches.open(name)).match(new URL("kept/memory", location.href).href)) return true;
+  }
+  return false;
+}
+
 export async function untilKept(page) {
   await page.evaluate(() => navigator.serviceWorker.ready);
-  await page.waitForFunction(async () => {
-    for (const name of await caches.keys()) {
-      const stored = await caches.open(name);
-      if (await stored.match(new URL("kept/memory", location.href.replace(/#.*/, "")).href)) return true;
-    }
-    return false;
-  });
+  while (!(await page.evaluate(hasKept))) await page.waitForTimeout(250);
 }
 
 export const isAnswered = () =>

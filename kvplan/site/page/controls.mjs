@@ -124,7 +124,7 @@ function modelField(spec, value, onChange) {
 
 function gpuField(spec, value, onChange) {
   const options = spec.known.gpus.map((each) =>
-    element("option", { value: each.id }, `${each.name} (${each.memory})`));
+    element("option", { value: each.id }, `${each.name.replace(/^NVIDIA /, "")} (${each.memory})`));
   const control = element("select", { id: "field-gpu", onchange: (event) => onChange("gpu", event.target.value) }, options);
   const wanted = value.toLowerCase();
   control.value = spec.known.gpus.find((each) => each.id === wanted || each.aliases.includes(wanted))?.id ?? "h100-sxm";

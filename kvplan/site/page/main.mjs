@@ -243,10 +243,10 @@ async function findPinnedPlan() {
 function drawPlan() {
   const pin = () => Object.assign(plans, { pinned: plans.mine, pinnedKey: JSON.stringify(planArguments(page.state)) });
   const tools = element("div", { class: "row-buttons" }, copyButtons(plans.mine, link), compareButton(pin, drawPlan));
-  const mine = element("div", { class: "stack" }, showPlan(plans.mine), tools);
   const other = pinnedHere() && plans.pinned;
+  const mine = element("div", { class: "stack" }, showPlan(plans.mine, other ? "second plan" : ""), tools);
   if (!other) return show(element("div", { class: "stack" }, ...warnings(), mine));
-  const first = other.error ? mistake(other) : showPlan(other);
+  const first = other.error ? mistake(other) : showPlan(other, "first plan");
   return show(element("div", { class: "stack" }, ...warnings(), element("div", { class: "sides" }, first, mine)));
 }
 

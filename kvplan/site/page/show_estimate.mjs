@@ -79,7 +79,7 @@ function speedCard(view, { speed, isWaiting }) {
 function changesCard({ changes, onChange }) {
   const buttons = (changes ?? []).map((each) =>
     element("button", { type: "button", class: "change", title: `${each.sequences} sequences`, onclick: () => onChange(each.arguments) },
-      each.text, element("b", {}, each.worth)));
+      `${each.text} `, element("b", {}, each.worth)));
   const none = element("p", { class: "quiet" }, changes ? "None of the usual changes helps." : "Trying …");
   return card("What would change it", element("div", { class: "changes" }, buttons.length ? buttons : none));
 }

@@ -11,7 +11,7 @@ export function showLog(answer) {
       changes(view)),
     view.memory.length ? card("Where the memory went", scrolling("Memory", table(["of one GPU", "log", "kvplan", "difference, GiB"],
       view.memory.map((each) => [each.part, each.logged, each.predicted, each.difference]), "Memory, logged and predicted")),
-      view.counts.length ? table(["", "log", "kvplan"], view.counts.map((each) => [each.part, each.logged, each.predicted]), "Counts") : null) : null,
+      view.counts.length ? table(["figure", "log", "kvplan"], view.counts.map((each) => [each.part, each.logged, each.predicted]), "Counts") : null) : null,
     view.notes.length ? card("Notes", element("ul", { class: "list" }, view.notes.map((each) => element("li", {}, each)))) : null,
     view.settings.length ? foldable("Settings that were read", facts(view.settings)) : null,
     card("Command", command(answer.command, "kvplan's command")));

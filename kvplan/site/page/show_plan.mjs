@@ -1,13 +1,14 @@
 // GPUs ranked for a load: the best in words, all in a table, each with its commands.
 import { card, command, element, foldable, scrolling, table } from "./dom.mjs";
 
-export function showPlan(answer) {
+/** which: of two plans side by side, for a screen reader. */
+export function showPlan(answer, which = "") {
   const { view } = answer;
   const best = view.rows[0];
   return element("div", { class: "stack" },
     best ? bestCard(view, best) : problemCard(view),
-    view.rows.length > 1 ? rowsCard("All that serve it", view.rows, view.more) : null,
-    view.alternatives.length ? rowsCard("In other formats, which change answers", view.alternatives, 0) : null,
+    view.rows.length > 1 ? rowsCard("All that serve it", view.rows, view.more, which) : null,
+    view.alternatives.length ? rowsCard("In other formats, which change answers", view.alternatives, 0, which) : null,
     card("Command", command(answer.command, "kvplan's command")),
     view.left_out.length ? foldable("GPUs that do not serve it", element("ul", { class: "list" },
       view.left_out.map((each) => element("li", {}, `${each.gpu}: ${each.sentence}`)))) : null,
@@ -34,7 +35,7 @@ function problemCard(view) {
     view.fix ? element("p", {}, `What would: ${view.fix.sentence}. Then ${view.fix.row.name} ${view.fix.row.layout} serves it.`) : null));
 }
 
-function rowsCard(title, rows, more) {
+function rowsCard(title, rows, more, which) {
   const lines = rows.map((row) => [
     element("span", {}, row.name, element("small", {}, [row.layout, row.formats].filter(Boolean).join("; "))),
     row.average, row.worst, row.ttft, row.tpot, row.throughput, row.hourly, row.million,
@@ -43,6 +44,6 @@ function rowsCard(title, rows, more) {
   const heads = ["deployment", "at average", "at longest", "TTFT p50", "TPOT p50", "output", "$/h", "$/Mtok out", "sure", "bound by"];
   const made = table(heads, lines, title);
   made.classList.add("wide");
-  return card(title, scrolling(title, made),
+  return card(title, scrolling(which ? `${title}, ${which}` : title, made),
     more ? element("p", { class: "quiet" }, `… and ${more} more in the JSON document`) : null);
 }

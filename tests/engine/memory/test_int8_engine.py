@@ -114,8 +114,10 @@ def test_groups_of_layers_and_states_beside_integers(
     """Against the reference backend, one request at a time: blocks of several groups, rows of states beside pages."""
     path = str(DenseCheckpoint(name, tmp_path, family).path)
     plain = LLM(path, attention_backend="reference", enable_prefix_caching=False, **SETTINGS | {"max_num_seqs": 1})
+    shrink_pool(plain, num_tokens=1024)
     wanted = answer(plain, prompts_of(4), NUM_TOKENS)
     llm = LLM(path, block_size=block_size, **SETTINGS)
+    shrink_pool(llm, num_tokens=1024)
     assert len(llm.engine.scheduler.pool.layout.groups) == 2
     assert answer(llm, prompts_of(4), NUM_TOKENS) == wanted
     assert answer(llm, prompts_of(4)[-1:], NUM_TOKENS) == wanted[-1:]

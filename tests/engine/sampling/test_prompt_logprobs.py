@@ -18,7 +18,9 @@ PLAIN = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 def make_llm(checkpoint: Checkpoint, **settings: Any) -> LLM:
     settings = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "block_size": 8, **settings}
-    return LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+    llm = LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+    shrink_pool(llm, num_tokens=2048)  # each step is followed by a check of every block
+    return llm
 
 
 def prompt_of(length: int, seed: int = 0) -> dict[str, Any]:

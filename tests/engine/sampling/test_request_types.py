@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_answers import answer, ragged_prompts
+from engine_answers import answer, ragged_prompts, shrink_pool
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError, LoRARequest, SamplingParams
@@ -43,7 +43,9 @@ NO_PROMPTS: tuple[Any, ...] = (
 @pytest.fixture(scope="module")
 def llm(checkpoints: dict[str, Checkpoint]) -> LLM:
     path = str(checkpoints["llama"].path)
-    return LLM(path, dtype="float32", device="cpu", device_memory="512MiB", max_model_len=96)
+    llm = LLM(path, dtype="float32", device="cpu", device_memory="512MiB", max_model_len=96)
+    shrink_pool(llm, num_tokens=2048)  # each step is followed by a check of every block
+    return llm
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -18,7 +18,9 @@ VOCAB = 384
 
 def make_llm(checkpoint: Checkpoint, **settings: Any) -> LLM:
     settings = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "block_size": 8, **settings}
-    return LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+    llm = LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+    shrink_pool(llm, 256)  # each step is followed by a check of every block
+    return llm
 
 
 def shrink_pool(llm: LLM, num_blocks: int) -> None:
