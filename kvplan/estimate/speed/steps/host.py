@@ -52,7 +52,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any, Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
@@ -114,8 +114,10 @@ class HostWork:
 
     def with_latents(self, share: float) -> HostWork:
         """Return the same for a model that has latent attention in ``share`` of its layers."""
-        launches = {each.name: getattr(self, each.name) for each in fields(self)}
-        found = {name: value.with_latents(share) for name, value in launches.items() if isinstance(value, Launches)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        found: dict[str, Any] = {
+            name: value.with_latents(share) for name, value in values.items() if isinstance(value, Launches)
+        }
         return replace(self, **found)
 
     def decode_seconds(
