@@ -62,7 +62,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any, Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
@@ -144,7 +144,8 @@ class HostWork:
     def _with_launches(self, changed: Callable[[Launches], Launches]) -> HostWork:
         """With all kinds of launches ``changed``."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: changed(value) for name, value in values.items() if isinstance(value, Launches)})
+        found: dict[str, Any] = {name: changed(value) for name, value in values.items() if isinstance(value, Launches)}
+        return replace(self, **found)
 
     def decode_seconds(
         self,
