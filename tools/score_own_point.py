@@ -94,7 +94,8 @@ def main() -> None:
     arguments = _parser().parse_args()
     rows = [row for path in arguments.csv for row in read_rows(path) if isinstance(row, PublishedRow)]
     measured = load_measured(None)
-    points = [found for row in rows if arguments.only in row.source and (found := row_point(row, measured))]
+    asked = (row_point(row, measured) for row in rows if arguments.only in row.source)
+    points = [each for each in asked if each is not None]
     by_source = grouped_points(points, lambda each: each.row.source)
     print(f"{len(points)} rows; in common: {common_shares(points)}")
     found: list[Outcome] = []
