@@ -20,7 +20,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,11 +94,12 @@ def main() -> None:
     arguments = _parser().parse_args()
     rows = [row for path in arguments.csv for row in read_rows(path) if isinstance(row, PublishedRow)]
     measured = load_measured(None)
-    points = [found for row in rows if arguments.only in row.source and (found := row_point(row, measured))]
+    asked = (row_point(row, measured) for row in rows if arguments.only in row.source)
+    points = [each for each in asked if each is not None]
     by_source = grouped_points(points, lambda each: each.row.source)
     print(f"{len(points)} rows; in common: {common_shares(points)}")
     found: list[Outcome] = []
-    for source, of_source in sorted(by_source.items()):
+    for source, of_source in sorted(by_source.items(), key=str):
         others = [each for each in points if each.row.source != source]
         common = common_shares(others) if others else dict(COMMON)
         outcomes = [
@@ -106,7 +107,7 @@ def main() -> None:
             for server in grouped_points(of_source, lambda each: each.server).values()
             for outcome in left_out(server, common, arguments.pivots)
         ]
-        print_outcomes(source, outcomes)
+        print_outcomes(str(source), outcomes)
         found += outcomes
     print_outcomes("all", found)
 
@@ -155,8 +156,8 @@ def _point(row: PublishedRow, measured: MeasuredProfiles) -> OwnPoint:
     return OwnPoint(model, played_load(row, found.replicas, pool), rules, figures)
 
 
-def grouped_points(points: Iterable[RowPoint], key) -> dict[object, list[RowPoint]]:  # type: ignore[no-untyped-def]
-    found: defaultdict[object, list[RowPoint]] = defaultdict(list)
+def grouped_points(points: Iterable[RowPoint], key: Callable[[RowPoint], Hashable]) -> dict[Hashable, list[RowPoint]]:
+    found: defaultdict[Hashable, list[RowPoint]] = defaultdict(list)
     for point in points:
         found[key(point)].append(point)
     return dict(found)

@@ -101,17 +101,27 @@ class _Belief:
 
     @staticmethod
     def of(model: SpeedModel, common: Mapping[FigureName, float]) -> _Belief:
-        before, spreads = replace(model, scale=None), {}
+        before = replace(model, scale=None)
+        spreads: dict[FigureName, Spread] = {}
         for name, share in common.items():
             whole = spread_of(before.error_interval(name))
             spreads[name] = Spread(whole, math.sqrt(1 - share) * whole)
-        variances = (common[name] * spreads[name].whole ** 2 for name in ("tpot", "ttft"))
-        return _Belief(*variances, spreads)
+        kernels, host = common["tpot"] * spreads["tpot"].whole ** 2, common["ttft"] * spreads["ttft"].whole ** 2
+        return _Belief(kernels, host, spreads)
 
     def scale(self, kernels: float, host: float, covariance: tuple[float, float, float] | None = None) -> ServerScale:
         """From logarithms. ``covariance``: variance of the kernels', of the host's, and of both."""
-        ends = covariance or (self.kernels, self.host, 0.0)
-        return ServerScale(math.exp(kernels), math.exp(host), *ends, **self.spreads)
+        of_kernels, of_host, of_both = covariance or (self.kernels, self.host, 0.0)
+        return ServerScale(
+            kernels=math.exp(kernels),
+            host=math.exp(host),
+            kernels_variance=of_kernels,
+            host_variance=of_host,
+            covariance=of_both,
+            ttft=self.spreads["ttft"],
+            tpot=self.spreads["tpot"],
+            throughput=self.spreads["throughput"],
+        )
 
 
 def _moved(points: Sequence[OwnPoint], belief: _Belief, at: ServerScale) -> ServerScale:
