@@ -40,7 +40,8 @@ def row_of(step: Step, keeps: Callable[[Load, int], bool], capacity: float = 6.0
     trial = step.trial
     kept = keeps(trial.load, trial.run_number)
     return empty_row() | {name: getattr(trial.settings, name) for name in SETTING_NAMES} | {
-        "trial_id": trial.trial_id, "run_number": trial.run_number, "status": "ok", "design_parts": ";".join(trial.planes),
+        "trial_id": trial.trial_id, "run_number": trial.run_number, "status": "ok",
+        "design_parts": ";".join(trial.planes),
         "request_rate": rate_as_json(trial.load.request_rate or math.inf),
         "max_concurrency": trial.load.max_concurrency,
         "num_prompts": 32, "goodput_pct": 100.0 if kept else 75.0, "slo_pass": kept, "request_throughput": capacity,
