@@ -63,7 +63,7 @@ SWEEPS = (
 _NOT_REPEATABLE = re.compile(
     r"run_id|trial_id|started_at|device_name|engine_version|duration|other_cpu_pct|learned_time_factor|usd_per_mtok_out"
     r"|.*_ms|.*_throughput|.*_seconds|gpu_clock_.*|(activation_)?peak_.*bytes|kv_usage_mean|kv_usage_p95|internal_frag_bytes_mean"
-    r"|frag_pct|contiguous_utilization_pct|request_goodput|goodput_pct|slo_pass"
+    r"|frag_pct|kv_waste_pct|commit|.*_over_pred|contiguous_utilization_pct|request_goodput|goodput_pct|slo_pass"
 )
 """Columns that hold times, figures weighted by time, bytes that the operating system counts, ids or dates."""
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def checkout_commit() -> str | None:
-    """The commit hash, with ``-dirty`` if tracked files differ from it; None outside a git checkout."""
+    """Return the commit hash, with ``-dirty`` if tracked files differ from it; None outside a git checkout.
+
+    Asked once by each process: what it runs was read by then.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -37,7 +37,8 @@ def measured_row(order: dict[str, Any]) -> dict[str, Any]:
         "status": "ok", "duration": 1.0, "completed": len(order["requests"]), "failed": 0,
         "output_throughput": 10.0 * settings["max_num_seqs"], "total_token_throughput": 50.0,
         "request_throughput": 1.0, "median_ttft_ms": 5.0, "p99_ttft_ms": 9.0, "median_tpot_ms": 2.0, "p99_tpot_ms": 3.0,
-        "kv_usage_max": 0.5, "frag_pct": 3.0, "contiguous_utilization_pct": 20.0, "num_preemptions": 0,
+        "kv_usage_max": 0.5, "frag_pct": 3.0, "kv_waste_pct": 3.0,
+        "contiguous_utilization_pct": 20.0, "num_preemptions": 0,
         "max_running": 2, "meas_max_concurrency": 2,
     }  # fmt: skip
     if order["slo_seconds"]:

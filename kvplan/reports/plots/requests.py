@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kvplan.reports.looks import BLUE, SKY_BLUE, VERMILION
-from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, panels
+from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, panels, thousands
 from kvplan.reports.selection import best_trial
 from kvplan.reports.wording import plural, short_number
 from kvplan.runs.request_lines import REQUESTS, RequestLine
@@ -68,11 +68,13 @@ def _distribution(axes: Axes, served: Sequence[RequestLine]) -> None:
         shares = 100 * np.arange(1, len(values) + 1) / len(values)
         axes.step(values, shares, dash, where="post", color=colour, label=label)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(thousands())
+    axes.xaxis.set_minor_formatter(lambda value, place: "")
     axes.set_ylim(0, 104)
     axes.set_xlabel("latency (ms, log scale)")
     axes.set_ylabel("requests within it (%)")
     axes.set_title("Distribution", fontsize=9.5)
-    axes.legend(loc="lower right", fontsize=8 if is_narrow(axes) else 9)
+    axes.legend(loc="upper left", fontsize=8 if is_narrow(axes) else 9)
 
 
 def _over_time(axes: Axes, served: Sequence[RequestLine], failed: Sequence[RequestLine]) -> None:

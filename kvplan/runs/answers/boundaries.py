@@ -18,8 +18,9 @@ from kvplan.runs.statuses import context_limit_text
 from kvplan.units import plural
 
 # Throughput within this share of the best counts as the same: smaller differences are the noise of a shared machine.
-NOISY_THROUGHPUT: Final = 0.5
 SAME_THROUGHPUT: Final = 0.05
+# Of single runs while other processes used much of the CPU.
+NOISY_THROUGHPUT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from kvplan.sweeps.shards.shard import Shard
 AXES = {"max_num_seqs": "1..8*2", "gpu_memory_utilization": "0.05,0.9"}
 OF_THE_CLOCK = {"run_id", "started_at", "trial_seconds", "predicted_seconds", "learned_time_factor", "pred_error_pct"}
 OF_THE_CLOCK |= {"pred_output_throughput", "pred_median_ttft_ms", "pred_median_tpot_ms", "pred_median_itl_ms"}
+OF_THE_CLOCK |= {"throughput_over_pred", "ttft_over_pred", "tpot_over_pred"}
 OF_A_RUN = {"run_id", "created_at", "command", "merged_from"}
 
 
