@@ -52,12 +52,21 @@ from published_speeds.intervals import (  # noqa: E402
 )
 from published_speeds.models import gpu_named  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
-from published_speeds.scores import FIGURES, RowScore, Summary, bar_group, grouped, score_row, summarize  # noqa: E402
+from published_speeds.scores import (  # noqa: E402
+    FIGURES,
+    RowScore,
+    Summary,
+    bar_group,
+    grouped,
+    score_row,
+    summarize,
+    what_decides,
+)
 
 _GROUPINGS: tuple[tuple[str, Callable[[RowScore], str]], ...] = (
     ("all", lambda score: "all rows"),
     ("as bars are set", bar_group),
-    ("what decides", lambda score: "times: the pool holds the load" if score.holds_load else "memory: requests wait"),
+    ("what decides", what_decides),
     ("kind of model", lambda score: score.kind),
     ("model kind and GPU", lambda score: f"{score.kind}, {score.generation}"),
     ("engine and kind", lambda score: f"{score.engine}, {score.kind}"),
