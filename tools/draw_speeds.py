@@ -3,7 +3,7 @@
     python tools/draw_speeds.py                 # --out FILE writes it elsewhere
 
 Rows and scores are those of ``score_published_speeds.py``. Rows that were known while the step model was built have one
-colour, those that it was scored on before anybody here had seen them another; hollow: held back by something that no
+colour, those that were kept back until it was scored on them another; hollow: held back by something that no
 row states (published_speeds/hindered.py). The band is 25 % either way.
 """
 
@@ -41,7 +41,7 @@ def draw(scores: Sequence[RowScore], path: Path) -> None:
     hindered = hindered_rows(score.row for score in scores)
     figure, panels = pyplot.subplots(1, len(_LABELS), figsize=(13, 4.6), layout="constrained")
     for axes, (name, label) in zip(panels, _LABELS.items(), strict=True):
-        for kind, colour, is_known in (("known", BLUE, True), ("seen after it was scored", VERMILION, False)):
+        for kind, colour, is_known in (("known", BLUE, True), ("kept back when scored", VERMILION, False)):
             rows = [each for each in scores if name in each.figures and (each.row.text["seen"] == _KNOWN) == is_known]
             _scatter(axes, rows, name, f"{kind} ({len(rows)})", colour, hindered)
         _finish(axes, label)
@@ -53,17 +53,11 @@ def draw(scores: Sequence[RowScore], path: Path) -> None:
 def _scatter(
     axes: Axes, scores: Sequence[RowScore], name: str, label: str, colour: str, hindered: Mapping[str, object]
 ) -> None:
-    pairs = [score.figures[name] for score in scores]
-    faces = ["none" if score.row.id in hindered else colour for score in scores]
-    axes.scatter(
-        [pair.measured for pair in pairs],
-        [pair.predicted.middle for pair in pairs],
-        s=18,
-        alpha=0.6,
-        facecolors=faces,
-        edgecolors=colour,
-        linewidths=0.8,
-    )
+    for is_hindered, face in ((False, colour), (True, "none")):
+        pairs = [score.figures[name] for score in scores if (score.row.id in hindered) == is_hindered]
+        measured, predicted = [pair.measured for pair in pairs], [pair.predicted.middle for pair in pairs]
+        alpha = 1.0 if is_hindered else 0.5
+        axes.scatter(measured, predicted, s=18, facecolors=face, edgecolors=colour, linewidths=0.8, alpha=alpha)
     axes.scatter([], [], s=18, color=colour, label=label)
 
 

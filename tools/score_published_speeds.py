@@ -9,6 +9,7 @@
     --leave-out WHAT    gpu: each row without the tables of its own GPU (those of the most alike one are scaled, else
                         its data sheet); model: intervals learned without rows of its model, instead of its source
     --write-intervals   keep the intervals of these rows as those that `kvplan plan` shows
+    --markdown          the two tables of docs/accuracy.md instead
     --rows              one line per row, the worst TPOT first
     --reasons           why rows are not scored
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,12 +53,21 @@ from published_speeds.intervals import (  # noqa: E402
 )
 from published_speeds.models import gpu_named  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
-from published_speeds.scores import FIGURES, RowScore, bar_group, grouped, score_row, summarize  # noqa: E402
+from published_speeds.scores import (  # noqa: E402
+    FIGURES,
+    RowScore,
+    Summary,
+    bar_group,
+    grouped,
+    score_row,
+    summarize,
+    what_decides,
+)
 
 _GROUPINGS: tuple[tuple[str, Callable[[RowScore], str]], ...] = (
     ("all", lambda score: "all rows"),
     ("as bars are set", bar_group),
-    ("what decides", lambda score: "times: the pool holds the load" if score.holds_load else "memory: requests wait"),
+    ("what decides", what_decides),
     ("kind of model", lambda score: score.kind),
     ("model kind and GPU", lambda score: f"{score.kind}, {score.generation}"),
     ("engine and kind", lambda score: f"{score.engine}, {score.kind}"),
@@ -90,7 +100,10 @@ def main() -> None:
             print("\n".join(reasons))
         if arguments.rows:
             print_rows(scores)
-        _print_tables(scores, baseline)
+        if arguments.markdown:
+            print_markdown(scores, baseline)
+        else:
+            _print_tables(scores, baseline)
 
 
 def _scored(row: PublishedRow | str, copies: Mapping[str, str], known: MeasuredProfiles) -> RowScore | str:
@@ -150,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--grades", default="AB")
     parser.add_argument("--leave-out", choices=("gpu", "model"))
     parser.add_argument("--write-intervals", action="store_true")
+    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--reasons", action="store_true")
     return parser
@@ -186,16 +200,52 @@ def _cell(scores: Sequence[RowScore], figure: str) -> str:
 _FAR_OFF, _FEW = 0.25, 5
 
 
-def print_far_off(scores: Sequence[RowScore]) -> None:
-    """Kinds of servers whose median error exceeds 25 %, of at least five rows, each figure with its cause."""
+def far_off(scores: Sequence[RowScore]) -> Iterator[tuple[str, str, Summary, str]]:
+    """Kinds of servers whose median error exceeds 25 %, of at least five rows: name, figure, errors and cause."""
     causes = known_causes()
-    print(f"\nmedian above {100 * _FAR_OFF:.0f} %")
     for server, group in grouped(scores, lambda score: score.server.name).items():
         for figure in FIGURES:
             found = summarize(group, figure)
             if found is not None and found.num_rows >= _FEW and found.median > _FAR_OFF:
-                cause = causes.get((server, figure), "not known")
-                print(f"{server:34} {figure:10} {100 * found.median:3.0f} % of {found.num_rows:3}: {cause}")
+                yield server, figure, found, causes.get((server, figure), "not known")
+
+
+def print_far_off(scores: Sequence[RowScore]) -> None:
+    print(f"\nmedian above {100 * _FAR_OFF:.0f} %")
+    for server, figure, found, cause in far_off(scores):
+        print(f"{server:34} {figure:10} {100 * found.median:3.0f} % of {found.num_rows:3}: {cause}")
+
+
+_OF_PAGE = ("what decides", "model kind and GPU", "engine", "year of the release", "known since")
+_FEW_OF_PAGE = 15
+
+
+def print_markdown(scores: Sequence[RowScore], baseline: Sequence[RowScore]) -> None:
+    """Errors of groups of at least 15 rows, with the share that intervals hold and their width, and far off kinds."""
+    print("| | TPOT | held, width | throughput | held, width | TTFT | held, width |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    groups: dict[str, Sequence[RowScore]] = {"all rows": scores}
+    if baseline:
+        groups["all rows, one factor"] = baseline
+    for name, key in _GROUPINGS:
+        if name in _OF_PAGE:
+            found = {group: each for group, each in grouped(scores, key).items() if len(each) >= _FEW_OF_PAGE}
+            groups |= {
+                f"known since {group}" if name == "known since" else group: each for group, each in found.items()
+            }
+    for group, each in groups.items():
+        print(f"| {group} | " + " | ".join(_markdown_cell(each, figure) for figure in FIGURES) + " |")
+    print("\n| kind of server | figure | median error | cause |\n| --- | --- | --- | --- |")
+    for server, figure, found_errors, cause in far_off(scores):
+        print(f"| {server} | {figure} | {100 * found_errors.median:.0f} % of {found_errors.num_rows} | {cause} |")
+
+
+def _markdown_cell(scores: Sequence[RowScore], figure: str) -> str:
+    found = summarize(scores, figure)
+    if found is None:
+        return "| "
+    errors = f"{100 * found.median:.0f} / {100 * found.p90:.0f} % of {found.num_rows}"
+    return f"{errors} | {100 * found.coverage:.0f} %, {found.width:.1f}"
 
 
 def print_rows(scores: Sequence[RowScore]) -> None:

@@ -111,3 +111,14 @@ def test_an_interval_score_by_hand() -> None:
     """An interval of 1 to e around a measurement of e squared: 1 wide, and 1 beyond it."""
     assert interval_score(Compared(math.e**2, Figure(1.0, 2.0, math.e))) == pytest.approx(1 + 20)
     assert interval_score(Compared(2.0, Figure(1.0, 2.0, math.e))) == pytest.approx(1)
+
+
+def test_no_interval_of_times_is_learned_from_a_pool_that_was_predicted_too_small() -> None:
+    """4,000 tokens/s of 50 ms each are 200 requests at once, of 1,000 tokens with half their answers."""
+    scores = _scores(20, 3)
+    measured = replace(scores[0].row.measured, output_throughput=4000.0, tpot_ms=50.0)
+    row = replace(scores[0].row, input_tokens=900, output_tokens=200, measured=measured)
+    off = replace(scores[0], row=row, figures={"tpot": Compared(500.0, Figure(10, 10, 10))}, pool_tokens=140_000)
+    assert off.is_memory_off
+    assert not replace(off, pool_tokens=150_000).is_memory_off
+    assert fit_intervals([*scores, off]) == fit_intervals(scores)

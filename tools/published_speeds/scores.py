@@ -17,6 +17,7 @@ from published_speeds.predictions import Figure, predict
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import deployed
 
+_TOO_SMALL = 1.35
 FIGURES = ("tpot", "throughput", "ttft")
 
 
@@ -59,6 +60,19 @@ class RowScore:
     figures: Mapping[str, Compared]
     is_first_engine: bool = False
     holds_load: bool = True
+    pool_tokens: float = math.inf
+
+    @property
+    def is_memory_off(self) -> bool:
+        """Whether more ran at once than the predicted pool holds: memory's part of the prediction is wrong, by 35 %.
+
+        Running are tokens per second times the time of a token (Little's law), with prompts and half their answers.
+        """
+        throughput, tpot = self.row.measured.output_throughput, self.row.measured.tpot_ms
+        if throughput is None or tpot is None:
+            return False
+        held = throughput * tpot / 1000 * (self.row.input_tokens + self.row.output_tokens / 2)
+        return held > _TOO_SMALL * self.pool_tokens
 
     @property
     def server(self) -> ServerKind:
@@ -97,6 +111,7 @@ def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
         figures,
         is_first_engine=found.is_first_engine,
         holds_load=predicted.holds_load,
+        pool_tokens=predicted.pool_tokens * found.replicas,
     )
 
 
@@ -148,6 +163,13 @@ def interval_score(compared: Compared) -> float:
     """
     low, high, seen = map(math.log, (compared.predicted.low, compared.predicted.high, compared.measured))
     return (high - low) + 2 / _BEYOND * (max(low - seen, 0.0) + max(seen - high, 0.0))
+
+
+def what_decides(score: RowScore) -> str:
+    """Memory's part of a prediction apart from time's."""
+    if score.is_memory_off:
+        return "memory: the pool was larger"
+    return "times: the pool holds the load" if score.holds_load else "memory: requests wait"
 
 
 def bar_group(score: RowScore) -> str:

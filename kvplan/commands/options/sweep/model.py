@@ -47,7 +47,10 @@ class MachineOptions:
     ] = None
     gpu: Annotated[
         str | None,
-        typer.Option(help="With --load-format none: the GPUs to count on, here or not, such as h100 or 8xh200.", rich_help_panel=MODEL_PANEL),
+        typer.Option(
+            help="With --load-format none: the GPUs to count on, here or not, such as h100 or 8xh200.",
+            rich_help_panel=MODEL_PANEL,
+        ),
     ] = None
     dummy_layers: Annotated[
         str | None,
