@@ -50,7 +50,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(table_columns([record(2)["row"]]))
     assert rows[2]["error"] == 'a "quoted", text'
-    assert rows[2]["duration"] == ""
+    assert "duration" not in rows[2], "a column that no row fills"
 
 
 @pytest.mark.parametrize("kept", [1, 2, 57, -1])
