@@ -109,12 +109,11 @@ def _way_out(device_kind: str, needed_bytes: int, model: str) -> str:
     available = available_memory_bytes()
     if device_kind == "cpu" and needed_bytes < _USABLE_SHARE * available:
         return f"--device-memory gives it more of the {format_bytes(available)} that this machine has free"
+    estimate = f"`kvplan estimate {shlex.quote(model)}` shows which GPUs hold it"
     if device_kind == "cpu":
-        return (
-            "--load-format none counts its blocks here; --load-format dummy --dummy-layers shared times its layers "
-            f"with one copy of their weights; `kvplan estimate {shlex.quote(model)}` shows which GPUs hold it"
-        )
-    return f"`kvplan estimate {shlex.quote(model)}` shows which GPUs hold it; here, sweep a smaller model"
+        here = "--load-format none counts its blocks, --dummy-layers shared times one copy of its layers"
+        return f"{estimate}; here, {here}"
+    return f"{estimate}; here, sweep a smaller model"
 
 
 def quantization_notice(spec: ModelSpec, dtype: str) -> str | None:

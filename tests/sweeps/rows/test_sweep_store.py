@@ -48,9 +48,9 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert all(list(item["row"]) == list(COLUMN_NAMES) for item in stored.records)
     with (tmp_path / "run" / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == list(table_columns([item["row"] for item in stored.records]))
+    assert list(rows[0]) == list(table_columns([record(2)["row"]]))
     assert rows[2]["error"] == 'a "quoted", text'
-    assert rows[2]["duration"] == ""
+    assert "duration" not in rows[2], "a column that no row fills"
 
 
 @pytest.mark.parametrize("kept", [1, 2, 57, -1])
