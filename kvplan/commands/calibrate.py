@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -118,7 +119,7 @@ def _usage(path: Path) -> str:
     return f"estimate and plan use it with {option}; without it they and sweep look in {folder}"
 
 
-def _refuse(options: dict[str, object], whose: str) -> None:
+def _refuse(options: Mapping[str, object], whose: str) -> None:
     given = next((name for name, value in options.items() if value not in (None, [])), None)
     if given is not None:
         raise UsageError(f"{given} is an option {whose}.", hint="leave it out")

@@ -28,7 +28,7 @@ _HEADS: Final = (
 
 def profile_page(document: Mapping[str, Any], recording: Recording, about: str, timeline: bytes) -> str:
     """Return the whole page. document: profile.json. about: device, setting and load in one line."""
-    row: Row = {**document["predicted"], **document["measured"]}  # type: ignore[typeddict-item]
+    row: Row = {**document["predicted"], **document["measured"]}
     busy = row.get("other_cpu_pct") or 0.0
     noisy = f"Other processes used {busy:.0f} % of the CPU: times are not the engine's own."
     title = f"{document['model']}: one setting, step by step"

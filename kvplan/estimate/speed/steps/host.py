@@ -138,8 +138,9 @@ class HostWork:
 
     def times(self, factor: float) -> HostWork:
         """Return that of a host that needs ``factor`` times as long for all of it."""
-        seconds = {"step_seconds": factor * self.step_seconds, "sequence_seconds": factor * self.sequence_seconds}
-        return replace(self._with_launches(lambda launches: launches.times(factor)), **seconds)
+        slower = self._with_launches(lambda launches: launches.times(factor))
+        step, sequence = factor * self.step_seconds, factor * self.sequence_seconds
+        return replace(slower, step_seconds=step, sequence_seconds=sequence)
 
     def _with_launches(self, changed: Callable[[Launches], Launches]) -> HostWork:
         """With all kinds of launches ``changed``."""
