@@ -12,7 +12,7 @@ _NARROWEST: Final = 40
 _KEPT: Final = "\N{NO-BREAK SPACE}"
 """Stands for a space at which a line must not break."""
 _JOINTS: Final = re.compile(
-    r"(?<=T) (?=p\d\d)|(?<=p\d\d) (?=\d)"  # TTFT p50 138
+    r"(?<=T) (?=p\d\d|within)|(?<=p\d\d) (?=\d)"  # TTFT p50 138, TPOT within 15 %
     r"|(?<=\d) (?=\()"  # 138 (37-822)
     r"|(?<=[\d)]) (?=(?:ms|%|[KMGT]i?B|B|tokens/s)(?!\w))"  # (37-822) ms
     r"|(?<=\d) (?=x \w)|(?<=\d x) (?=\w)"  # 8 x h200

@@ -116,7 +116,7 @@ def test_boundaries_of_two_kv_dtypes_are_told_apart():
 def test_one_sequence_is_singular():
     rows = [row("ok", max_num_seqs=number, output_throughput=speed) for number, speed in ((1, 99.0), (2, 100.0))]
     (knee,) = find_boundaries(rows, ["max_num_seqs"])
-    assert "1 sequence reaches 100 tokens/s" in knee.sentence
+    assert "levels off at 1 sequence (99 tokens/s)" in knee.sentence
 
 
 def test_skipped_trials_are_not_counted_as_predicted_right(searched):

@@ -107,8 +107,6 @@ def _cache_of_checkpoint(row: PublishedRow) -> str:
 
 def _gpu(row: PublishedRow) -> GpuProfile:
     """With the bridge that its form may have where the row says so."""
-    if row.says("other_nodes") and row.num_gpus > 1:
-        raise UsageError("its ranks are on different nodes, and what joins these is not stated")
     name, form = row.text["gpu"], row.text["gpu_form"]
     gpu = gpu_named(f"{name} {form}" if form and form.casefold() not in name.casefold() else name)
     return gpu.with_bridge() if row.says("nvlink_bridge") else gpu

@@ -35,7 +35,6 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ("enforce_eager", r"--enforce-eager|--disable-cuda-graph(?!-)|\"enforce_eager\": true", "yes"),
     ("enforce_eager", r"\"enforce_eager\": false", "no"),
     ("prefix_caching", r"--disable-radix-cache", "no"),
-    ("other_nodes", r"different nodes", "yes"),
     ("chunked_prefill", r"--enable[-_]chunked[-_]prefill", "yes"),
     ("attention_dp", r"attention.dp|dp.attention|attention data parallel", "yes"),
     ("independent_replicas", r"independent", "yes"),

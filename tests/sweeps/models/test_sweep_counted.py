@@ -296,13 +296,6 @@ def test_what_needs_a_speed_is_refused(options: dict[str, Any], message: str) ->
     assert caught.value.hint
 
 
-def test_arrival_times_of_a_file_are_refused(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrival_seconds,input_len,output_len\n0,30,5\n1,30,5\n")
-    with pytest.raises(KvplanError, match="arrive over time"):
-        make_plan(SweepOptions(model=LLAMA, load_format="none", workload=str(trace)))
-
-
 def test_a_context_boundary_is_searched(tmp_path: Path) -> None:
     axes = {"gpu_memory_utilization": utilizations().split(",")[2], "max_model_len": "64..1024+64"}
     found = run(tmp_path / "out", axes=axes, boundary=("max_model_len",), device_memory="20GiB")

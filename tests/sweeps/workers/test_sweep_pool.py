@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from collections.abc import Callable
@@ -89,8 +90,10 @@ def test_two_workers_write_the_rows_of_one(tmp_path: Path, undisturbed: list[dic
     assert comparable(stored(tmp_path / "run")) == undisturbed
     assert comparable(outcome.rows) == undisturbed, "in the order of the plan, whichever ended first"
     assert {row["num_lost_workers"] for row in outcome.rows} == {0}
-    listed = (tmp_path / "run" / "results.csv").read_text().splitlines()
-    assert [line.split(",")[2] for line in listed[1:]] == [str(row["trial_number"]) for row in outcome.rows]
+    with (tmp_path / "run" / "results.csv").open(newline="") as listed:
+        assert [row["trial_number"] for row in csv.DictReader(listed)] == [
+            str(row["trial_number"]) for row in outcome.rows
+        ]
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["versions"]["engine"] == "fake"
 
 
