@@ -188,7 +188,7 @@ def measured_front_end(out: Path) -> FrontEnd:
 
 def behind(front_end: FrontEnd, speed: DeploymentSpeed) -> DeploymentSpeed:
     """The same replica behind its server."""
-    rules, model = replace(speed.rules, front_end=front_end), replace(speed.model, front_end=front_end)
+    rules, model = replace(speed.rules, front_end=front_end), replace(speed.model, engine_front_end=front_end)
     return replace(speed, rules=rules, model=model)
 
 

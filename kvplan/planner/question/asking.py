@@ -151,6 +151,7 @@ def plan_request(
             "--ctx-avg": ctx_avg,
             "--input-len": input_len,
             "--length-spread": pattern.get("length_spread"),
+            "--burstiness": pattern.get("burstiness"),
             "--turns": pattern.get("turns"),
             "--prefix-len": pattern.get("prefix_len"),
         }
