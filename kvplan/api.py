@@ -388,11 +388,8 @@ def plan(
         sample=sample,
         trace_unit=trace_unit,
     )
-    spec, known, paths = (
-        resolve_model(str(model)),
-        load_measured(calibration),
-        [Path(each) for each in _texts(measured)],
-    )
+    spec, known = resolve_model(str(model)), load_measured(calibration)
+    paths = [Path(each) for each in _texts(measured)]
     if paths:
         from kvplan.calibrate.own_server import of_plan, with_results
 

@@ -215,10 +215,6 @@ def _total_gib(row: Row) -> float | None:
     return float(match.group(1)) if match and "total" in row["inferred"] else None
 
 
-_STARTED_WITH_WHOLE_EXPERTS = ("V080",)
-"""Start-ups that do not say so: vLLM refuses slices of an 8-bit expert that are no multiple of 128 wide (192 here)."""
-
-
 _GRAPH_ESTIMATE = re.compile(r"(?:estimate logged|graphs estimated|[Ee]stimated CUDA graph memory:?) (-?\d+(?:\.\d+)?)")
 
 
@@ -256,7 +252,7 @@ def row_settings(row: Row) -> ServingSettings:
         tensor_parallel_size=_whole(row["tp"]) or (1 if _whole(row["pp"]) else _whole(row["gpu_count"]) or 1),
         pipeline_parallel_size=_whole(row["pp"]) or 1,
         decode_context_parallel_size=int(dcp.group(1)) if dcp else 1,
-        enable_expert_parallel="enable_expert_parallel" in notes or row["id"] in _STARTED_WITH_WHOLE_EXPERTS,
+        enable_expert_parallel="enable_expert_parallel" in notes,
         dtype=row["dtype"] or "auto",
         quantization=quantization,
         kv_cache_dtype=row["kv_cache_dtype"] or "auto",

@@ -209,7 +209,7 @@ def _played(load: LoadResult) -> ListedLoad:
 
 
 def _figures(load: LoadResult) -> dict[FigureName, MeasuredFigure]:
-    """As published results are compared: the median TTFT and the mean TPOT, where both are there."""
+    """Return what published results are compared by: the median TTFT and the mean TPOT, where both are there."""
     seen, found = load.figures, dict[FigureName, MeasuredFigure]()
     if seen.median_ttft is not None:
         found["ttft"] = MeasuredFigure("p50", seen.median_ttft)

@@ -71,7 +71,7 @@ def server_kind(
 
 
 _TWICE: Final = 2.0
-"""From a factor of two on an error is told as a factor, below it in percent."""
+"""The factor from which on an error is told as one; below it is told in percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ErrorInterval:
     num_alike: int = 0
 
     def of(self, kind: ServerKind, *, in_any_direction: bool = True) -> ErrorInterval:
-        """For a kind of server; as wide on both sides where no row was of its model's kind on its GPUs."""
+        """Return it for a kind of server; as wide on both sides where no row was of its model's kind on its GPUs."""
         names = dict(self.measured)
         found = replace(self, num_alike=names.get(kind.name, 0))
         if not in_any_direction or kind.is_measured_by(names):
@@ -118,7 +118,7 @@ class PublishedErrors:
     intervals: Mapping[tuple[ErrorGroup, str], ErrorInterval]
 
     def interval(self, kind: ServerKind, figure: FigureName, *, in_any_direction: bool = True) -> ErrorInterval | None:
-        """Of the smallest group of ``kind`` that was measured often enough; None where none was.
+        """Return that of the smallest group of ``kind`` that was measured often enough; None where none was.
 
         ``in_any_direction``: see ``ErrorInterval.of``; not of data sheets.
         """

@@ -122,7 +122,7 @@ def captures_prompts(spec: ModelSpec, layout: ParallelLayout, attention_groups: 
 
 
 def _num_prompt_graphs(most_tokens: int) -> int:
-    """Of how many sizes (``_generate_piecewise_cuda_graph_tokens``)."""
+    """Count the sizes that are captured (``_generate_piecewise_cuda_graph_tokens``)."""
     spans = (
         (4, 33, 4),
         (48, 257, 16),

@@ -86,7 +86,7 @@ class MeasuredServer:
     scale: ServerScale
 
     def scale_for(self, gpu_id: str, sizes: Sizes, speed_format: str) -> ServerScale | None:
-        """Of an instance like this one; on the same GPU the factors of any other. None on another GPU."""
+        """Return the scale of an instance like this one; on the same GPU its factors alone for any other; else None."""
         if gpu_id != self.gpu_id:
             return None
         is_alike = (sizes, speed_format) == (self.sizes, self.speed_format)

@@ -176,7 +176,7 @@ class SpeedModel:
 
     @property
     def tokens_per_step(self) -> float:
-        """That a sequence gets which decodes, on average."""
+        """Return how many tokens a sequence that decodes gets in a step, on average."""
         return 1 if self.drafting is None else self.drafting.tokens_per_step
 
     def followed(self, rules: SchedulingRules) -> SchedulingRules:
@@ -202,7 +202,7 @@ class SpeedModel:
         return replace(found, low=found.low * low, high=found.high * high)
 
     def _error_interval(self, figure: FigureName) -> ErrorInterval | None:
-        """Of speeds measured on the device: its own held-out errors. Of others: what was published, by kind."""
+        """Return the held-out errors of speeds measured on the device; of others what was published, by kind."""
         kind = server_kind(
             self.engine,
             self.gpu.architecture,
