@@ -89,6 +89,7 @@ def plan_request(
     speed: float | None = None,
     sample: int | None = None,
     trace_unit: str | None = None,
+    spread_ticks: bool = False,
     **pattern: Any,
 ) -> PlanRequest:
     """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read.
@@ -140,6 +141,7 @@ def plan_request(
         speed=speed,
         sample=sample,
         trace_unit=trace_unit,
+        spread_ticks=spread_ticks,
         output_len=output_len,
         has_file=workload is not None,
         has_rate=has_rate,
