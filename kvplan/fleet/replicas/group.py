@@ -320,14 +320,22 @@ class BlockGroup(Group):
             return self._blocks_between(self._taken_ticks, tick)
         return sum(map(self._blocks_of, self._decoding))
 
+    def _coming_chunks(self) -> dict[Sequence, int]:
+        """Tokens that the next step reads of each prompt that is being read."""
+        budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
+        found = {}
+        for sequence in self.reading:
+            number = self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
+            found[sequence] = max(number, 0)
+            budget -= found[sequence]
+        return found
+
     def _blocks_of(self, sequence: Sequence) -> int:
         """What the next step takes for it."""
         assert isinstance(sequence, BlockSequence)
         if sequence not in self._decoding:
-            budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
-            number = self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
-            more = self.pool.needed(sequence.held, sequence.computed, sequence.computed + max(number, 0))
-            return more
+            number = self._coming_chunks().get(sequence, 0)
+            return self.pool.needed(sequence.held, sequence.computed, sequence.computed + number)
         if self._taken_ticks > self.ticks:
             return 0
         if self._even:
