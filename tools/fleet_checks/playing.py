@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.fleet import Fleet
-from kvplan.fleet.replicas.replica import StepRecord
+from kvplan.fleet.replicas.replica import Replica, StepRecord
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import PoolLayout, ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
@@ -42,8 +42,14 @@ class Record:
     steps: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def played(requests: Sequence[FleetRequest], layout: PoolLayout, max_num_seqs: int, budget: int) -> Record:
-    """Play ``requests`` on one replica."""
+def played(
+    requests: Sequence[FleetRequest],
+    layout: PoolLayout,
+    max_num_seqs: int,
+    budget: int,
+    change: Callable[[Replica], None] | None = None,
+) -> Record:
+    """Play ``requests`` on one replica, after ``change`` of it."""
     record = Record()
 
     def note(step: StepRecord) -> None:
@@ -51,6 +57,8 @@ def played(requests: Sequence[FleetRequest], layout: PoolLayout, max_num_seqs: i
 
     setup = ReplicaSetup(SchedulingRules(max_num_seqs, budget, 1e12), OneStep(), layout)
     fleet = Fleet(setup, 1, RoundRobin())
+    if change is not None:
+        change(fleet.replicas[0])
     fleet.replicas[0].observe_steps(note)
     for seen in fleet.play(requests).seen:
         record.outcomes[seen.request.number] = _outcome(seen)
