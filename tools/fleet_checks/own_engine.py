@@ -5,18 +5,18 @@ The play has vLLM's rules. The engine differs in these, which ``as_own_engine`` 
 * Blocks are found by others in the step after the one that fills them, not in the same (scheduler.py of the engine).
 * Of blocks with the same content only the first is found; those of the others are as if they were not full
   (``BlockPool.cache`` of the engine).
+* It keeps the state where a prompt ends, and not where chunks do; models with states are not compared.
 * A request is admitted where its first chunk fits and 1 % of the pool stays free beside those that run, not where all
   of its prompt fits (admission.py of the engine).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fleet_checks.playing import Outcome, Record
 from fleet_checks.trace import prompt_token_ids
-
 from kvplan.estimate.speed.queueing.instance import Sequence as Running
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.extents import Holding
@@ -24,6 +24,7 @@ from kvplan.fleet.replicas.group import BlockGroup, BlockSequence
 from kvplan.fleet.replicas.lanes import Lane
 from kvplan.fleet.replicas.pool import BlockPool, Held
 from kvplan.fleet.replicas.replica import Replica
+from kvplan.fleet.replicas.setup import CacheGroup, GroupKind, PoolLayout
 from kvplan.fleet.requests import FleetRequest, Run
 from kvplan_engine import SamplingParams
 from kvplan_engine.config import EngineConfig
@@ -98,12 +99,43 @@ def as_own_engine(replica: Replica) -> None:
     engine.block_groups[:] = engine._groups[:] = replica._groups[:] = [own]
 
 
-def run_engine(requests: Sequence[FleetRequest], config: EngineConfig) -> tuple[Record, int]:
-    """Return what the engine did with ``requests``, and how many blocks it had. ``config`` says load_format none."""
+def engine_cases(longest: int) -> Iterator[tuple[str, EngineConfig]]:
+    """Full attention under three budgets with pools of two sizes, and windows with a pool that evicts nothing."""
+    for budget, seats in ((128, 16), (512, 64), (2048, 64)):
+        for mebibytes in (900, 1600):
+            yield "full attention", _config("smollm2-135m", longest, seats, budget, mebibytes)
+    yield "windows", _config("gemma-3-1b", longest, 32, 256, 16_000)
+
+
+def _config(model: str, longest: int, seats: int, budget: int, mebibytes: int) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        load_format="none",
+        device="cpu",
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        max_model_len=longest + 8,
+        block_size=16,
+        device_memory=mebibytes * 2**20,
+    )
+
+
+def layout_of(engine: Engine) -> PoolLayout:
+    """The engine's groups as cache groups: a bundle of several blocks is a block of as many groups."""
+    groups = []
+    for group in engine.scheduler.pool.layout.groups:
+        kind: GroupKind = "full" if group.kept.kind == "full" else "sliding"
+        assert group.kept.kind in ("full", "window"), "its states are kept where prompts end, vLLM's where blocks do"
+        groups.append(CacheGroup(kind, engine.scheduler.pool.block_size, group.kept.tokens, group.width))
+    return PoolLayout(tuple(groups), engine.scheduler.pool.num_blocks)
+
+
+def run_engine(requests: Sequence[FleetRequest], config: EngineConfig) -> tuple[Record, PoolLayout]:
+    """Return what the engine did with ``requests``, and its pool. ``config`` says load_format none."""
     record, coming, now = Record(), list(reversed(requests)), 0
     with Engine(config) as engine:
         vocabulary = engine.model.config.vocab_size
-        num_blocks = int(engine.get_stats()["num_blocks"])
+        layout = layout_of(engine)
         going: dict[int, Any] = {}
         first: dict[int, int] = {}
         while coming or engine.has_unfinished_requests():
@@ -127,4 +159,4 @@ def run_engine(requests: Sequence[FleetRequest], config: EngineConfig) -> tuple[
                     record.outcomes[number] = Outcome(
                         request.num_cached_tokens, first[number], now, request.num_preemptions
                     )
-    return record, num_blocks
+    return record, layout
