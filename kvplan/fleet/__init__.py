@@ -1,0 +1,6 @@
+"""A trace in, a fleet out: requests as a file has them, played on replicas behind a router.
+
+requests   requests of a fleet, and what their prompts have in common
+routers    which replica a request goes to
+replicas   what one replica does with its requests block by block, and several together
+"""
