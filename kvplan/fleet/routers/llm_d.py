@@ -1,4 +1,4 @@
-"""llm-d's endpoint picker: the sum of weighted scores from 0 to 1 for what a replica has cached, its queue and its pool.
+"""llm-d's endpoint picker: the sum of weighted scores, 0 to 1, for what a replica has cached, its queue and its pool.
 
 Scores and picker are those of the Gateway API inference extension, which llm-d's router is built on
 (kubernetes-sigs/gateway-api-inference-extension, pkg/epp/scheduling/framework/plugins: multi/prefix/plugin.go,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+
 from kvplan.fleet.requests import FleetRequest
 
 

@@ -1,8 +1,8 @@
-"""SGLang's router, policy cache_aware: the replica that was sent the longest beginning of the prompt, while loads agree.
+"""SGLang's router, policy cache_aware: the replica that was sent the longest beginning of the prompt, within limits.
 
-sgl-project/sglang, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs at 053b63ff, with the values of its command
-line (bindings/python/src/sglang_router/router_args.py): one tree of all prompts that were routed says who was sent what,
-in characters; it hears of no eviction.
+sgl-project/sglang, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs at 053b63ff, with the values of its
+command line (bindings/python/src/sglang_router/router_args.py): one tree of all prompts that were routed says who was
+sent what, in characters; it hears of no eviction.
 
 * Requests in flight differ by more than 64, and the most are more than 1.5 x the fewest: the replica with the fewest.
 * More than 0.3 of the prompt is in the tree: the replica that was sent its longest beginning, of several the last one.
