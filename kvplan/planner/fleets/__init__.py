@@ -6,4 +6,5 @@ judging   whether a played fleet keeps the level, with published intervals
 playing   fleets played, each once
 search    the search over choices, replicas, token budgets and routers
 growth    how much more load the fleet takes, and what fails first
+answering  the answer: the best fleet as a deployment, with what was found beside it
 """
