@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvplan.catalog.engines import EngineChoice
-from kvplan.commands.options.pasted import engine_of, with_pasted
 from kvplan.commands.options.fleets import FleetOptions
+from kvplan.commands.options.pasted import engine_of, with_pasted
 from kvplan.commands.options.patterns import PatternOptions
 from kvplan.commands.options.plans import FormatOptions, GpuOptions, LoadOptions
 from kvplan.commands.options.trace import TraceOptions

@@ -1,4 +1,4 @@
-"""What ``kvplan plan --workload TRACE`` prints of a fleet: the answer, its windows, what fails first, what else serves."""
+"""What ``kvplan plan --workload TRACE`` prints: the fleet, its windows, what fails first, what else serves."""
 
 from __future__ import annotations
 
@@ -148,10 +148,11 @@ def growth_sentence(answer: FleetAnswer) -> str:
     text = f"Headroom: {growth.factor:.2f} x the load of the busiest window."
     if growth.breaks is None or growth.resource is None:
         return text
-    bound = growth.breaks
+    goal = answer.plan.request.goal
+    sure = f" with {100 * goal.confidence:.0f} % confidence" if goal.is_asked else ""
     return (
-        f"{text} At {growth.factor_beyond:.2f} x {bound.word} fails first, {1000 * growth.seconds_beyond:,.0f} of "
-        f"{1000 * bound.seconds:,g} ms: {WORDS[growth.resource]}."
+        f"{text} At {growth.factor_beyond:.2f} x {growth.breaks.bound.word} is the first that is not kept{sure}, "
+        f"{_figure(growth.breaks)}: {WORDS[growth.resource]}."
     )
 
 

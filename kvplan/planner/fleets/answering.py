@@ -71,7 +71,7 @@ def plan_fleet(
     spec: ModelSpec,
     request: PlanRequest,
     measured: MeasuredProfiles = MeasuredProfiles(),
-    listener: Listener = Listener(),  # noqa: B008 - frozen
+    listener: Listener = Listener(),
 ) -> FleetAnswer:
     """Search the fleet for the trace of ``request``. KvplanError as ``make_plan``, and for what the file lacks."""
     began = time.monotonic()
@@ -186,5 +186,3 @@ def _as_plan(
         num_played=search.player.num_played,
         is_cut=search.was_interrupted,
     )
-
-
