@@ -7,11 +7,19 @@ from pathlib import Path
 
 from kvplan.commands.printing.plans import print_commands, rent_text
 from kvplan.commands.printing.queues import within
-from kvplan.commands.printing.render import as_markdown, print_csv, print_json, print_sentence, print_table, say
+from kvplan.commands.printing.render import (
+    as_markdown,
+    print_csv,
+    print_json,
+    print_notes,
+    print_sentence,
+    print_table,
+    say,
+)
 from kvplan.errors import KvplanError
 from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.answer.document import plan_row
-from kvplan.planner.answer.fleet_document import fleet_assumptions, fleet_document, usd_per_hour
+from kvplan.planner.answer.fleet_document import balancer_of, fleet_assumptions, fleet_document, usd_per_hour
 from kvplan.planner.choices.verdict import Seen
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import WORDS
@@ -33,6 +41,8 @@ def print_fleet(answer: FleetAnswer, output_format: str, *, explain: bool = Fals
         print_csv([plan_row(each, model_id, answer.plan.request.api_price) for each in deployments])
     elif output_format in MANIFESTS and deployments:
         say(MANIFESTS[output_format](deployments[0], model_id), end="")
+        if answer.best is not None and (balancer := balancer_of(answer.best)) is not None:
+            print_notes(f"these replicas were played behind another router than the manifest has: {balancer}")
     elif answer.best is not None:
         _print_text(answer, answer.best, as_page=output_format == "md", explain=explain)
     if answer.best is None:
@@ -65,7 +75,8 @@ def _print_text(answer: FleetAnswer, best: Played, *, as_page: bool, explain: bo
         return
     for line in lines:
         print_sentence(line, indent="", further="  ")
-    print_commands(answer.plan.deployments[0], answer.plan, explain=explain)
+    balancer = balancer_of(best)
+    print_commands(answer.plan.deployments[0], answer.plan, explain=explain, balancer=balancer)
     _print_windows(best)
     _print_routers(answer)
     _print_others(answer, best)

@@ -28,6 +28,9 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
     """The whole answer. Times in milliseconds, moments in seconds from the trace's first request on."""
     document = plan_document(answer.plan)
     best, demand = answer.best, answer.demand
+    fleets = [] if best is None else [best, *answer.others]
+    for deployment, played in zip(document["deployments"], fleets, strict=True):
+        deployment["balancer"] = balancer_of(played) or deployment["balancer"]
     document["assumptions"] = [*answer.plan.spec.assumptions, *fleet_assumptions(answer)]
     document["fleet"] = {
         "trace": answer.trace.path.name,
@@ -50,6 +53,12 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
         "by_replicas": [_busiest_document(answer, each) for each in answer.frontier],
     }
     return document
+
+
+def balancer_of(played: Played) -> str | None:
+    """How the router of ``played`` is put before its replicas; None for one that takes turns, or one replica."""
+    plan = played.plan
+    return None if plan.replicas == 1 or plan.router == "round-robin" else ROUTERS[plan.router].setting
 
 
 def usd_per_hour(answer: FleetAnswer, played: Played) -> float | None:

@@ -22,7 +22,7 @@ from kvplan.planner.fleets.playing import FleetPlan, Played, Player
 from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
 from kvplan.planner.search.ranking import Price, price_of, within_budget
 
-FIRST_ROUTER: Final = "kvplan"
+FIRST_ROUTER: Final = "dynamo"
 """Fleets are compared behind it, where nobody names one: it looks at prompts and at loads."""
 _GALLOP: Final = 1.25
 _MOST_TRIED_BELOW: Final = 3
@@ -217,17 +217,22 @@ class FleetSearch:
         names = [plan.router] if self.router is not None or plan.replicas == 1 else [*ROUTERS]
         for name in names:
             fewer = replace(self.best.plan, router=name, replicas=self.best.plan.replicas - 1)
+            if not self._may_choose(name):
+                continue
             if fewer.replicas >= 1 and self.player.busiest(fewer).keeps:
                 self._take_whole(fewer)
         for name in names:
             same = replace(self.best.plan, router=name)
             self.routers[name] = self.player.busiest(same, whole_play=True)
-        for name, played in sorted(self.routers.items(), key=lambda each: each[1].verdict.deciding.ratio):
-            if played.keeps and name != self.best.plan.router:
-                self._take_whole(played.plan)
-            break
+        known = {name: played for name, played in self.routers.items() if self._may_choose(name)}
+        first = min(known, key=lambda name: known[name].verdict.deciding.ratio)
+        if known[first].keeps and first != self.best.plan.router:
+            self._take_whole(known[first].plan)
         if self.best.plan.found.setup.pool.caches_prefixes:
             self.without_cache = self.player.busiest(replace(self.best.plan, caches_prefixes=False), whole_play=True)
+
+    def _may_choose(self, name: str) -> bool:
+        return name == self.router or ROUTERS[name].setting is not None
 
     def _take_whole(self, plan: FleetPlan) -> None:
         played = self.player.whole(plan)
