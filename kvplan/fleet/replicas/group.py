@@ -102,6 +102,7 @@ class BlockGroup(Group):
     def compose(self) -> None:
         """Those that decode are before prompts in a step, and take their blocks first."""
         self._take_until(self.ticks + 1)
+        self.pool.begin_step()
 
     # ---- decoding
 
@@ -183,8 +184,10 @@ class BlockGroup(Group):
             found.append((begun, sequence.order, number, sequence, at_once, computed))
         else:
             at_once = holding.first
-        for first in range(at_once + 1, lane.first_needed(last) + 1):
-            needs = lane.tokens_that_need(first)
+        first = at_once
+        while first < lane.first_needed(last):
+            needs = lane.tokens_that_need(first + 1)
+            first = lane.first_needed(needs)
             at = sequence.start_tick + math.ceil((needs - sequence.known) / self._tokens_per_step)
             found.append((max(at, begun), sequence.order, number, sequence, first, needs))
         return found
@@ -194,12 +197,17 @@ class BlockGroup(Group):
         total = sum(self._weights.values()) * len(self._decoding)
         if not total:
             return _BOUNDLESS
+        if self.waiting and not self.may_admit:
+            return 1  # what was preempted may come back in the step after that
         free, begun = self.pool.queue.num_free, self._taken_ticks
         if not self._even:
             tokens = (free // total - 1) * min(self._weights) - self._rows
             return max(int(tokens / self._tokens_per_step), 1)
         low = max((free // total - 1) * min(self._weights), 0)
         high = min(self.steps_to_next_end, (free // total + 1) * max(self._weights))
+        if self._passing and self.waiting:
+            high = min(high, self._next_passing() - begun)
+            low = min(low, high)
         while low < high:
             middle = (low + high + 1) // 2
             if self._blocks_between(begun, begun + middle) <= free:
@@ -207,6 +215,17 @@ class BlockGroup(Group):
             else:
                 high = middle - 1
         return max(low + begun - self.ticks, 1)
+
+    def _next_passing(self) -> int:
+        """The tick of the first step that lets go a block, which may be enough for one that waits."""
+        found = _BOUNDLESS
+        for sequence in self._decoding:
+            for lane in self._passing:
+                first = sequence.held.holdings[self.pool.lanes.index(lane)].first + 1
+                tokens = lane.tokens_that_need(first) - sequence.known
+                at = sequence.start_tick + math.ceil(tokens / self._tokens_per_step)
+                found = min(found, max(at, self._taken_ticks))
+        return found
 
     def first_token(self, sequence: Sequence) -> None:
         """See ``Group``."""
@@ -258,17 +277,25 @@ class BlockGroup(Group):
         self.may_admit = True
         if self._next_blocks() <= self.pool.queue.num_free:
             return
-        if self._passing:
-            self._let_pass(self._taken_ticks, self.ticks + 1)
         needed, place = 0, 0
         self._order = [each for each in self._order if each.is_running]
         while place < len(self._order):
+            self._leave_behind(self._order[place])
             needed += self._blocks_of(self._order[place])
             while needed > self.pool.queue.num_free and place < len(self._order):
                 newest = self._order.pop()
                 self._preempt(newest)
                 self.may_admit = False
             place += 1
+
+    def _leave_behind(self, sequence: Sequence) -> None:
+        assert isinstance(sequence, BlockSequence)
+        if sequence not in self._decoding:
+            self.pool.leave_behind(sequence.held, sequence.computed)
+            return
+        for number, lane in enumerate(self._passing):
+            for _, _, _, _, first, computed in self._passes(sequence, number, lane, self.ticks, self.ticks + 1):
+                self.pool.pass_block(sequence.held, lane, first, computed)
 
     def _next_blocks(self) -> int:
         ahead = self._taken_ticks > self.ticks
