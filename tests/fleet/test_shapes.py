@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_factors_hold_from_their_time_on(tmp_path: Path) -> None:
 
 def test_a_day_has_as_many_requests_as_its_factors_say() -> None:
     day = stretched(REQUESTS, LoadShape((ShapePoint(0, 0.4), ShapePoint(43_200, 2.5))))
-    assert all(0 <= earlier.sent <= later.sent < DAY_SECONDS for earlier, later in zip(day, day[1:], strict=False))
+    assert all(0 <= earlier.sent <= later.sent < DAY_SECONDS for earlier, later in pairwise(day))
     assert [each.number for each in day] == list(range(len(day)))
     morning = sum(each.sent < 43_200 for each in day)
     assert morning == pytest.approx(0.4 * 2400, rel=0.08)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +17,25 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.cli import main
-from kvplan.errors import UsageError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.fleet.replicas.fleet import FleetPlay, Sample
 from kvplan.fleet.replicas.seen import Seen
-from kvplan.fleet.requests import FleetRequest
+from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.windows import windows_of
 from kvplan.planner.answer.fleet_document import fleet_document
 from kvplan.planner.answer.fleet_page import fleet_page
+from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.trial import Trial
 from kvplan.planner.fleets.answering import FleetAnswer, Listener, plan_fleet
 from kvplan.planner.fleets.demand import could_begin, least_replicas
 from kvplan.planner.fleets.judging import Bar, hopeless
 from kvplan.planner.fleets.playing import FleetPlan, Player
+from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.goal import Goal
-from kvplan.planner.question.request import PlanRequest
+from kvplan.planner.question.request import PlanRequest, complete
 from kvplan.planner.question.slo import parse_slo
+from kvplan.planner.search.plan import formats_asked
 from kvplan.settings import ServingSettings
 from tests.cases.small_traces import write_trace
 
@@ -279,5 +284,96 @@ def test_without_a_level_a_readable_speed_is_kept(trace: Path) -> None:
 
 
 def test_a_router_is_refused_by_name(trace: Path) -> None:
-    with pytest.raises(UsageError, match="one of|Unknown --router"):
+    with pytest.raises(UsageError, match="Unknown --router"):
         question(trace, router="nobody")
+
+
+# ---- files that cannot be played
+
+
+def rows(times: list[float]) -> str:
+    return "".join(
+        json.dumps({"timestamp": time, "input_length": 600, "output_length": 20, "hash_ids": [place, place]}) + "\n"
+        for place, time in enumerate(times)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "contains no request"),
+        (rows([0.001 * each for each in range(60)]), "60 requests .* come within 0.059 s, too short"),
+        (rows([8e6 * each for each in range(300)]), "300 requests .* come over 27.7 days, more than the 14 days"),
+        (rows([0, 400]).replace("600", "-600"), "its input_length is -600"),
+        (rows([0, 400]) + rows([800])[:30], "Line 3 .* is malformed"),
+    ],
+)
+def test_a_trace_that_cannot_be_played_is_said_in_a_sentence(
+    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text, encoding="utf-8")
+    code, out, err = printed(["plan", "llama-3.1-8b", "--workload", str(path), "--gpu", "l40s"], capsys)
+    assert code == 1 and not out and err.count("error: ") == 1 and "hint: " in err
+    assert re.search(sentence, err.replace("\n  ", " ")), err
+
+
+def test_a_trace_of_too_many_requests_is_refused_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_trace(tmp_path / "long.jsonl", count=50)
+    monkeypatch.setattr("kvplan.planner.question.trace.MOST_REQUESTS", 40)
+    with pytest.raises(KvplanError, match="has 50 requests, more than the 40 that are played") as error:
+        question(path)
+    assert "--sample 40" in str(error.value.hint)
+    assert question(path, sample=40).trace is not None
+
+
+def test_times_before_zero_and_out_of_order_are_counted_from_the_first(tmp_path: Path, trace: Path) -> None:
+    lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    path = tmp_path / "moved.jsonl"
+    moved = [json.dumps(line | {"timestamp": line["timestamp"] - 30_000}) for line in reversed(lines)]
+    path.write_text("\n".join(moved) + "\n", encoding="utf-8")
+    kept, others = requests_of_file(trace), requests_of_file(path)
+    assert [each.sent for each in others] == [each.sent for each in kept]
+    assert [each.num_prompt_tokens for each in others] == [each.num_prompt_tokens for each in kept]
+
+
+# ---- pools
+
+
+@pytest.mark.parametrize(
+    ("model", "groups"),
+    [
+        ("gemma-3-27b", [("sliding", 16, 1024, 6), ("full", 16, None, 1)]),
+        ("llama-4-scout", [("chunked", 16, 8192, 3), ("full", 16, None, 1)]),
+        ("deepseek-v3", [("full", 16, None, 1)]),
+    ],
+)
+def test_a_pool_has_the_groups_of_the_release(model: str, groups: list[tuple[object, ...]]) -> None:
+    found = a_choice(model)
+    assert [(each.kind, each.block_size, each.window_tokens, each.count) for each in found.setup.pool.groups] == groups
+    assert found.setup.pool.num_blocks == found.prediction.num_blocks - 1  # vLLM's null block
+
+
+def test_states_take_a_block_of_all_tokens_that_groups_agree_on_where_prefixes_are_cached() -> None:
+    cached = a_choice("qwen3.5-27b").setup.pool
+    sizes = {each.kind: each.block_size for each in cached.groups}
+    assert sizes["state"] == sizes["full"] > 16 and cached.caches_prefixes
+    plain = a_choice("qwen3.5-27b", ServingSettings(enable_prefix_caching=False)).setup.pool
+    assert {each.kind for each in plain.groups} == {"fixed", "full"} and not plain.caches_prefixes
+
+
+def a_choice(model: str, settings: ServingSettings = ServingSettings()) -> FleetChoice:
+    """On as many H200 of one node as it can be divided over."""
+    spec = resolve_model(model)
+    request = plan_request(
+        EngineChoice("vllm"), settings, request_rate=1.0, input_len="4k", output_len="200", gpu=["h200"], max_gpus=8
+    )
+    trial = Trial(request, complete(request, spec), load_measured(None))
+    formats, _ = formats_asked(spec, request)
+    (gpu,) = trial.gpus
+    layout = trial.layouts(formats[0].weights, gpu, across_nodes=False)[-1]
+    found = fleet_choice(trial, Choice(gpu, layout, formats[0].weights, formats[0].kv_cache_dtype))
+    assert found is not None, trial.refusals
+    return found

@@ -23,11 +23,13 @@ _STYLE: Final = """
   --grid: #262d34; --a: #7db8ee; --b: #f0a56b; --c: #7ccf96; --d: #c8a5ee; --bound: #ff8a94; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1180px;
   margin: 0 auto; padding: 0 16px 48px; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 24px 0 8px; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 32px 0 4px; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 24px 0 8px; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 32px 0 4px; }
 p { margin: 6px 0; max-width: 80ch; } .faint, figcaption { color: var(--faint); font-size: .9rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); gap: 8px 28px; }
 figure { margin: 0; } svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 6px; padding: 10px; font-size: .85rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere;
+  border: 1px solid var(--line); border-radius: 6px; padding: 10px; font-size: .85rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 12px 3px 0; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { color: var(--faint); font-weight: 600; }
