@@ -68,8 +68,8 @@ def _outcome(seen: Seen) -> tuple[float, float, int, int]:
     return seen.first, seen.last, seen.num_hit_tokens, seen.num_preemptions
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("seats", "budget", "num_blocks"), [(8, 64, 400), (4, 40, 60), (16, 32, 36), (16, 4096, 48)])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seats", "budget", "num_blocks"), [(8, 64, 400), (4, 40, 60), (16, 40, 36), (16, 4096, 48)])
 @pytest.mark.parametrize("groups", [FULL, WINDOWED, SHORT_WINDOWS, CHUNKED, WITH_STATES])
 def test_every_request_sees_what_it_sees_block_by_block(
     groups: tuple[CacheGroup, ...], seats: int, budget: int, num_blocks: int, seed: int

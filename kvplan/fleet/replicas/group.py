@@ -44,13 +44,14 @@ class BlockGroup(Group):
         super().__init__(pool.num_blocks, 0, late, None, rules.rows_per_sequence, rules.tokens_per_step)
         self.pool, self._rules = pool, rules
         self._taken_ticks = 0
+        self._even = rules.tokens_per_step == 1 and rules.rows_per_sequence == 1
         sizes = {lane.size for lane in pool.lanes if lane.kind != "fixed"}
         self._phases: dict[int, Counter[int]] = {size: Counter() for size in sizes}
         self._weights = {size: sum(lane.weight for lane in pool.lanes if lane.size == size) for size in sizes}
         self._passing = [lane for lane in pool.lanes if lane.kind in ("sliding", "chunked", "state")]
+        self._one_by_one = any(lane.leaves_blanks for lane in pool.lanes) and self._even
         self._decoding: dict[BlockSequence, None] = {}
         self._num_started = 0
-        self._even = rules.tokens_per_step == 1 and rules.rows_per_sequence == 1
         self._drafted: dict[BlockSequence, int] = {}
 
     # ---- admission
@@ -118,14 +119,25 @@ class BlockGroup(Group):
     def _take_until(self, tick: int) -> None:
         """Blocks that decoding takes in the steps before ``tick``, and lets go behind windows."""
         begun = self._taken_ticks
-        if tick <= begun:
+        if tick <= begun or not self._decoding:
             return
         self._taken_ticks = tick
-        if not self._decoding:
+        if self._one_by_one:
+            for at in range(begun, tick):
+                for sequence in sorted(self._decoding, key=lambda each: each.order):
+                    self._take_step(sequence, at)
             return
         self.pool.queue.take(self._blocks_between(begun, tick))
         if self._passing:
             self._let_pass(begun, tick)
+
+    def _take_step(self, sequence: BlockSequence, at: int) -> None:
+        """Its blocks in the step of tick ``at``, after those that it lets go: where some of these are taken first."""
+        for number, lane in enumerate(self._passing):
+            for _, _, _, _, first, computed in self._passes(sequence, number, lane, at, at + 1):
+                self.pool.pass_block(sequence.held, lane, first, computed)
+        tokens = self._tokens_at(sequence, at)
+        self.pool.queue.take(sum(weight for size, weight in self._weights.items() if tokens % size == 0))
 
     def _blocks_between(self, begun: int, tick: int) -> int:
         if not self._even:
@@ -307,14 +319,22 @@ class BlockGroup(Group):
             return self._blocks_between(self._taken_ticks, tick)
         return sum(map(self._blocks_of, self._decoding))
 
+    def _coming_chunks(self) -> dict[Sequence, int]:
+        """Tokens that the next step reads of each prompt that is being read."""
+        budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
+        found = {}
+        for sequence in self.reading:
+            number = self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
+            found[sequence] = max(number, 0)
+            budget -= found[sequence]
+        return found
+
     def _blocks_of(self, sequence: Sequence) -> int:
         """What the next step takes for it."""
         assert isinstance(sequence, BlockSequence)
         if sequence not in self._decoding:
-            budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
-            number = self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
-            more = self.pool.needed(sequence.held, sequence.computed, sequence.computed + max(number, 0))
-            return more
+            number = self._coming_chunks().get(sequence, 0)
+            return self.pool.needed(sequence.held, sequence.computed, sequence.computed + number)
         if self._taken_ticks > self.ticks:
             return 0
         if self._even:

@@ -47,6 +47,11 @@ class Lane:
             return None
         return per_segment, per_segment - needed, self._drops
 
+    @property
+    def leaves_blanks(self) -> bool:
+        """Whether blocks behind a window may be such that nobody can find, which are taken first."""
+        return self._kept is not None
+
     # ---- what is found
 
     def longest(self, runs: list[Run], limit: int) -> int:
@@ -245,6 +250,10 @@ class Lane:
             if begin < end:
                 yield begin, end
             segment += 1
+
+    def num_kept(self, first: int, last: int) -> int:
+        """How many of the blocks are kept when they are full."""
+        return sum(end - begin for begin, end in self._stretches(first, last))
 
     def let_go(self, holding: Holding, extents: list[Extent]) -> int:
         """``holding`` has ``extents`` no more, deepest first. Return how many blocks these are."""

@@ -262,7 +262,7 @@ class BlockPool:
             if may_be_found:
                 lane.add(holding, held.runs, begin, full)
             else:
-                junk = full - begin
+                junk = lane.num_kept(begin, full)
         count = sum(extent.last - extent.first for extent in holding.extents)
         self.queue.free_blank((taken - holding.first - count - junk) * lane.weight)
         if junk:
