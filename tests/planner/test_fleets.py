@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_traces import write_trace
 
 import kvplan
 from kvplan.catalog.devices.measured import load_measured
@@ -37,7 +38,6 @@ from kvplan.planner.question.request import PlanRequest, complete
 from kvplan.planner.question.slo import parse_slo
 from kvplan.planner.search.plan import formats_asked
 from kvplan.settings import ServingSettings
-from tests.cases.small_traces import write_trace
 
 SPEC = resolve_model("llama-3.1-8b")
 NO_ERROR = {"ttft": ErrorInterval(1.0, 1.0, 1, 1, 1), "tpot": ErrorInterval(1.0, 1.0, 1, 1, 1), "throughput": None}
