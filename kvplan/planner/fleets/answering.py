@@ -88,7 +88,8 @@ def plan_fleet(
     asked, _ = formats_asked(spec, request)
     search = FleetSearch(trial, player, asked, trace.router, listener.on_best)
     search.run()
-    growth, frontier = None, ()
+    growth: Growth | None = None
+    frontier: tuple[Played, ...] = ()
     if search.best is not None and not search.was_interrupted:
         try:
             growth = growth_of(search.best, player)
