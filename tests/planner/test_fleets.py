@@ -377,3 +377,20 @@ def a_choice(model: str, settings: ServingSettings = ServingSettings()) -> Fleet
     found = fleet_choice(trial, Choice(gpu, layout, formats[0].weights, formats[0].kv_cache_dtype))
     assert found is not None, trial.refusals
     return found
+
+
+def test_plays_on_several_cores_are_those_on_one(answer: FleetAnswer, monkeypatch: pytest.MonkeyPatch) -> None:
+    best, goal = answer.best, answer.plan.request.goal
+    assert best is not None
+    plans = [replace(best.plan, replicas=count) for count in (1, 2, 3)]
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr("kvplan.planner.fleets.cores.num_cores", lambda cores=cores: cores)
+        player = Player(answer.demand, goal, 1.0)
+        player.prepare(plans, whole_play=True)
+        assert player.num_played == 3
+        found.append([player.busiest(each, whole_play=True) for each in plans])
+        assert player.num_played == 3
+    for one, other in zip(*found, strict=True):
+        assert [each.window for each in one.verdict.windows] == [each.window for each in other.verdict.windows]
+        assert one.play.samples == other.play.samples and one.figures == other.figures

@@ -136,7 +136,9 @@ def _frontier(best: Played, player: Player, trial: Trial) -> tuple[Played, ...]:
     """The best choice with other numbers of replicas."""
     plan, most = best.plan, trial.most_replicas(best.plan.found.choice)
     counts = range(max(plan.replicas - _SHOWN_BELOW, 1), min(plan.replicas + _SHOWN_ABOVE, most) + 1)
-    return tuple(player.busiest(replace(plan, replicas=count), whole_play=True) for count in counts)
+    plans = [replace(plan, replicas=count) for count in counts]
+    player.prepare(plans, whole_play=True)
+    return tuple(player.busiest(each, whole_play=True) for each in plans)
 
 
 def _deployment(trial: Trial, played: Played, growth: Growth | None) -> Deployment:
