@@ -3,4 +3,6 @@
 requests   requests of a fleet, and what their prompts have in common
 routers    which replica a request goes to
 replicas   what one replica does with its requests block by block, and several together
+shapes     a trace stretched over a day whose load rises and falls
+windows    what requests saw, by windows of the trace
 """
