@@ -44,6 +44,11 @@ class ReplayedCache:
         self._ends: dict[_Key, list[int]] = {}
         self._num_used = 0
 
+    @property
+    def num_used(self) -> int:
+        """Blocks that hold something."""
+        return self._num_used
+
     def use(self, number: int, chain: Chain) -> int:
         """Return how many units a request finds, and take in what it leaves."""
         reach = min(self._reach(chain), chain.most_hit_blocks)
@@ -129,3 +134,11 @@ def replayed_hits(chains: Sequence[Chain], weights: Weights, num_blocks: int) ->
     """Return how many units of its prompt each request finds in a pool of ``num_blocks``."""
     cache = ReplayedCache(num_blocks, weights, len(chains))
     return [cache.use(number, chain) for number, chain in enumerate(chains)]
+
+
+def needed_blocks(chains: Sequence[Chain], weights: Weights) -> int:
+    """Return the blocks of a cache that never evicts."""
+    cache = ReplayedCache(1 << 62, weights, len(chains))
+    for number, chain in enumerate(chains):
+        cache.use(number, chain)
+    return cache.num_used
