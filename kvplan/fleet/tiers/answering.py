@@ -182,9 +182,7 @@ def _in_order(split: Sequence[Sequence[FleetRequest]], hits: Sequence[object]) -
     return [hit for _, hit in sorted(zip(numbered, hits, strict=True), key=lambda each: each[0])]
 
 
-def _measured(
-    measure: TierMeasure, sizes: Sequence[int], progress: Progress, where: str
-) -> Iterator[TierWorth]:
+def _measured(measure: TierMeasure, sizes: Sequence[int], progress: Progress, where: str) -> Iterator[TierWorth]:
     for number, size in enumerate(sizes):
         progress(f"{where}: size {number + 1} of {len(sizes)}")
         yield measure.worth(size)

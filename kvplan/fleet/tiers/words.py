@@ -31,7 +31,9 @@ def verdict_sentence(answer: CacheAnswer, layout: LayoutAnswer) -> str:
     after = _percent(layout.share(tier.num_tokens))
     hits = f"{after} of prompt tokens are found instead of {before}"
     if tier.verdict == "harms":
-        why = "it finds nothing that the GPUs' own cache has not" if not tier.num_extra_tokens else "loading takes longer"
+        why = (
+            "it finds nothing that the GPUs' own cache has not" if not tier.num_extra_tokens else "loading takes longer"
+        )
         return f"Do not buy: {size} of host memory {where} brings nothing: {why} ({hits})."
     gain = f"{_saved(answer, tier.saved_seconds)} less, {_saved(answer, tier.load_seconds)} to load"
     if tier.verdict == "open":
@@ -102,8 +104,10 @@ def _num_engines(answer: CacheAnswer, layout: LayoutAnswer) -> int:
 
 
 def _pays_from(tokens: int) -> str:
-    return "every hit is loaded sooner than it is computed" if tokens == 1 else (
-        f"hits of {tokens:,} tokens and more are loaded sooner than they are computed"
+    return (
+        "every hit is loaded sooner than it is computed"
+        if tokens == 1
+        else (f"hits of {tokens:,} tokens and more are loaded sooner than they are computed")
     )
 
 
