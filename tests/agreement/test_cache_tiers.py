@@ -1,15 +1,15 @@
-"""The curve and kvplan's own engine agree on every request's hits: in the pool, and in tiers by the engine's own rule."""
+"""The curve and kvplan's own engine agree on every request's hits: in the pool, and in tiers by the engine's rule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from random_traces import branching_trace
+
 from cache_checks.own_engine import OwnEngine
 from cache_checks.own_rule import found_by_rule
 from cache_checks.prompts import shortened
-from random_traces import branching_trace
-
 from kvplan.fleet.tiers.chains import chains_of
 from kvplan.fleet.tiers.distances import reuse_distances
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvplan.fleet.requests import FleetRequest
-from kvplan_engine import LLM, SamplingParams
 from cache_checks.own_rule import Found
 from cache_checks.prompts import VOCABULARY, token_ids
+from kvplan.fleet.requests import FleetRequest
+from kvplan_engine import LLM, SamplingParams
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,6 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.deployments import Deployment
-from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.question import Question, answer_question, settings_on
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.fleet.requests import FleetRequest, requests_of_file
@@ -26,7 +25,6 @@ from kvplan.fleet.tiers.links import PrefillTime, TierLink, break_even_tokens, h
 from kvplan.fleet.tiers.question import CacheAnswer, CacheQuestion, Distances, LayoutAnswer
 from kvplan.fleet.tiers.splits import split_requests
 from kvplan.fleet.tiers.worth import TierMeasure, TierWorth
-from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 from kvplan.workload.files import FileSurvey, survey_file
 from kvplan.workload.part import FilePart
@@ -53,8 +51,9 @@ def answer_cache(
     longest = question.longest_context or spec.longest_context
     progress("reading the trace")
     requests = requests_of_file(path, part, longest)
+    known = _Trace(requests, survey)
     answers = tuple(
-        _layout_answer(spec, question, gpu, kv_cache_dtype, _Trace(requests, survey, longest), measured, progress)
+        _layout_answer(spec, question, gpu, kv_cache_dtype, known, measured, progress)
         for gpu in question.gpus
         for kv_cache_dtype in question.kv_cache_dtypes
     )
@@ -74,9 +73,19 @@ def answer_cache(
 
 @dataclass(frozen=True)
 class _Trace:
+    """The requests; formats with blocks of the same length share what is known of them."""
+
     requests: tuple[FleetRequest, ...]
     survey: FileSurvey
-    longest: int | None
+    known: dict[tuple[int, int, str, bool], CacheCurve] = field(default_factory=dict)
+
+    def curve(self, layout: CacheLayout, num_caches: int, rule: str, *, keeps_answers: bool) -> CacheCurve:
+        """Return the curve of requests that are split over caches."""
+        key = (layout.unit_tokens, num_caches, rule, keeps_answers)
+        if key not in self.known:
+            split = split_requests(self.requests, num_caches, rule)
+            self.known[key] = cache_curve(split, layout, keeps_answers=keeps_answers)
+        return self.known[key].of_layout(layout)
 
 
 @dataclass(frozen=True)
@@ -112,19 +121,17 @@ def _layout_answer(
     layout, prefill = placed.layout, placed.prefill
     where = f"{gpu.gpu.id}, {layout.kv_cache_dtype} KV"
     num_caches = question.num_replicas * layout.num_engines
-    pools = split_requests(trace.requests, num_caches, "prefix" if question.split == "prefix" else "round-robin")
     progress(f"reuse distances: {where}")
-    own = cache_curve(pools, layout)
-    kept = pools if question.split != "shared" else [list(trace.requests)]
-    below = cache_curve(kept, layout, keeps_answers=False)
+    of_pools = "prefix" if question.split == "prefix" else "round-robin"
+    own = trace.curve(layout, num_caches, of_pools, keeps_answers=True)
+    below = trace.curve(layout, num_caches, question.split, keeps_answers=False)
     host, nvme = host_link(gpu.gpu, question.host_bytes_per_second), nvme_link(question.nvme_bytes_per_second)
-    hits = own.hits(layout.num_blocks)
-    if len(kept) != len(pools):  # one tier for all: its hits are in the trace's order
-        hits = _in_order(pools, hits)
-    measure = TierMeasure(below, tuple(hits), host, prefill, placed.errors)
+    measure = TierMeasure(below, tuple(own.hits(layout.num_blocks)), host, prefill, placed.errors)
     needed = below.num_needed_blocks * layout.host_block_bytes
-    tiers = tuple(_measured(measure, _table_sizes(layout, needed), progress, where))
-    asked = measure.worth(question.host_bytes) if question.host_bytes else _proposed(tiers)
+    tiers = tuple(_measured(measure, _table_sizes(layout, needed, question.host_bytes), progress, where))
+    asked = _proposed(tiers)
+    if question.host_bytes is not None:
+        asked = next(tier for tier in tiers if tier.size_bytes == question.host_bytes)
     return LayoutAnswer(
         gpu=gpu,
         num_gpus=num_caches * layout.num_ranks,
@@ -162,24 +169,15 @@ def _place(
         hint = f"use more GPUs, such as --gpu {2 * gpu.num_gpus}x{gpu.gpu.id}, or a shorter --max-model-len"
         reason = deployment.limit or "it has no room for a request"
         raise KvplanError(f"{spec.served_id} does not fit on {deployment.counted_gpu}: {reason}.", hint=hint)
-    settings = _on_gpus(spec, gpu, replace(asked, max_model_len=longest), question)
+    settings = settings_on(gpu, spec, replace(asked, max_model_len=longest), question.engine)
     shares = trace.survey.block_tokens > 0
     layout = cache_layout(spec, gpu.gpu, settings, question.engine.version, shares_prefixes=shares)
     return _Placed(deployment, speed, layout)
 
 
-def _on_gpus(spec: ModelSpec, gpu: GpuCount, settings: ServingSettings, question: CacheQuestion) -> ServingSettings:
-    return settings_on(gpu, spec, settings, question.engine)
-
-
 def _context_of(spec: ModelSpec, trace: _Trace) -> int:
     """Return the model's longest context, or where that is not known the trace's longest request."""
     return spec.longest_context or max(each.num_prompt_tokens + each.num_output_tokens for each in trace.requests)
-
-
-def _in_order(split: Sequence[Sequence[FleetRequest]], hits: Sequence[object]) -> list:  # type: ignore[type-arg]
-    numbered = [request.number for part in split for request in part]
-    return [hit for _, hit in sorted(zip(numbered, hits, strict=True), key=lambda each: each[0])]
 
 
 def _measured(measure: TierMeasure, sizes: Sequence[int], progress: Progress, where: str) -> Iterator[TierWorth]:
@@ -188,11 +186,13 @@ def _measured(measure: TierMeasure, sizes: Sequence[int], progress: Progress, wh
         yield measure.worth(size)
 
 
-def _table_sizes(layout: CacheLayout, needed: int) -> list[int]:
-    """Return powers of two in GiB, from the last below the pool's blocks to the first that keeps everything."""
+def _table_sizes(layout: CacheLayout, needed: int, asked: int | None) -> list[int]:
+    """Return powers of two in GiB, from the last below the pool's blocks to the first that keeps everything, and the
+    size that is asked about."""
     largest = max((needed - 1) // GIB, 0).bit_length()
     smallest = max((layout.num_blocks * layout.host_block_bytes // GIB).bit_length() - 1, largest - _STEPS, 0)
-    return [GIB << power for power in range(min(smallest, largest), largest + 1)]
+    sizes = {GIB << power for power in range(min(smallest, largest), largest + 1)}
+    return sorted(sizes if asked is None else sizes | {asked})
 
 
 def _proposed(tiers: Sequence[TierWorth]) -> TierWorth:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvplan.fleet.requests import FleetRequest
@@ -23,20 +23,22 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class _Cache:
-    """One cache and the requests that meet it; keeps what was replayed."""
+class MetCache:
+    """One cache and the requests that meet it, by their numbers; keeps what was replayed."""
 
+    numbers: tuple[int, ...]
     chains: tuple[Chain, ...]
     reuse: ReuseDistances
-    replays: dict[int, list[int]] = field(default_factory=dict)
+    replays: dict[tuple[Weights, int], list[int]] = field(default_factory=dict)
 
     def units(self, layout: CacheLayout, num_blocks: int) -> list[int]:
         """Return the units that each request finds."""
         if not layout.weights.end:
             return self.reuse.hits_by_request(num_blocks // layout.weights.unit)
-        if num_blocks not in self.replays:
-            self.replays[num_blocks] = replayed_hits(self.chains, layout.weights, num_blocks)
-        return self.replays[num_blocks]
+        key = (layout.weights, num_blocks)
+        if key not in self.replays:
+            self.replays[key] = replayed_hits(self.chains, layout.weights, num_blocks)
+        return self.replays[key]
 
     def num_needed(self, weights: Weights) -> int:
         """Return the blocks that keep everything."""
@@ -48,17 +50,23 @@ class CacheCurve:
     """caches: one for each replica, or a single one that all share."""
 
     layout: CacheLayout
-    caches: tuple[_Cache, ...]
+    caches: tuple[MetCache, ...]
     num_prompt_tokens: int
 
+    def of_layout(self, layout: CacheLayout) -> CacheCurve:
+        """Return the same for a layout with hits of as many tokens."""
+        return replace(self, layout=layout)
+
     def hits(self, num_blocks: int) -> list[Hit]:
-        """Return what each request finds where each cache has ``num_blocks``."""
+        """Return what each request finds, in the trace's order, where each cache has ``num_blocks``."""
         layout = self.layout
-        return [
-            Hit(max(units * layout.unit_tokens - layout.dropped_tokens, 0), chain.num_prompt_tokens)
-            for cache in self.caches
-            for chain, units in zip(cache.chains, cache.units(layout, num_blocks), strict=True)
-        ]
+        found: dict[int, Hit] = {}
+        for cache in self.caches:
+            of_each = zip(cache.numbers, cache.chains, cache.units(layout, num_blocks), strict=True)
+            for number, chain, units in of_each:
+                tokens = max(units * layout.unit_tokens - layout.dropped_tokens, 0)
+                found[number] = Hit(tokens, chain.num_prompt_tokens)
+        return [found[number] for number in sorted(found)]
 
     def hit_share(self, num_blocks: int) -> float:
         """Return the share of all prompt tokens that is found."""
@@ -91,6 +99,7 @@ def cache_curve(
     caches = []
     for requests in split:
         chains = chains_of(requests, layout.unit_tokens, keeps_answers=keeps_answers)
-        caches.append(_Cache(tuple(chains), reuse_distances(chains, on_progress)))
+        numbers = tuple(request.number for request in requests)
+        caches.append(MetCache(numbers, tuple(chains), reuse_distances(chains, on_progress)))
     prompts = sum(request.num_prompt_tokens for requests in split for request in requests)
     return CacheCurve(layout, tuple(caches), prompts)

@@ -20,7 +20,7 @@ NVME_BYTES_PER_SECOND: Final = 6.5e9
 
 @dataclass(frozen=True, slots=True)
 class TierLink:
-    """bytes_per_second: of what ``load_seconds`` counts. is_shared: by all ranks, as drives are; a GPU's own bus is not.
+    """bytes_per_second: of each GPU's own bus, or of what all ranks share, as drives (``is_shared``).
 
     source: where the figure is from, for people.
     """

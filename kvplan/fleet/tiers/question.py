@@ -75,11 +75,6 @@ class LayoutAnswer:
     distances: tuple[Distances, ...]
     usd_per_hour: float | None
 
-    @property
-    def is_proposed(self) -> bool:
-        """Whether the size is one of the table's."""
-        return self.asked in self.tiers
-
     def share(self, num_tokens: int) -> float:
         """Return the share of the trace's prompt tokens."""
         return num_tokens / self.curve.num_prompt_tokens

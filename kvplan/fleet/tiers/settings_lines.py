@@ -1,7 +1,7 @@
 """Settings to paste for a tier of a size: vLLM's own offloading, LMCache, SGLang's HiCache.
 
-vLLM     ``--kv-offloading-size`` is in GiB and of all tensor-parallel ranks of one engine (vllm/config/cache.py); drives
-         are a secondary tier (vllm/v1/kv_offload/tiering/spec.py and fs/manager.py, read in 0.33), which never deletes
+vLLM     ``--kv-offloading-size`` is in GiB and of all tensor-parallel ranks of one engine (vllm/config/cache.py);
+         drives are a secondary tier, which never deletes (vllm/v1/kv_offload/tiering/spec.py, fs/manager.py; 0.33)
 LMCache  ``max_local_cpu_size`` and ``max_local_disk_size`` are in units of 1024**3 bytes, of each rank's process
          (lmcache/v1/cache_engine.py, _Create_memory_allocator; docs.lmcache.ai, configurations)
 SGLang   ``--hicache-size`` is in units of 1e9 bytes and of each rank, and must exceed the rank's own pool
