@@ -8,9 +8,8 @@ from kvplan.commands.printing.render import print_csv, print_json, print_markdow
 from kvplan.fleet.tiers.document import cache_document
 from kvplan.fleet.tiers.question import CacheAnswer, LayoutAnswer
 from kvplan.fleet.tiers.settings_lines import setting_lines
-from kvplan.fleet.tiers.words import further_sentences, layout_name, size_text, verdict_sentence
+from kvplan.fleet.tiers.words import further_sentences, layout_name, replicas_text, size_text, verdict_sentence
 from kvplan.fleet.tiers.worth import TierWorth
-from kvplan.units import plural
 
 
 def print_cache(answer: CacheAnswer, form: str) -> None:
@@ -39,8 +38,7 @@ def _print_people(answer: CacheAnswer, *, as_markdown: bool) -> None:
 
 
 def _print_layout(answer: CacheAnswer, layout: LayoutAnswer, *, as_markdown: bool) -> None:
-    question = answer.question
-    over = f", over {plural(question.num_replicas, 'replica')} ({question.split})" if question.num_replicas > 1 else ""
+    over = f", over {replicas_text(answer)}" if answer.question.num_replicas > 1 else ""
     print_sentence(f"{answer.model} on {layout_name(layout)}{over}: {verdict_sentence(answer, layout)}", indent="")
     say()
     head = _head(answer)

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvplan.fleet.tiers.question import CacheAnswer, LayoutAnswer
 from kvplan.fleet.tiers.worth import TierWorth
-from kvplan.units import GIB, TIB, format_bytes
+from kvplan.units import GIB, TIB, format_bytes, plural
 from kvplan.workload.files import span_text
 
 _HOURS_A_MONTH: Final = 730
@@ -19,6 +19,13 @@ def layout_name(layout: LayoutAnswer) -> str:
     gpu = layout.gpu
     name = gpu.gpu.id if gpu.num_gpus == 1 else f"{gpu.num_gpus} x {gpu.gpu.id}"
     return f"{name}, {layout.curve.layout.kv_cache_dtype} KV"
+
+
+def replicas_text(answer: CacheAnswer) -> str:
+    """Return ``4 replicas (prefix)``, or ``1 replica``."""
+    question = answer.question
+    count = plural(question.num_replicas, "replica")
+    return f"{count} ({question.split})" if question.num_replicas > 1 else count
 
 
 def verdict_sentence(answer: CacheAnswer, layout: LayoutAnswer) -> str:
@@ -74,12 +81,12 @@ def further_sentences(answer: CacheAnswer, layout: LayoutAnswer) -> Iterator[str
         f"{cache.unit_tokens:,} tokens. Keeping everything takes {format_bytes(layout.needed_bytes)}."
     )
     if layout.distances:
-        by_share = (
-            f"{100 * each.share:g} % within {format_bytes(each.num_bytes, digits=1)}"
+        by_share = [
+            f"{100 * each.share:g} % after less than {format_bytes(each.num_bytes, digits=1)}"
             + (f" and {span_text(each.seconds)}" if answer.seconds else "")
             for each in layout.distances
-        )
-        yield f"Tokens that are used again are so {', '.join(by_share)} of others."
+        ]
+        yield f"Of the tokens that are used again: {', '.join(by_share)} of other requests."
     link, most = layout.host, layout.break_even_tokens
     pays = "no hit is loaded sooner than it is computed" if most is None else _pays_from(most)
     yield f"Host memory at {link.bytes_per_second / 1e9:.3g} GB/s a GPU ({link.source}): {pays}."
