@@ -171,7 +171,7 @@ def _with_lists(words: list[str], wanted: str | None) -> list[str]:
     if wanted not in COMMANDS:
         return words
     command = import_module(f"kvplan.commands.{wanted}")
-    words = with_named_model(words) if wanted in MODEL_ARGUMENTS else words
+    words = with_named_model(words, at_end=wanted == "cache") if wanted in MODEL_ARGUMENTS else words
     words = with_flag_words(words, getattr(command, "FLAG_OPTIONS", ()))
     return repeat_options(words, getattr(command, "LIST_OPTIONS", {}))
 

@@ -50,7 +50,7 @@ def blocks_of(chain: Chain, number: int) -> list[tuple[object, int]]:
     names: list[tuple[object, int]] = [
         (piece.key, place) for piece in chain.pieces for place in range(piece.first, piece.end)
     ]
-    return names + [(number, place) for place in range(len(names), chain.num_blocks)]
+    return names + [(-1 - number, place) for place in range(len(names), chain.num_blocks)]
 
 
 class PlainCache:

@@ -95,7 +95,7 @@ class OwnTiers:
 def names_of(chain: Chain, number: int) -> list[Name]:
     """Return the whole blocks of a prompt, each with a name that says all before it."""
     names: list[Name] = [(piece.key, place) for piece in chain.pieces for place in range(piece.first, piece.end)]
-    own = [(number, place) for place in range(len(names), chain.num_prompt_blocks)]
+    own = [(-1 - number, place) for place in range(len(names), chain.num_prompt_blocks)]
     return (names + own)[: chain.num_prompt_blocks]
 
 

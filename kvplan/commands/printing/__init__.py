@@ -9,4 +9,5 @@ likened                          a plan beside one without a command's settings
 plans, plan_tables               what `plan` prints: the answer, and its tables
 sweeps, loads                    what `sweep` and `load` print
 calibrations                     what `calibrate` prints
+caches                           what `cache` prints
 """

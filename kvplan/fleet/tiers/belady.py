@@ -58,7 +58,7 @@ class NextUses:
 
 def next_uses(chains: Sequence[Chain]) -> NextUses:
     """Look from the last request back."""
-    owners: dict[tuple[int, int], int] = {}
+    owners: dict[int, int] = {}
     uses: list[tuple[NextUse, ...]] = []
     for number in range(len(chains) - 1, -1, -1):
         found: list[NextUse] = []

@@ -17,9 +17,12 @@ from kvplan.fleet.requests import FleetRequest, Run
 
 
 class Piece(NamedTuple):
-    """Blocks [first, end) of a chain; whoever has the same key has the same blocks before them, too."""
+    """Blocks [first, end) of a chain; whoever has the same key has the same blocks before them, too.
 
-    key: tuple[int, int]
+    Requests that share a piece hold the same object, so that memory grows with what is distinct.
+    """
+
+    key: int
     first: int
     end: int
 
@@ -39,18 +42,18 @@ class Chain:
 
 def chains_of(requests: Sequence[FleetRequest], block_tokens: int, *, keeps_answers: bool = True) -> list[Chain]:
     """Return a chain for each request, in their order. keeps_answers: what is generated takes room, too."""
-    ends = _ends_of_keys(requests, keeps_answers=keeps_answers)
-    return [_chain(each, block_tokens, ends, keeps_answers=keeps_answers) for each in requests]
+    pieces = _Pieces(block_tokens, _ends_of_keys(requests, keeps_answers=keeps_answers))
+    return [_chain(each, block_tokens, pieces, keeps_answers=keeps_answers) for each in requests]
 
 
-def _chain(request: FleetRequest, size: int, ends: dict[int, set[int]], *, keeps_answers: bool) -> Chain:
+def _chain(request: FleetRequest, size: int, pieces: _Pieces, *, keeps_answers: bool) -> Chain:
     prompt = request.num_prompt_tokens
     # The last token of an answer is sampled and never computed.
     kept = prompt + max(request.num_output_tokens - 1, 0) if keeps_answers else prompt
     return Chain(
         request.sent,
         prompt,
-        tuple(_pieces(_keyed_runs(request, kept), size, ends)),
+        tuple(pieces.of(_keyed_runs(request, kept))),
         prompt // size,
         max(prompt - 1, 0) // size,
         kept // size,
@@ -77,12 +80,27 @@ def _ends_of_keys(requests: Iterable[FleetRequest], *, keeps_answers: bool) -> d
     return found
 
 
-def _pieces(runs: Iterable[Run], size: int, ends: dict[int, set[int]]) -> Iterator[Piece]:
-    first = begun = 0
-    for run in runs:
-        cuts = ends.get(run.key)
-        for place in (run.end,) if cuts is None else sorted(each for each in cuts if begun < each <= run.end):
-            if (end := place // size) > first:
-                yield Piece((run.key, place), first, end)
-                first = end
-        begun = run.end
+class _Pieces:
+    """Cuts runs into pieces, at every place where some run of the same key ends."""
+
+    def __init__(self, size: int, ends: dict[int, set[int]]) -> None:
+        self._size, self._ends = size, ends
+        self._known: dict[tuple[int, int], Piece] = {}
+
+    def of(self, runs: Iterable[Run]) -> Iterator[Piece]:
+        """Yield the pieces of a prompt, one behind the other."""
+        first = begun = 0
+        for run in runs:
+            cuts = self._ends.get(run.key)
+            places = (run.end,) if cuts is None else sorted(each for each in cuts if begun < each <= run.end)
+            for place in places:
+                if (end := place // self._size) > first:
+                    yield self._piece((run.key, place), first, end)
+                    first = end
+            begun = run.end
+
+    def _piece(self, key: tuple[int, int], first: int, end: int) -> Piece:
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Piece(len(self._known), first, end)
+        return found

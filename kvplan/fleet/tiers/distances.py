@@ -66,7 +66,7 @@ class Stack:
     def __init__(self, count: int) -> None:
         self._sums = _Sums(count)
         self._firsts = [0] * count
-        self._owners: dict[tuple[int, int], int] = {}
+        self._owners: dict[int, int] = {}
 
     def use(self, request: int, chain: Chain) -> list[Stretch]:
         """Move a chain to the top; return what of it was in the stack."""
@@ -143,7 +143,7 @@ class ReuseDistances:
 
     @cached_property
     def _num_found(self) -> int:
-        keys: dict[tuple[int, int], int] = {}
+        keys: dict[int, int] = {}
         for chain in self.chains:
             for piece in chain.pieces:
                 keys[piece.key] = keys.get(piece.key, -1) + 1

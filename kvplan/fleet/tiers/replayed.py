@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 from kvplan.fleet.tiers.chains import Chain
 
-_Key = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -37,11 +35,11 @@ class ReplayedCache:
 
     def __init__(self, num_blocks: int, weights: Weights, count: int) -> None:
         self._num_blocks, self._weights = num_blocks, weights
-        self._owners: dict[_Key, int] = {}
+        self._owners: dict[int, int] = {}
         self._firsts = [0] * count
         self._lasts = [0] * count
-        self._order: OrderedDict[int | tuple[_Key, int], None] = OrderedDict()
-        self._ends: dict[_Key, list[int]] = {}
+        self._order: OrderedDict[int | tuple[int, int], None] = OrderedDict()
+        self._ends: dict[int, list[int]] = {}
         self._num_used = 0
 
     @property
@@ -96,7 +94,7 @@ class ReplayedCache:
         self._num_used += chain.num_blocks * weight
         self._order[number] = None
 
-    def _keep_end(self, key: _Key, place: int) -> None:
+    def _keep_end(self, key: int, place: int) -> None:
         known = self._ends.setdefault(key, [])
         if place not in known:
             known.append(place)
@@ -125,9 +123,9 @@ class ReplayedCache:
             del self._order[owner]
 
 
-def _key_at(chain: Chain, place: int, number: int) -> _Key:
+def _key_at(chain: Chain, place: int, number: int) -> int:
     """Return whose tokens end at ``place``: those of a piece, or the request's own that no other has."""
-    return next((piece.key for piece in chain.pieces if piece.first < place <= piece.end), (-1, number))
+    return next((piece.key for piece in chain.pieces if piece.first < place <= piece.end), -1 - number)
 
 
 def replayed_hits(chains: Sequence[Chain], weights: Weights, num_blocks: int) -> list[int]:
