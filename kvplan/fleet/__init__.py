@@ -5,4 +5,5 @@ routers    which replica a request goes to
 replicas   what one replica does with its requests block by block, and several together
 shapes     a trace stretched over a day whose load rises and falls
 windows    what requests saw, by windows of the trace
+tiers      what a prefix cache of any size finds, and what a tier of memory saves
 """

@@ -10,4 +10,5 @@ plans, plan_tables               what `plan` prints: the answer, and its tables
 fleets, fleet_progress           what `plan` prints of a trace: the fleet, and what is found while it runs
 sweeps, loads                    what `sweep` and `load` print
 calibrations                     what `calibrate` prints
+caches                           what `cache` prints
 """
