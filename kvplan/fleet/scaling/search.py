@@ -1,0 +1,183 @@
+"""The cheapest policy of a handful that keeps a service level over a trace, and what it is held against.
+
+fixed fleet   the fewest replicas that keep the service level all the time
+policies      queue lengths, requests in flight and KV usage, each at three targets; where none of them keeps it, the
+              best of them with more replicas at least, up to the fixed fleet
+perfect       an autoscaler without delays (llm-d/llm-d-autoscaling issue 1499): in each window as many replicas as its
+              request rate needs, of which each takes the rate that the fixed fleet takes at most in the busiest window
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvplan.fleet.replicas.fleet import Fleet
+from kvplan.fleet.replicas.seen import Seen
+from kvplan.fleet.replicas.setup import ReplicaSetup
+from kvplan.fleet.requests import FleetRequest
+from kvplan.fleet.routers.interface import Router
+from kvplan.fleet.scaling.play import PolicyPlay, play_policy
+from kvplan.fleet.scaling.policy import ReplicaPolicy, Trigger
+
+Judge = Callable[[Sequence[Seen]], float]
+"""The largest ratio of what requests saw to its bound, over the windows that count: at most 1 keeps the service level."""
+
+_WAITING: Final = (1.0, 5.0, 20.0)
+"""Requests that wait on each replica. 5 is what vLLM's production stack sets (its tutorial on KEDA)."""
+_KV_USAGES: Final = (0.4, 0.6, 0.8)
+_SHARES_IN_FLIGHT: Final = (0.5, 0.75, 1.0)
+"""Of what a replica of the fixed fleet has in flight in the busiest window."""
+_SPEED_STEPS: Final = 5
+_MOST_SPEED: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class FixedFleet:
+    """The fewest replicas that keep the service level. in_flight: of one replica in the window with the most."""
+
+    num_replicas: int
+    seconds: float
+    ratio: float
+    in_flight: float
+
+    @property
+    def replica_seconds(self) -> float:
+        return self.num_replicas * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TriedPolicy:
+    """A policy played. ratio: of what requests saw to its bound; above 1 the service level is missed."""
+
+    played: PolicyPlay
+    ratio: float
+
+    @property
+    def keeps(self) -> bool:
+        return self.ratio <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingAnswer:
+    """tried: all policies, the cheapest that keeps the service level first. perfect_replica_seconds: see above."""
+
+    fixed: FixedFleet
+    tried: tuple[TriedPolicy, ...]
+    perfect_replica_seconds: float
+
+    @property
+    def best(self) -> TriedPolicy | None:
+        """None where none keeps the service level."""
+        return next((each for each in self.tried if each.keeps), None)
+
+    @property
+    def saved_share(self) -> float:
+        """Of the fixed fleet's replica-seconds, what the best policy saves; 0 where none is cheaper."""
+        best = self.best
+        return 0.0 if best is None else max(1 - best.played.replica_seconds / self.fixed.replica_seconds, 0.0)
+
+
+@dataclass(frozen=True)
+class ScalingSearch:
+    """What all policies have in common. new_router: a router without a past, for each play.
+
+    window_seconds: by which the perfect autoscaler's rates are counted.
+    """
+
+    requests: Sequence[FleetRequest]
+    setup: ReplicaSetup
+    new_router: Callable[[], Router]
+    judge: Judge
+    cold_start_seconds: float
+    window_seconds: float = 300.0
+    num_spare: int = 0
+
+    def fixed(self, most: int) -> FixedFleet | None:
+        """The fewest replicas, at most ``most``; None where so many do not keep the service level."""
+        low, high = 0, 1
+        found = None
+        while found is None:
+            tried = self._play_fixed(min(high, most), self.requests)
+            if tried.ratio <= 1:
+                found = tried
+            elif high >= most:
+                return None
+            else:
+                low, high = high, 2 * high
+        while found.num_replicas - low > 1:
+            middle = (low + found.num_replicas) // 2
+            tried = self._play_fixed(middle, self.requests)
+            if tried.ratio <= 1:
+                found = tried
+            else:
+                low = middle
+        return found
+
+    def _play_fixed(self, num_replicas: int, requests: Sequence[FleetRequest]) -> FixedFleet:
+        play = Fleet(self.setup, num_replicas, self.new_router()).play(requests)
+        end = max(each.last for each in play.seen)
+        most = max((each.num_waiting + each.num_running for each in play.samples), default=0)
+        return FixedFleet(num_replicas, end, self.judge(play.seen), most / num_replicas)
+
+    def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
+        """Policies between so many replicas, beside ``fixed``."""
+        tried = [self._try(each, min_replicas, max_replicas) for each in self._triggers(fixed)]
+        if not any(each.keeps for each in tried):
+            least = min(tried, key=lambda each: each.ratio)
+            tried += self._with_more(least, min(fixed.num_replicas + self.num_spare, max_replicas))
+        tried.sort(key=lambda each: (not each.keeps, each.played.replica_seconds if each.keeps else each.ratio))
+        return ScalingAnswer(fixed, tuple(tried), self._perfect(fixed))
+
+    def _triggers(self, fixed: FixedFleet) -> list[Trigger]:
+        found = [Trigger("waiting", each) for each in _WAITING]
+        found += [Trigger("in_flight", max(round(share * fixed.in_flight), 1)) for share in _SHARES_IN_FLIGHT]
+        found += [Trigger("kv_usage", each) for each in _KV_USAGES]
+        return list(dict.fromkeys(found))
+
+    def _try(self, trigger: Trigger, least: int, most: int) -> TriedPolicy:
+        policy = ReplicaPolicy(least, most, (trigger,), self.cold_start_seconds, self.num_spare)
+        played = play_policy(self.requests, self.setup, policy, self.new_router())
+        return TriedPolicy(played, self.judge(played.play.seen))
+
+    def _with_more(self, tried: TriedPolicy, most: int) -> list[TriedPolicy]:
+        """The same trigger with more replicas at least: the fewest that keep the service level."""
+        policy, found = tried.played.policy, []
+        low, high = policy.min_replicas, most
+        while high - low > 0:
+            middle = (low + 1 + high) // 2 if high - low > 1 else high
+            found.append(self._try(policy.triggers[0], middle, policy.max_replicas))
+            if not found[-1].keeps:
+                low = middle
+            elif middle == high:
+                break
+            else:
+                high = middle
+        return found
+
+    def _perfect(self, fixed: FixedFleet) -> float:
+        """Replica-seconds of an autoscaler without delays."""
+        counts = Counter(int(each.sent // self.window_seconds) for each in self.requests if each.after is None)
+        window, most = counts.most_common(1)[0]
+        busiest = _part(self.requests, window * self.window_seconds, (window + 1) * self.window_seconds)
+        capacity = self._most_speed(fixed.num_replicas, busiest) * most / fixed.num_replicas
+        return self.window_seconds * sum(math.ceil(each / capacity) for each in counts.values())
+
+    def _most_speed(self, num_replicas: int, requests: Sequence[FleetRequest]) -> float:
+        """The largest factor by which ``requests`` may come faster."""
+        low, high = 1.0, _MOST_SPEED
+        for _ in range(_SPEED_STEPS):
+            middle = math.sqrt(low * high)
+            faster = [replace(each, sent=each.sent / middle) for each in requests]
+            low, high = (middle, high) if self._play_fixed(num_replicas, faster).ratio <= 1 else (low, middle)
+        return low
+
+
+def _part(requests: Sequence[FleetRequest], start: float, end: float) -> list[FleetRequest]:
+    """Those sent between two moments, counted from the first of these; turns whose earlier one is not there go alone."""
+    kept = [each for each in requests if start <= each.sent < end]
+    numbers = {each.number for each in kept}
+    return [replace(each, sent=each.sent - start, after=each.after if each.after in numbers else None) for each in kept]
