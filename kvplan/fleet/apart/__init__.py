@@ -6,4 +6,5 @@ chunks    what of them is left when a prompt has been read chunk by chunk
 links     transfers over links that they share
 lines     requests in line for blocks of a replica
 play      requests played on both pools
+compare   pools of every ratio beside as many GPUs that do both
 """

@@ -2,10 +2,10 @@
 
 Both differ by a factor of ten from one cluster to the next, so ``--cold-start`` states them. Where nobody does:
 
-    weights    at 1.2 GiB/s each GPU's own share: 21.82 GiB in 18 s (vllm-project/vllm issue 44881, a rented GPU); 20 s for
-               75.64 GiB where the page cache had them, and 340 s for 51.35 GiB from a network, were logged too
-    the rest   240 s: 205 s (issue 19824: peers' check 60, bytecode 15, torch.compile 70, graphs 60) and 259 s (issue 44881:
-               container 16, torch.compile 43, profiling and graphs 200)
+    weights    at 1.2 GiB/s each GPU's own share: 21.82 GiB in 18 s (vllm-project/vllm issue 44881, a rented GPU); 20 s
+               for 75.64 GiB where the page cache had them, and 340 s for 51.35 GiB from a network, were logged too
+    the rest   240 s: 205 s (issue 19824: peers' check 60, bytecode 15, torch.compile 70, graphs 60) and 259 s (issue
+               44881: container 16, torch.compile 43, profiling and graphs 200)
 
 A node that must be rented first, and an image that must be pulled, come on top: no figure is assumed for them.
 """

@@ -10,8 +10,8 @@ KEDA makes a HorizontalPodAutoscaler of a ScaledObject, and that decides between
     down: to the highest of the last 300 s                               behavior.scaleDown.stabilizationWindowSeconds
 
 Sources: kubernetes.io, Horizontal Pod Autoscaling (algorithm details; default behavior), and autoscaling/v2's
-HPAScalingRules; keda.sh 2.22, ScaledObject specification. Its pollingInterval (30 s) and cooldownPeriod (300 s) are about
-the step from none to one replica alone, which no policy here takes: loading a model takes minutes.
+HPAScalingRules; keda.sh 2.22, ScaledObject specification. Its pollingInterval (30 s) and cooldownPeriod (300 s) are
+about the step from none to one replica alone, which no policy here takes: loading a model takes minutes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from kvplan.fleet.scaling.play import PolicyPlay, play_policy
 from kvplan.fleet.scaling.policy import ReplicaPolicy, Trigger
 
 Judge = Callable[[Sequence[Seen]], float]
-"""The largest ratio of what requests saw to its bound, over the windows that count: at most 1 keeps the service level."""
+"""The largest ratio of what requests saw to its bound, over the windows that count: at most 1 keeps them."""
 
 _WAITING: Final = (1.0, 5.0, 20.0)
 """Requests that wait on each replica. 5 is what vLLM's production stack sets (its tutorial on KEDA)."""
@@ -177,7 +177,7 @@ class ScalingSearch:
 
 
 def _part(requests: Sequence[FleetRequest], start: float, end: float) -> list[FleetRequest]:
-    """Those sent between two moments, counted from the first of these; turns whose earlier one is not there go alone."""
+    """Return those sent between two moments, counted from the first; turns whose earlier one is not there go alone."""
     kept = [each for each in requests if start <= each.sent < end]
     numbers = {each.number for each in kept}
     return [replace(each, sent=each.sent - start, after=each.after if each.after in numbers else None) for each in kept]
