@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -99,9 +99,10 @@ class ApartFleet:
         self.decode = [Replica(setup.decode.setup, index) for index in range(num_decode)]
         self._prefill_lines = [PrefillLine(each) for each in self.prefill]
         self._decode_lines = [DecodeLine(each) for each in self.decode]
-        sending = {("prefill", index): setup.prefill.link_bytes_per_second for index in range(num_prefill)}
-        receiving = {("decode", index): setup.decode.link_bytes_per_second for index in range(num_decode)}
-        self._links = Links(sending | receiving)
+        bandwidths: dict[Hashable, float] = {}
+        bandwidths |= {("prefill", index): setup.prefill.link_bytes_per_second for index in range(num_prefill)}
+        bandwidths |= {("decode", index): setup.decode.link_bytes_per_second for index in range(num_decode)}
+        self._links = Links(bandwidths)
         self._events: list[_Event] = []
         self._order, self._now = 0, 0.0
         self._flights: dict[int, _Flight] = {}
