@@ -1,7 +1,7 @@
 """What is asked: a load, its GPUs, limits and prices.
 
 request   load, lengths and GPUs; the workload with its gaps filled
-traced    the load of a workload file
+traced    the load of a workload file; trace: a file with times that is played as it is
 pattern   pauses of users, how lengths spread, and what prompts share
 drafter   the model with the drafter that is asked for
 asking    the request from values as people write them

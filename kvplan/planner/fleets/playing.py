@@ -1,0 +1,91 @@
+"""Fleets played: a choice with so many replicas behind a router, on the busiest window or on the whole trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvplan.fleet.replicas.fleet import Fleet, FleetPlay
+from kvplan.fleet.routers.named import make_router
+from kvplan.planner.fleets.demand import Demand, Part
+from kvplan.planner.fleets.judging import Bar, FleetVerdict, hopeless
+from kvplan.planner.fleets.setups import FleetChoice
+from kvplan.planner.question.goal import Goal
+
+OnPlay = Callable[[int], None]
+"""Is told how many fleets were played."""
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """A fleet: ``replicas`` of ``found`` behind the router of that name."""
+
+    found: FleetChoice
+    replicas: int
+    router: str
+    caches_prefixes: bool = True
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.found.choice.key, self.replicas, self.router, self.caches_prefixes)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A fleet with its play and what that says. is_whole: of the whole trace. was_stopped: it was hopeless, and its
+    figures are of what had ended by then."""
+
+    plan: FleetPlan
+    play: FleetPlay
+    verdict: FleetVerdict
+    is_whole: bool
+
+    @property
+    def was_stopped(self) -> bool:
+        return self.play.was_stopped
+
+    @property
+    def keeps(self) -> bool:
+        return not self.was_stopped and self.verdict.keeps
+
+
+@dataclass
+class Player:
+    """Plays fleets against one demand, each once."""
+
+    demand: Demand
+    goal: Goal
+    share_of_windows: float
+    on_play: OnPlay | None = None
+    num_played: int = 0
+    _known: dict[tuple[object, ...], Played] = field(default_factory=dict)
+
+    def busiest(self, plan: FleetPlan, *, whole_play: bool = False) -> Played:
+        """On the busiest window. whole_play: its figures are wanted also where it is hopeless."""
+        return self.play(plan, self.demand.busiest, "busiest", gives_up=not whole_play)
+
+    def whole(self, plan: FleetPlan, *, gives_up: bool = True) -> Played:
+        """On the whole trace."""
+        return self.play(plan, self.demand.whole, "whole", gives_up=gives_up)
+
+    def play(self, plan: FleetPlan, part: Part, name: object, *, gives_up: bool) -> Played:
+        """On ``part``, called ``name``. gives_up: stop once the service level is lost."""
+        key = (*plan.key, name)
+        known = self._known.get(key)
+        if known is not None and not (known.was_stopped and not gives_up):
+            return known
+        bar = Bar.of(self.goal, plan.found.model, self.share_of_windows)
+        seconds, found = self.demand.window_seconds, plan.found
+        if not plan.caches_prefixes:
+            found = found.without_prefix_caching()
+        fleet = Fleet(found.setup, plan.replicas, make_router(plan.router, found.sizes))
+        stop = hopeless(bar, part.requests, seconds, part.judged) if gives_up else None
+        played = fleet.play(part.requests, stop=stop)
+        self.num_played += 1
+        if self.on_play is not None:
+            self.on_play(self.num_played)
+        is_whole = len(part.requests) == len(self.demand.requests)
+        result = Played(plan, played, bar.judge(played, seconds, part.judged), is_whole)
+        played.seen.clear()  # windows have what is shown of them
+        self._known[key] = result
+        return result

@@ -1,0 +1,62 @@
+"""A trace that is played as it is: which file, and by which windows its service level is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvplan.errors import UsageError
+from kvplan.setting_values import parse_share
+from kvplan.workload.part import WHOLE_FILE, FilePart, parse_moment
+
+DEFAULT_WINDOW_SECONDS: Final = 300.0
+SHORTEST_WINDOW_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceQuestion:
+    """The fleet that a trace needs. share_of_windows: that keep the service level, 1 for all. router: by name; None to
+    choose one. shape: a file that says how the load changes over a day, which the trace is stretched over."""
+
+    path: Path
+    part: FilePart = WHOLE_FILE
+    window_seconds: float = DEFAULT_WINDOW_SECONDS
+    share_of_windows: float = 1.0
+    router: str | None = None
+    shape: Path | None = None
+
+
+def window_seconds(text: str | None) -> float:
+    """``5m`` -> 300; nothing -> the default. UsageError for what is no time, or shorter than ten seconds."""
+    found = parse_moment("--window", text)
+    if found is None:
+        return DEFAULT_WINDOW_SECONDS
+    if found < SHORTEST_WINDOW_SECONDS:
+        raise UsageError(
+            f"--window must be at least {SHORTEST_WINDOW_SECONDS:g} s, got {found:g} s.",
+            hint="percentiles need requests: for example --window 5m",
+        )
+    return found
+
+
+def share_of_windows(text: str | None) -> float:
+    """``0.95`` or ``95%`` -> 0.95; nothing -> 1. UsageError outside of more than 0 to 1."""
+    if text is None:
+        return 1.0
+    share = parse_share(text, "--share-of-windows", example="95%")
+    if not 0 < share <= 1:
+        raise UsageError(
+            "--share-of-windows must be more than 0 and at most 1.", hint="1 is every window, as by default"
+        )
+    return share
+
+
+def refuse_without_trace(given: dict[str, object]) -> None:
+    """UsageError for an option that only a trace gives a meaning."""
+    first = next((option for option, value in given.items() if value is not None), None)
+    if first is not None:
+        raise UsageError(
+            f"{first} needs a --workload with times, and neither --users nor --request-rate.",
+            hint="it is about a trace that is played as it is",
+        )
