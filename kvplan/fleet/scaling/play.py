@@ -61,12 +61,12 @@ class PolicyPlay:
 class _Scaler:
     """Looks at a fleet at every evaluation, and lets replicas come and go."""
 
-    def __init__(self, policy: ReplicaPolicy, setup: ReplicaSetup) -> None:
+    def __init__(self, policy: ReplicaPolicy, setup: ReplicaSetup, num_first: int) -> None:
         self._policy, self._setup = policy, setup
         self._autoscaler = Autoscaler(policy)
         self._sums: list[dict[MetricName, float]] = []
         self._age = round(policy.metric_age_seconds / policy.sync_seconds)
-        self.spans = [ReplicaSpan(0.0, 0.0) for _ in range(policy.min_replicas)]
+        self.spans = [ReplicaSpan(0.0, 0.0) for _ in range(num_first)]
 
     def look(self, fleet: Fleet, sample: Sample) -> None:
         """One evaluation, by metrics that are some evaluations old."""
@@ -111,10 +111,13 @@ def play_policy(
     policy: ReplicaPolicy,
     router: Router,
     stop: Callable[[list[Seen]], bool] | None = None,
+    num_first: int | None = None,
 ) -> PolicyPlay:
-    """Play ``requests`` on as many replicas as ``policy`` has, which begins with the fewest of them."""
-    fleet = Fleet(setup, policy.min_replicas, router, sample_seconds=policy.sync_seconds)
-    scaler = _Scaler(policy, setup)
+    """Play ``requests`` on as many replicas as ``policy`` has. num_first: those there at the beginning, where somebody
+    was served before; None for the fewest."""
+    count = policy.min_replicas if num_first is None else num_first
+    fleet = Fleet(setup, count, router, sample_seconds=policy.sync_seconds)
+    scaler = _Scaler(policy, setup, count)
     play = fleet.play(requests, stop=stop, on_sample=scaler.look)
     scaler.finish(play.seen)
     return PolicyPlay(policy, play, tuple(scaler.spans))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvplan.fleet.replicas.fleet import Fleet
@@ -51,7 +51,8 @@ class FixedFleet:
 
 @dataclass(frozen=True, slots=True)
 class TriedPolicy:
-    """A policy played. ratio: of what requests saw to its bound; above 1 the service level is missed."""
+    """A policy played. ratio: of what requests saw to its bound; above 1 the service level is missed, and infinite
+    where that was plain before the end."""
 
     played: PolicyPlay
     ratio: float
@@ -59,6 +60,11 @@ class TriedPolicy:
     @property
     def keeps(self) -> bool:
         return self.ratio <= 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was played to the end."""
+        return not self.played.play.was_stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,8 @@ class ScalingAnswer:
 class ScalingSearch:
     """What all policies have in common. new_router: a router without a past, for each play.
 
-    window_seconds: by which the perfect autoscaler's rates are counted.
+    window_seconds: by which the perfect autoscaler's rates are counted. new_stop: what gives up a play of requests
+    whose service level is lost (``Fleet.play``). on_play: is told how many were played.
     """
 
     requests: Sequence[FleetRequest]
@@ -95,13 +102,16 @@ class ScalingSearch:
     cold_start_seconds: float
     window_seconds: float = 300.0
     num_spare: int = 0
+    new_stop: Callable[[Sequence[FleetRequest]], Callable[[list[Seen]], bool]] | None = None
+    on_play: Callable[[int], None] | None = None
+    _counts: list[int] = field(default_factory=lambda: [0])
 
     def fixed(self, most: int) -> FixedFleet | None:
         """The fewest replicas, at most ``most``; None where so many do not keep the service level."""
         low, high = 0, 1
         found = None
         while found is None:
-            tried = self._play_fixed(min(high, most), self.requests)
+            tried = self.play_fixed(min(high, most), self.requests)
             if tried.ratio <= 1:
                 found = tried
             elif high >= most:
@@ -110,27 +120,31 @@ class ScalingSearch:
                 low, high = high, 2 * high
         while found.num_replicas - low > 1:
             middle = (low + found.num_replicas) // 2
-            tried = self._play_fixed(middle, self.requests)
+            tried = self.play_fixed(middle, self.requests)
             if tried.ratio <= 1:
                 found = tried
             else:
                 low = middle
         return found
 
-    def _play_fixed(self, num_replicas: int, requests: Sequence[FleetRequest]) -> FixedFleet:
+    def play_fixed(self, num_replicas: int, requests: Sequence[FleetRequest]) -> FixedFleet:
+        """So many replicas all the time."""
         play = Fleet(self.setup, num_replicas, self.new_router()).play(requests)
+        self._count()
         end = max(each.last for each in play.seen)
         most = max((each.num_waiting + each.num_running for each in play.samples), default=0)
         return FixedFleet(num_replicas, end, self.judge(play.seen), most / num_replicas)
 
     def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
         """Policies between so many replicas, beside ``fixed``."""
-        tried = [self._try(each, min_replicas, max_replicas) for each in self._triggers(fixed)]
+        needed = self._needed(fixed)
+        first = min(max(needed[min(needed)] + self.num_spare, min_replicas), max_replicas)
+        tried = [self._try(each, min_replicas, max_replicas, first) for each in self._triggers(fixed)]
         if not any(each.keeps for each in tried):
-            least = min(tried, key=lambda each: each.ratio)
-            tried += self._with_more(least, min(fixed.num_replicas + self.num_spare, max_replicas))
+            nearest = min(tried, key=lambda each: (each.ratio, -len(each.played.play.seen)))
+            tried += self._with_more(nearest, min(fixed.num_replicas + self.num_spare, max_replicas), first)
         tried.sort(key=lambda each: (not each.keeps, each.played.replica_seconds if each.keeps else each.ratio))
-        return ScalingAnswer(fixed, tuple(tried), self._perfect(fixed))
+        return ScalingAnswer(fixed, tuple(tried), self.window_seconds * sum(needed.values()))
 
     def _triggers(self, fixed: FixedFleet) -> list[Trigger]:
         found = [Trigger("waiting", each) for each in _WAITING]
@@ -138,18 +152,25 @@ class ScalingSearch:
         found += [Trigger("kv_usage", each) for each in _KV_USAGES]
         return list(dict.fromkeys(found))
 
-    def _try(self, trigger: Trigger, least: int, most: int) -> TriedPolicy:
+    def _try(self, trigger: Trigger, least: int, most: int, first: int) -> TriedPolicy:
         policy = ReplicaPolicy(least, most, (trigger,), self.cold_start_seconds, self.num_spare)
-        played = play_policy(self.requests, self.setup, policy, self.new_router())
-        return TriedPolicy(played, self.judge(played.play.seen))
+        stop = None if self.new_stop is None else self.new_stop(self.requests)
+        played = play_policy(self.requests, self.setup, policy, self.new_router(), stop, max(first, least))
+        self._count()
+        return TriedPolicy(played, math.inf if played.play.was_stopped else self.judge(played.play.seen))
 
-    def _with_more(self, tried: TriedPolicy, most: int) -> list[TriedPolicy]:
+    def _count(self) -> None:
+        self._counts[0] += 1
+        if self.on_play is not None:
+            self.on_play(self._counts[0])
+
+    def _with_more(self, tried: TriedPolicy, most: int, first: int) -> list[TriedPolicy]:
         """The same trigger with more replicas at least: the fewest that keep the service level."""
         policy, found = tried.played.policy, []
         low, high = policy.min_replicas, most
         while high - low > 0:
             middle = (low + 1 + high) // 2 if high - low > 1 else high
-            found.append(self._try(policy.triggers[0], middle, policy.max_replicas))
+            found.append(self._try(policy.triggers[0], middle, policy.max_replicas, first))
             if not found[-1].keeps:
                 low = middle
             elif middle == high:
@@ -158,13 +179,13 @@ class ScalingSearch:
                 high = middle
         return found
 
-    def _perfect(self, fixed: FixedFleet) -> float:
-        """Replica-seconds of an autoscaler without delays."""
+    def _needed(self, fixed: FixedFleet) -> dict[int, int]:
+        """Return the replicas of an autoscaler without delays, by window in which something is sent."""
         counts = Counter(int(each.sent // self.window_seconds) for each in self.requests if each.after is None)
         window, most = counts.most_common(1)[0]
         busiest = _part(self.requests, window * self.window_seconds, (window + 1) * self.window_seconds)
         capacity = self._most_speed(fixed.num_replicas, busiest) * most / fixed.num_replicas
-        return self.window_seconds * sum(math.ceil(each / capacity) for each in counts.values())
+        return {place: math.ceil(count / capacity) for place, count in counts.items()}
 
     def _most_speed(self, num_replicas: int, requests: Sequence[FleetRequest]) -> float:
         """The largest factor by which ``requests`` may come faster."""
@@ -172,7 +193,7 @@ class ScalingSearch:
         for _ in range(_SPEED_STEPS):
             middle = math.sqrt(low * high)
             faster = [replace(each, sent=each.sent / middle) for each in requests]
-            low, high = (middle, high) if self._play_fixed(num_replicas, faster).ratio <= 1 else (low, middle)
+            low, high = (middle, high) if self.play_fixed(num_replicas, faster).ratio <= 1 else (low, middle)
         return low
 
 

@@ -6,4 +6,6 @@ judging   whether a played fleet keeps the level, with published intervals
 playing   fleets played, each once
 search    the search over choices, replicas, token budgets and routers
 growth    how much more load the fleet takes, and what fails first
+pools     prefill and decode apart, beside a fleet of as many GPUs
+policies  replicas that come and go, beside a fixed fleet
 """
