@@ -12,6 +12,7 @@ engines             other engines in a sweep
 calibrate           speeds fitted to measured rows
 planner, explaining from a load to deployments; from a start-up log to what to change
 sweeps, reports     running trials; plots, tables and pages of their rows
+fleet               a trace of requests played on replicas behind a router
 runs                a run directory and its rows
 estimate            memory and speed by formula
 catalog             models, GPUs and engine releases

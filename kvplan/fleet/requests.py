@@ -6,7 +6,8 @@ runs that hold it have the same key: a key stands for all tokens from the first 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -112,6 +113,33 @@ class _Keys:
     def _new(self) -> int:
         self._next += 1
         return self._next
+
+
+def merged_runs(requests: Iterable[FleetRequest]) -> list[FleetRequest]:
+    """Return ``requests`` with fewer runs that say the same: neighbours are one run where every prompt that has the
+    first of them goes on with the second, and what no other prompt has is none at all.
+
+    Blocks of 512 tokens are two or three runs then, and a play moves so many things instead of some hundred blocks.
+    """
+    found = list(requests)
+    counts: Counter[int] = Counter()
+    for request in found:
+        counts.update([run.key for run in request.runs])
+        if request.answer_key is not None:
+            counts[request.answer_key] += 1
+    return [_merged(request, counts) for request in found]
+
+
+def _merged(request: FleetRequest, counts: Counter[int]) -> FleetRequest:
+    if request.answer_key is not None or not request.runs:
+        return request
+    numbers = [counts[run.key] for run in request.runs]
+    kept = tuple(
+        run
+        for run, number, after in zip(request.runs, numbers, [*numbers[1:], 0], strict=True)
+        if number > 1 and number != after
+    )
+    return request if len(kept) == len(request.runs) else replace(request, runs=kept)
 
 
 def renumbered(requests: tuple[FleetRequest, ...]) -> tuple[FleetRequest, ...]:

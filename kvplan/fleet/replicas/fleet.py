@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
-from kvplan.fleet.requests import FleetRequest
+from kvplan.fleet.requests import FleetRequest, merged_runs
 from kvplan.fleet.routers.interface import Router
 
 
@@ -45,7 +45,11 @@ class Fleet:
         self.router = router
         self._ready: list[float] = []
         self._drained: set[int] = set()
-        self._sample_seconds = sample_seconds
+        self._sample_seconds = self._sampled = sample_seconds
+        self._coming: list[tuple[float, int, FleetRequest]] = []
+        self._followers: dict[int, list[FleetRequest]] = {}
+        self._play = FleetPlay()
+        self._num_left = self._num_prompt = self._num_hit = 0
         for _ in range(num_replicas):
             self.add(setup, 0.0)
 
@@ -73,44 +77,88 @@ class Fleet:
         """Send ``requests`` and play until all have ended, or ``stop`` says of those that have so far that it is
         hopeless. on_progress: is told how many have ended, and the moment. on_sample: may add and drain replicas.
         """
-        play = FleetPlay()
-        coming = [(each.sent, each.number, each) for each in requests if each.after is None]
-        followers: dict[int, list[FleetRequest]] = {}
-        for each in requests:
-            if each.after is not None:
-                followers.setdefault(each.after, []).append(each)
-        heapq.heapify(coming)
-        num_left, sampled, prompts, hits = len(requests), self._sample_seconds, 0, 0
-        while num_left:
-            events = [each.next_event() for each in self.replicas]
-            until = min([coming[0][0] if coming else math.inf, sampled, *events])
-            for replica in self.replicas:
-                replica.advance(until)
-                for seen in replica.take_ended():
-                    num_left -= 1
-                    play.seen.append(seen)
-                    prompts += seen.request.num_prompt_tokens
-                    hits += seen.num_hit_tokens
-                    for each in followers.pop(seen.request.number, ()):
-                        heapq.heappush(coming, (seen.last + each.think_seconds, each.number, each))
-            if until >= sampled:
-                sample = self._sample(until, prompts, hits)
-                play.samples.append(sample)
-                sampled, prompts, hits = until + self._sample_seconds, 0, 0
-                if on_sample is not None:
-                    on_sample(self, sample)
-                if on_progress is not None:
-                    on_progress(len(play.seen), until)
-                if stop is not None and stop(play.seen):
-                    play.was_stopped = True
-                    break
-            while coming and coming[0][0] <= until:
-                sent, _, request = heapq.heappop(coming)
-                serving = self.serving(sent)
-                serving[self.router.choose(request, serving)].deliver(request, sent)
+        self._begin(requests)
+        while self._num_left and not self._play.was_stopped:
+            coming = self._coming[0][0] if self._coming else math.inf
+            self._advance_ended(min(coming, self._sampled))
+            coming = self._coming[0][0] if self._coming else math.inf
+            if self._sampled <= coming:
+                self._take_sample(on_progress, stop, on_sample)
+            elif self._num_left:
+                self._send()
+        play = self._play
         play.seen.sort(key=lambda seen: seen.request.number)
         play.num_preemptions = sum(each.num_preemptions for each in self.replicas)
         return play
+
+    def _begin(self, requests: Sequence[FleetRequest]) -> None:
+        self._play, self._num_left = FleetPlay(), len(requests)
+        requests = merged_runs(requests)
+        self._coming = [(each.sent, each.number, each) for each in requests if each.after is None]
+        heapq.heapify(self._coming)
+        self._followers = {}
+        for each in requests:
+            if each.after is not None:
+                self._followers.setdefault(each.after, []).append(each)
+        self._sampled, self._num_prompt, self._num_hit = self._sample_seconds, 0, 0
+
+    def _advance_ended(self, until: float) -> None:
+        """All replicas until then, or until one of them ends a request that another one waits for."""
+        if not self._followers:
+            if self.router.is_blind and until < self._sampled:
+                return  # the one that is chosen is advanced then
+            for replica in self.replicas:
+                replica.advance(until)
+                self._note_ended(replica)
+            return
+        while True:
+            first = min(self.replicas, key=lambda each: each.next_event())
+            event = first.next_event()
+            if event > until:
+                break
+            first.advance(event)
+            until = min(until, self._note_ended(first))
+        for replica in self.replicas:
+            replica.advance(until)
+            self._note_ended(replica)
+
+    def _note_ended(self, replica: Replica) -> float:
+        """Return the moment at which the first request is sent that waited for one that ended."""
+        first = math.inf
+        for seen in replica.take_ended():
+            self._num_left -= 1
+            self._play.seen.append(seen)
+            self._num_prompt += seen.request.num_prompt_tokens
+            self._num_hit += seen.num_hit_tokens
+            for each in self._followers.pop(seen.request.number, ()):
+                sent = seen.last + each.think_seconds
+                first = min(first, sent)
+                heapq.heappush(self._coming, (sent, each.number, each))
+        return first
+
+    def _take_sample(
+        self,
+        on_progress: Callable[[int, float], None] | None,
+        stop: Callable[[list[Seen]], bool] | None,
+        on_sample: Callable[[Fleet, Sample], None] | None,
+    ) -> None:
+        play = self._play
+        sample = self._sample(self._sampled, self._num_prompt, self._num_hit)
+        play.samples.append(sample)
+        self._sampled, self._num_prompt, self._num_hit = self._sampled + self._sample_seconds, 0, 0
+        if on_sample is not None:
+            on_sample(self, sample)
+        if on_progress is not None:
+            on_progress(len(play.seen), sample.at)
+        play.was_stopped = stop is not None and stop(play.seen)
+
+    def _send(self) -> None:
+        sent, _, request = heapq.heappop(self._coming)
+        serving = self.serving(sent)
+        chosen = serving[self.router.choose(request, serving)]
+        chosen.advance(sent)
+        self._note_ended(chosen)
+        chosen.deliver(request, sent)
 
     def _sample(self, at: float, prompts: int, hits: int) -> Sample:
         replicas = self.replicas

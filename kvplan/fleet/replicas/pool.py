@@ -1,114 +1,279 @@
 """The blocks of a replica's KV cache: who holds them, what is found again, what is evicted.
 
-vLLM's rules (vllm/v1/core/block_pool.py and kv_cache_manager.py): only full blocks are found again; a block that nobody
-holds lies free until it is taken, the one let go longest ago first, of one request the deepest first.
+vLLM's rules, block for block, read in 0.32.0 and 0.33.0, which do not differ in these (vllm/v1/core: block_pool.py,
+kv_cache_manager.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py):
+
+* A request looks up all its tokens but the last, and holds what it finds. Kinds of layers agree on a length of which
+  all their blocks are parts (find_longest_cache_hit).
+* It is admitted where all of its prompt would fit, blocks that it finds and nobody holds among them; then it takes
+  blocks for the chunk it reads (allocate_slots, full_sequence_must_fit).
+* Blocks are found by others as soon as a step is composed that fills them (cache_blocks), by two requests that fill
+  the same ones each has its own, of which the first is found (BlockHashToBlockMap).
+* A request that ends lets go its blocks one kind of layer after the other, deepest first; those that are not full are
+  taken first, the others when all before them are (free_blocks).
+
+Two things are simpler: a state that decoding leaves behind is free in the step in which the next one is begun, not one
+later; and blocks that answers fill are found by others when the answer has ended, not while it goes on.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
-
+from kvplan.fleet.replicas.extents import FreeQueue, Holding
+from kvplan.fleet.replicas.lanes import ENDLESS, Lane, Piece
 from kvplan.fleet.replicas.setup import PoolLayout
-from kvplan.fleet.requests import FleetRequest
-
-BlockKey = tuple[int, int]
-"""A key of a run, and which block of the prompt it is."""
+from kvplan.fleet.requests import FleetRequest, Run
 
 
-@dataclass(slots=True)
 class Held:
-    """Blocks of one request in the pool. keys: of the full ones that can be found, in order."""
+    """One request in a pool. runs: of its prompt and of its answer. holdings: one for each lane."""
 
-    request: FleetRequest
-    blocks: list[BlockKey] = field(default_factory=list)
-    num_cached: int = 0
+    __slots__ = ("holdings", "is_asked_again", "junction", "num_prompt_tokens", "runs")
+
+    def __init__(self, request: FleetRequest, num_lanes: int) -> None:
+        self.runs = runs_in_hand(request)
+        self.num_prompt_tokens = request.num_prompt_tokens
+        self.is_asked_again = request.answer_key is not None
+        self.junction = 0
+        self.holdings = [Holding() for _ in range(num_lanes)]
+
+
+class Match:
+    """What was found of a request: tokens, and the pieces of each lane. longest: what one of the lanes has of it."""
+
+    __slots__ = ("longest", "num_tokens", "pieces")
+
+    def __init__(self, num_tokens: int, longest: int, pieces: list[list[Piece]]) -> None:
+        self.num_tokens, self.longest, self.pieces = num_tokens, longest, pieces
 
 
 class BlockPool:
-    """Blocks of one data-parallel group, of full attention only."""
+    """The blocks of one data-parallel group. chunk_tokens: of a prompt in a step, at most.
 
-    def __init__(self, layout: PoolLayout) -> None:
-        self._size = layout.groups[0].block_size
-        self.num_blocks = self.num_free = layout.num_blocks
-        self._caches = layout.caches_prefixes
-        self._refs: dict[BlockKey, int] = {}
-        self._free: OrderedDict[BlockKey, None] = OrderedDict()
-        self._own = 0
+    state_tokens: of a block whose state is kept, where there are any: prompts are read in whole ones then.
+    """
 
-    def match(self, request: FleetRequest) -> int:
-        """Tokens of the prompt that are found, at most all but the last."""
-        if not self._caches:
-            return 0
-        found, most = 0, (request.num_prompt_tokens - 1) // self._size
-        for block in self._keys(request, most):
-            if block not in self._refs and block not in self._free:
-                break
-            found += 1
-        return found * self._size
+    def __init__(self, layout: PoolLayout, chunk_tokens: int) -> None:
+        self.layout = layout
+        self.num_blocks = layout.num_blocks
+        self.queue = FreeQueue(layout.num_blocks)
+        self._alignment = layout.hit_tokens
+        self.lanes = [Lane(group, self._alignment, self.queue) for group in layout.groups]
+        self._full_first = sorted(self.lanes, key=lambda lane: lane.kind != "full")
+        self._chunk_tokens = chunk_tokens
+        sizes = [lane.size for lane in self.lanes if lane.kind == "state"]
+        self.state_tokens = max(sizes, default=0) if layout.caches_prefixes else 0
 
-    def _keys(self, request: FleetRequest, count: int) -> list[BlockKey]:
-        keys, place = [], 0
-        for block in range(count):
-            last = (block + 1) * self._size
-            while place < len(request.runs) and request.runs[place].end < last:
-                place += 1
-            if place == len(request.runs):
-                if request.answer_key is None:
-                    break
-                keys.append((request.answer_key, block))
+    def could_hold(self, num_tokens: int) -> bool:
+        """Whether the pool, empty, has room for a request of so many tokens."""
+        blocks = sum(self._new_blocks(lane, 0, num_tokens, is_whole=True) * lane.weight for lane in self.lanes)
+        return blocks <= self.num_blocks
+
+    # ---- looking up
+
+    def find(self, runs: list[Run], num_tokens: int) -> Match:
+        """What is there of ``num_tokens`` whose runs are ``runs``; the last one is always computed."""
+        length, longest = self._agreed(runs, num_tokens - 1)
+        if not length:
+            return Match(0, longest, [[] for _ in self.lanes])
+        pieces = [
+            [] if lane.kind == "fixed" else lane.pieces(runs, lane.first_needed(length), length // lane.size)
+            for lane in self.lanes
+        ]
+        return Match(length, longest, pieces)
+
+    def num_found(self, runs: list[Run], num_tokens: int) -> int:
+        """The tokens alone."""
+        return self._agreed(runs, num_tokens - 1)[0]
+
+    def _agreed(self, runs: list[Run], limit: int) -> tuple[int, int]:
+        """(a length that all lanes can begin with, the longest that one of them could)."""
+        if not self.layout.caches_prefixes or limit < self._alignment:
+            return 0, 0
+        longest = 0
+        while True:
+            length = limit
+            for lane in self._full_first:
+                length = lane.longest(runs, length)
+                longest = max(longest, length)
+            if length >= limit or not length:
+                return length, longest
+            limit = length
+
+    # ---- room
+
+    def is_room(self, held: Held, match: Match, num_computed: int, num_tokens: int, num_known: int) -> bool:
+        """Whether a request fits that holds nothing yet: all of its ``num_known`` tokens, and those that the next step
+        takes it to from ``num_computed`` on, beside what is found."""
+        revived = whole = chunk = 0
+        for lane, holding, pieces in zip(self.lanes, held.holdings, match.pieces, strict=True):
+            revived += lane.weight * sum(end - begin for extent, begin, end in pieces if extent.is_free)
+            begun = max(lane.first_needed(num_computed), match.num_tokens // lane.size)
+            exported = (
+                lane.kind == "state" and self._exported(lane, held, holding, num_computed, num_tokens) is not None
+            )
+            whole += lane.weight * (self._new_blocks(lane, begun, num_known, is_whole=True) + exported)
+            chunk += lane.weight * (self._new_blocks(lane, begun, num_tokens) + exported)
+        return max(whole, chunk) + revived <= self.queue.num_free
+
+    def _new_blocks(self, lane: Lane, num_before: int, num_tokens: int, *, is_whole: bool = False) -> int:
+        if lane.kind == "fixed":
+            return 1
+        if lane.kind == "state":
+            return min(max(-(-num_tokens // lane.size) - num_before, 0), 1)
+        count = -(-num_tokens // lane.size)
+        if is_whole and lane.kind == "sliding":
+            count = min(count, -(-(lane.window - 1 + self._chunk_tokens) // lane.size) + 1)
+        elif is_whole and lane.kind == "chunked":
+            count = min(count, -(-(lane.window + self._chunk_tokens) // lane.size))
+        return max(count - num_before, 0)
+
+    def needed(self, held: Held, num_computed: int, num_tokens: int) -> int:
+        """Blocks that a request takes to go on from ``num_computed`` to ``num_tokens``."""
+        needed = 0
+        for lane, holding in zip(self.lanes, held.holdings, strict=True):
+            if lane.kind == "fixed":
+                more = 1 - holding.num_blocks
             else:
-                keys.append((request.runs[place].key, block))
-        return keys
+                more = max(-(-num_tokens // lane.size) - holding.num_blocks, 0)
+            if lane.kind == "state":
+                more = min(more, 1) + (self._exported(lane, held, holding, num_computed, num_tokens) is not None)
+            needed += more * lane.weight
+        return needed
 
-    def start(self, request: FleetRequest, num_found: int) -> Held:
-        """Take what was found for ``request``."""
-        held = Held(request)
-        for block in self._keys(request, num_found // self._size):
-            if block in self._free:
-                del self._free[block]
-                self.num_free -= 1
-            self._refs[block] = self._refs.get(block, 0) + 1
-            held.blocks.append(block)
-        held.num_cached = len(held.blocks)
-        return held
+    def _exported(self, lane: Lane, held: Held, holding: Holding, num_computed: int, num_tokens: int) -> int | None:
+        """The block whose state the chunk that ends a prompt writes on its way."""
+        block = (num_tokens - 1) // lane.size - 1
+        exports = self.layout.exports_states and self.layout.caches_prefixes and num_tokens >= held.num_prompt_tokens
+        return block if exports and num_computed < held.num_prompt_tokens and block >= holding.num_blocks else None
 
-    def missing(self, held_blocks: int, num_tokens: int) -> int:
-        return max(-(-num_tokens // self._size) - held_blocks, 0)
+    # ---- a request's way
 
-    def grow(self, held: Held, num_tokens: int) -> bool:
-        """Hold blocks for ``num_tokens``, those full can be found then; False where too few are free."""
-        count = self.missing(len(held.blocks), num_tokens)
-        if count > self.num_free:
-            return False
-        self.num_free -= count
-        for _ in range(count):
-            self._own += 1
-            held.blocks.append((-self._own, 0))
-        while len(self._free) > self.num_free:
-            self._free.popitem(last=False)
-        self._name(held, num_tokens)
-        return True
+    def start(self, held: Held, match: Match) -> None:
+        """Hold what was found."""
+        for lane, holding, pieces in zip(self.lanes, held.holdings, match.pieces, strict=True):
+            if lane.kind != "fixed":
+                lane.hold(holding, pieces)
+                holding.num_blocks = holding.num_full = match.num_tokens // lane.size
+                holding.first = lane.first_needed(match.num_tokens)
+        if match.longest > match.num_tokens and self.layout.pins_shared_prefixes:
+            held.junction = match.longest
 
-    def _name(self, held: Held, num_tokens: int) -> None:
-        full = num_tokens // self._size
-        keys = self._keys(held.request, full)
-        for place in range(held.num_cached, len(keys)):
-            key = keys[place]
-            if key in self._refs or key in self._free:
+    def grow(self, held: Held, num_computed: int, num_tokens: int) -> None:
+        """A step is composed that takes ``held`` from ``num_computed`` to ``num_tokens``: blocks that these do not see
+        are free before, those that are full can be found."""
+        self.leave_behind(held, num_computed)
+        self.queue.take(self.needed(held, num_computed, num_tokens))
+        for lane, holding in zip(self.lanes, held.holdings, strict=True):
+            if lane.kind == "fixed":
+                holding.num_blocks = 1
+            elif lane.kind == "state":
+                self._grow_state(lane, held, num_computed, num_tokens)
+            else:
+                holding.num_blocks = max(holding.num_blocks, -(-num_tokens // lane.size))
+                full = num_tokens // lane.size
+                if full > holding.num_full and self.layout.caches_prefixes:
+                    lane.add(holding, held.runs, holding.num_full, full)
+                holding.num_full = max(holding.num_full, full)
+
+    def _grow_state(self, lane: Lane, held: Held, num_computed: int, num_tokens: int) -> None:
+        holding = held.holdings[self.lanes.index(lane)]
+        exported = self._exported(lane, held, holding, num_computed, num_tokens)
+        if exported is not None:
+            lane.add(holding, held.runs, exported, exported + 1)
+        count = -(-num_tokens // lane.size)
+        if count > holding.num_blocks:
+            holding.num_blocks = count
+            holding.states.append(count - 1)
+        if num_tokens % lane.size == 0 and count - 1 in holding.states and self.layout.caches_prefixes:
+            holding.states.remove(count - 1)
+            lane.add(holding, held.runs, count - 1, count)
+
+    def leave_behind(self, held: Held, num_computed: int) -> None:
+        """Let go what no token after ``num_computed`` others sees."""
+        for lane, holding in zip(self.lanes, held.holdings, strict=True):
+            if lane.kind in ("full", "fixed"):
                 continue
-            held.blocks[place] = key
-            self._refs[key] = 1
-        held.num_cached = max(held.num_cached, len(keys))
+            first = min(lane.first_needed(num_computed), holding.num_blocks)
+            if first > holding.first:
+                self._let_go_before(lane, holding, first)
 
-    def let_go(self, held: Held) -> None:
-        for block in reversed(held.blocks):
-            self.num_free += 1
-            if block in self._refs:
-                self._refs[block] -= 1
-                if self._refs[block]:
-                    self.num_free -= 1
-                    continue
-                del self._refs[block]
-                self._free[block] = None
-        held.blocks.clear()
+    def pass_block(self, held: Held, lane: Lane, first: int, num_computed: int) -> None:
+        """A request that decodes has ``num_computed`` tokens, and needs no block before ``first`` any more."""
+        holding = held.holdings[self.lanes.index(lane)]
+        caches = self.layout.caches_prefixes
+        if lane.kind == "state":
+            for block in [block for block in holding.states if block < first and caches]:
+                lane.add(holding, held.runs, block, block + 1)
+                holding.states.remove(block)
+            if first >= holding.num_blocks:
+                holding.states.append(first)
+                holding.num_blocks = first + 1
+            self._let_go_before(lane, holding, first)
+            return
+        full = num_computed // lane.size
+        if full > holding.num_full:
+            if caches:
+                lane.add(holding, held.runs, holding.num_full, full)
+            holding.num_full = full
+        self._let_go_before(lane, holding, first)
+
+    def _let_go_before(self, lane: Lane, holding: Holding, first: int) -> None:
+        gone, extents = [], holding.extents
+        while extents and extents[0].first < first:
+            extent = extents[0]
+            if extent.last > first:
+                lane.split(extent, first)
+            gone.append(extents.pop(0))
+        count = lane.let_go(holding, gone[::-1])
+        if lane.kind == "state":
+            left = [block for block in holding.states if block >= first]
+            self.queue.free_blank((len(holding.states) - len(left)) * lane.weight)
+            holding.states = left
+        else:
+            self.queue.free_blank((first - holding.first - count) * lane.weight)
+        holding.first = first
+
+    def release(self, held: Held, num_tokens: int, num_taken: int, *, may_be_found: bool) -> None:
+        """A request with ``num_tokens`` in the pool leaves, which had taken blocks for ``num_taken``. may_be_found:
+        somebody may ask for what its answer filled."""
+        for lane, holding in zip(self.lanes, held.holdings, strict=True):
+            if lane.kind == "fixed":
+                self.queue.free_blank(holding.num_blocks * lane.weight)
+            elif lane.kind == "state":
+                self._release_state(lane, holding, num_taken)
+            else:
+                self._release(lane, held, holding, num_tokens, num_taken, may_be_found=may_be_found)
+
+    def _release(
+        self, lane: Lane, held: Held, holding: Holding, num_tokens: int, num_taken: int, *, may_be_found: bool
+    ) -> None:
+        taken = max(-(-num_taken // lane.size), holding.num_blocks)
+        full = num_tokens // lane.size if self.layout.caches_prefixes else 0
+        begin = max(holding.num_full, holding.first)
+        junk = 0
+        if full > begin:
+            if may_be_found:
+                lane.add(holding, held.runs, begin, full)
+            else:
+                junk = full - begin
+        count = sum(extent.last - extent.first for extent in holding.extents)
+        self.queue.free_blank((taken - holding.first - count - junk) * lane.weight)
+        if junk:
+            self.queue.free_junk(junk * lane.weight)
+        lane.let_go(holding, holding.extents[::-1])
+        holding.extents.clear()
+
+    def _release_state(self, lane: Lane, holding: Holding, num_taken: int) -> None:
+        lane.let_go(holding, holding.extents[::-1])
+        holding.extents.clear()
+        just_begun = max(-(-num_taken // lane.size) - holding.num_blocks, 0)
+        self.queue.free_blank((len(holding.states) + just_begun) * lane.weight)
+
+
+def runs_in_hand(request: FleetRequest) -> list[Run]:
+    """The runs of a request's prompt and answer. What nobody else has is one run to its end."""
+    own = -1 - request.number if request.answer_key is None else request.answer_key
+    runs = list(request.runs)
+    if runs and runs[-1].key == own:
+        runs.pop()
+    return [*runs, Run(own, ENDLESS)]

@@ -1,162 +1,235 @@
-"""One replica in time: who waits, is read and decodes."""
+"""One replica in time: who waits, is read and decodes.
+
+The steps are those of ``queueing.play``, over a pool that counts every block. Steps that only decode are taken together
+up to the next end, as there; but which request comes next is the fleet's to say. So the steps that are under way are
+not taken before they are over, or a request comes that cuts them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass
+from typing import Final
 
-from kvplan.fleet.replicas.pool import BlockPool, Held
+from kvplan.errors import KvplanError
+from kvplan.estimate.speed.queueing.admission import next_chunks
+from kvplan.estimate.speed.queueing.arrivals import NEVER, Arrivals
+from kvplan.estimate.speed.queueing.front_end import FrontEnd
+from kvplan.estimate.speed.queueing.instance import Group, Sequence
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
+from kvplan.estimate.speed.queueing.play import DecodeSteps, InstancePlay
+from kvplan.fleet.replicas.group import BlockGroup, BlockSequence
+from kvplan.fleet.replicas.pool import BlockPool, runs_in_hand
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
 
+_NO_LOAD: Final = PlayedLoad(Lengths(1.0), Lengths(1.0), 0)
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    seen: Seen
-    known: int
-    num_left: int
-    given: int
-    arrived: float
-    computed: int = 0
-    held: Held | None = None
+
+class _Delivered(Arrivals):
+    """Requests that a router handed over, on their way through a replica's front end."""
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        super().__init__(_NO_LOAD, front_end)
+        self.ended: list[Seen] = []
+
+    def send(self, now: float) -> None:
+        """The router does."""
+
+    def deliver(self, sequence: Sequence) -> None:
+        front_end, sent = self._front_end, sequence.request.sent
+        self._busy_until = max(self._busy_until, sent) + front_end.parsing_seconds / front_end.servers
+        self._parsed.append((self._busy_until, sequence))
+
+    @property
+    def on_their_way(self) -> list[Sequence]:
+        return [sequence for _, sequence in (*self._parsed, *self._handed)]
+
+    def note_end(self, now: float, sequence: Sequence) -> None:
+        assert isinstance(sequence, BlockSequence)
+        self.ended.append(sequence.seen)
+
+    def _next_sending(self) -> float:
+        return NEVER
+
+
+class _EnginePlay(InstancePlay):
+    """One engine of a replica. now: the end of its last step that was taken."""
+
+    def __init__(self, setup: ReplicaSetup) -> None:
+        self._setup = setup
+        self.delivered = _Delivered(setup.rules.front_end)
+        self._under_way: DecodeSteps | None = None
+        super().__init__(_NO_LOAD, setup.rules, setup.clock, self.delivered)
+
+    def _new_groups(self) -> list[Group]:
+        rules, pool = self._setup.rules, self._setup.pool
+        self.block_groups = [
+            BlockGroup(BlockPool(pool, rules.max_num_batched_tokens), rules) for _ in range(rules.num_groups)
+        ]
+        return list(self.block_groups)
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    @property
+    def groups(self) -> list[BlockGroup]:
+        return self.block_groups
+
+    def deliver(self, sequence: BlockSequence) -> None:
+        """Take ``sequence``, which was sent now; steps under way are cut where it could change them."""
+        steps, sent = self._under_way, sequence.request.sent
+        if steps is not None and self._may_change():
+            self._under_way = None
+            self._take_steps(self._cut(steps, sent))
+        self.delivered.deliver(sequence)
+
+    def _may_change(self) -> bool:
+        seats = self._rules.max_num_seqs
+        return any(not group.waiting and group.num_running < seats for group in self._groups)
+
+    def advance(self, until: float) -> None:
+        """Until then; steps that are under way then are taken later."""
+        while True:
+            steps = self._under_way
+            if steps is not None:
+                if self._now + steps.steps * steps.seconds > until:
+                    return
+                self._under_way = None
+                self._take_steps(steps)
+                continue
+            if self._now >= until:
+                return
+            self._send()
+            if not self._num_in_hand:
+                event = self._arrivals.next_event()
+                if event > until:
+                    return
+                self._now = self._composed_at = max(self._now, event)
+                continue
+            chunks = [next_chunks(group, self._rules) for group in self._groups]
+            if any(chunks):
+                self._read(chunks)
+            else:
+                self._under_way = self._alike_until(self._next_arrival())
+
+    def next_event(self) -> float:
+        """The moment before which nothing ends."""
+        steps = self._under_way
+        if steps is not None:
+            return self._now + steps.steps * steps.seconds
+        if self._num_in_hand:
+            return math.nextafter(self._now, math.inf)
+        event = self._arrivals.next_event()
+        return event if event == NEVER else math.nextafter(max(event, self._now), math.inf)
+
+    def settle(self, at: float) -> None:
+        """Let the steps under way that began before ``at`` take their blocks."""
+        steps = self._under_way
+        if steps is not None and at > self._now:
+            begun = min(math.ceil((at - self._now) / steps.seconds), steps.steps)
+            for group in self.block_groups:
+                group.passed(begun)
+
+    @property
+    def num_in_hand(self) -> int:
+        return self._num_in_hand
 
 
 class Replica:
-    """One replica of a fleet. now: the end of its last step."""
+    """One replica of a fleet: an engine, or one for each of its data-parallel groups that share no steps.
+
+    now: until when it was advanced.
+    """
 
     def __init__(self, setup: ReplicaSetup, index: int = 0) -> None:
         self.setup, self.index = setup, index
         self.now = 0.0
-        self._pool = BlockPool(setup.pool)
-        self._coming: deque[_Sequence] = deque()
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._ended: list[Seen] = []
-        self.num_preemptions = 0
+        rules = setup.rules
+        if rules.num_groups > 1 and not rules.in_step:
+            alone = ReplicaSetup(rules.alone(rules.num_groups), setup.clock, setup.pool)
+            self._engines = [_EnginePlay(alone) for _ in range(rules.num_groups)]
+        else:
+            self._engines = [_EnginePlay(setup)]
+        self._groups = [group for engine in self._engines for group in engine.groups]
+        self._event = NEVER
+
+    # ---- what routers may look at
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._coming)
+        """Requests that no step has read of, those in the front end among them."""
+        on_their_way = sum(len(engine.delivered.on_their_way) for engine in self._engines)
+        return on_their_way + sum(len(group.waiting) for group in self._groups)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return sum(group.num_running for group in self._groups)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens in hand that are still to be computed."""
-        return sum(max(each.known - each.computed, 0) for each in [*self._coming, *self._waiting, *self._running])
+        """Prompt tokens in hand that are still to be computed, as far as that is known before they are looked up."""
+        tokens = sum(each.known - each.computed for group in self._groups for each in group.reading)
+        tokens += sum(each.known for group in self._groups for each in group.waiting)
+        return tokens + sum(each.known for engine in self._engines for each in engine.delivered.on_their_way)
 
     @property
     def kv_usage(self) -> float:
-        """Share of the pool's blocks that running requests hold."""
-        return 1 - self._pool.num_free / self._pool.num_blocks
+        """Share of the blocks that requests hold (``vllm:kv_cache_usage_perc``), of all groups on average."""
+        self._settle()
+        return sum(1 - group.pool.queue.num_free / group.pool.num_blocks for group in self._groups) / len(self._groups)
 
     def match(self, request: FleetRequest) -> int:
-        """Tokens of the prompt that the pool would find now."""
-        return self._pool.match(request)
+        """Tokens of the prompt that the pool would find now: the pool of the group that has most of it."""
+        self._settle()
+        runs, prompt = runs_in_hand(request), request.num_prompt_tokens
+        return max(group.pool.num_found(runs, prompt) for group in self._groups)
+
+    def _settle(self) -> None:
+        for engine in self._engines:
+            engine.settle(self.now)
+
+    # ---- the play
 
     def deliver(self, request: FleetRequest, at: float, computed_tokens: int = 0) -> None:
-        """Hand over ``request`` at ``at``; ``computed_tokens``: whose KV comes from elsewhere."""
-        seen = Seen(request, self.index, at)
-        self._coming.append(_Sequence(seen, request.num_prompt_tokens, request.num_output_tokens, computed_tokens, at))
+        """Hand over ``request`` at ``at``, not before ``now``. computed_tokens: of its prompt, whose KV comes from
+        elsewhere: they take blocks, and no step computes them. KvplanError where no pool can hold it."""
+        needed = request.num_prompt_tokens + request.num_output_tokens
+        if not self._groups[0].pool.could_hold(needed):
+            raise KvplanError(
+                f"A request of {needed:,} tokens does not fit the KV cache of one replica.",
+                hint="use a larger GPU, more ranks, a smaller KV format, or leave long requests out: --ctx-max",
+            )
+        engine = self._engines[0]
+        if len(self._engines) > 1:
+            engine = min(self._engines, key=lambda each: each.num_in_hand + len(each.delivered.on_their_way))
+        engine.deliver(BlockSequence(Seen(request, self.index, at), computed_tokens, len(self.setup.pool.groups)))
+        self._event = min(self._event, engine.next_event())
 
     def advance(self, until: float) -> None:
-        """Play until then; a step that is under way is taken to its end."""
-        while self.now < until:
-            self._take_in()
-            if not self._running and not self._waiting:
-                if not self._coming or self._coming[0].arrived > until:
-                    self.now = until
-                    return
-                self.now = max(self.now, self._coming[0].arrived)
-                continue
-            self._step()
+        """Play until then. A step that is under way is taken to its end; steps that only decode are cut only where a
+        request is delivered."""
+        self.now = max(self.now, until)
+        if until < self._event:
+            return
+        for engine in self._engines:
+            engine.advance(until)
+        self._event = min(engine.next_event() for engine in self._engines)
 
     def next_event(self) -> float:
         """The moment before which nothing ends and nothing changes."""
-        if self._running or self._waiting:
-            return math.nextafter(self.now, math.inf)
-        return max(self._coming[0].arrived, math.nextafter(self.now, math.inf)) if self._coming else math.inf
+        return self._event
 
     def take_ended(self) -> list[Seen]:
         """Return those that ended since this was asked last."""
-        ended, self._ended = self._ended, []
+        ended: list[Seen] = []
+        for engine in self._engines:
+            if engine.delivered.ended:
+                ended += engine.delivered.ended
+                engine.delivered.ended = []
         return ended
 
-    def _take_in(self) -> None:
-        while self._coming and self._coming[0].arrived <= self.now:
-            self._waiting.append(self._coming.popleft())
-
-    def _step(self) -> None:
-        rules = self.setup.rules
-        budget = rules.max_num_batched_tokens
-        chunks: list[tuple[_Sequence, int]] = []
-        place, preempted = 0, False
-        while place < len(self._running) and budget > 0:
-            sequence = self._running[place]
-            number = min(sequence.known - sequence.computed, budget)
-            assert sequence.held is not None
-            while not self._pool.grow(sequence.held, sequence.computed + number):
-                preempted = True
-                victim = self._running.pop()
-                self._preempt(victim)
-                if victim is sequence:
-                    break
-            else:
-                chunks.append((sequence, number))
-                budget -= number
-                place += 1
-                continue
-            break
-        while not preempted and self._waiting and budget > 0 and len(self._running) < rules.max_num_seqs:
-            sequence = self._waiting[0]
-            found = self._pool.match(sequence.seen.request)
-            computed = max(found, min(sequence.given, sequence.known - 1))
-            number = min(sequence.known - computed, budget)
-            held = self._pool.start(sequence.seen.request, found)
-            if not self._pool.grow(held, computed + number):
-                self._pool.let_go(held)
-                break
-            self._waiting.popleft()
-            sequence.held, sequence.computed = held, computed
-            if not sequence.seen.num_preemptions:
-                sequence.seen.num_hit_tokens = found
-            self._running.append(sequence)
-            chunks.append((sequence, number))
-            budget -= number
-        self._spend(chunks)
-
-    def _preempt(self, sequence: _Sequence) -> None:
-        assert sequence.held is not None
-        self._pool.let_go(sequence.held)
-        sequence.held, sequence.computed, sequence.given = None, 0, 0
-        sequence.seen.num_preemptions += 1
-        self.num_preemptions += 1
-        self._waiting.appendleft(sequence)
-
-    def _spend(self, chunks: list[tuple[_Sequence, int]]) -> None:
-        tokens = sum(number for _, number in chunks)
-        kv = sum(sequence.computed + number for sequence, number in chunks)
-        pairs = sum(number * (sequence.computed + (number + 1) / 2) for sequence, number in chunks)
-        for sequence, number in chunks:
-            sequence.computed += number
-        done = [sequence for sequence, _ in chunks if sequence.computed >= sequence.known]
-        self.now += self.setup.clock.seconds(tokens, len(chunks), len(done), kv, pairs)
-        for sequence in done:
-            self._sample(sequence)
-
-    def _sample(self, sequence: _Sequence) -> None:
-        seen = sequence.seen
-        if not seen.first:
-            seen.first = self.now
-        sequence.known += 1
-        sequence.num_left -= 1
-        if not sequence.num_left:
-            seen.last = self.now
-            assert sequence.held is not None
-            self._pool.let_go(sequence.held)
-            self._running.remove(sequence)
-            self._ended.append(seen)
+    @property
+    def num_preemptions(self) -> int:
+        return sum(group.num_preemptions for group in self._groups)

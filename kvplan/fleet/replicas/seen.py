@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from kvplan.fleet.requests import FleetRequest
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Seen:
     """What ``request`` saw on the replica of index ``replica``. Seconds from the trace's first request on.
 
     sent: when its client sent it; first, last: when the client had the first and the last token. num_hit_tokens: found
-    in the prefix cache when it was first admitted.
+    in the prefix cache when it was first admitted. in_stages: seconds that both are later, as its prompt passed the
+    stages of a pipeline after the step that read it.
     """
 
     request: FleetRequest
@@ -22,14 +23,23 @@ class Seen:
     last: float = 0.0
     num_hit_tokens: int = 0
     num_preemptions: int = 0
+    in_stages: float = 0.0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.request.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.request.num_output_tokens
 
     @property
     def ttft_seconds(self) -> float:
-        return self.first - self.sent
+        return self.first + self.in_stages - self.sent
 
     @property
     def e2el_seconds(self) -> float:
-        return self.last - self.sent
+        return self.last + self.in_stages - self.sent
 
     @property
     def tpot_seconds(self) -> float | None:

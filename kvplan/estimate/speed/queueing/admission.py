@@ -14,10 +14,12 @@ def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
     if not group.reading and not group.waiting:
         return []
     budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else rules.rows_per_sequence * group.num_decoding)
+    group.compose()
     found: list[Chunk] = []
     for sequence in group.reading:
-        number = min(sequence.known - sequence.computed, budget)
+        number = group.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
         if number > 0:
+            group.reserve(sequence, number)
             found.append((sequence, number))
             budget -= number
     while group.waiting and budget > 0 and group.may_admit and group.num_running < rules.max_num_seqs:
@@ -26,22 +28,12 @@ def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
         missing = sequence.known - sequence.found
         if missing > budget and not rules.chunks_prompts and (found or missing <= rules.max_num_batched_tokens):
             break
-        number = min(missing, budget) if rules.chunks_prompts else missing
-        if not _has_room(group, rules, sequence, number):
+        number = group.clipped(sequence, sequence.found, min(missing, budget) if rules.chunks_prompts else missing)
+        if not number or not group.has_room(rules, sequence, number):
             break
         group.waiting.popleft()
         group.start(sequence)
+        group.reserve(sequence, number)
         found.append((sequence, number))
         budget -= number
     return found
-
-
-def _has_room(group: Group, rules: SchedulingRules, sequence: Sequence, num_new: int) -> bool:
-    if not group.num_running:
-        return True
-    if rules.reserves:
-        to_come = rules.reserves * (group.num_to_come + sequence.num_left)
-        return group.num_held + sequence.known + to_come <= rules.pool_tokens
-    missing_of_others = sum(each.known - each.computed for each in group.reading)
-    revived = 0 if sequence.cached is None else sequence.cached.revived
-    return group.num_held + missing_of_others + num_new + revived <= rules.pool_tokens

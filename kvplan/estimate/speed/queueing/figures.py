@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
+
+
+class RequestTimes(Protocol):
+    """What a play asks of a request, and what it notes of it: as ``PlayedRequest`` has them."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    sent: float
+    first: float
+    last: float
+    in_stages: float
 
 
 @dataclass(slots=True, eq=False)

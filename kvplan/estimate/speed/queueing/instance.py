@@ -14,8 +14,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from kvplan.estimate.speed.queueing.figures import PlayedRequest
+from kvplan.estimate.speed.queueing.figures import RequestTimes
 from kvplan.estimate.speed.queueing.prefix_cache import Cached, PrefixCache
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +25,7 @@ class Sequence:
     the prefix cache has. num_left: tokens to be sampled. end_tick: while it decodes, when it gets its last token; 0
     otherwise. start_tick: when it began to."""
 
-    request: PlayedRequest
+    request: RequestTimes
     number: int
     known: int
     computed: int = 0
@@ -107,6 +108,32 @@ class Group:
         if self.cache is not None and sequence.cached is not None:
             self.cache.find(sequence.cached, sequence.known, self.num_held)
             sequence.found = sequence.cached.found
+
+    def has_room(self, rules: SchedulingRules, sequence: Sequence, num_new: int) -> bool:
+        """Whether ``sequence``, which waits, may start with ``num_new`` of its tokens."""
+        if not self.num_running:
+            return True
+        if rules.reserves:
+            to_come = rules.reserves * (self.num_to_come + sequence.num_left)
+            return self.num_held + sequence.known + to_come <= rules.pool_tokens
+        missing_of_others = sum(each.known - each.computed for each in self.reading)
+        revived = 0 if sequence.cached is None else sequence.cached.revived
+        return self.num_held + missing_of_others + num_new + revived <= rules.pool_tokens
+
+    def compose(self) -> None:
+        """A step is composed in which a prompt may be read."""
+
+    def clipped(self, sequence: Sequence, begun: int, number: int) -> int:
+        """How many of ``number`` tokens after the first ``begun`` a step reads, where it may not end anywhere."""
+        return number
+
+    def reserve(self, sequence: Sequence, number: int) -> None:
+        """The step that is composed reads ``number`` tokens of ``sequence``."""
+
+    def steps_that_fit(self) -> int:
+        """Decode steps that the pool has room for, 1 where the next may be too much."""
+        taken, room = self._rows * self.num_decoding, self._pool_tokens - self.num_held
+        return int(room / taken) if room > taken else 1
 
     def start(self, sequence: Sequence) -> None:
         """``sequence`` has a seat; the rest of its prompt is to be read."""

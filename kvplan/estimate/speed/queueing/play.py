@@ -33,6 +33,13 @@ class GroupLoad(NamedTuple):
     num_pairs: float
 
 
+class DecodeSteps(NamedTuple):
+    """Steps that only decode, of ``seconds`` each."""
+
+    steps: int
+    seconds: float
+
+
 class InstancePlay:
     """now: the end of the last step, in seconds. composed_at: when that step began, and with it the latest moment at
     which the next one could be composed ahead."""
@@ -41,11 +48,21 @@ class InstancePlay:
         self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock, arrivals: Arrivals | None = None
     ) -> None:
         self._load, self._rules, self._clock = load, rules, clock
+        self._groups = self._new_groups()
+        self._arrivals = Arrivals(load, rules.front_end) if arrivals is None else arrivals
+        self._unseen: list[Sequence] = []
+        self._last = load.num_requests - load.num_cooldowns
+        self._num_counted = 0
+        self.max_running = 0
+        self._now = self._composed_at = 0.0
+
+    def _new_groups(self) -> list[Group]:
+        rules = self._rules
         late = int(rules.streams_late > 0)
-        self._groups = [
+        return [
             Group(
                 rules.pool_tokens,
-                load.cached_tokens,
+                self._load.cached_tokens,
                 late,
                 self._cache(),
                 rules.rows_per_sequence,
@@ -53,12 +70,6 @@ class InstancePlay:
             )
             for _ in range(rules.num_groups)
         ]
-        self._arrivals = Arrivals(load, rules.front_end) if arrivals is None else arrivals
-        self._unseen: list[Sequence] = []
-        self._last = load.num_requests - load.num_cooldowns
-        self._num_counted = 0
-        self.max_running = 0
-        self._now = self._composed_at = 0.0
 
     def begin(self) -> None:
         """Start those that are in the midst of their answers."""
@@ -226,15 +237,27 @@ class InstancePlay:
 
     def _decode(self) -> None:
         """As many decode steps as differ in lengths only."""
+        self._take_steps(self._alike_until(self._next_arrival()))
+
+    def _alike_until(self, event: float) -> DecodeSteps:
+        """Decode steps until a sequence ends, the pool may be full, or ``event``, in whose step they end."""
+        decoding = [group for group in self._groups if group.num_decoding]
+        steps = max(min(min(group.steps_to_next_end, group.steps_that_fit()) for group in decoding), 1)
+        return self._cut(DecodeSteps(steps, self._decode_seconds(decoding, steps)), event)
+
+    def _cut(self, alike: DecodeSteps, event: float) -> DecodeSteps:
+        """Those of ``alike`` up to the one in which ``event`` is."""
+        steps, seconds = alike
+        if self._now + steps * seconds <= event:
+            return alike
+        steps = max(min(steps, math.ceil((event - self._now) / seconds)), 1)
+        return DecodeSteps(steps, self._decode_seconds([group for group in self._groups if group.num_decoding], steps))
+
+    def _take_steps(self, alike: DecodeSteps) -> None:
+        steps, seconds = alike
         decoding = [group for group in self._groups if group.num_decoding]
         count = sum(group.num_decoding for group in decoding)
         self.max_running = max(self.max_running, count)
-        steps = max(min(_alike_steps(group, self._rules) for group in decoding), 1)
-        seconds = self._decode_seconds(decoding, steps)
-        arrival = self._next_arrival()
-        if self._now + steps * seconds > arrival:
-            steps = max(min(steps, math.ceil((arrival - self._now) / seconds)), 1)
-            seconds = self._decode_seconds(decoding, steps)
         first_step = self._now + seconds
         self._see_first_tokens(min(first_step, self._now + self._rules.streams_late))
         self._spend(seconds, steps)
@@ -284,12 +307,6 @@ def _load_of(group: Group, decoding: int, chunks: list[Chunk], rows: int) -> Gro
 
 def _read_to_the_end(chunks: list[Chunk]) -> list[Sequence]:
     return [sequence for sequence, _ in chunks if sequence.computed >= sequence.known]
-
-
-def _alike_steps(group: Group, rules: SchedulingRules) -> int:
-    """Decode steps until a sequence of ``group`` ends, or its pool may be full."""
-    taken, room = rules.rows_per_sequence * group.num_decoding, rules.pool_tokens - group.num_held
-    return min(group.steps_to_next_end, int(room / taken) if room > taken else 1)
 
 
 def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFigures:

@@ -1,0 +1,241 @@
+"""One kind of cache groups in a pool: what it can find of a prompt, and which blocks a request holds of it.
+
+The rules are those of the managers in vllm/v1/core/single_type_kv_cache_manager.py, read in 0.32.0 and 0.33.0:
+
+full      found from the first block on, up to the first that is missing (FullAttentionManager)
+sliding   found where the last ``window_tokens - 1`` tokens before a place are, or all of them (SlidingWindowManager)
+chunked   found where the chunk that the place is in is (ChunkedLocalAttentionManager)
+state     found where the block that ends there is: the state after it (MambaManager, cache mode align)
+fixed     never found; a block for each request (CircularBufferManager)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvplan.fleet.replicas.extents import Extent, FreeQueue, Holding
+from kvplan.fleet.replicas.setup import CacheGroup
+from kvplan.fleet.requests import Run
+
+ENDLESS: Final = 1 << 60
+"""End of the last run of a request in hand: its answer's, which can go on."""
+Piece = tuple[Extent, int, int]
+"""Blocks of an extent from one to another, exclusive."""
+
+
+class Lane:
+    """weight: groups of this kind. alignment: tokens of which a hit is a multiple."""
+
+    def __init__(self, group: CacheGroup, alignment: int, queue: FreeQueue) -> None:
+        self.kind, self.size, self.weight = group.kind, group.block_size, group.count
+        self.window = group.window_tokens or 0
+        self._alignment = alignment
+        self._drops = int(group.drops_a_block)
+        self._queue = queue
+        self._found: dict[int, list[Extent]] = {}
+        self._needed = -(-(self.window - 1) // self.size)
+        self._kept = self._tails(alignment)
+
+    def _tails(self, alignment: int) -> tuple[int, int, int] | None:
+        """(blocks from one place that can be hit to the next, the first of them that is kept, shift) of windows that
+        are shorter than that; None where all blocks are kept (``reachable_block_mask``)."""
+        per_segment, needed = alignment // self.size, self._needed + self._drops
+        if self.kind != "sliding" or alignment % self.size or needed >= per_segment:
+            return None
+        return per_segment, per_segment - needed, self._drops
+
+    # ---- what is found
+
+    def longest(self, runs: list[Run], limit: int) -> int:
+        """Tokens, at most ``limit``, that this lane can begin with."""
+        if self.kind == "full":
+            return self._full(runs, limit)
+        if self.kind == "chunked":
+            return self._chunked(runs, limit)
+        if self.kind == "fixed":
+            return limit
+        return self._deepest(runs, limit)
+
+    def _full(self, runs: list[Run], limit: int) -> int:
+        drops = self._drops
+        most = limit // self.size + (drops if self._alignment != self.size else 0)
+        found = self._covered_from(runs, 0, most)
+        return max(found - drops, 0) * self.size // self._alignment * self._alignment
+
+    def _chunked(self, runs: list[Run], limit: int) -> int:
+        begin = limit // self.window * self.window // self.size
+        return self._covered_from(runs, begin, limit // self.size) * self.size
+
+    def _deepest(self, runs: list[Run], limit: int) -> int:
+        """The deepest place at which the blocks before it that are needed are there."""
+        drops, step = self._drops, self._alignment // self.size or 1
+        needed = 1 if self.kind == "state" else self._needed + drops
+        for begin, end in reversed(self._coverage(runs, limit // self.size + drops)):
+            place = (end - drops) // step * step
+            if place > 0 and (place + drops - begin >= needed or (begin == 0 and self.kind == "sliding")):
+                return place * self.size
+        return 0
+
+    def _covered_from(self, runs: list[Run], begin: int, most: int) -> int:
+        """The block up to which all from ``begin`` on are there, at most ``most``."""
+        place, start = begin, 0
+        for key, end in runs:
+            first, last = max(start // self.size, place), min(end // self.size, most)
+            start = end
+            if first >= last:
+                if place >= most:
+                    break
+                continue
+            extents = self._found.get(key)
+            while extents and place < last:
+                reached = max((each.last for each in extents if each.first <= place < each.last), default=place)
+                if reached == place:
+                    break
+                place = min(reached, last)
+            if place < last:
+                break
+        return max(place, begin)
+
+    def _coverage(self, runs: list[Run], most: int) -> list[tuple[int, int]]:
+        """Stretches of blocks that are there, before block ``most``."""
+        found: list[tuple[int, int]] = []
+        start = 0
+        for key, end in runs:
+            first, last = start // self.size, min(end // self.size, most)
+            start = end
+            if first >= most:
+                break
+            for extent in sorted(self._found.get(key, ()), key=lambda each: each.first):
+                begin, stop = max(extent.first, first), min(extent.last, last)
+                if begin >= stop:
+                    continue
+                if found and begin <= found[-1][1]:
+                    found[-1] = (found[-1][0], max(found[-1][1], stop))
+                else:
+                    found.append((begin, stop))
+        return found
+
+    def pieces(self, runs: list[Run], begin: int, end: int) -> list[Piece]:
+        """The blocks from ``begin`` to ``end``, which are there: of several copies the one that was first."""
+        found: list[Piece] = []
+        place, start = begin, 0
+        for key, stop in runs:
+            last = min(stop // self.size, end)
+            if start // self.size >= end:
+                break
+            start = stop
+            while place < last:
+                extents = self._found[key]
+                for number, extent in enumerate(extents):
+                    if extent.first <= place < extent.last:
+                        reached = min(extent.last, last)
+                        for earlier in extents[:number]:
+                            if place < earlier.first < reached:
+                                reached = earlier.first
+                        found.append((extent, place, reached))
+                        place = reached
+                        break
+                else:
+                    raise AssertionError("a block that was found is gone")
+        return found
+
+    def first_needed(self, hit_tokens: int) -> int:
+        """The first block that a request with so many tokens still needs."""
+        if self.kind == "sliding":
+            return max(hit_tokens - self.window + 1, 0) // self.size
+        if self.kind == "chunked":
+            return hit_tokens // self.window * self.window // self.size
+        if self.kind == "state":
+            return max(hit_tokens - 1, 0) // self.size
+        return 0
+
+    def tokens_that_need(self, first: int) -> int:
+        """With how many tokens a request needs no block before ``first`` for the first time."""
+        if self.kind == "sliding":
+            return first * self.size + self.window - 1
+        if self.kind == "chunked":
+            return -(-first * self.size // self.window) * self.window
+        return first * self.size + 1
+
+    # ---- what is held
+
+    def hold(self, holding: Holding, pieces: list[Piece]) -> None:
+        """Let ``holding``, which has nothing yet, have ``pieces``."""
+        for extent, begin, end in reversed(pieces):  # cutting the deeper first leaves the places of the others
+            own = self._exactly(extent, begin, end)
+            if own.is_free:
+                self._queue.hold(own, self.weight)
+            own.holders.append(holding)
+            holding.extents.append(own)
+        holding.extents.reverse()
+
+    def _exactly(self, extent: Extent, begin: int, end: int) -> Extent:
+        if end < extent.last:
+            self.split(extent, end)
+        return extent if extent.first == begin else self.split(extent, begin)
+
+    def split(self, extent: Extent, place: int) -> Extent:
+        """Cut ``extent`` at block ``place``. Return its deeper part."""
+        deeper = Extent(extent.key, place, extent.last, extent.home)
+        extent.last = place
+        deeper.companion = extent.companion
+        alike = extent.home[extent.key]
+        alike.insert(alike.index(extent) + 1, deeper)
+        for holding in extent.holders:
+            held = holding.extents
+            held.insert(held.index(extent) + 1, deeper)
+        deeper.holders = list(extent.holders)
+        if extent.is_free:
+            self._queue.stand_beside(deeper, extent)
+        return deeper
+
+    def add(self, holding: Holding, runs: list[Run], begin: int, end: int) -> None:
+        """The blocks from ``begin`` to ``end``, which ``holding`` has, are full: they can be found from now on."""
+        start = 0
+        for key, stop in runs:
+            first, last = max(start // self.size, begin), min(stop // self.size, end)
+            start = stop
+            for one, other in self._stretches(first, last):
+                self._add(holding, key, one, other)
+            if last == end:
+                break
+
+    def _add(self, holding: Holding, key: int, begin: int, end: int) -> None:
+        if holding.extents:
+            last = holding.extents[-1]
+            if last.key == key and last.last == begin and len(last.holders) == 1:
+                last.last = end
+                return
+        extent = Extent(key, begin, end, self._found)
+        self._found.setdefault(key, []).append(extent)
+        extent.holders.append(holding)
+        holding.extents.append(extent)
+
+    def _stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Those of the blocks that are kept when they are full."""
+        if first >= last:
+            return
+        if self._kept is None:
+            yield first, last
+            return
+        per_segment, tail, shift = self._kept
+        segment = (first - shift) // per_segment
+        while segment * per_segment + shift < last:
+            begin = max(segment * per_segment + tail + shift, first)
+            end = min((segment + 1) * per_segment + shift, last)
+            if begin < end:
+                yield begin, end
+            segment += 1
+
+    def let_go(self, holding: Holding, extents: list[Extent]) -> int:
+        """``holding`` has ``extents`` no more, deepest first. Return how many blocks these are."""
+        free, count = [], 0
+        for extent in extents:
+            count += extent.last - extent.first
+            extent.holders.remove(holding)
+            if not extent.holders:
+                free.append(extent)
+        if free:
+            self._queue.free(free, self.weight)
+        return count
