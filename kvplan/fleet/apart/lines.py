@@ -6,7 +6,6 @@ when it runs there, they are counted here: while its KV is on its way, and while
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -56,17 +55,10 @@ class DecodeLine:
         """A request comes to the end of the line."""
         self._line.append(Waiting(number, num_blocks))
 
-    def next_look(self, at: float) -> float:
-        """When the replica, which has a step under way at ``at``, looks at the line; never where nobody is in it."""
-        return self.replica.now if self._line and self.replica.now > at else math.inf
-
-    def let_in(self, at: float) -> list[int]:
-        """Promise blocks to the first in line while they are free. Return their numbers.
-
-        Nobody is let in while a step is under way: it is not known yet what it frees.
-        """
+    def let_in(self) -> list[int]:
+        """Promise blocks to the first in line while they are free. Return their numbers."""
         found: list[int] = []
-        while self._line and self.replica.now <= at and self._fits(self._line[0].num_blocks):
+        while self._line and self._fits(self._line[0].num_blocks):
             number, blocks = self._line.popleft()
             self._on_the_way[number] = blocks
             found.append(number)

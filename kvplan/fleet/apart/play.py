@@ -23,7 +23,7 @@ from kvplan.fleet.apart.rules import HandOver
 from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
-from kvplan.fleet.requests import FleetRequest
+from kvplan.fleet.requests import FleetRequest, merged_runs
 from kvplan.fleet.routers.interface import Router
 
 _LOOK_EVERY: Final = 64
@@ -104,12 +104,13 @@ class ApartFleet:
         bandwidths |= {("decode", index): setup.decode.link_bytes_per_second for index in range(num_decode)}
         self._links = Links(bandwidths)
         self._events: list[_Event] = []
-        self._order, self._now = 0, 0.0
+        self._order = 0
         self._flights: dict[int, _Flight] = {}
         self._play = ApartPlay()
 
     def play(self, requests: Sequence[FleetRequest], stop: Callable[[list[Seen]], bool] | None = None) -> ApartPlay:
         """Send ``requests`` and play until all have ended, or ``stop`` says that it is hopeless."""
+        requests = merged_runs(requests)
         by_number = {each.number: each for each in requests}
         followers: dict[int, list[FleetRequest]] = {}
         for each in requests:
@@ -121,7 +122,6 @@ class ApartFleet:
         while len(found.seen) < len(requests):
             until = self._next()
             assert until < math.inf, "requests are in progress or to come"
-            self._now = until
             self._advance(until)
             for at, number in self._links.take_ended(until):
                 self._arrive(number, at)
@@ -152,8 +152,6 @@ class ApartFleet:
             moment = min(moment, each.next_event())
         for each in self.decode:
             moment = min(moment, each.next_event())
-        for line in self._decode_lines:
-            moment = min(moment, line.next_look(self._now))
         return moment
 
     def _note(self, at: float, kind: str, number: int) -> None:
@@ -161,16 +159,14 @@ class ApartFleet:
         heapq.heappush(self._events, _Event(at, self._order, kind, number))
 
     def _advance(self, until: float) -> None:
-        """Let replicas in which something happens up to ``until`` tell it. A step under way may end later."""
+        """Play all replicas up to ``until``, and note what ended there. A step under way may end later."""
         for each in self.prefill:
-            if each.next_event() <= until:
-                each.advance(until)
+            each.advance(until)
             for seen in each.take_ended():
                 self._flights[seen.request.number].of_prefill = seen
-                self._note(seen.last, "read", seen.request.number)
+                self._note(seen.last + seen.in_stages, "read", seen.request.number)
         for each in self.decode:
-            if each.next_event() <= until:
-                each.advance(until)
+            each.advance(until)
             for seen in each.take_ended():
                 self._flights[seen.request.number].of_decode = seen
                 self._note(seen.last, "decoded", seen.request.number)
@@ -208,7 +204,7 @@ class ApartFleet:
     def _let_in(self, at: float) -> None:
         """Those for whom blocks are free go on: to be read, or to be moved."""
         for line in self._decode_lines:
-            for number in line.let_in(at):
+            for number in line.let_in():
                 flight = self._flights[number]
                 self._play.waits.append(at - flight.asked_at)
                 if self._rules.reserves_first:
@@ -257,6 +253,7 @@ class ApartFleet:
         seen = Seen(flight.request, flight.decode, flight.sent, num_hit_tokens=read.num_hit_tokens)
         seen.first = decoded.first if decoded is not None and self._rules.samples_first else flight.arrived_at
         seen.last = flight.arrived_at if decoded is None else decoded.last
+        seen.in_stages = decoded.in_stages if decoded is not None and self._rules.samples_first else 0.0
         seen.num_preemptions = read.num_preemptions + (0 if decoded is None else decoded.num_preemptions)
         self._play.seen.append(seen)
         return seen
