@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan.estimate.speed.queueing.figures import Distribution, Statistic
+from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures, Statistic
 from kvplan.fleet.replicas.fleet import FleetPlay, Sample
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.requests import FleetRequest
@@ -89,4 +89,21 @@ def _window(place: int, seconds: float, seen: Sequence[Seen], samples: Sequence[
         most_waiting=max((each.num_waiting for each in samples), default=0),
         most_kv_usage=max((each.kv_usage for each in samples), default=0.0),
         mean_running=sum(each.num_running for each in samples) / max(len(samples), 1),
+    )
+
+
+def figures_of(play: FleetPlay) -> PlayedFigures:
+    """What all requests of ``play`` saw; at least one has ended."""
+    seen = play.seen
+    tpots = [tpot for each in seen if (tpot := each.tpot_seconds) is not None]
+    seconds = max(max(each.last for each in seen) - min(each.sent for each in seen), 1e-9)
+    return PlayedFigures(
+        ttft=Distribution.of([each.ttft_seconds for each in seen]),
+        tpot=Distribution.of(tpots) if tpots else None,
+        e2el=Distribution.of([each.e2el_seconds for each in seen]),
+        output_throughput=sum(each.request.num_output_tokens for each in seen) / seconds,
+        request_throughput=len(seen) / seconds,
+        seconds=seconds,
+        num_preemptions=play.num_preemptions,
+        max_running=max((each.num_running for each in play.samples), default=0),
     )

@@ -39,7 +39,7 @@ class Bar:
         return Bar(goal, found, share_of_windows)
 
     def ends(self, name: str, middle: float) -> Range:
-        """Between which 9 in 10 measurements of ``middle`` seconds lie; a request as a whole is first and other tokens."""
+        """Between which 9 in 10 measurements of ``middle`` seconds lie. A request is its first token and the others."""
         names = [_COMPARED[name]] if name in _COMPARED else ["ttft", "tpot"]
         known = [found for each in names if (found := self.intervals[each]) is not None]  # type: ignore[index]
         if len(known) < len(names):

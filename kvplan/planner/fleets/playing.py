@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.fleet.replicas.fleet import Fleet, FleetPlay
 from kvplan.fleet.routers.named import make_router
+from kvplan.fleet.windows import figures_of
 from kvplan.planner.fleets.demand import Demand, Part
 from kvplan.planner.fleets.judging import Bar, FleetVerdict, hopeless
 from kvplan.planner.fleets.setups import FleetChoice
@@ -32,12 +34,13 @@ class FleetPlan:
 
 @dataclass(frozen=True)
 class Played:
-    """A fleet with its play and what that says. is_whole: of the whole trace. was_stopped: it was hopeless, and its
-    figures are of what had ended by then."""
+    """A fleet with its play and what that says. figures: of all requests; None where none has ended. is_whole: of the
+    whole trace. was_stopped: it was hopeless, and its figures are of what had ended by then."""
 
     plan: FleetPlan
     play: FleetPlay
     verdict: FleetVerdict
+    figures: PlayedFigures | None
     is_whole: bool
 
     @property
@@ -47,6 +50,12 @@ class Played:
     @property
     def keeps(self) -> bool:
         return not self.was_stopped and self.verdict.keeps
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens that were found in a prefix cache."""
+        windows = [each.window for each in self.verdict.windows]
+        return sum(each.num_hit_tokens for each in windows) / max(sum(each.num_prompt_tokens for each in windows), 1)
 
 
 @dataclass
@@ -85,7 +94,8 @@ class Player:
         if self.on_play is not None:
             self.on_play(self.num_played)
         is_whole = len(part.requests) == len(self.demand.requests)
-        result = Played(plan, played, bar.judge(played, seconds, part.judged), is_whole)
+        figures = figures_of(played) if played.seen else None
+        result = Played(plan, played, bar.judge(played, seconds, part.judged), figures, is_whole)
         played.seen.clear()  # windows have what is shown of them
         self._known[key] = result
         return result

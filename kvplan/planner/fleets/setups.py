@@ -21,7 +21,7 @@ from kvplan.planner.choices.trial import Trial, capacity_of, predict, speed_mode
 _FIRST_SEATS: Final = 256
 _FEWEST_SEATS, _MOST_SEATS = 64, 1024
 _SPARE_SEATS: Final = 1.25
-"""Seats beyond the sequences of average length that the pool holds: shorter ones are in it at times, and shared ones."""
+"""Times the sequences of average length that the pool holds: shorter ones are in it at times, and shared ones."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FleetChoice:
 
 
 def fleet_choice(trial: Trial, choice: Choice) -> FleetChoice | None:
-    """``choice`` as it is played; None where its weights or the longest request do not fit, or the engine refuses it."""
+    """``choice`` as it is played; None where its weights or the longest request do not fit, or it is refused."""
     try:
         prediction = predict(trial, choice, _FIRST_SEATS)
         if not prediction.fits:
