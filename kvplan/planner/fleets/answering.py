@@ -21,6 +21,8 @@ from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.fleets.demand import Demand
 from kvplan.planner.fleets.growth import Growth, growth_of
 from kvplan.planner.fleets.playing import Played, Player
+from kvplan.planner.fleets.policies import PolicyAnswer, find_policy
+from kvplan.planner.fleets.pools import PoolAnswer, compare_pools
 from kvplan.planner.fleets.search import FleetSearch
 from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
@@ -48,6 +50,7 @@ class FleetAnswer:
     """plan: the fleets as deployments, best first; its first is ``best``. frontier: the best choice with fewer and with
     more replicas, on the busiest window. reused_share: of prompt tokens, what a cache finds that keeps everything; None
     where the file does not say. notes: what to tell about the file. was_interrupted: the search ended before its end.
+    pools, policy: what the trace's ``wishes`` ask for.
     """
 
     plan: Plan
@@ -65,13 +68,15 @@ class FleetAnswer:
     num_left_out: int
     seconds: float
     was_interrupted: bool
+    pools: PoolAnswer | None = None
+    policy: PolicyAnswer | None = None
 
 
 def plan_fleet(
     spec: ModelSpec,
     request: PlanRequest,
     measured: MeasuredProfiles = MeasuredProfiles(),
-    listener: Listener = Listener(),  # noqa: B008 - frozen
+    listener: Listener = Listener(),
 ) -> FleetAnswer:
     """Search the fleet for the trace of ``request``. KvplanError as ``make_plan``, and for what the file lacks."""
     began = time.monotonic()
@@ -88,11 +93,12 @@ def plan_fleet(
     asked, _ = formats_asked(spec, request)
     search = FleetSearch(trial, player, asked, trace.router, listener.on_best)
     search.run()
-    growth, frontier = None, ()
+    growth, frontier, pools, policy = None, (), None, None
     if search.best is not None and not search.was_interrupted:
         try:
             growth = growth_of(search.best, player)
             frontier = _frontier(search.best, player, trial)
+            pools, policy = _pools(search.best, player, trace), _policy(search.best, player, trace, trial)
         except KeyboardInterrupt:
             search.was_interrupted = True
     others = tuple(each for each in search.by_gpu.values() if each is not search.best)
@@ -113,7 +119,29 @@ def plan_fleet(
         num_left_out=search.num_left_out,
         seconds=time.monotonic() - began,
         was_interrupted=search.was_interrupted,
+        pools=pools,
+        policy=policy,
     )
+
+
+def _pools(best: Played, player: Player, trace: TraceQuestion) -> PoolAnswer | None:
+    """Prefill and decode apart, where that is asked for."""
+    plan, engine = best.plan, trace.wishes.hand_over
+    if engine is None:
+        return None
+    demand, share = player.demand, trace.share_of_windows
+    return compare_pools(plan.found, plan.replicas, demand, player.goal, share, plan.router, engine)
+
+
+def _policy(best: Played, player: Player, trace: TraceQuestion, trial: Trial) -> PolicyAnswer | None:
+    """Replicas that come and go, where that is asked for."""
+    plan, bounds = best.plan, trace.wishes.scaling
+    if bounds is None:
+        return None
+    spare, share = trial.request.num_spare_replicas, trace.share_of_windows
+    told, demand = player.on_play, player.demand
+    on_play = None if told is None else lambda count: told(player.num_played + count)
+    return find_policy(plan.found, plan.replicas, demand, player.goal, share, plan.router, bounds, spare, on_play)
 
 
 def _requests(trace: TraceQuestion, request: PlanRequest, workload: Workload) -> tuple[FleetRequest, ...]:
@@ -186,5 +214,3 @@ def _as_plan(
         num_played=search.player.num_played,
         is_cut=search.was_interrupted,
     )
-
-

@@ -15,16 +15,7 @@ from kvplan.planner.fleets.demand import Demand
 from kvplan.planner.fleets.judging import Bar, hopeless
 from kvplan.planner.fleets.setups import FleetChoice
 from kvplan.planner.question.goal import Goal
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyBounds:
-    """What a user says of a policy. None: as many at most as twice the fixed fleet has; the assumed cold start."""
-
-    min_replicas: int = 1
-    max_replicas: int | None = None
-    cold_start_seconds: float | None = None
-    num_spare: int = 0
+from kvplan.planner.question.wishes import PolicyBounds
 
 
 @dataclass(frozen=True)
@@ -93,6 +84,7 @@ def find_policy(
     share_of_windows: float,
     router: str,
     bounds: PolicyBounds,
+    num_spare: int = 0,
     on_play: Callable[[int], None] | None = None,
 ) -> PolicyAnswer:
     """Policies over the whole trace, beside ``replicas`` of ``found``, the fewest that keep the service level."""
@@ -109,7 +101,7 @@ def find_policy(
         judge,
         cold_start.seconds,
         demand.window_seconds,
-        bounds.num_spare,
+        num_spare,
         lambda part: hopeless(bar, part, demand.window_seconds),
         on_play,
     )

@@ -1,0 +1,80 @@
+"""What ``kvplan plan`` prints of pools and policies beside a trace's fleet."""
+
+from __future__ import annotations
+
+from kvplan.commands.printing.render import print_sentence, print_table, say
+from kvplan.estimate.speed.queueing.figures import Distribution
+from kvplan.fleet.apart.compare import PlayedSplit
+from kvplan.fleet.scaling.search import TriedPolicy
+from kvplan.planner.fleets.policies import PolicyAnswer
+from kvplan.planner.fleets.pools import PoolAnswer
+
+_MOST_POLICIES = 6
+
+
+def print_pools(answer: PoolAnswer) -> None:
+    """The fleet and the best pools side by side, in the busiest window."""
+    found = answer.comparison
+    rows = [_split_row(each, by_load=found.by_load) for each in (found.together, *found.splits)]
+    ratios = f"{answer.rules.engine}'s hand-over, {answer.link_bytes_per_second / 1e9:g} GB/s a GPU ({answer.link})"
+    head = ("replicas", "GPUs", "TTFT p50", "p99 ms", "TPOT p50", "p95 ms", "KV moved p99", "most load")
+    if not found.by_load:
+        head = (*head[:-1], "requests/s")
+    say()
+    print_table(f"Prefill and decode apart in the busiest window ({ratios}):", head, rows, text_columns=(0,))
+    if len(found.splits) < found.num_ratios:
+        print_sentence(f"the best {len(found.splits)} of {found.num_ratios} ratios")
+
+
+def _split_row(played: PlayedSplit, *, by_load: bool) -> tuple[str, ...]:
+    split = played.split
+    name = (
+        f"{split.num_prefill} prefill + {split.num_decode} decode" if split.is_apart else f"{split.num_decode} for both"
+    )
+    taken = f"{played.requests_per_second:.2f}"
+    if by_load:
+        taken = f"{played.most_speed:.2f} x" if played.most_speed else "below 0.13 x"
+    return (
+        name,
+        str(played.num_gpus),
+        _ms(played.ttft, "p50"),
+        _ms(played.ttft, "p99"),
+        _ms(played.tpot, "p50"),
+        _ms(played.tpot, "p95"),
+        _ms(played.transfers, "p99"),
+        taken,
+    )
+
+
+def _ms(found: Distribution | None, which: str) -> str:
+    if found is None:
+        return "-"
+    seconds = {"p50": found.median, "p95": found.p95, "p99": found.p99}[which]
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.01 else f"{1000 * seconds:.2g}"
+
+
+def print_policies(answer: PolicyAnswer) -> None:
+    """A fixed fleet, the policies that were tried, and what an autoscaler without delays would take."""
+    found = answer.found
+    fixed = (f"{found.fixed.num_replicas} replicas always", "keeps", "-", *_cost(answer, found.fixed.replica_seconds))
+    perfect = ("an autoscaler without delays", "-", "-", *_cost(answer, found.perfect_replica_seconds))
+    tried = [_policy_row(answer, each) for each in found.tried[:_MOST_POLICIES]]
+    say()
+    head = ("policy over the trace", "level", "starts", "replica-hours", "$")
+    print_table(None, head, [fixed, *tried, perfect], text_columns=(0, 1))
+    if len(found.tried) > _MOST_POLICIES:
+        print_sentence(f"the first {_MOST_POLICIES} of {len(found.tried)} policies; --json has all")
+    print_sentence(answer.cold_start.note)
+
+
+def _policy_row(answer: PolicyAnswer, tried: TriedPolicy) -> tuple[str, ...]:
+    played = tried.played
+    if not tried.is_whole:
+        return (played.policy.text, "misses", "-", "-", "-")
+    level = "keeps" if tried.keeps else "misses"
+    return (played.policy.text, level, str(played.num_starts), *_cost(answer, played.replica_seconds))
+
+
+def _cost(answer: PolicyAnswer, replica_seconds: float) -> tuple[str, str]:
+    usd = answer.usd(replica_seconds)
+    return f"{replica_seconds / 3600:.2f}", "-" if usd is None else f"{usd:,.2f}"
