@@ -101,8 +101,8 @@ def stretched(requests: Sequence[FleetRequest], shape: LoadShape) -> tuple[Fleet
     if wanted > MOST_REQUESTS:
         raise KvplanError(
             f"A day of this trace has {wanted:,.0f} requests, more than the {MOST_REQUESTS:,} that are played.",
-            hint=f"--sample {int(len(requests) * MOST_REQUESTS / wanted)} takes so many requests of the trace, and with "
-            "them that share of the load",
+            hint=f"--sample {int(len(requests) * MOST_REQUESTS / wanted)} takes so many requests of the trace, and "
+            "that share of the load",
         )
     rng = random.Random(0)
     found: list[FleetRequest] = []

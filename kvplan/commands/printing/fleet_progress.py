@@ -25,10 +25,13 @@ def best_text(played: Played) -> str:
 @contextmanager
 def searching() -> Iterator[Listener]:
     """Say it on a line of its own for each fleet that is the best so far, and on a terminal count those played."""
-    stream = unguarded(sys.stderr)
+    stream, said = unguarded(sys.stderr), [""]
 
     def say_best(played: Played) -> None:
-        print(f"best so far: {best_text(played)}", file=stream, flush=True)
+        text = best_text(played)
+        if text != said[-1]:
+            said.append(text)
+            print(f"best so far: {text}", file=stream, flush=True)
 
     if not sys.stderr.isatty():
         yield Listener(None, say_best)
@@ -39,5 +42,5 @@ def searching() -> Iterator[Listener]:
     with console.status("reading the trace; Ctrl-C keeps the best so far") as status:
         yield Listener(
             lambda count: status.update(f"{count:,} fleets played; Ctrl-C keeps the best so far"),
-            lambda played: console.print(f"best so far: {best_text(played)}", highlight=False, markup=False),
+            say_best,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.fleet.apart.compare import PlayedSplit
@@ -9,15 +11,15 @@ from kvplan.fleet.scaling.search import TriedPolicy
 from kvplan.planner.fleets.policies import PolicyAnswer
 from kvplan.planner.fleets.pools import PoolAnswer
 
-_MOST_POLICIES = 6
+_MOST_POLICIES = 3
 
 
 def print_pools(answer: PoolAnswer) -> None:
     """The fleet and the best pools side by side, in the busiest window."""
     found = answer.comparison
-    rows = [_split_row(each, by_load=found.by_load) for each in (found.together, *found.splits)]
+    rows = [_split_row(each, answer.prefill_tokens, by_load=found.by_load) for each in (found.together, *found.splits)]
     ratios = f"{answer.rules.engine}'s hand-over, {answer.link_bytes_per_second / 1e9:g} GB/s a GPU ({answer.link})"
-    head = ("replicas", "GPUs", "TTFT p50", "p99 ms", "TPOT p50", "p95 ms", "KV moved p99", "most load")
+    head = ("replicas", "GPUs", "prefill step", "TTFT p50", "p99 ms", "TPOT p50", "p95 ms", "KV moved p99", "most load")
     if not found.by_load:
         head = (*head[:-1], "requests/s")
     say()
@@ -26,7 +28,7 @@ def print_pools(answer: PoolAnswer) -> None:
         print_sentence(f"the best {len(found.splits)} of {found.num_ratios} ratios")
 
 
-def _split_row(played: PlayedSplit, *, by_load: bool) -> tuple[str, ...]:
+def _split_row(played: PlayedSplit, budgets: Sequence[int], *, by_load: bool) -> tuple[str, ...]:
     split = played.split
     name = (
         f"{split.num_prefill} prefill + {split.num_decode} decode" if split.is_apart else f"{split.num_decode} for both"
@@ -37,6 +39,7 @@ def _split_row(played: PlayedSplit, *, by_load: bool) -> tuple[str, ...]:
     return (
         name,
         str(played.num_gpus),
+        f"{budgets[split.prefill]:,}",
         _ms(played.ttft, "p50"),
         _ms(played.ttft, "p99"),
         _ms(played.tpot, "p50"),
@@ -54,25 +57,22 @@ def _ms(found: Distribution | None, which: str) -> str:
 
 
 def print_policies(answer: PolicyAnswer) -> None:
-    """A fixed fleet, the policies that were tried, and what an autoscaler without delays would take."""
+    """A fixed fleet, the policies that keep the level, and what an autoscaler without delays would take."""
     found = answer.found
-    fixed = (f"{found.fixed.num_replicas} replicas always", "keeps", "-", *_cost(answer, found.fixed.replica_seconds))
-    perfect = ("an autoscaler without delays", "-", "-", *_cost(answer, found.perfect_replica_seconds))
-    tried = [_policy_row(answer, each) for each in found.tried[:_MOST_POLICIES]]
+    fixed = (f"{found.fixed.num_replicas} replicas always", "-", *_cost(answer, found.fixed.replica_seconds))
+    perfect = ("an autoscaler without delays", "-", *_cost(answer, found.perfect_replica_seconds))
+    kept = [each for each in found.tried if each.keeps]
+    rows = [_policy_row(answer, each) for each in kept[:_MOST_POLICIES]]
     say()
-    head = ("policy over the trace", "level", "starts", "replica-hours", "$")
-    print_table(None, head, [fixed, *tried, perfect], text_columns=(0, 1))
-    if len(found.tried) > _MOST_POLICIES:
-        print_sentence(f"the first {_MOST_POLICIES} of {len(found.tried)} policies; --json has all")
+    print_table(None, ("kept by", "starts", "replica-hours", "$"), [fixed, *rows, perfect], text_columns=(0,))
+    missed = len(found.tried) - len(kept)
+    print_sentence(f"of {len(found.tried)} policies played, {missed} miss the service level; --json has all")
     print_sentence(answer.cold_start.note)
 
 
 def _policy_row(answer: PolicyAnswer, tried: TriedPolicy) -> tuple[str, ...]:
     played = tried.played
-    if not tried.is_whole:
-        return (played.policy.text, "misses", "-", "-", "-")
-    level = "keeps" if tried.keeps else "misses"
-    return (played.policy.text, level, str(played.num_starts), *_cost(answer, played.replica_seconds))
+    return (played.policy.text, str(played.num_starts), *_cost(answer, played.replica_seconds))
 
 
 def _cost(answer: PolicyAnswer, replica_seconds: float) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What ``kvplan plan --workload TRACE`` prints of a fleet: the answer, its windows, what fails first, what else serves."""
+"""What ``kvplan plan --workload TRACE`` prints: the fleet, its windows, what fails first, what else serves."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from pathlib import Path
 from kvplan.commands.printing.fleet_wishes import print_policies, print_pools
 from kvplan.commands.printing.plans import print_commands, rent_text
 from kvplan.commands.printing.queues import within
-from kvplan.commands.printing.render import as_markdown, print_csv, print_json, print_sentence, print_table, say
+from kvplan.commands.printing.render import (
+    as_markdown,
+    print_csv,
+    print_json,
+    print_notes,
+    print_sentence,
+    print_table,
+    say,
+)
 from kvplan.errors import KvplanError
 from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.answer.document import plan_row
-from kvplan.planner.answer.fleet_document import fleet_assumptions, fleet_document, usd_per_hour
+from kvplan.planner.answer.fleet_document import balancer_of, fleet_assumptions, fleet_document, usd_per_hour
 from kvplan.planner.choices.verdict import Seen
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import WORDS
@@ -37,7 +45,9 @@ def print_fleet(answer: FleetAnswer, output_format: str, *, explain: bool = Fals
     elif output_format in MANIFESTS and deployments:
         say(MANIFESTS[output_format](deployments[0], model_id), end="")
         if output_format == "kubernetes":
-            _print_scaling(answer)
+            _print_scaling(answer, "---")
+        if answer.best is not None and (balancer := balancer_of(answer.best)) is not None:
+            print_notes(f"these replicas were played behind another router than the manifest has: {balancer}")
     elif answer.best is not None:
         _print_text(answer, answer.best, as_page=output_format == "md", explain=explain)
     if answer.best is None:
@@ -70,14 +80,15 @@ def _print_text(answer: FleetAnswer, best: Played, *, as_page: bool, explain: bo
         return
     for line in lines:
         print_sentence(line, indent="", further="  ")
-    print_commands(answer.plan.deployments[0], answer.plan, explain=explain)
+    balancer = balancer_of(best)
+    print_commands(answer.plan.deployments[0], answer.plan, explain=explain, balancer=balancer)
     _print_windows(best)
     _print_routers(answer)
     if answer.pools is not None:
         print_pools(answer.pools)
     if answer.policy is not None:
         print_policies(answer.policy)
-        _print_scaling(answer)
+        _print_scaling(answer, "")
     _print_others(answer, best)
     say()
     for note in fleet_assumptions(answer):
@@ -162,10 +173,11 @@ def growth_sentence(answer: FleetAnswer) -> str:
     text = f"Headroom: {growth.factor:.2f} x the load of the busiest window."
     if growth.breaks is None or growth.resource is None:
         return text
-    bound = growth.breaks
+    goal = answer.plan.request.goal
+    sure = f" with {100 * goal.confidence:.0f} % confidence" if goal.is_asked else ""
     return (
-        f"{text} At {growth.factor_beyond:.2f} x {bound.word} fails first, {1000 * growth.seconds_beyond:,.0f} of "
-        f"{1000 * bound.seconds:,g} ms: {WORDS[growth.resource]}."
+        f"{text} At {growth.factor_beyond:.2f} x {growth.breaks.bound.word} is the first that is not kept{sure}, "
+        f"{_figure(growth.breaks)}: {WORDS[growth.resource]}."
     )
 
 
@@ -239,14 +251,14 @@ def _print_others(answer: FleetAnswer, best: Played) -> None:
     print_table("The cheapest fleet found of each GPU (those never cheaper are not played to the end):", head, rows)
 
 
-def _print_scaling(answer: FleetAnswer) -> None:
+def _print_scaling(answer: FleetAnswer, separator: str) -> None:
     """What makes replicas come and go, where a policy is worth it."""
     best = None if answer.policy is None else answer.policy.found.best
     if best is None or answer.policy is None or not answer.policy.found.saved_share:
         return
     deployment, model_id = answer.plan.deployments[0], answer.plan.spec.served_id
     served = checkpoint_name(deployment, model_id)
-    say("---")
+    say(separator)
     say(scaling_manifests(model_id, served, deployment.prediction.version, best.played.policy), end="")
 
 

@@ -274,8 +274,11 @@ _ALWAYS = ("vllm", "kvplan")
 """Engines whose commands are shown without --explain."""
 
 
-def print_commands(best: Deployment, plan: Plan, *, explain: bool) -> None:
-    """What the caches and the server do, and the lines that start the best deployment."""
+def print_commands(best: Deployment, plan: Plan, *, explain: bool, balancer: str | None = None) -> None:
+    """What the caches and the server do, and the lines that start the best deployment.
+
+    ``balancer``: what stands before several replicas, where that is not one that takes turns.
+    """
     model_id = plan.spec.served_id
     for name, sentence in (("Prefix cache", hits_sentence(best)), ("Drafter", drafting_sentence(best))):
         if sentence is not None:
@@ -304,6 +307,9 @@ def print_commands(best: Deployment, plan: Plan, *, explain: bool) -> None:
         say(f"    {node}{process.line}")
     if len(processes) > _MOST_PROCESSES:
         say(f"    ... and {len(processes) - _MOST_PROCESSES} more (--json lists all, --format kubernetes starts them)")
+    if balancer is not None:
+        say(f"  before them: {balancer}")
+        return
     balancer = balancer_command(best, model_id)
     if balancer is not None and len(processes) > _MOST_PROCESSES:
         say("  before them: a balancer that knows all of them (--json has its command)")

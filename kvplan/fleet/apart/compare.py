@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvplan.estimate.speed.queueing.figures import Distribution
-from kvplan.fleet.apart.play import ApartFleet, ApartSetup
+from kvplan.fleet.apart.play import ApartFleet, ApartSetup, PoolSetup
 from kvplan.fleet.replicas.fleet import Fleet
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
@@ -40,10 +40,12 @@ _RANKED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """So many replicas that read prompts, and that decode; no prefill replica where all do both."""
+    """So many replicas that read prompts, and that decode; no prefill replica where all do both. prefill: which of the
+    setups for reading prompts."""
 
     num_prefill: int
     num_decode: int
+    prefill: int = 0
 
     @property
     def is_apart(self) -> bool:
@@ -106,7 +108,8 @@ def _taken(played: PlayedSplit, *, by_load: bool) -> float:
 class PoolComparison:
     """What all fleets of a comparison share. gpus: of a prefill, a decode and a replica that does both.
 
-    new_routers: three routers without a past, for prefill, decode and replicas that do both.
+    other_prefill: replicas with other token budgets, which the best ratio is tried with too, as its steps need not be
+    short for anybody who decodes. new_routers: three without a past, for prefill, decode and replicas that do both.
     """
 
     requests: Sequence[FleetRequest]
@@ -115,6 +118,7 @@ class PoolComparison:
     gpus: tuple[int, int, int]
     judge: Judge
     new_routers: Callable[[], tuple[Router, Router, Router]]
+    other_prefill: tuple[PoolSetup, ...] = ()
     _known: dict[tuple[Split, float], PlayedSplit] = field(default_factory=dict)
 
     @property
@@ -130,11 +134,11 @@ class PoolComparison:
         splits = [each for each in splits if each.num_decode > 0]
         together = Split(0, num_replicas)
         if not self.by_load:
-            ranked = self._ranked(splits, 1.0)[:_RANKED]
+            ranked = self._ranked(splits, 1.0)
             found = tuple(self._play(each, 1.0) for each in ranked)
             return Comparison(self._play(together, 1.0), found, len(splits), error_factor, by_load=False)
         limit = self._most_speed(together, 1.0)
-        ranked = self._ranked(splits, limit or _LEAST_SPEED)[:_RANKED]
+        ranked = self._ranked(splits, limit or _LEAST_SPEED)
         loads = {each: self._most_speed(each, limit or _LEAST_SPEED) for each in ranked}
         ranked.sort(key=lambda each: -loads[each])
         found = tuple(replace(self._play(each, 1.0), most_speed=loads[each]) for each in ranked)
@@ -143,7 +147,7 @@ class PoolComparison:
         )
 
     def _ranked(self, splits: Sequence[Split], speed: float) -> list[Split]:
-        """Those that were played at ``speed``, the best first: too few of one kind is worse the fewer there are."""
+        """Return the best at ``speed``, the best first: too few replicas of one kind are worse the fewer they are."""
         low, high = 0, len(splits) - 1
         while high - low >= _FEW:
             third = (high - low) // 3
@@ -152,7 +156,9 @@ class PoolComparison:
                 high = right
             else:
                 low = left
-        return sorted(splits[low : high + 1], key=lambda each: self._rank(each, speed))
+        found = sorted(splits[low : high + 1], key=lambda each: self._rank(each, speed))
+        others = [replace(each, prefill=place + 1) for each in found[:1] for place in range(len(self.other_prefill))]
+        return sorted([*others, *found], key=lambda each: self._rank(each, speed))[:_RANKED]
 
     def _rank(self, split: Split, speed: float) -> tuple[float, float]:
         played = self._play(split, speed)
@@ -170,7 +176,10 @@ class PoolComparison:
         if not split.is_apart:
             seen = Fleet(self.together, split.num_decode, to_both).play(requests).seen
             return _played(split, split.num_decode * both, seen, self.judge(seen, speed))
-        fleet = ApartFleet(self.apart, split.num_prefill, split.num_decode, (to_prefill, to_decode))
+        pool = (self.apart.prefill, *self.other_prefill)[split.prefill]
+        fleet = ApartFleet(
+            replace(self.apart, prefill=pool), split.num_prefill, split.num_decode, (to_prefill, to_decode)
+        )
         play = fleet.play(requests)
         num_gpus = split.num_prefill * prefill + split.num_decode * decode
         found = _played(split, num_gpus, play.seen, self.judge(play.seen, speed))

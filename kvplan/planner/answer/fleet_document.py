@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kvplan.estimate.speed.queueing.figures import Distribution
@@ -15,6 +16,7 @@ from kvplan.planner.answer.document import (
     plan_document,
     scale_notes,
 )
+from kvplan.planner.choices.verdict import Seen
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import Growth
 from kvplan.planner.fleets.judging import WindowVerdict
@@ -26,6 +28,9 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
     """The whole answer. Times in milliseconds, moments in seconds from the trace's first request on."""
     document = plan_document(answer.plan)
     best, demand = answer.best, answer.demand
+    fleets = [] if best is None else [best, *answer.others]
+    for deployment, played in zip(document["deployments"], fleets, strict=True):
+        deployment["balancer"] = balancer_of(played) or deployment["balancer"]
     document["assumptions"] = [*answer.plan.spec.assumptions, *fleet_assumptions(answer)]
     document["fleet"] = {
         "trace": answer.trace.path.name,
@@ -50,6 +55,12 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
         "policy": None if answer.policy is None else answer.policy.document(),
     }
     return document
+
+
+def balancer_of(played: Played) -> str | None:
+    """How the router of ``played`` is put before its replicas; None for one that takes turns, or one replica."""
+    plan = played.plan
+    return None if plan.replicas == 1 or plan.router == "round-robin" else ROUTERS[plan.router].setting
 
 
 def usd_per_hour(answer: FleetAnswer, played: Played) -> float | None:
@@ -119,19 +130,25 @@ def window_document(judged: WindowVerdict) -> dict[str, Any]:
         "num_preemptions": window.num_preemptions,
         "ttft_ms": _percentiles(window.ttft),
         "tpot_ms": _percentiles(window.tpot),
-        "bounds": [
-            {
-                "bound": seen.bound.word,
-                "bound_ms": round(1000 * seen.bound.seconds, 1),
-                "ms": [round(1000 * each, 1) for each in (ends.low, seen.figure.middle, ends.high)],
-                "confidence": round(seen.confidence, 3),
-            }
-            for seen in judged.seen
-            for ends in (seen.figure.between,)
-        ],
+        "bounds": [bound_document(seen) for seen in judged.seen],
         "keeps": judged.keeps,
         "confidence": round(judged.confidence, 3),
     }
+
+
+def bound_document(seen: Seen) -> dict[str, Any]:
+    """One bound with its figure as [low, middle, high], and how sure it is that it is kept."""
+    ends = seen.figure.between
+    return {
+        "bound": seen.bound.word,
+        "bound_ms": round(1000 * seen.bound.seconds, 1),
+        "ms": [_milliseconds(each) for each in (ends.low, seen.figure.middle, ends.high)],
+        "confidence": round(seen.confidence, 3),
+    }
+
+
+def _milliseconds(seconds: float) -> float | None:
+    return round(1000 * seconds, 1) if math.isfinite(seconds) else None
 
 
 def _percentiles(found: Distribution | None) -> dict[str, float] | None:
@@ -162,8 +179,7 @@ def growth_document(growth: Growth | None) -> dict[str, Any] | None:
     return {
         "factor": round(growth.factor, 2),
         "is_capped": growth.is_capped,
-        "breaks": None if growth.breaks is None else growth.breaks.word,
-        "ms_beyond": round(1000 * growth.seconds_beyond, 1),
+        "breaks": None if growth.breaks is None else bound_document(growth.breaks),
         "factor_beyond": round(growth.factor_beyond, 2),
         "resource": growth.resource,
     }

@@ -24,6 +24,7 @@ from kvplan.planner.fleets.playing import Played, Player
 from kvplan.planner.fleets.policies import PolicyAnswer, find_policy
 from kvplan.planner.fleets.pools import PoolAnswer, compare_pools
 from kvplan.planner.fleets.search import FleetSearch
+from kvplan.planner.fleets.setups import fleet_choice
 from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.question.trace import TraceQuestion
@@ -98,7 +99,7 @@ def plan_fleet(
         try:
             growth = growth_of(search.best, player)
             frontier = _frontier(search.best, player, trial)
-            pools, policy = _pools(search.best, player, trace), _policy(search.best, player, trace, trial)
+            pools, policy = _pools(search.best, player, trace, trial), _policy(search.best, player, trace, trial)
         except KeyboardInterrupt:
             search.was_interrupted = True
     others = tuple(each for each in search.by_gpu.values() if each is not search.best)
@@ -124,13 +125,16 @@ def plan_fleet(
     )
 
 
-def _pools(best: Played, player: Player, trace: TraceQuestion) -> PoolAnswer | None:
-    """Prefill and decode apart, where that is asked for."""
+def _pools(best: Played, player: Player, trace: TraceQuestion, trial: Trial) -> PoolAnswer | None:
+    """Prefill and decode apart, where that is asked for. Prefill replicas are tried with every larger token budget."""
     plan, engine = best.plan, trace.wishes.hand_over
     if engine is None:
         return None
-    demand, share = player.demand, trace.share_of_windows
-    return compare_pools(plan.found, plan.replicas, demand, player.goal, share, plan.router, engine)
+    demand, share, choice = player.demand, trace.share_of_windows, plan.found.choice
+    budgets = [each for each in trial.step_budgets(choice.gpu) if each > plan.found.tokens]
+    others = [fleet_choice(trial, replace(choice, max_num_batched_tokens=each)) for each in sorted(budgets)]
+    larger = [each for each in others if each is not None]
+    return compare_pools(plan.found, plan.replicas, demand, player.goal, share, plan.router, engine, larger)
 
 
 def _policy(best: Played, player: Player, trace: TraceQuestion, trial: Trial) -> PolicyAnswer | None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from kvplan.estimate.speed.queueing.figures import Statistic
 from kvplan.fleet.requests import FleetRequest, renumbered
 from kvplan.fleet.routers.prefixes import PrefixMemory
 from kvplan.fleet.windows import window_of
+from kvplan.planner.fleets.judging import QUANTILES, Bar
 from kvplan.planner.fleets.setups import FleetChoice
 from kvplan.planner.question.goal import Goal
 
@@ -18,6 +20,7 @@ _FEW: Final = 1500
 """Requests that are played whole: looking at a part of them first saves nothing."""
 _WARM_UP_WINDOWS: Final = 1
 _SEATS_TRIED: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_SAMPLED: Final = 40
 _ROUGH: Final = 0.8
 """Share of what the steady state takes for a step that is counted: it is to say what cannot do, not what does."""
 
@@ -78,7 +81,7 @@ class Demand:
 
     @cached_property
     def busy(self) -> Busy:
-        """Averages of the busiest window."""
+        """The busiest window in figures."""
         place, seconds = self.busiest_window, self.window_seconds
         found = [
             (each, new)
@@ -92,17 +95,51 @@ class Demand:
             sum(new for _, new in found) / count,
             sum(each.num_prompt_tokens for each, _ in found) / count,
             sum(each.num_output_tokens for each, _ in found) / count,
+            tuple(sorted((new, each.num_prompt_tokens) for each, new in found)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Requests per second, and tokens on average: of prompts that are new, of prompts, of answers."""
+    """Requests per second, and tokens on average: of prompts that are new, of prompts, of answers.
+
+    prompts: (new tokens, tokens) of each, in order.
+    """
 
     requests_per_second: float
     new_tokens: float
     prompt_tokens: float
     output_tokens: float
+    prompts: tuple[tuple[int, int], ...] = ()
+
+
+def could_begin(found: FleetChoice, busy: Busy, bar: Bar) -> bool:
+    """Whether prompts that nobody waits beside are read fast enough, even by a cache that keeps everything."""
+    for bound in bar.goal.slo.bounds():
+        if bound.name == "ttft" and _alone(found, busy, bound.statistic) > bar.needed(bound):
+            return False
+    return True
+
+
+def _alone(found: FleetChoice, busy: Busy, statistic: Statistic) -> float:
+    """Seconds until the first token of a prompt alone: that of the percentile, or an average."""
+    prompts, last = busy.prompts, len(busy.prompts) - 1
+    if statistic == "mean":
+        step = max(len(prompts) // _SAMPLED, 1)
+        taken = prompts[::step]
+        return sum(_reading_seconds(found, *each) for each in taken) / len(taken)
+    return _reading_seconds(found, *prompts[int(QUANTILES[statistic] * last)])
+
+
+def _reading_seconds(found: FleetChoice, new: int, prompt: int) -> float:
+    """Seconds of the steps that read ``new`` tokens behind those of ``prompt`` that are cached."""
+    rules, seconds, computed = found.setup.rules, 0.0, prompt - new
+    while computed < prompt:
+        number = min(rules.max_num_batched_tokens, prompt - computed) if rules.chunks_prompts else prompt - computed
+        pairs = number * (computed + (number + 1) / 2)
+        computed += number
+        seconds += found.setup.clock.seconds(number, 1, int(computed == prompt), computed, pairs)
+    return seconds
 
 
 def least_replicas(found: FleetChoice, busy: Busy, goal: Goal) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvplan.planner.choices.verdict import Seen
 from kvplan.planner.fleets.playing import Played, Player
-from kvplan.planner.question.slo import Bound
 
 _MOST_FACTOR: Final = 8.0
 _PRECISION: Final = 1.02
@@ -24,12 +24,11 @@ WORDS: Final[dict[Resource, str]] = {
 @dataclass(frozen=True, slots=True)
 class Growth:
     """factor: times as fast as the trace may be sent with the level kept; is_capped: it may be more. breaks: the bound
-    that is missed just beyond, with its figure there in seconds; resource: what is short then."""
+    that is not kept just beyond, at ``factor_beyond``, with its figure there; resource: what is short then."""
 
     factor: float
     is_capped: bool
-    breaks: Bound | None = None
-    seconds_beyond: float = 0.0
+    breaks: Seen | None = None
     factor_beyond: float = 1.0
     resource: Resource | None = None
 
@@ -44,22 +43,13 @@ def growth_of(best: Played, player: Player) -> Growth:
     low, high = 1.0, 1.25
     while at(high).keeps:
         if high >= _MOST_FACTOR:
-            return Growth(high, is_capped=True)
+            return Growth(high, True)
         low, high = high, high * 1.25
     while high > low * _PRECISION:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if at(middle).keeps else (low, middle)
     beyond = at(high, gives_up=False)
-    worst = beyond.verdict.deciding
-    seen = worst.worst
-    return Growth(
-        factor=low,
-        is_capped=False,
-        breaks=None if seen is None else seen.bound,
-        seconds_beyond=0.0 if seen is None else seen.figure.middle,
-        factor_beyond=high,
-        resource=_resource(beyond),
-    )
+    return Growth(low, False, beyond.verdict.deciding.worst, high, _resource(beyond))
 
 
 def _resource(played: Played) -> Resource:

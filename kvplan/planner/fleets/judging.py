@@ -20,7 +20,7 @@ from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import Bound
 
 _COMPARED: dict[str, FigureName] = {"ttft": "ttft", "tpot": "tpot"}
-_QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,10 @@ class Bar:
                 continue
             seen = self.seen(window)
             sure = min((each.confidence for each in seen), default=1.0)
-            ratio = max((each.figure.middle / self.needed(each.bound) for each in seen), default=0.0)
-            judged.append(WindowVerdict(window, tuple(seen), sure, ratio))
+            ratios = [each.figure.middle / self.needed(each.bound) for each in seen]
+            ratio = max(ratios, default=0.0)
+            worst = seen[ratios.index(ratio)] if seen else None
+            judged.append(WindowVerdict(window, tuple(seen), sure, ratio, worst))
         return FleetVerdict(self, tuple(judged))
 
     def num_that_may_break(self, num_windows: int) -> int:
@@ -82,21 +84,17 @@ class Bar:
 
 class WindowVerdict(NamedTuple):
     """confidence: that the window keeps every bound. ratio: the largest of its figures to what the goal needs, at most
-    1 where it keeps it."""
+    1 where it keeps it; worst: that bound."""
 
     window: Window
     seen: tuple[SeenBound, ...]
     confidence: float
     ratio: float
+    worst: SeenBound | None
 
     @property
     def keeps(self) -> bool:
         return self.ratio <= 1.0
-
-    @property
-    def worst(self) -> SeenBound | None:
-        """The bound that it is nearest to, or beyond by most."""
-        return max(self.seen, key=lambda each: each.ratio, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ def hopeless(
                     is_broken = beyond[place, bound.name] > needed * count
                 else:
                     beyond[place, bound.name] = beyond.get((place, bound.name), 0) + (value > needed)
-                    is_broken = beyond[place, bound.name] > count - 1 - int(_QUANTILES[bound.statistic] * (count - 1))
+                    is_broken = beyond[place, bound.name] > count - 1 - int(QUANTILES[bound.statistic] * (count - 1))
                 if is_broken:
                     broken.add(place)
         looked_at = len(seen)

@@ -69,6 +69,10 @@ class Player:
     num_played: int = 0
     _known: dict[tuple[object, ...], Played] = field(default_factory=dict)
 
+    def bar(self, found: FleetChoice) -> Bar:
+        """What a fleet of ``found`` has to show."""
+        return Bar.of(self.goal, found.model, self.share_of_windows)
+
     def busiest(self, plan: FleetPlan, *, whole_play: bool = False) -> Played:
         """On the busiest window. whole_play: its figures are wanted also where it is hopeless."""
         return self.play(plan, self.demand.busiest, "busiest", gives_up=not whole_play)
@@ -83,7 +87,7 @@ class Player:
         known = self._known.get(key)
         if known is not None and not (known.was_stopped and not gives_up):
             return known
-        bar = Bar.of(self.goal, plan.found.model, self.share_of_windows)
+        bar = self.bar(plan.found)
         seconds, found = self.demand.window_seconds, plan.found
         if not plan.caches_prefixes:
             found = found.without_prefix_caching()

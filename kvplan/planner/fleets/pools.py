@@ -29,12 +29,14 @@ _NOT_COMPARED: Final = 2.0
 
 @dataclass(frozen=True)
 class PoolAnswer:
-    """Pools beside a fleet whose replicas do both. link: bytes per second of one GPU, and over what."""
+    """Pools beside a fleet whose replicas do both. link: bytes per second of one GPU, and over what. prefill_tokens:
+    token budgets of prefill replicas, by ``Split.prefill``."""
 
     comparison: Comparison
     rules: HandOver
     link_bytes_per_second: float
     link: str
+    prefill_tokens: tuple[int, ...]
     interval: ErrorInterval | None
 
     @property
@@ -61,6 +63,16 @@ class PoolAnswer:
             return "predictions that nothing published was compared with"
         return f"{100 * (self.comparison.error_factor - 1):.0f} % (published throughputs beside predictions)"
 
+    def _split_document(self, played: PlayedSplit) -> dict[str, Any]:
+        split = played.split
+        return {
+            "num_prefill_replicas": split.num_prefill,
+            "num_decode_replicas": split.num_decode,
+            "prefill_max_num_batched_tokens": self.prefill_tokens[split.prefill] if split.is_apart else None,
+            "num_gpus": played.num_gpus,
+            **_figures(played),
+        }
+
     def document(self) -> dict[str, Any]:
         """For ``--json``: times in milliseconds."""
         found = self.comparison
@@ -68,8 +80,8 @@ class PoolAnswer:
             "engine": self.rules.engine,
             "link": self.link,
             "link_bytes_per_second_per_gpu": self.link_bytes_per_second,
-            "together": _split_document(found.together),
-            "apart": [_split_document(each) for each in found.splits],
+            "together": self._split_document(found.together),
+            "apart": [self._split_document(each) for each in found.splits],
             "num_ratios": found.num_ratios,
             "compared_by": "load" if found.by_load else "requests_per_second",
             "gain": round(found.gain, 4),
@@ -79,12 +91,9 @@ class PoolAnswer:
         }
 
 
-def _split_document(played: PlayedSplit) -> dict[str, Any]:
+def _figures(played: PlayedSplit) -> dict[str, Any]:
     ttft, tpot, moved, waits = played.ttft, played.tpot, played.transfers, played.waits
     return {
-        "num_prefill_replicas": played.split.num_prefill,
-        "num_decode_replicas": played.split.num_decode,
-        "num_gpus": played.num_gpus,
         "most_load": None if played.most_speed is None else round(played.most_speed, 3),
         "requests_per_second": round(played.requests_per_second, 3),
         "ttft_p50_ms": _ms(ttft.median),
@@ -110,10 +119,12 @@ def compare_pools(
     share_of_windows: float,
     router: str,
     engine: str = "vllm",
+    other_budgets: Sequence[FleetChoice] = (),
 ) -> PoolAnswer:
     """Hold pools of every ratio against ``replicas`` of ``found``, on the busiest window.
 
-    Prefill goes by ``router``. Replicas of both pools are those of the fleet, with its settings.
+    Prefill goes by ``router``. Replicas of both pools are those of the fleet, with its settings; those that read
+    prompts also with ``other_budgets`` of tokens.
     """
     rules, part = HAND_OVERS[engine], demand.busiest
     link, over = _link(found, replicas)
@@ -133,11 +144,18 @@ def compare_pools(
         )
 
     comparison = PoolComparison(
-        part.requests, ApartSetup(pool, pool, moved, rules), found.setup, (found.num_gpus,) * 3, judge, new_routers
+        part.requests,
+        ApartSetup(pool, pool, moved, rules),
+        found.setup,
+        (found.num_gpus,) * 3,
+        judge,
+        new_routers,
+        tuple(PoolSetup(each.setup, pool.link_bytes_per_second) for each in other_budgets),
     )
     interval = bar.intervals["throughput"]
     error = _NOT_COMPARED if interval is None else max(interval.high, 1 / interval.low)
-    return PoolAnswer(comparison.compare(replicas, error), rules, link, over, interval)
+    tokens = (found.tokens, *(each.tokens for each in other_budgets))
+    return PoolAnswer(comparison.compare(replicas, error), rules, link, over, tokens, interval)
 
 
 def _link(found: FleetChoice, replicas: int) -> tuple[float, str]:

@@ -17,12 +17,12 @@ from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import FormatPair
 from kvplan.planner.choices.trial import Trial
-from kvplan.planner.fleets.demand import least_replicas
+from kvplan.planner.fleets.demand import could_begin, least_replicas
 from kvplan.planner.fleets.playing import FleetPlan, Played, Player
 from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
 from kvplan.planner.search.ranking import Price, price_of, within_budget
 
-FIRST_ROUTER: Final = "kvplan"
+FIRST_ROUTER: Final = "dynamo"
 """Fleets are compared behind it, where nobody names one: it looks at prompts and at loads."""
 _GALLOP: Final = 1.25
 _MOST_TRIED_BELOW: Final = 3
@@ -81,19 +81,24 @@ class FleetSearch:
             self._try(entry)
 
     def _entries(self, *, across_nodes: bool) -> Iterator[Entry]:
-        busy, goal = self.player.demand.busy, self.player.goal
         for choice in self._choices(across_nodes=across_nodes):
             self.num_tried += 1
             found = fleet_choice(self.trial, choice)
             if found is None:
                 continue
-            least = least_replicas(found, busy, goal)
+            least = self._least(found)
             if least is None or least > self.trial.most_replicas(choice):
                 self.num_left_out += 1
                 continue
             price = self.price(found, least)
             if within_budget(price, self.trial.request.usd_per_hour):
                 yield Entry(least, price, found)
+
+    def _least(self, found: FleetChoice) -> int | None:
+        """The fewest replicas that could do; None where none could."""
+        busy, goal = self.player.demand.busy, self.player.goal
+        is_fast = could_begin(found, busy, self.player.bar(found))
+        return least_replicas(found, busy, goal) if is_fast else None
 
     def _choices(self, *, across_nodes: bool) -> Iterator[Choice]:
         for gpu in self.trial.gpus:
@@ -129,11 +134,7 @@ class FleetSearch:
     def _try(self, entry: Entry) -> None:
         """Play one choice, with other token budgets where the engine's default does not keep the level."""
         for found in (entry.found, *self._variants(entry.found)):
-            least = (
-                entry.least
-                if found is entry.found
-                else least_replicas(found, self.player.demand.busy, self.player.goal)
-            )
+            least = entry.least if found is entry.found else self._least(found)
             if least is None or least > (most := self._most(found)):
                 continue
             count = self._fewest(found, least, most)
@@ -155,15 +156,12 @@ class FleetSearch:
 
     def _fewest(self, found: FleetChoice, least: int, most: int) -> int | None:
         """The fewest replicas that keep the level in the busiest window."""
-        if self.best is not None:
-            if not self._keeps(found, most):
-                return None
-            low, high = least - 1, most
-        else:
-            low, high = least - 1, least
+        if not self._keeps(found, most):
+            return None
+        low, high = least - 1, most
+        if self.best is None:  # the most that are allowed may be far more than it takes
+            high = least
             while not self._keeps(found, high):
-                if high == most:
-                    return None
                 low, high = high, min(max(math.ceil(high * _GALLOP), high + 1), most)
         while high - low > 1:
             middle = (low + high) // 2
@@ -219,17 +217,22 @@ class FleetSearch:
         names = [plan.router] if self.router is not None or plan.replicas == 1 else [*ROUTERS]
         for name in names:
             fewer = replace(self.best.plan, router=name, replicas=self.best.plan.replicas - 1)
+            if not self._may_choose(name):
+                continue
             if fewer.replicas >= 1 and self.player.busiest(fewer).keeps:
                 self._take_whole(fewer)
         for name in names:
             same = replace(self.best.plan, router=name)
             self.routers[name] = self.player.busiest(same, whole_play=True)
-        for name, played in sorted(self.routers.items(), key=lambda each: each[1].verdict.deciding.ratio):
-            if played.keeps and name != self.best.plan.router:
-                self._take_whole(played.plan)
-            break
+        known = {name: played for name, played in self.routers.items() if self._may_choose(name)}
+        first = min(known, key=lambda name: known[name].verdict.deciding.ratio)
+        if known[first].keeps and first != self.best.plan.router:
+            self._take_whole(known[first].plan)
         if self.best.plan.found.setup.pool.caches_prefixes:
             self.without_cache = self.player.busiest(replace(self.best.plan, caches_prefixes=False), whole_play=True)
+
+    def _may_choose(self, name: str) -> bool:
+        return name == self.router or ROUTERS[name].setting is not None
 
     def _take_whole(self, plan: FleetPlan) -> None:
         played = self.player.whole(plan)

@@ -21,8 +21,8 @@ class PolicyBounds:
 
 @dataclass(frozen=True, slots=True)
 class FleetWishes:
-    """hand_over: whose rules pools of prefill and decode follow; None where these are not asked for. scaling: None where
-    the fleet is fixed."""
+    """hand_over: whose rules pools of prefill and decode follow, None where these are not asked for. scaling: None
+    where the fleet is fixed."""
 
     hand_over: str | None = None
     scaling: PolicyBounds | None = None
@@ -37,7 +37,7 @@ def fleet_wishes(
     max_replicas: int | None = None,
     cold_start: str | None = None,
 ) -> FleetWishes:
-    """Return what options of ``kvplan plan`` ask. UsageError for what cannot be, and for one without what it is about."""
+    """Return what options of ``kvplan plan`` ask. UsageError for what cannot be, and for one without its purpose."""
     check(disaggregate or hand_over is None, "--hand-over needs --disaggregate", "it says whose rules pools follow")
     engine = (hand_over or "vllm").strip().casefold()
     if engine not in HAND_OVERS:
