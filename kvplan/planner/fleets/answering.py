@@ -94,7 +94,10 @@ def plan_fleet(
     asked, _ = formats_asked(spec, request)
     search = FleetSearch(trial, player, asked, trace.router, listener.on_best)
     search.run()
-    growth, frontier, pools, policy = None, (), None, None
+    growth: Growth | None = None
+    frontier: tuple[Played, ...] = ()
+    pools: PoolAnswer | None = None
+    policy: PolicyAnswer | None = None
     if search.best is not None and not search.was_interrupted:
         try:
             growth = growth_of(search.best, player)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,7 +56,7 @@ def share_of_windows(text: str | None) -> float:
     return share
 
 
-def refuse_without_trace(given: dict[str, object]) -> None:
+def refuse_without_trace(given: Mapping[str, object]) -> None:
     """UsageError for an option that only a trace gives a meaning."""
     first = next((option for option, value in given.items() if value is not None), None)
     if first is not None:
