@@ -44,13 +44,14 @@ class BlockGroup(Group):
         super().__init__(pool.num_blocks, 0, late, None, rules.rows_per_sequence, rules.tokens_per_step)
         self.pool, self._rules = pool, rules
         self._taken_ticks = 0
+        self._even = rules.tokens_per_step == 1 and rules.rows_per_sequence == 1
         sizes = {lane.size for lane in pool.lanes if lane.kind != "fixed"}
         self._phases: dict[int, Counter[int]] = {size: Counter() for size in sizes}
         self._weights = {size: sum(lane.weight for lane in pool.lanes if lane.size == size) for size in sizes}
         self._passing = [lane for lane in pool.lanes if lane.kind in ("sliding", "chunked", "state")]
+        self._one_by_one = any(lane.leaves_blanks for lane in pool.lanes) and self._even
         self._decoding: dict[BlockSequence, None] = {}
         self._num_started = 0
-        self._even = rules.tokens_per_step == 1 and rules.rows_per_sequence == 1
         self._drafted: dict[BlockSequence, int] = {}
 
     # ---- admission
@@ -102,6 +103,7 @@ class BlockGroup(Group):
     def compose(self) -> None:
         """Those that decode are before prompts in a step, and take their blocks first."""
         self._take_until(self.ticks + 1)
+        self.pool.begin_step()
 
     # ---- decoding
 
@@ -117,14 +119,25 @@ class BlockGroup(Group):
     def _take_until(self, tick: int) -> None:
         """Blocks that decoding takes in the steps before ``tick``, and lets go behind windows."""
         begun = self._taken_ticks
-        if tick <= begun:
+        if tick <= begun or not self._decoding:
             return
         self._taken_ticks = tick
-        if not self._decoding:
+        if self._one_by_one:
+            for at in range(begun, tick):
+                for sequence in sorted(self._decoding, key=lambda each: each.order):
+                    self._take_step(sequence, at)
             return
         self.pool.queue.take(self._blocks_between(begun, tick))
         if self._passing:
             self._let_pass(begun, tick)
+
+    def _take_step(self, sequence: BlockSequence, at: int) -> None:
+        """Its blocks in the step of tick ``at``, after those that it lets go: where some of these are taken first."""
+        for number, lane in enumerate(self._passing):
+            for _, _, _, _, first, computed in self._passes(sequence, number, lane, at, at + 1):
+                self.pool.pass_block(sequence.held, lane, first, computed)
+        tokens = self._tokens_at(sequence, at)
+        self.pool.queue.take(sum(weight for size, weight in self._weights.items() if tokens % size == 0))
 
     def _blocks_between(self, begun: int, tick: int) -> int:
         if not self._even:
@@ -183,8 +196,10 @@ class BlockGroup(Group):
             found.append((begun, sequence.order, number, sequence, at_once, computed))
         else:
             at_once = holding.first
-        for first in range(at_once + 1, lane.first_needed(last) + 1):
-            needs = lane.tokens_that_need(first)
+        first = at_once
+        while first < lane.first_needed(last):
+            needs = lane.tokens_that_need(first + 1)
+            first = lane.first_needed(needs)
             at = sequence.start_tick + math.ceil((needs - sequence.known) / self._tokens_per_step)
             found.append((max(at, begun), sequence.order, number, sequence, first, needs))
         return found
@@ -194,12 +209,17 @@ class BlockGroup(Group):
         total = sum(self._weights.values()) * len(self._decoding)
         if not total:
             return _BOUNDLESS
+        if self.waiting and not self.may_admit:
+            return 1  # what was preempted may come back in the step after that
         free, begun = self.pool.queue.num_free, self._taken_ticks
         if not self._even:
             tokens = (free // total - 1) * min(self._weights) - self._rows
             return max(int(tokens / self._tokens_per_step), 1)
         low = max((free // total - 1) * min(self._weights), 0)
         high = min(self.steps_to_next_end, (free // total + 1) * max(self._weights))
+        if self._passing and self.waiting:
+            high = min(high, self._next_passing() - begun)
+            low = min(low, high)
         while low < high:
             middle = (low + high + 1) // 2
             if self._blocks_between(begun, begun + middle) <= free:
@@ -207,6 +227,17 @@ class BlockGroup(Group):
             else:
                 high = middle - 1
         return max(low + begun - self.ticks, 1)
+
+    def _next_passing(self) -> int:
+        """The tick of the first step that lets go a block, which may be enough for one that waits."""
+        found = _BOUNDLESS
+        for sequence in self._decoding:
+            for lane in self._passing:
+                first = sequence.held.holdings[self.pool.lanes.index(lane)].first + 1
+                tokens = lane.tokens_that_need(first) - sequence.known
+                at = sequence.start_tick + math.ceil(tokens / self._tokens_per_step)
+                found = min(found, max(at, self._taken_ticks))
+        return found
 
     def first_token(self, sequence: Sequence) -> None:
         """See ``Group``."""
@@ -258,17 +289,25 @@ class BlockGroup(Group):
         self.may_admit = True
         if self._next_blocks() <= self.pool.queue.num_free:
             return
-        if self._passing:
-            self._let_pass(self._taken_ticks, self.ticks + 1)
         needed, place = 0, 0
         self._order = [each for each in self._order if each.is_running]
         while place < len(self._order):
+            self._leave_behind(self._order[place])
             needed += self._blocks_of(self._order[place])
             while needed > self.pool.queue.num_free and place < len(self._order):
                 newest = self._order.pop()
                 self._preempt(newest)
                 self.may_admit = False
             place += 1
+
+    def _leave_behind(self, sequence: Sequence) -> None:
+        assert isinstance(sequence, BlockSequence)
+        if sequence not in self._decoding:
+            self.pool.leave_behind(sequence.held, sequence.computed)
+            return
+        for number, lane in enumerate(self._passing):
+            for _, _, _, _, first, computed in self._passes(sequence, number, lane, self.ticks, self.ticks + 1):
+                self.pool.pass_block(sequence.held, lane, first, computed)
 
     def _next_blocks(self) -> int:
         ahead = self._taken_ticks > self.ticks
@@ -280,14 +319,22 @@ class BlockGroup(Group):
             return self._blocks_between(self._taken_ticks, tick)
         return sum(map(self._blocks_of, self._decoding))
 
+    def _coming_chunks(self) -> dict[Sequence, int]:
+        """Tokens that the next step reads of each prompt that is being read."""
+        budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
+        found = {}
+        for sequence in self.reading:
+            number = self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
+            found[sequence] = max(number, 0)
+            budget -= found[sequence]
+        return found
+
     def _blocks_of(self, sequence: Sequence) -> int:
         """What the next step takes for it."""
         assert isinstance(sequence, BlockSequence)
         if sequence not in self._decoding:
-            budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
-            number = self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
-            more = self.pool.needed(sequence.held, sequence.computed, sequence.computed + max(number, 0))
-            return more
+            number = self._coming_chunks().get(sequence, 0)
+            return self.pool.needed(sequence.held, sequence.computed, sequence.computed + number)
         if self._taken_ticks > self.ticks:
             return 0
         if self._even:

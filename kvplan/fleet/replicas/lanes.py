@@ -25,7 +25,8 @@ Piece = tuple[Extent, int, int]
 
 
 class Lane:
-    """weight: groups of this kind. alignment: tokens of which a hit is a multiple."""
+    """weight: groups of this kind. alignment: tokens of which a hit is a multiple. fresh: states that the step which is
+    composed writes."""
 
     def __init__(self, group: CacheGroup, alignment: int, queue: FreeQueue) -> None:
         self.kind, self.size, self.weight = group.kind, group.block_size, group.count
@@ -36,6 +37,7 @@ class Lane:
         self._found: dict[int, list[Extent]] = {}
         self._needed = -(-(self.window - 1) // self.size)
         self._kept = self._tails(alignment)
+        self.fresh: set[tuple[int, int]] = set()
 
     def _tails(self, alignment: int) -> tuple[int, int, int] | None:
         """(blocks from one place that can be hit to the next, the first of them that is kept, shift) of windows that
@@ -44,6 +46,11 @@ class Lane:
         if self.kind != "sliding" or alignment % self.size or needed >= per_segment:
             return None
         return per_segment, per_segment - needed, self._drops
+
+    @property
+    def leaves_blanks(self) -> bool:
+        """Whether blocks behind a window may be such that nobody can find, which are taken first."""
+        return self._kept is not None
 
     # ---- what is found
 
@@ -158,6 +165,20 @@ class Lane:
             return -(-first * self.size // self.window) * self.window
         return first * self.size + 1
 
+    def num_findable(self, num_tokens: int) -> int:
+        """Blocks that can be found of so many tokens: whole hits' ones (``get_num_cacheable_tokens``)."""
+        aligned = num_tokens // self._alignment * self._alignment
+        if self._drops and aligned and self._alignment != self.size:
+            aligned = min(num_tokens, aligned + self.size)
+        return aligned // self.size
+
+    def is_fresh(self, pieces: list[Piece]) -> bool:
+        """Whether the state behind ``pieces`` is only written in the step that is composed: nobody can go on from it."""
+        if not pieces or not self.fresh:
+            return False
+        extent, _, end = pieces[-1]
+        return (extent.key, end - 1) in self.fresh
+
     # ---- what is held
 
     def hold(self, holding: Holding, pieces: list[Piece]) -> None:
@@ -202,6 +223,8 @@ class Lane:
                 break
 
     def _add(self, holding: Holding, key: int, begin: int, end: int) -> None:
+        if self.kind == "state":
+            self.fresh.add((key, end - 1))
         if holding.extents:
             last = holding.extents[-1]
             if last.key == key and last.last == begin and len(last.holders) == 1:
@@ -227,6 +250,10 @@ class Lane:
             if begin < end:
                 yield begin, end
             segment += 1
+
+    def num_kept(self, first: int, last: int) -> int:
+        """How many of the blocks are kept when they are full."""
+        return sum(end - begin for begin, end in self._stretches(first, last))
 
     def let_go(self, holding: Holding, extents: list[Extent]) -> int:
         """``holding`` has ``extents`` no more, deepest first. Return how many blocks these are."""

@@ -106,6 +106,8 @@ class BlockPool:
         takes it to from ``num_computed`` on, beside what is found."""
         revived = whole = chunk = 0
         for lane, holding, pieces in zip(self.lanes, held.holdings, match.pieces, strict=True):
+            if lane.kind == "state" and lane.is_fresh(pieces):
+                return False
             revived += lane.weight * sum(end - begin for extent, begin, end in pieces if extent.is_free)
             begun = max(lane.first_needed(num_computed), match.num_tokens // lane.size)
             exported = (
@@ -148,6 +150,11 @@ class BlockPool:
 
     # ---- a request's way
 
+    def begin_step(self) -> None:
+        """Another step is composed."""
+        for lane in self.lanes:
+            lane.fresh.clear()
+
     def start(self, held: Held, match: Match) -> None:
         """Hold what was found."""
         for lane, holding, pieces in zip(self.lanes, held.holdings, match.pieces, strict=True):
@@ -170,10 +177,14 @@ class BlockPool:
                 self._grow_state(lane, held, num_computed, num_tokens)
             else:
                 holding.num_blocks = max(holding.num_blocks, -(-num_tokens // lane.size))
-                full = num_tokens // lane.size
-                if full > holding.num_full and self.layout.caches_prefixes:
-                    lane.add(holding, held.runs, holding.num_full, full)
-                holding.num_full = max(holding.num_full, full)
+                self._fill(lane, held, holding, num_tokens)
+
+    def _fill(self, lane: Lane, held: Held, holding: Holding, num_tokens: int) -> None:
+        """What ``num_tokens`` fill can be found from now on."""
+        full = lane.num_findable(num_tokens) if self.layout.caches_prefixes else 0
+        if full > holding.num_full:
+            lane.add(holding, held.runs, max(holding.num_full, holding.first), full)
+            holding.num_full = full
 
     def _grow_state(self, lane: Lane, held: Held, num_computed: int, num_tokens: int) -> None:
         holding = held.holdings[self.lanes.index(lane)]
@@ -210,11 +221,7 @@ class BlockPool:
                 holding.num_blocks = first + 1
             self._let_go_before(lane, holding, first)
             return
-        full = num_computed // lane.size
-        if full > holding.num_full:
-            if caches:
-                lane.add(holding, held.runs, holding.num_full, full)
-            holding.num_full = full
+        self._fill(lane, held, holding, num_computed)
         self._let_go_before(lane, holding, first)
 
     def _let_go_before(self, lane: Lane, holding: Holding, first: int) -> None:
@@ -240,7 +247,7 @@ class BlockPool:
             if lane.kind == "fixed":
                 self.queue.free_blank(holding.num_blocks * lane.weight)
             elif lane.kind == "state":
-                self._release_state(lane, holding, num_taken)
+                self._release_state(lane, held, holding, num_tokens, num_taken, may_be_found=may_be_found)
             else:
                 self._release(lane, held, holding, num_tokens, num_taken, may_be_found=may_be_found)
 
@@ -248,14 +255,14 @@ class BlockPool:
         self, lane: Lane, held: Held, holding: Holding, num_tokens: int, num_taken: int, *, may_be_found: bool
     ) -> None:
         taken = max(-(-num_taken // lane.size), holding.num_blocks)
-        full = num_tokens // lane.size if self.layout.caches_prefixes else 0
+        full = lane.num_findable(num_tokens) if self.layout.caches_prefixes else 0
         begin = max(holding.num_full, holding.first)
         junk = 0
         if full > begin:
             if may_be_found:
                 lane.add(holding, held.runs, begin, full)
             else:
-                junk = full - begin
+                junk = lane.num_kept(begin, full)
         count = sum(extent.last - extent.first for extent in holding.extents)
         self.queue.free_blank((taken - holding.first - count - junk) * lane.weight)
         if junk:
@@ -263,11 +270,21 @@ class BlockPool:
         lane.let_go(holding, holding.extents[::-1])
         holding.extents.clear()
 
-    def _release_state(self, lane: Lane, holding: Holding, num_taken: int) -> None:
+    def _release_state(
+        self, lane: Lane, held: Held, holding: Holding, num_tokens: int, num_taken: int, *, may_be_found: bool
+    ) -> None:
+        just_begun = max(-(-num_taken // lane.size) - holding.num_blocks, 0)
+        blank = len(holding.states) + just_begun
+        for block in holding.states:
+            if self.layout.caches_prefixes and (block + 1) * lane.size <= num_tokens:
+                blank -= 1
+                if may_be_found:
+                    lane.add(holding, held.runs, block, block + 1)
+                else:
+                    self.queue.free_junk(lane.weight)
+        self.queue.free_blank(blank * lane.weight)
         lane.let_go(holding, holding.extents[::-1])
         holding.extents.clear()
-        just_begun = max(-(-num_taken // lane.size) - holding.num_blocks, 0)
-        self.queue.free_blank((len(holding.states) + just_begun) * lane.weight)
 
 
 def runs_in_hand(request: FleetRequest) -> list[Run]:

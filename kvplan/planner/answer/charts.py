@@ -9,7 +9,7 @@ from html import escape
 from typing import Final
 
 _WIDTH, _HEIGHT = 560, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 34, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 36
 _TICKS: Final = 5
 _ROUND: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -86,7 +86,11 @@ def _drawn(line: Line, place: _Place) -> list[str]:
 
 
 def _axes(found: Chart, place: _Place, ticks: Sequence[float]) -> list[str]:
-    parts = [f'<text x="{_LEFT - 6}" y="14" font-size="14" style="fill:var(--ink)">{escape(found.title)}</text>']
+    title, unit = escape(found.title), escape(found.y_label)
+    parts = [
+        f'<text x="{_LEFT}" y="14" font-size="14"><tspan style="fill:var(--ink)">{title}</tspan>'
+        f'<tspan font-size="11" dx="8">{unit}</tspan></text>'
+    ]
     for tick in ticks:
         y = place.y(tick)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
@@ -102,7 +106,6 @@ def _axes(found: Chart, place: _Place, ticks: Sequence[float]) -> list[str]:
     parts.append(
         f'<text x="{middle}" y="{_HEIGHT - 4}" font-size="11" text-anchor="middle">{escape(found.x_label)}</text>'
     )
-    parts.append(f'<text x="{_LEFT - 6}" y="29" font-size="11">{escape(found.y_label)}</text>')
     return parts
 
 

@@ -23,17 +23,22 @@ _STYLE: Final = """
   --grid: #262d34; --a: #7db8ee; --b: #f0a56b; --c: #7ccf96; --d: #c8a5ee; --bound: #ff8a94; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1180px;
   margin: 0 auto; padding: 0 16px 48px; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 24px 0 8px; } h2 { font-size: 1.1rem; margin: 32px 0 4px; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 24px 0 8px; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 32px 0 4px; }
 p { margin: 6px 0; max-width: 80ch; } .faint, figcaption { color: var(--faint); font-size: .9rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); gap: 8px 28px; }
 figure { margin: 0; } svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); }
-pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 10px; font-size: .85rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere;
+  border: 1px solid var(--line); border-radius: 6px; padding: 10px; font-size: .85rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 12px 3px 0; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { color: var(--faint); font-weight: 600; }
 li { max-width: 90ch; } .miss { color: var(--bound); }
 """
 _MOST_POINTS: Final = 400
+_LOAD_BARS: Final = 120
+_BEYOND: Final = 4.0
+"""Times the bound that the picture of costs reaches."""
 
 
 def fleet_page(answer: FleetAnswer, lines: Sequence[str]) -> str:
@@ -47,7 +52,7 @@ def fleet_page(answer: FleetAnswer, lines: Sequence[str]) -> str:
         *(f"<p>{escape(line)}</p>" for line in lines),
         f"<pre>{escape(command)}</pre>" if command else "",
         "<h2>Over the trace</h2>",
-        _charts([_load_chart(best), _queue_chart(best), _cache_chart(best), _hits_chart(best)]),
+        _charts([_load_chart(answer), _queue_chart(best), _cache_chart(best), _hits_chart(best)]),
         "<h2>Against the service level</h2>",
         _charts([*_bound_charts(answer, best), _cost_chart(answer)]),
         "<h2>Windows</h2>",
@@ -73,9 +78,15 @@ def _charts(charts: Sequence[Chart | None]) -> str:
     return '<div class="charts">' + "".join(figures) + "</div>"
 
 
-def _load_chart(best: Played) -> Chart:
-    points = [(each.window.start / 60, each.window.requests_per_second) for each in best.verdict.windows]
-    return Chart("Load", "minutes", "requests/s", (Line("sent", _stepped(points), "a"),), "Requests per second.")
+def _load_chart(answer: FleetAnswer) -> Chart:
+    requests = answer.demand.requests
+    width = max(requests[-1].sent / _LOAD_BARS, 10.0)
+    counts = [0] * (int(requests[-1].sent / width) + 1)
+    for each in requests:
+        counts[int(each.sent / width)] += 1
+    points = [(place * width / 60, count / width) for place, count in enumerate(counts)]
+    caption = f"Requests sent per second, in stretches of {width:,.0f} s."
+    return Chart("Load", "minutes", "requests/s", (Line("sent", _stepped(points), "a"),), caption)
 
 
 def _queue_chart(best: Played) -> Chart:
@@ -125,7 +136,7 @@ def _cost_chart(answer: FleetAnswer) -> Chart | None:
     for each in played:
         value = each.verdict.deciding.window.at(bound.name, bound.statistic)
         cost = usd_per_hour(answer, each)
-        if value is not None:
+        if value is not None and value <= _BEYOND * bound.seconds:
             points.append((float(each.plan.replicas) if cost is None else cost, 1000 * value))
     unit = "$ per hour" if usd_per_hour(answer, played[0]) is not None else "replicas"
     caption = (

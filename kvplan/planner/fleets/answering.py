@@ -118,7 +118,7 @@ def plan_fleet(
         growth=growth,
         frontier=frontier,
         nearest=search.nearest,
-        reused_share=shape.reused_share,
+        reused_share=demand.reused_share,
         notes=shape.notes,
         num_left_out=search.num_left_out,
         seconds=time.monotonic() - began,

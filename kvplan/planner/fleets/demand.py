@@ -20,6 +20,7 @@ _FEW: Final = 1500
 """Requests that are played whole: looking at a part of them first saves nothing."""
 _WARM_UP_WINDOWS: Final = 1
 _SEATS_TRIED: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_MOST_SAMPLES: Final = 20_000
 _SAMPLED: Final = 40
 _ROUGH: Final = 0.8
 """Share of what the steady state takes for a step that is counted: it is to say what cannot do, not what does."""
@@ -49,6 +50,18 @@ class Demand:
     @property
     def whole(self) -> Part:
         return Part(self.requests)
+
+    @property
+    def sample_seconds(self) -> float:
+        """Between two looks at a fleet: ten in a window, and no more than so many over a long trace."""
+        return max(self.window_seconds / 10, self.requests[-1].sent / _MOST_SAMPLES)
+
+    @cached_property
+    def reused_share(self) -> float | None:
+        """Share of the prompts' tokens that a cache finds which keeps everything; None where nobody says."""
+        if not any(each.runs for each in self.requests):
+            return None
+        return 1 - sum(self.new_tokens) / sum(each.num_prompt_tokens for each in self.requests)
 
     @cached_property
     def new_tokens(self) -> list[int]:

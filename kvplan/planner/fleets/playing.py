@@ -91,7 +91,8 @@ class Player:
         seconds, found = self.demand.window_seconds, plan.found
         if not plan.caches_prefixes:
             found = found.without_prefix_caching()
-        fleet = Fleet(found.setup, plan.replicas, make_router(plan.router, found.sizes))
+        router = make_router(plan.router, found.sizes)
+        fleet = Fleet(found.setup, plan.replicas, router, sample_seconds=self.demand.sample_seconds)
         stop = hopeless(bar, part.requests, seconds, part.judged) if gives_up else None
         played = fleet.play(part.requests, stop=stop)
         self.num_played += 1

@@ -19,7 +19,7 @@ from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
-from kvplan.planner.question.trace import TraceQuestion, refuse_without_trace, window_seconds
+from kvplan.planner.question.trace import TraceQuestion, check_playable, refuse_without_trace, window_seconds
 from kvplan.planner.question.trace import share_of_windows as parse_share_of_windows
 from kvplan.planner.question.traced import refuse_beside_file, with_file
 from kvplan.planner.question.wishes import fleet_wishes
@@ -190,9 +190,11 @@ def plan_request(
             "--prefix-len": pattern.get("prefix_len"),
         }
     )
+    is_trace = plays_trace and users is None and not has_rate and pattern.get("prefix_hit_rate") is None
+    if is_trace:
+        check_playable(workload, part)
     found = with_file(asked, workload, part)
-    is_trace = users is None and not has_rate and pattern.get("prefix_hit_rate") is None
-    if not plays_trace or not is_trace or found.requests_per_second is None:
+    if not is_trace or found.requests_per_second is None:
         refuse_without_trace(of_trace)
         return found
     trace = TraceQuestion(

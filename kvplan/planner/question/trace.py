@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvplan.errors import UsageError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.planner.question.wishes import FleetWishes
 from kvplan.setting_values import parse_share
+from kvplan.units import plural
+from kvplan.workload.files import span_text, survey_file
 from kvplan.workload.part import WHOLE_FILE, FilePart, parse_moment
 
 DEFAULT_WINDOW_SECONDS: Final = 300.0
 SHORTEST_WINDOW_SECONDS: Final = 10.0
+SHORTEST_TRACE_SECONDS: Final = 5.0
+LONGEST_TRACE_SECONDS: Final = 14 * 86_400.0
+MOST_REQUESTS: Final = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +68,32 @@ def refuse_without_trace(given: Mapping[str, object]) -> None:
         raise UsageError(
             f"{first} needs a --workload with times, and neither --users nor --request-rate.",
             hint="it is about a trace that is played as it is",
+        )
+
+
+def check_playable(path: Path, part: FilePart) -> None:
+    """KvplanError for a file whose part is too short, too long or too much to be played request by request.
+
+    It is looked at as a stream: nothing of it is held.
+    """
+    found = survey_file(path, part)
+    many = plural(found.num_requests, "request")
+    if not found.has_times:
+        return
+    if found.seconds < SHORTEST_TRACE_SECONDS:
+        raise KvplanError(
+            f"The {many} of the workload file {path} come within {found.seconds:.3g} s, too short for a fleet to be "
+            "judged by.",
+            hint="--trace-unit says what its times are (s, ms, us or ns), --speed how fast; or plan with --users",
+        )
+    if found.seconds > LONGEST_TRACE_SECONDS:
+        raise KvplanError(
+            f"The {many} of the workload file {path} come over {span_text(found.seconds)}, more than the "
+            f"{span_text(LONGEST_TRACE_SECONDS)} that are played.",
+            hint="--trace-unit says what its times are (s, ms, us or ns); --to 24h takes a part",
+        )
+    if found.num_requests > MOST_REQUESTS:
+        raise KvplanError(
+            f"The workload file {path} has {many}, more than the {MOST_REQUESTS:,} that are played.",
+            hint=f"--from and --to take a part, such as its busiest hours; --sample {MOST_REQUESTS} thins the load",
         )

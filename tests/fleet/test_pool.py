@@ -1,0 +1,84 @@
+"""The play by stretches of blocks against vLLM's rules one block and one step at a time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from block_by_block import SlowReplica
+
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.fleet.replicas.fleet import Fleet
+from kvplan.fleet.replicas.seen import Seen
+from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
+from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.routers.in_turn import RoundRobin
+
+
+class OneSecond:
+    """Every step takes one second, so that times count steps."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        return 1.0
+
+
+def shared_prompts(seed: int, count: int, *, mean_gap: float = 6.0) -> list[FleetRequest]:
+    """Prompts that branch: each begins like an earlier one, as far as a random place, and goes on by itself."""
+    rng, now, key, requests = random.Random(seed), 0.0, 0, []
+    paths: list[list[Run]] = [[]]
+    for number in range(count):
+        path = rng.choice(paths)
+        runs = list(path[: rng.randint(0, len(path))])
+        end = runs[-1].end if runs else 0
+        for _ in range(rng.randint(1, 5)):
+            key, end = key + 1, end + rng.choice([8, 16, 24])
+            runs.append(Run(key, end))
+        paths.append(runs)
+        prompt = max(end - rng.randint(0, 7), 1)
+        cut = [run for run, before in zip(runs, [0, *(each.end for each in runs)], strict=False) if before < prompt]
+        cut[-1] = Run(cut[-1].key, prompt)
+        now += rng.randint(0, round(2 * mean_gap))
+        requests.append(FleetRequest(number, now, prompt, rng.randint(1, 40), tuple(cut)))
+    return requests
+
+
+def played(requests: list[FleetRequest], layout: PoolLayout, seats: int, budget: int) -> tuple[Fleet, list[Seen]]:
+    fleet = Fleet(ReplicaSetup(SchedulingRules(seats, budget, 1e9), OneSecond(), layout), 1, RoundRobin())
+    return fleet, fleet.play(requests).seen
+
+
+def longest_blocks(groups: tuple[CacheGroup, ...], requests: list[FleetRequest]) -> int:
+    """Enough for the longest request alone, all of whose blocks are kept."""
+    longest = max(each.num_prompt_tokens + each.num_output_tokens for each in requests)
+    return sum(group.count * (longest // group.block_size + 2) for group in groups if group.kind != "state") + sum(
+        3 * group.count for group in groups if group.kind == "state"
+    )
+
+
+FULL = (CacheGroup("full", 8),)
+WINDOWED = (CacheGroup("full", 8), CacheGroup("sliding", 8, 20, 2))
+SHORT_WINDOWS = (CacheGroup("full", 16), CacheGroup("sliding", 4, 6))
+CHUNKED = (CacheGroup("full", 8), CacheGroup("chunked", 8, 32))
+WITH_STATES = (CacheGroup("full", 16), CacheGroup("state", 16, None, 3))
+
+
+def _outcome(seen: Seen) -> tuple[float, float, int, int]:
+    return seen.first, seen.last, seen.num_hit_tokens, seen.num_preemptions
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seats", "budget", "num_blocks"), [(8, 64, 400), (4, 40, 60), (16, 40, 36), (16, 4096, 48)])
+@pytest.mark.parametrize("groups", [FULL, WINDOWED, SHORT_WINDOWS, CHUNKED, WITH_STATES])
+def test_every_request_sees_what_it_sees_block_by_block(
+    groups: tuple[CacheGroup, ...], seats: int, budget: int, num_blocks: int, seed: int
+) -> None:
+    requests = shared_prompts(seed, 60)
+    layout = PoolLayout(groups, max(num_blocks, longest_blocks(groups, requests)))
+    slow = SlowReplica(layout, seats, budget)
+    expected = [(each.first, each.last, each.hit, each.num_preemptions) for each in slow.play(requests)]
+    fleet, seen = played(requests, layout, seats, budget)
+    assert [_outcome(each) for each in seen] == expected
+    assert fleet.replicas[0].kv_usage == 0.0
+    assert sum(each.num_hit_tokens for each in seen) > 0
