@@ -22,7 +22,7 @@ def blocks_of(layout: PoolLayout, num_tokens: int) -> int:
 
 
 def _group_blocks(group: CacheGroup, num_tokens: int) -> int:
-    if group.kind == "state":
+    if group.kind in ("state", "fixed"):
         return 1
     blocks = -(-num_tokens // group.block_size)
     if group.window_tokens is None:

@@ -37,16 +37,18 @@ _MOST_SPEED: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class FixedFleet:
-    """The fewest replicas that keep the service level. in_flight: of one replica in the window with the most."""
+    """The fewest replicas that keep the service level. in_flight: of one replica when it has most. num_spare: paid for
+    beside them."""
 
     num_replicas: int
     seconds: float
     ratio: float
     in_flight: float
+    num_spare: int = 0
 
     @property
     def replica_seconds(self) -> float:
-        return self.num_replicas * self.seconds
+        return (self.num_replicas + self.num_spare) * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class ScalingSearch:
         self._count()
         end = max(each.last for each in play.seen)
         most = max((each.num_waiting + each.num_running for each in play.samples), default=0)
-        return FixedFleet(num_replicas, end, self.judge(play.seen), most / num_replicas)
+        return FixedFleet(num_replicas, end, self.judge(play.seen), most / num_replicas, self.num_spare)
 
     def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
         """Policies between so many replicas, beside ``fixed``."""

@@ -139,3 +139,14 @@ def test_a_cold_start_is_what_was_stated_or_says_what_is_assumed() -> None:
     assert assumed.seconds == pytest.approx(10 + 240)
     assert "assumed" in assumed.note
     assert "--cold-start" in replace(assumed, is_stated=True).note
+
+
+def test_spare_replicas_are_paid_for_on_both_sides() -> None:
+    requests = _every(4.0, 400.0)
+    search = ScalingSearch(requests, _SETUP, LeastLoaded, lambda seen: _p99_ttft_of(10.0, seen), 0.0, num_spare=1)
+    fixed = search.fixed(4)
+    assert fixed is not None
+    assert (fixed.num_replicas, fixed.replica_seconds) == (1, pytest.approx(2 * fixed.seconds))
+    answer = search.answer(fixed, 1, 4)
+    assert answer.best is not None
+    assert answer.best.played.replica_seconds == pytest.approx(fixed.replica_seconds, rel=0.1)
