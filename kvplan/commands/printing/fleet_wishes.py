@@ -10,6 +10,7 @@ from kvplan.fleet.apart.compare import PlayedSplit
 from kvplan.fleet.scaling.search import TriedPolicy
 from kvplan.planner.fleets.policies import PolicyAnswer
 from kvplan.planner.fleets.pools import PoolAnswer
+from kvplan.units import plural
 
 _MOST_POLICIES = 3
 
@@ -59,7 +60,8 @@ def _ms(found: Distribution | None, which: str) -> str:
 def print_policies(answer: PolicyAnswer) -> None:
     """A fixed fleet, the policies that keep the level, and what an autoscaler without delays would take."""
     found = answer.found
-    fixed = (f"{found.fixed.num_replicas} replicas always", "-", *_cost(answer, found.fixed.replica_seconds))
+    always = plural(found.fixed.num_replicas + found.fixed.num_spare, "replica")
+    fixed = (f"{always} always", "-", *_cost(answer, found.fixed.replica_seconds))
     perfect = ("an autoscaler without delays", "-", *_cost(answer, found.perfect_replica_seconds))
     kept = [each for each in found.tried if each.keeps]
     rows = [_policy_row(answer, each) for each in kept[:_MOST_POLICIES]]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kvplan.errors import check
+from kvplan.units import plural
 
 MetricName = Literal["waiting", "in_flight", "kv_usage"]
 SYNC_SECONDS: Final = 15.0
@@ -91,7 +92,7 @@ class ReplicaPolicy:
     def text(self) -> str:
         """``2 to 12 replicas by 5 waiting or kv usage 70 %``"""
         if self.min_replicas == self.max_replicas:
-            return f"{self.min_replicas} replicas always"
+            return f"{plural(self.min_replicas, 'replica')} always"
         return (
             f"{self.min_replicas} to {self.max_replicas} replicas by {' or '.join(each.text for each in self.triggers)}"
         )

@@ -138,8 +138,9 @@ class ScalingSearch:
         return FixedFleet(num_replicas, end, self.judge(play.seen), most / num_replicas, self.num_spare)
 
     def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
-        """Policies between so many replicas, beside ``fixed``."""
+        """Policies between so many replicas, beside ``fixed``. The spare ones are there at the quietest time too."""
         needed = self._needed(fixed)
+        min_replicas = min(min_replicas + self.num_spare, max_replicas)
         first = min(max(needed[min(needed)] + self.num_spare, min_replicas), max_replicas)
         tried = [self._try(each, min_replicas, max_replicas, first) for each in self._triggers(fixed)]
         if not any(each.keeps for each in tried):

@@ -16,6 +16,7 @@ from kvplan.planner.fleets.judging import Bar, hopeless
 from kvplan.planner.fleets.setups import FleetChoice
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.wishes import PolicyBounds
+from kvplan.units import plural
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,13 @@ class PolicyAnswer:
     def verdict(self) -> str:
         """The answer in a sentence or two."""
         best, fixed = self.found.best, self.found.fixed
+        always = plural(fixed.num_replicas + fixed.num_spare, "replica")
         if best is None:
-            return f"No policy that was tried keeps the service level: keep {fixed.num_replicas} replicas."
+            return f"No policy that was tried keeps the service level: keep {always}."
         policy, saved = best.played.policy, self.found.saved_share
         if saved <= 0:
-            return f"Keep {fixed.num_replicas} replicas: no policy that was tried keeps the service level for less."
-        return (
-            f"Scale {policy.text}: {100 * saved:.0f} % fewer replica-hours than {fixed.num_replicas} replicas always."
-        )
+            return f"Keep {always}: no policy that was tried keeps the service level for less."
+        return f"Scale {policy.text}: {100 * saved:.0f} % fewer replica-hours than {always} always."
 
     def usd(self, replica_seconds: float) -> float | None:
         """What so much costs."""
@@ -50,7 +50,11 @@ class PolicyAnswer:
             "verdict": self.verdict,
             "cold_start_seconds": round(self.cold_start.seconds, 1),
             "cold_start_is_stated": self.cold_start.is_stated,
-            "fixed": {"num_replicas": found.fixed.num_replicas, **self._cost(found.fixed.replica_seconds)},
+            "fixed": {
+                "num_replicas": found.fixed.num_replicas,
+                "num_spare_replicas": found.fixed.num_spare,
+                **self._cost(found.fixed.replica_seconds),
+            },
             "perfect": self._cost(found.perfect_replica_seconds),
             "policies": [self._policy(each) for each in found.tried],
             "saved_share": round(found.saved_share, 4),
@@ -105,7 +109,7 @@ def find_policy(
         lambda part: hopeless(bar, part, demand.window_seconds),
         on_play,
     )
-    most = bounds.max_replicas or max(2 * replicas, bounds.min_replicas)
+    most = bounds.max_replicas or max(2 * replicas, bounds.min_replicas) + num_spare
     answer = search.answer(search.play_fixed(replicas, requests), min(bounds.min_replicas, most), most)
     gpu = found.choice.gpu
     usd = None if gpu.price is None else gpu.price.usd_per_hour * found.num_gpus
