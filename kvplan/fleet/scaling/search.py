@@ -1,8 +1,9 @@
 """The cheapest policy of a handful that keeps a service level over a trace, and what it is held against.
 
 fixed fleet   the fewest replicas that keep the service level all the time
-policies      queue lengths, requests in flight and KV usage, each at three targets; where none of them keeps it, the
-              best of them with more replicas at least, up to the fixed fleet
+policies      queue lengths; requests in flight and KV usage, at shares of what a replica of the fixed fleet has of
+              them in its busiest window; where none of them keeps it, the nearest with more replicas at least, up to the
+              fixed fleet
 perfect       an autoscaler without delays (llm-d/llm-d-autoscaling issue 1499): in each window as many replicas as its
               request rate needs, of which each takes the rate that the fixed fleet takes at most in the busiest window
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvplan.fleet.replicas.fleet import Fleet
+from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, Sample
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
@@ -28,22 +29,24 @@ Judge = Callable[[Sequence[Seen]], float]
 
 _WAITING: Final = (1.0, 5.0, 20.0)
 """Requests that wait on each replica. 5 is what vLLM's production stack sets (its tutorial on KEDA)."""
-_KV_USAGES: Final = (0.4, 0.6, 0.8)
-_SHARES_IN_FLIGHT: Final = (0.5, 0.75, 1.0)
-"""Of what a replica of the fixed fleet has in flight in the busiest window."""
+_SHARES: Final = (0.5, 0.75, 1.0)
+"""Of what a replica of the fixed fleet has in flight, or in use, in its busiest window. With all of it replicas are
+kept as busy as those were; with less there is time to start one."""
+_LEAST_KV_USAGE: Final = 0.02
 _SPEED_STEPS: Final = 5
 _MOST_SPEED: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class FixedFleet:
-    """The fewest replicas that keep the service level. in_flight: of one replica when it has most. num_spare: paid for
-    beside them."""
+    """The fewest replicas that keep the service level. in_flight, kv_usage: of one replica on average, in the window
+    with the most of it. num_spare: paid for beside them."""
 
     num_replicas: int
     seconds: float
     ratio: float
     in_flight: float
+    kv_usage: float
     num_spare: int = 0
 
     @property
@@ -134,8 +137,16 @@ class ScalingSearch:
         play = Fleet(self.setup, num_replicas, self.new_router()).play(requests)
         self._count()
         end = max(each.last for each in play.seen)
-        most = max((each.num_waiting + each.num_running for each in play.samples), default=0)
-        return FixedFleet(num_replicas, end, self.judge(play.seen), most / num_replicas, self.num_spare)
+        in_flight = self._busiest(play, lambda each: (each.num_waiting + each.num_running) / num_replicas)
+        kv_usage = self._busiest(play, lambda each: each.kv_usage)
+        return FixedFleet(num_replicas, end, self.judge(play.seen), in_flight, kv_usage, self.num_spare)
+
+    def _busiest(self, play: FleetPlay, figure: Callable[[Sample], float]) -> float:
+        """The average of a figure in the window where it is largest."""
+        windows: dict[int, list[float]] = {}
+        for each in play.samples:
+            windows.setdefault(int(each.at // self.window_seconds), []).append(figure(each))
+        return max((sum(each) / len(each) for each in windows.values()), default=0.0)
 
     def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
         """Policies between so many replicas, beside ``fixed``. The spare ones are there at the quietest time too."""
@@ -151,8 +162,8 @@ class ScalingSearch:
 
     def _triggers(self, fixed: FixedFleet) -> list[Trigger]:
         found = [Trigger("waiting", each) for each in _WAITING]
-        found += [Trigger("in_flight", max(round(share * fixed.in_flight), 1)) for share in _SHARES_IN_FLIGHT]
-        found += [Trigger("kv_usage", each) for each in _KV_USAGES]
+        found += [Trigger("in_flight", max(round(share * fixed.in_flight, 1), 1.0)) for share in _SHARES]
+        found += [Trigger("kv_usage", max(round(share * fixed.kv_usage, 2), _LEAST_KV_USAGE)) for share in _SHARES]
         return list(dict.fromkeys(found))
 
     def _try(self, trigger: Trigger, least: int, most: int, first: int) -> TriedPolicy:
