@@ -179,6 +179,7 @@ class DriverRuntime:
         self.overlaps_launches = False
         self._driver = driver
         self._nvrtc = nvrtc
+        self.compiler = f"NVRTC {nvrtc.version}"
         self.architecture = nvrtc.architecture_for(properties.capability)
         self._kernels: dict[KernelVariant, DriverKernel] = {}
 
