@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions, Rotation
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
@@ -22,6 +22,7 @@ from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
 
 _SCALE_BYTES = 4
+_STEP_OF_A_BYTE = 0.15  # numbers of fp8 are 2^-3 apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +262,15 @@ def _rows(
 def _compare_attending(
     heads: Heads, storage: Storage, lengths: Lengths, wgmma: bool, shares: bool, runtime: CudaRuntime
 ) -> Comparison:
-    step = make_step(heads, storage, lengths, runtime.device)
-    CudaBackend(runtime, wgmma=wgmma, shares=shares).attend(step.inputs)
+    return compare_attending(CudaBackend(runtime, wgmma=wgmma, shares=shares), runtime.device, heads, storage, lengths)
+
+
+def compare_attending(
+    backend: AttentionBackend, device: torch.device, heads: Heads, storage: Storage, lengths: Lengths
+) -> Comparison:
+    """``backend`` on ``device`` against the reference, which computes in float32 from the same stored numbers."""
+    step = make_step(heads, storage, lengths, device)
+    backend.attend(step.inputs)
     wanted = make_step(heads, storage, lengths, torch.device("cpu")).inputs
     exact = replace(wanted, query=wanted.query.float(), out=torch.zeros(wanted.out.shape))
     ReferenceBackend().attend(exact)
@@ -270,11 +278,19 @@ def _compare_attending(
 
 
 def _compare_writing(heads: Heads, storage: Storage, runtime: CudaRuntime) -> Comparison:
+    return compare_writing(CudaBackend(runtime), runtime.device, heads, storage)
+
+
+def compare_writing(backend: AttentionBackend, device: torch.device, heads: Heads, storage: Storage) -> Comparison:
     """Some rows, one of them padding, rotated on the way where the model has positions that turn."""
-    count, device, results = 5, runtime.device, []
+    count = 5
     slots = torch.tensor([3, 0, -1, storage.block_size + 1, 2 * storage.block_size - 1])
-    table = torch.randn(16, heads.rotary_size, generator=torch.Generator().manual_seed(1))
-    for backend, place in ((CudaBackend(runtime), device), (ReferenceBackend(), torch.device("cpu"))):
+    sides: tuple[tuple[AttentionBackend, torch.device], ...] = (
+        (backend, device),
+        (ReferenceBackend(), torch.device("cpu")),
+    )
+    results = []
+    for writer, place in sides:
         generator = torch.Generator().manual_seed(2)
         key, value = _rows(heads, storage, count, generator)
         query = torch.randn(count, heads.num_heads, heads.key_size, generator=generator).to(storage.scalar)
@@ -283,13 +299,15 @@ def _compare_writing(heads: Heads, storage: Storage, runtime: CudaRuntime) -> Co
         there = KvSlots(slots.to(place))
         if heads.rotary_size and value is not None:
             rows = torch.cat([query, key], 1).to(place)
-            rotation = Rotation(rows, torch.arange(count, device=place), table.to(place))
-            backend.rotate_and_write(rotation, value.to(place), cache, there)
+            table = torch.randn(16, heads.rotary_size, generator=generator).to(place)
+            writer.rotate_and_write(
+                Rotation(rows, torch.arange(count, device=place), table), value.to(place), cache, there
+            )
             results.append([rows[:, : heads.num_heads], *_stored(cache)])
         else:
-            backend.write_kv(key.to(place), None if value is None else value.to(place), cache, there)
+            writer.write_kv(key.to(place), None if value is None else value.to(place), cache, there)
             results.append(_stored(cache))
-    tolerance = TOLERANCE[storage.scalar] if storage.cache.itemsize > 1 else 0.15  # a step of fp8, 2^-3, or of an int8
+    tolerance = TOLERANCE[storage.scalar] if storage.cache.itemsize > 1 else _STEP_OF_A_BYTE
     return Comparison(results[0], results[1], tolerance)
 
 

@@ -16,11 +16,13 @@ from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
 from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.interface import Ops
 
 _ROWS = 5
 _EPSILON = 1e-5
 _FEWEST_LOGITS = 4
 _COUNTS_MULTIPLE = 8
+_EXACT = ("argmax_rows", "copy_blocks", "copy_inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +48,39 @@ Arguments = Callable[[torch.device], tuple[tuple[object, ...], list[torch.Tensor
 def operation_cases(needed: Operations) -> Iterator[Case]:
     """One for each operation, and for drawing tokens."""
     scalar = needed.scalar
-    for name, width in needed.norms:
-        yield _case(name, partial(_norm_arguments, name, scalar, width), scalar)
-    for name in needed.activations:
-        yield _case(name, partial(_activation_arguments, name, scalar, needed.inner), scalar)
-    if needed.head is not None:
-        yield _case("rope_inplace", partial(_rotation_arguments, scalar, *needed.head), scalar)
-    yield _case("argmax_rows", partial(_argmax_arguments, scalar, needed.vocabulary), scalar)
-    yield _case("copy_blocks", _copy_arguments, scalar)
-    yield _case("copy_inputs", _input_arguments, scalar)
+    for name, arguments in operations_of(needed):
+        yield Case((name,), partial(_compare, name, arguments, scalar))
     if needed.vocabulary >= _FEWEST_LOGITS:
         yield Case((families.DRAWS,), partial(_compare_draws, scalar, needed.vocabulary))
 
 
-def _case(name: str, arguments: Arguments, scalar: torch.dtype) -> Case:
-    return Case((name,), partial(_compare, name, arguments, TOLERANCE[scalar]))
+def operations_of(needed: Operations) -> Iterator[tuple[str, Arguments]]:
+    """Each with arguments for it."""
+    scalar = needed.scalar
+    for name, width in needed.norms:
+        yield name, partial(_norm_arguments, name, scalar, width)
+    for name in needed.activations:
+        yield name, partial(_activation_arguments, name, scalar, needed.inner)
+    if needed.head is not None:
+        yield "rope_inplace", partial(_rotation_arguments, scalar, *needed.head)
+    yield "argmax_rows", partial(_argmax_arguments, scalar, needed.vocabulary)
+    yield "copy_blocks", _copy_arguments
+    yield "copy_inputs", _input_arguments
 
 
-def _compare(name: str, arguments: Arguments, tolerance: float, runtime: CudaRuntime) -> Comparison:
+def _compare(name: str, arguments: Arguments, scalar: torch.dtype, runtime: CudaRuntime) -> Comparison:
+    return compare_operation(CudaOps(runtime), runtime.device, name, arguments, scalar)
+
+
+def compare_operation(ops: Ops, on: torch.device, name: str, arguments: Arguments, scalar: torch.dtype) -> Comparison:
+    """The operation of ``ops`` on a device, against that of torch, to the bit where nothing is computed."""
     results = []
-    for source, device in ((CudaOps(runtime), runtime.device), (torch_ops, torch.device("cpu"))):
+    sides: tuple[tuple[Ops, torch.device], ...] = ((ops, on), (torch_ops, torch.device("cpu")))
+    for source, device in sides:
         given, outputs = arguments(device)
         getattr(source, name)(*given)
         results.append(outputs)
-    return Comparison(results[0], results[1], tolerance)
+    return Comparison(results[0], results[1], 0.0 if name in _EXACT else TOLERANCE[scalar])
 
 
 def _some(seed: int, *shape: int) -> torch.Tensor:

@@ -29,8 +29,8 @@ from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book
 
 _OUTPUTS = 72
 _INPUTS = 512
-_SMALL_MLP = 32
-_MIXTURE_HIDDEN = 64
+_SMALL_MLP = 96
+_MIXTURE_HIDDEN = 384
 _EPSILON = 1e-5
 _CHAIN = 16  # kernels in a row that may overlap
 _SCALES = {1: torch.uint8, 2: torch.float16, 4: torch.float32}

@@ -27,6 +27,13 @@ _ATTENTION = {
     families.SHARED_PREFIX: Family("prefixes that sequences share", "off"),
 }
 
+CPU_FAMILIES = {
+    "cpu_decode": "decode attention",
+    "cpu_prompts": "prompt attention",
+    "cpu_write": "new keys and values, rotation",
+    "cpu_products": "products with dense weights",
+}
+
 FAMILIES: dict[str, Family] = {
     **_ATTENTION,
     **{f"{name}_fp8": Family(f"{each.what}, fp8 cache", each.twin) for name, each in _ATTENTION.items()},
@@ -44,6 +51,7 @@ FAMILIES: dict[str, Family] = {
     families.MIXTURE_SIMPLE: Family("experts, simple", "torch"),
     families.STATES: Family("layers with a state", "torch"),
     families.DRAWS: Family("drawing tokens", "torch"),
+    **{name: Family(what, "attention_backend='reference'") for name, what in CPU_FAMILIES.items()},
     **{name: Family(f"operation {name}", "torch") for name in families.OPERATIONS},
 }
 """By name, in the order in which they are listed."""
