@@ -170,7 +170,7 @@ class DriverKernel:
 class DriverRuntime:
     """A CudaRuntime on one GPU. The first use of a kernel compiles (0.2 s to 1 s, once per machine) and loads it.
 
-    architecture: what is compiled for, such as sm_90.
+    architecture: what is compiled for, such as sm_90. compiler_path: of the library of NVRTC.
     """
 
     def __init__(self, driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> None:
@@ -179,7 +179,8 @@ class DriverRuntime:
         self.overlaps_launches = False
         self._driver = driver
         self._nvrtc = nvrtc
-        self.compiler = f"NVRTC {nvrtc.version}"
+        self.compiler = f"NVRTC {nvrtc.version[0]}.{nvrtc.version[1]}"
+        self.compiler_path = nvrtc.path
         self.architecture = nvrtc.architecture_for(properties.capability)
         self._kernels: dict[KernelVariant, DriverKernel] = {}
 
