@@ -5,6 +5,7 @@ Each command is a function in a module, both of its name; kvplan/cli.py imports 
 estimate, plan, explain, models, gpus    sizing; they start without torch, pandas and matplotlib
 web                                      the planner as a page in a browser
 sweep, bench, profile                    measuring with kvplan's engine
+doctor                                   what this machine has, and whether its kernels are right
 serve, load, top                         the engine behind an API; loading and watching any server
 merge                                    shards of a sweep as one run
 calibrate, report                        what is made of measurements

@@ -3,6 +3,5 @@
 session    the parent's end: the driver's facts, a worker for the rest, both as one report
 driver     the GPU as the driver lists it, without torch
 screen     the report as one screen
-worker     the worker: the engine's report, and its measurements
-measure    `--measure`: the measurements' rows, a profile of them, and a page
+worker     the worker: the engine's report
 """

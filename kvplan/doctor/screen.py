@@ -75,7 +75,7 @@ def _state(driver: Mapping[str, Any]) -> Iterator[str]:
     if "other_processes" in driver:
         others = driver["other_processes"]
         held = f" with {format_bytes(sum(others))}" if sum(others) else ""
-        yield f"{plural(len(others), 'other process', 'other processes')}{held}" if others else "no other process"
+        yield f"{plural(len(others), 'other user')}{held}" if others else "no other user"
 
 
 def _absence_lines(report: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
