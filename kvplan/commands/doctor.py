@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +25,18 @@ def doctor(
     ] = "gpt2",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Check again what an earlier check found.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Then measure the GPU, in ten minutes, for a file that you can send.")
+    ] = False,
+    sections: Annotated[
+        str | None, typer.Option(help="With --measure: some of its sections, with commas.", metavar="NAMES")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --measure: directory to write. Default: kvplan-doctor-TIME.", rich_help_panel=OUTPUT_PANEL
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
@@ -33,9 +48,26 @@ def doctor(
 
     if device not in _DEVICES:
         raise UsageError(f"--device '{device}' is not known.", hint="one of " + ", ".join(_DEVICES))
+    if (sections or out) and not measure:
+        raise UsageError("--sections and --out are for --measure.", hint="add --measure, or leave them out")
     report = examine(model, device, dtype, checks_anew=again)
     if as_json:
         print_json(report)
     else:
         say("\n".join(screen_of(report)))
+    if measure:
+        _measure(report, out, sections)
     return 0 if is_all_right(report) else 1
+
+
+def _measure(report: Mapping[str, Any], out: Path | None, sections: str | None) -> None:
+    """Says where the file lies. KvplanError where there is nothing to measure."""
+    from kvplan.commands.printing.render import say
+    from kvplan.doctor.measure import measure, refuse_unmeasurable
+    from kvplan.profiling.session import new_directory
+    from kvplan.runs.storage.store import free_directory
+
+    refuse_unmeasurable(report)
+    folder = new_directory(out) if out else free_directory(Path(f"kvplan-doctor-{time.strftime('%Y%m%d-%H%M%S')}"))
+    measured = measure(report, folder, sections)
+    say(f"\n{measured.num_rows} figures in {measured.rows}; {measured.page.name} beside it says how to send them.")

@@ -33,16 +33,16 @@ def examine(model: str, device: str, dtype: str = "auto", *, checks_anew: bool =
         "checks_anew": checks_anew,
     }
     found = _ask(order)
-    gpu = found.get("gpu") or {}
+    uuid = str((found.get("gpu") or {}).pop("uuid", ""))  # whose GPU it is, is nobody's business
     report = {
         "schema": SCHEMA,
         "model": spec.served_id,
         "versions": {"kvplan": __version__, "python": platform.python_version(), "torch": found.pop("torch")},
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "driver": driver_facts(str(gpu.get("uuid", ""))) if device in ("auto", "cuda") else {},
+        "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
+        "driver": driver_facts(uuid) if device in ("auto", "cuda") else {},
         **found,
     }
-    return _without_home(report)
+    return without_home(report)
 
 
 def _ask(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,11 +63,11 @@ def _ask(order: Mapping[str, Any]) -> dict[str, Any]:
     return dict(message["report"])
 
 
-def _without_home(value: Any) -> Any:
+def without_home(value: Any) -> Any:
     """The same with ``~`` for this user's home, wherever a text has it: the report is pasted into issues."""
     if isinstance(value, str):
         home = str(Path.home())
         return value if home == "/" else value.replace(home, "~")
     if isinstance(value, Mapping):
-        return {key: _without_home(each) for key, each in value.items()}
-    return [_without_home(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: without_home(each) for key, each in value.items()}
+    return [without_home(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvplan.cli import main
-from kvplan.doctor import session
+from kvplan.doctor import measure, session
 from kvplan.doctor.driver import driver_facts
 from kvplan.doctor.screen import WIDTH, is_all_right, screen_of
 from kvplan.errors import KvplanError
@@ -37,7 +37,6 @@ H100: dict[str, Any] = {
     "cpu": {"name": "AMD EPYC 9554", "units": ["AVX2", "AVX-512"], "num_threads": 16, "available_bytes": 120 * GIB},
     "gpu": {
         "name": "NVIDIA H100 80GB HBM3",
-        "uuid": "1-2",
         "capability": "9.0",
         "num_multiprocessors": 132,
         "total_bytes": 79 * GIB,
@@ -200,9 +199,38 @@ def test_a_worker_that_ends_says_to_run_it_again(monkeypatch: pytest.MonkeyPatch
     assert "not tried a second time" in (death.value.hint or "")
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_measurement_is_a_file_to_send_and_a_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int) -> None:
+    """Rows in the order they came, behind the report; also where a section failed."""
+    rows = [
+        {"name": "copy", "value": 3.0, "command": f"python {Path.home()}/x"},
+        {"section": "decode", "outcome": "ok"},
+    ]
+    script = f"import sys; open(sys.argv[2], 'w').write({chr(10).join(map(json.dumps, rows))!r}); sys.exit({code})"
+    monkeypatch.setattr(measure, "COMMAND", (sys.executable, "-c", script))
+    found = measure.measure(H100, tmp_path / "new")
+    assert found.rows.name == "nvidia-h100-80gb-hbm3-torch-2.13.0.jsonl"
+    header, first, second = map(json.loads, found.rows.read_text().splitlines())
+    assert header["report"] == H100
+    assert first == rows[0] | {"command": "python ~/x"}
+    assert second == rows[1]
+    assert (found.num_rows, found.is_whole) == (1, code == 0)
+    page = found.page.read_text()
+    assert page.startswith("# Thank you")
+    assert "132 multiprocessors" in page
+    assert ("left out" in page) is (code == 1)
+
+
+def test_a_cpu_is_measured_by_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KvplanError, match="--measure is for a GPU"):
+        measure.refuse_unmeasurable(H100 | {"device": "cpu"})
+    assert main(["doctor", "--sections", "decode"]) == 2
+    assert "are for --measure" in capsys.readouterr().err
+
+
 def test_a_home_becomes_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", lambda: Path("/home/somebody"))
-    found = session._without_home({"a": ["/home/somebody/lib", 3], "b": {"c": "at /home/somebody/x"}})
+    found = session.without_home({"a": ["/home/somebody/lib", 3], "b": {"c": "at /home/somebody/x"}})
     assert found == {"a": ["~/lib", 3], "b": {"c": "at ~/x"}}
 
 

@@ -9,9 +9,9 @@ import time
 import torch
 import transformers
 
-from gpu_sections.engine import make_engine, model_config
-from gpu_sections.support import Bench, Row
 from kvplan_engine import SamplingParams
+from kvplan_engine.measuring.engine import make_engine, model_config
+from kvplan_engine.measuring.support import Bench, Row
 
 MODELS = {"qwen3-0.6b": (256, 128), "llama-3.1-8b": (64, 64)}
 """Requests and output tokens of each, so that both fit the section's time."""
