@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from kvplan.cli import main
 from kvplan.doctor import measure, session
@@ -17,8 +18,11 @@ from kvplan.doctor.driver import driver_facts
 from kvplan.doctor.screen import WIDTH, is_all_right, screen_of
 from kvplan.errors import KvplanError
 from kvplan.units import GIB
+from kvplan_engine import EngineConfig, EngineError
+from kvplan_engine.device import cuda_absence
 from kvplan_engine.doctor.compiler import place_of
 from kvplan_engine.doctor.cpu import cpu_units
+from kvplan_engine.doctor.examine import examine
 
 
 def verdict(family: str, **changes: Any) -> dict[str, Any]:
@@ -183,11 +187,16 @@ def test_a_cpu_is_checked_and_nobodys_home_is_told(capsys: pytest.CaptureFixture
 def test_a_gpu_that_is_not_there_is_a_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    """The engine refuses; what a worker refuses is an error with a hint."""
+    monkeypatch.setattr(cuda_absence, "visible_gpu", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EngineError) as refused:
+        examine(EngineConfig(model="gpt2", load_format="dummy"), "cuda")
+    assert refused.value.message
+    answer = json.dumps({"type": "error", "message": "no GPU here.", "hint": "use device='cpu'"})
+    monkeypatch.setattr(session, "WORKER_COMMAND", (sys.executable, "-c", f"print({answer!r}); input(); input()"))
     assert main(["doctor", "--device", "cuda"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "hint: " in error
+    assert capsys.readouterr().err == "error: no GPU here.\nhint: use device='cpu'\n"
     assert main(["doctor", "--device", "gpu"]) == 2
     assert "'gpu' is not known" in capsys.readouterr().err
 

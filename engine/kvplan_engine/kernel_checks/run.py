@@ -156,6 +156,7 @@ class _Checks:
         """Give the memory of the cases back."""
         if self._runtime.device.type == "cuda":
             gc.collect()
+            torch._C._cuda_clearCublasWorkspaces()  # of the streams that contests were captured on
             torch.cuda.empty_cache()
 
 

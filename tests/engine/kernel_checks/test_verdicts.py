@@ -13,6 +13,7 @@ from planted_faults import GPT2, LLAMA
 from kvplan_engine import EngineConfig
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.kernel_checks import run as run_module
+from kvplan_engine.kernel_checks.operation_cases import operations_of
 from kvplan_engine.kernel_checks.run import check_kernels
 from kvplan_engine.kernel_checks.stopwatch import Times
 from kvplan_engine.kernel_checks.store import Store, open_store
@@ -21,6 +22,7 @@ from kvplan_engine.kernel_checks.use import KernelUse, use_of
 from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts, verdicts_from_json
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES, EmulatedRuntime
+from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.models.device_kernels import checked_kernels
 
 GOOD = Verdict("decode_mma", passed=True, is_used=True, error=0.001, tolerance=0.02)
@@ -137,6 +139,13 @@ def test_a_case_that_fails_hands_over_to_its_twin(tmp_path: Path) -> None:
         store.write(Verdicts((Verdict(name, passed=False, is_used=False, why="an error of 1"),)))
         kernels = checked_kernels(EmulatedRuntime(), torch.bfloat16, only(use_with()), store)
         assert kernels.is_capturable is is_capturable
+
+
+def test_every_operation_is_a_family_and_has_arguments() -> None:
+    declared = {name for name in vars(Ops) if not name.startswith("_")}
+    assert declared == set(families.OPERATIONS)
+    checked = {name for config in (LLAMA, GPT2) for name, _ in operations_of(use_with(config).operations)}
+    assert declared - checked == {"gelu_inplace"}  # of GPT-NeoX
 
 
 def test_every_family_is_in_the_table() -> None:
