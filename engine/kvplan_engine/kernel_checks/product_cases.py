@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,13 @@ _SMALL_MLP = 96
 _MIXTURE_HIDDEN = 384
 _EPSILON = 1e-5
 _CHAIN = 16  # kernels in a row that may overlap
+_FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": lambda x: functional.silu(x),
+    "gelu": lambda x: functional.gelu(x),
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": lambda x: functional.relu(x),
+    "relu2": lambda x: functional.relu(x).square(),
+}
 _SCALES = {1: torch.uint8, 2: torch.float16, 4: torch.float32}
 
 
@@ -87,12 +94,7 @@ def activated(name: str | None, product: torch.Tensor) -> torch.Tensor:
         return product
     kind, is_gated = ACTIVATIONS[name]
     gate, up = product.chunk(2, dim=-1) if is_gated else (product, None)
-    if kind == "gelu_tanh":
-        result = functional.gelu(gate, approximate="tanh")
-    elif kind == "relu2":
-        result = functional.relu(gate).square()
-    else:
-        result = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}[kind](gate)
+    result = _FORMULAS[kind](gate)
     return result if up is None else result * up
 
 

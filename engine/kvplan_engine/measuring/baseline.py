@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import time
+from typing import Any
 
 import torch
 import transformers
@@ -69,7 +70,7 @@ def transformers_seconds(bench: Bench, name: str, prompts: list[list[int]], outp
             attn_implementation="sdpa",
         )
     model = model.to(bench.device).eval()
-    small = {"num_blocks": 16, "max_batch_tokens": 32} if bench.dry else {}
+    small: dict[str, Any] = {"num_blocks": 16, "max_batch_tokens": 32} if bench.dry else {}
     batching = transformers.ContinuousBatchingConfig(**small)
 
     def generate(inputs: list[list[int]], count: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.paths import model_profile_folders
 
 STEP_BATCHES = (1, 16, 64, 256)
@@ -73,6 +74,7 @@ def weight_bytes_read(engine: Engine) -> int:
 
     One that is the output head too is read whole.
     """
+    assert isinstance(engine.model, LoadedModel)
     weights = engine.model.weights
     return engine.memory.weight_bytes - (weights["embedding"].nbytes if "head" in weights else 0)
 
