@@ -23,6 +23,7 @@ from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts, verdicts_fro
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.models import device_kernels
 from kvplan_engine.models.device_kernels import checked_kernels
 
 GOOD = Verdict("decode_mma", passed=True, is_used=True, error=0.001, tolerance=0.02)
@@ -139,6 +140,24 @@ def test_a_case_that_fails_hands_over_to_its_twin(tmp_path: Path) -> None:
         store.write(Verdicts((Verdict(name, passed=False, is_used=False, why="an error of 1"),)))
         kernels = checked_kernels(EmulatedRuntime(), torch.bfloat16, only(use_with()), store)
         assert kernels.is_capturable is is_capturable
+
+
+def test_kernels_left_to_themselves_are_the_fast_ones_that_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the way that an engine on a GPU takes; on this device what passes is used."""
+    monkeypatch.setattr(run_module, "open_store", lambda _: Store(None))
+    monkeypatch.setattr(device_kernels, "current_runtime", EmulatedRuntime)
+    model = read_config(GPT2)
+    for settings, wanted in (
+        ({}, (True, True, True)),
+        ({"attention_backend": "cuda", "linear_backend": "torch"}, (False, False, False)),
+        ({"attention_backend": "cuda_wgmma", "linear_backend": "torch"}, (True, False, False)),
+    ):
+        config = EngineConfig(model=GPT2, load_format="dummy", **settings)
+        kernels = device_kernels.select_kernels(config.attention_backend, "cuda", torch.bfloat16)
+        kernels = kernels.checked(model, config, "bfloat16").with_linears(config.linear_backend)
+        planner = kernels.attention._planner
+        assert (planner._wgmma, planner._shares, len(kernels.projections) == 3) == wanted
+        assert not kernels.verdicts.failed
 
 
 def test_every_operation_is_a_family_and_has_arguments() -> None:

@@ -170,7 +170,7 @@ class DriverKernel:
 class DriverRuntime:
     """A CudaRuntime on one GPU. The first use of a kernel compiles (0.2 s to 1 s, once per machine) and loads it.
 
-    architecture: what is compiled for, such as sm_90. compiler_path: of the library of NVRTC.
+    architecture: what is compiled for, such as sm_90.
     """
 
     def __init__(self, driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> None:
@@ -180,9 +180,13 @@ class DriverRuntime:
         self._driver = driver
         self._nvrtc = nvrtc
         self.compiler = f"NVRTC {nvrtc.version[0]}.{nvrtc.version[1]}"
-        self.compiler_path = nvrtc.path
         self.architecture = nvrtc.architecture_for(properties.capability)
         self._kernels: dict[KernelVariant, DriverKernel] = {}
+
+    @property
+    def compiler_path(self) -> str:
+        """Of NVRTC's library."""
+        return self._nvrtc.path
 
     def kernel(self, variant: KernelVariant) -> Kernel:
         """See CudaRuntime.kernel."""
