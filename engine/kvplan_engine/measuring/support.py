@@ -63,13 +63,15 @@ def provenance(runtime: CudaRuntime, dry: bool) -> dict[str, Any]:
         "commit": _git("rev-parse", "HEAD") or os.environ.get(COMMIT_VARIABLE),
         "uncommitted_changes": None if changed is None else bool(changed),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *sys.argv]).replace(str(Path.home()), "~"),
         "dry_run": dry,
     }
 
 
 def _git(*words: str) -> str | None:
     """What git says, or None on a machine without git or without the history."""
+    if not (ROOT / "csrc").is_dir():  # an installed wheel, perhaps in somebody's repository
+        return None
     try:
         result = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     except OSError:

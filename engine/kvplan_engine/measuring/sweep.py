@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gpu_sections.engine import DRY_CONFIG
-from gpu_sections.processes import outcome_of
-from gpu_sections.support import ROOT, Bench, Row
+from kvplan_engine.measuring.engine import DRY_CONFIG
+from kvplan_engine.measuring.processes import outcome_of
+from kvplan_engine.measuring.support import Bench, Row
 
 WITHIN = 0.02
 _SECONDS_TO_SPARE = 6
@@ -55,7 +55,7 @@ def run_sweep(bench: Bench, folder: Path, directory: Path) -> str:
     axes = [word for pair in (_DRY_AXES if bench.dry else _AXES).items() for word in pair]
     command = [sys.executable, "-m", "kvplan", "sweep", "--model", model, "--device", device, "--load-format", "dummy"]
     command += [*axes, *sizes, "--output-len", "4..8" if bench.dry else "16..32", "--out", str(directory)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "engine")))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     outcome = outcome_of(command, max(1.0, bench.seconds_left() - _SECONDS_TO_SPARE), sys.stderr, env=environment)
     if outcome.startswith("stopped"):
         return "stopped in time"

@@ -10,14 +10,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from gpu_sections.attention import BLOCK_SIZE, DRY_HEADS, LLAMA
-from gpu_sections.support import Bench, Row
 from kvplan_engine.attention.backend import Rotation
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
 from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.measuring.attention import BLOCK_SIZE, DRY_HEADS, LLAMA
+from kvplan_engine.measuring.support import Bench, Row
 from kvplan_engine.memory.host_pool import HostPool
 
 RANDOM = {"key": 7, "scale": 1.8, "max_distance": math.inf, "top_p": 1.0}

@@ -6,9 +6,9 @@ import random
 import time
 from dataclasses import dataclass
 
-from gpu_sections.engine import DRY_CONFIG, kv_bytes_per_token, model_config
-from gpu_sections.support import Bench, Row
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
+from kvplan_engine.measuring.engine import DRY_CONFIG, kv_bytes_per_token, model_config
+from kvplan_engine.measuring.support import Bench, Row
 
 MODEL = "llama-3.1-8b"
 OUTPUT_LEN = 64

@@ -7,11 +7,12 @@ import random
 import statistics
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from gpu_sections.support import ROOT, Bench, Row
 from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.paths import model_profile_folders
 
 STEP_BATCHES = (1, 16, 64, 256)
 STEP_CONTEXT = 1024
@@ -41,7 +42,8 @@ def model_config(bench: Bench, name: str) -> dict[str, Any]:
     """The shipped config of a model, or a tiny one for a dry run."""
     if bench.dry:
         return DRY_CONFIG
-    path: Path = ROOT / "profiles" / "models" / f"{name}.json"
+    paths = (folder / f"{name}.json" for folder in model_profile_folders())
+    path = next(path for path in paths if path.is_file())
     config: dict[str, Any] = json.loads(path.read_text())["config"]
     return config
 
@@ -72,6 +74,7 @@ def weight_bytes_read(engine: Engine) -> int:
 
     One that is the output head too is read whole.
     """
+    assert isinstance(engine.model, LoadedModel)
     weights = engine.model.weights
     return engine.memory.weight_bytes - (weights["embedding"].nbytes if "head" in weights else 0)
 

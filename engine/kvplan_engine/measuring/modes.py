@@ -6,7 +6,9 @@ import statistics
 import time
 from functools import partial
 
-from gpu_sections.engine import (
+from kvplan_engine import Engine, SamplingParams
+from kvplan_engine.kernels.cuda.products.skinny_launch import MOST_ROWS
+from kvplan_engine.measuring.engine import (
     GREEDY,
     STEP_BATCHES,
     STEP_CONTEXT,
@@ -16,9 +18,7 @@ from gpu_sections.engine import (
     length_limit,
     make_engine,
 )
-from gpu_sections.support import Bench, Row
-from kvplan_engine import Engine, SamplingParams
-from kvplan_engine.kernels.cuda.products.skinny_launch import MOST_ROWS
+from kvplan_engine.measuring.support import Bench, Row
 
 RANDOM = {
     "temperature": {"temperature": 0.8},

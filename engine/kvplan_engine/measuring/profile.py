@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_sections.engine import GREEDY, STEP_CONTEXT, add_sequences, length_limit, make_engine
-from gpu_sections.support import Bench, Row
 from kvplan_engine import Engine
+from kvplan_engine.measuring.engine import GREEDY, STEP_CONTEXT, add_sequences, length_limit, make_engine
+from kvplan_engine.measuring.support import Bench, Row
 
 BATCHES = (1, 64, 256)
 STEPS = 4

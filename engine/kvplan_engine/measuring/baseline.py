@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import random
 import time
+from typing import Any
 
 import torch
 import transformers
 
-from gpu_sections.engine import make_engine, model_config
-from gpu_sections.support import Bench, Row
 from kvplan_engine import SamplingParams
+from kvplan_engine.measuring.engine import make_engine, model_config
+from kvplan_engine.measuring.support import Bench, Row
 
 MODELS = {"qwen3-0.6b": (256, 128), "llama-3.1-8b": (64, 64)}
 """Requests and output tokens of each, so that both fit the section's time."""
@@ -69,7 +70,7 @@ def transformers_seconds(bench: Bench, name: str, prompts: list[list[int]], outp
             attn_implementation="sdpa",
         )
     model = model.to(bench.device).eval()
-    small = {"num_blocks": 16, "max_batch_tokens": 32} if bench.dry else {}
+    small: dict[str, Any] = {"num_blocks": 16, "max_batch_tokens": 32} if bench.dry else {}
     batching = transformers.ContinuousBatchingConfig(**small)
 
     def generate(inputs: list[list[int]], count: int) -> float:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from gpu_sections.support import Bench, Row
 from kvplan_engine.kernels.cuda.products.skinny import CudaSkinny
 from kvplan_engine.kernels.cuda.products.skinny_launch import ACTIVATIONS, MOST_ROWS, multiplies_few_rows
+from kvplan_engine.measuring.support import Bench, Row
 
 PRODUCTS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 PRODUCTS |= {"head": (128256, 4096)}

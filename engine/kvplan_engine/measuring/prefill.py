@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpu_sections.attention import DRY_HEADS, LLAMA, Heads, attend_all_layers, make_pool
-from gpu_sections.support import Bench, Row
 from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.measuring.attention import DRY_HEADS, LLAMA, Heads, attend_all_layers, make_pool
+from kvplan_engine.measuring.support import Bench, Row
 
 GOAL = 0.90  # of flash attention's rate
 
