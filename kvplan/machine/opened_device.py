@@ -32,5 +32,18 @@ class NoGpu:
     is_present: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What an engine that has loaded its weights keeps free of the GPU it opened, as it says before it makes a pool.
+
+    total_bytes: of the GPU. overhead_bytes: kept for what is no tensor; graph_bytes: for captured steps. Of several
+    ranks: of the smallest GPU, and the most that one of them needs.
+    """
+
+    total_bytes: int
+    overhead_bytes: int
+    graph_bytes: int
+
+
 AskDevice = Callable[[], OpenedGpu | NoGpu]
 """Asks a worker for the GPU that it opens. KvplanError if the worker dies of it."""

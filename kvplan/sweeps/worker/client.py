@@ -5,12 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
-from kvplan.machine.opened_device import NoGpu, OpenedGpu
-from kvplan.sweeps.worker.protocol import DEVICE, Event, Hello, Message, TrialOrder, TrialResult
+from kvplan.machine.opened_device import NoGpu, OpenedGpu, Reserve
+from kvplan.sweeps.worker.protocol import (
+    DEVICE,
+    RESERVE,
+    Event,
+    Hello,
+    Message,
+    ReserveMessage,
+    TrialOrder,
+    TrialResult,
+)
 from kvplan.workers.process import WorkerProcess
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.sweeps.worker.process")
@@ -112,20 +121,34 @@ class Worker:
                 gpu, none = message["gpu"], message["none"]
                 return NoGpu(**(none or {})) if gpu is None else OpenedGpu(**gpu)
 
+    def ask_reserve(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> Reserve | None:
+        """Load the engine of a trial, and what it would keep free of its GPU; None where it cannot be loaded.
+
+        WorkerDied or WorkerTimeout as in ``run_trial``.
+        """
+        self._process.send(order.as_question())
+        deadline = StageDeadline(limits)
+        while True:
+            message = self._receive(deadline.at, deadline.sentence)
+            if message["type"] == RESERVE:
+                return reserve_of(message)
+            _pass_on(message, deadline, on_event)
+
     def run_trial(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """The result of one trial. Stages move the deadline; all events are passed on.
 
         WorkerDied if the process ends before its result, WorkerTimeout if a stage takes longer than its limit.
         """
         self._process.send(order.as_json())
-        deadline = StageDeadline(limits)
+        deadline, reserve = StageDeadline(limits), None
         while True:
             message = self._receive(deadline.at, deadline.sentence)
             if message["type"] == "result":
-                return TrialResult.from_message(message)
-            if message["type"] != "hello" and message["type"] != "device":
-                deadline.on_event(message)
-                on_event(message)
+                return replace(TrialResult.from_message(message), reserve=reserve)
+            if message["type"] == RESERVE:
+                reserve = reserve_of(message)
+            else:
+                _pass_on(message, deadline, on_event)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -137,3 +160,14 @@ class Worker:
 
     def _receive(self, deadline: float, late_sentence: str) -> Message:
         return cast(Message, self._process.receive(deadline, late_sentence))
+
+
+def reserve_of(message: ReserveMessage) -> Reserve | None:
+    """What an engine said; None where it said nothing."""
+    return None if message["reserve"] is None else Reserve(**message["reserve"])
+
+
+def _pass_on(message: Message, deadline: StageDeadline, on_event: OnEvent) -> None:
+    if message["type"] in ("notice", "stage", "progress"):
+        deadline.on_event(message)
+        on_event(message)

@@ -7,7 +7,7 @@ as a crash with the last line of this process's log.
 
 from __future__ import annotations
 
-from kvplan.sweeps.worker.protocol import DEVICE, TrialOrder
+from kvplan.sweeps.worker.protocol import DEVICE, RESERVE, TrialOrder
 from kvplan.workers.channel import WorkerChannel
 from kvplan.workers.imports import quick_imports
 
@@ -17,7 +17,7 @@ def main() -> None:
     # The engine and torch are imported here, after stdout is safe and while a thread watches for the parent's death.
     with quick_imports():
         from kvplan.sweeps.worker.engine_host import EngineHost, greeting
-        from kvplan.sweeps.worker.opened import opened_gpu
+        from kvplan.sweeps.worker.opened import first_reserve, opened_gpu
         from kvplan.sweeps.worker.trial import run_trial
 
     channel.send(greeting())
@@ -28,6 +28,9 @@ def main() -> None:
             channel.send(opened_gpu())
             continue
         order = TrialOrder.from_json(message)
+        if message["type"] == RESERVE:
+            channel.send(first_reserve(host, order, channel.send))
+            continue
         result = run_trial(host, order, channel.send)
         channel.send(result.as_message(order.trial_id))
 
