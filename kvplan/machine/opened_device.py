@@ -14,13 +14,14 @@ from dataclasses import dataclass
 class OpenedGpu:
     """overhead_bytes: what the engine reserves for what is not a tensor, as measured when the GPU was opened.
 
-    uuid: as CUDA has it, without the driver's prefix; empty where it is not told.
+    uuid: as CUDA has it, without the driver's prefix; empty where it is not told. compute_capability: None as well.
     """
 
     name: str
     memory_bytes: int
     overhead_bytes: int
     uuid: str = ""
+    compute_capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ def assumed_of_gpu(plan: SweepPlan) -> str | None:
     memory = plan.predictor.own_memory(base_settings(plan.predictor))
     overhead, graphs = (format_bytes(size, digits=0) for size in (memory.overhead_bytes, memory.graph_bytes))
     return (
-        f"a dry run opens no GPU: that torch can use it, {overhead} for context and libraries and {graphs} for captured "
-        "steps are assumed; the sweep measures them first, and plans its boundaries by them"
+        f"a dry run opens no GPU: that torch can use it, {overhead} for context and libraries and {graphs} for "
+        "captured steps are assumed; the sweep measures them first, and plans its boundaries by them"
     )
 
 

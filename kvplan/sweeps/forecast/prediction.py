@@ -242,7 +242,7 @@ class Predictor:
             kind="cuda" if self.device.kind == "cuda" else "cpu",
             has_bfloat16_units=self.is_counted or has_bfloat16_units(),
             is_counted=self.is_counted,
-            compute_capability=None if gpu is None else compute_capability(gpu),
+            compute_capability=self.device.compute_capability or (None if gpu is None else compute_capability(gpu)),
             overhead_bytes=None if self.is_counted else overhead_bytes,
             graph_bytes=graph_bytes,
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from kvplan.machine.opened_device import NoGpu, OpenedGpu, Reserve
 from kvplan.sweeps.worker.protocol import (
@@ -119,7 +119,7 @@ class Worker:
             message = self._receive(deadline, f"The GPU was not opened within {limits.starting:.0f} s.")
             if message["type"] == DEVICE:
                 gpu, none = message["gpu"], message["none"]
-                return NoGpu(**(none or {})) if gpu is None else OpenedGpu(**gpu)
+                return NoGpu(**(none or {})) if gpu is None else _opened(gpu)
 
     def ask_reserve(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> Reserve | None:
         """Load the engine of a trial, and what it would keep free of its GPU; None where it cannot be loaded.
@@ -160,6 +160,11 @@ class Worker:
 
     def _receive(self, deadline: float, late_sentence: str) -> Message:
         return cast(Message, self._process.receive(deadline, late_sentence))
+
+
+def _opened(gpu: Mapping[str, Any]) -> OpenedGpu:
+    capability = gpu.get("compute_capability")  # which JSON has as a list
+    return OpenedGpu(**{**gpu, "compute_capability": None if capability is None else tuple(capability)})
 
 
 def reserve_of(message: ReserveMessage) -> Reserve | None:

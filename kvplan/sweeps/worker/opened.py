@@ -28,7 +28,8 @@ def opened_gpu() -> DeviceMessage:
     except RuntimeError as error:  # torch's: the GPU is full, or another process has it for itself
         return _none(NoGpu(f"it cannot be opened: {_fragment(str(error))}", "see nvidia-smi", is_present=True))
     uuid = getattr(torch.cuda.get_device_properties(device.torch_device), "uuid", "")
-    gpu = OpenedGpu(device.name, device.total_bytes, device.overhead_bytes, str(uuid))
+    capability = torch.cuda.get_device_capability(device.torch_device)
+    gpu = OpenedGpu(device.name, device.total_bytes, device.overhead_bytes, str(uuid), capability)
     return {"type": DEVICE, "gpu": asdict(gpu), "none": None}
 
 
