@@ -158,6 +158,8 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     _print_predictions(summary["predictions"])
     if summary["is_counted"]:
         print(f"\n{COUNTED_NOTICE[:1].upper()}{COUNTED_NOTICE[1:]}.")
+    if summary["stand_in"] is not None:
+        print(f"\n{summary['stand_in']['sentence']}")
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())
     if counts:
         print(f"\n{plural(summary['num_finished'], 'trial')}: {counts}")

@@ -84,5 +84,7 @@ def test_blocks_and_outcomes_are_those_predicted(name: str, tmp_path: Path, monk
     if name in STEADY:
         assert statuses == [prediction.status for prediction in plan.predictions()]
         assert {"ok", "rejected_ctx"} <= set(statuses)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "close enough to stand in for vLLM's" in summary["stand_in"]["sentence"]
     stored = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert [Trial.from_json(record) for record in stored["trials"]] == list(plan.trials)
