@@ -97,6 +97,8 @@ def _find_gpu(requested: str, ask: AskDevice | None, *, by_our_torch: bool) -> O
         return ask()
     gpu = _first_gpu()
     if gpu is None:
+        if not is_hidden and has_driver():  # a container without NVML, or a slice that NVML may not describe
+            return NoGpu("a driver runs, but its NVML describes no GPU", is_present=True)
         return NoGpu(_why_none())
     if is_cpu_build:
         return NoGpu(f"the installed torch has no CUDA support for the {gpu[0]}", is_present=True)

@@ -45,7 +45,7 @@ def stand_in(manifest: Manifest, rows: Sequence[Row]) -> StandIn | None:
 
 
 def _key(row: Row) -> tuple[object, ...]:
-    cells: Mapping[str, Any] = row  # type: ignore[assignment]  # its cells by name
+    cells: Mapping[str, Any] = row
     names = ("gpu_memory_utilization", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens")
     others = ("dtype", "kv_cache_dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "max_loras")
     return tuple(cells.get(name) for name in names + others)

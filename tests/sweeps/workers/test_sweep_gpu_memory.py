@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from memory_gpu import GIB, KIB, MIB, Card, take_card
 
+from kvplan.cli import main
+from kvplan.machine import device as machine_module
 from kvplan.machine.opened_device import OpenedGpu
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import Trial
+from kvplan.sweeps import manifest
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
 from kvplan.sweeps.progress import SilentProgress
-from kvplan.sweeps.session import run_new_sweep
+from kvplan.sweeps.session import resume_sweep, run_new_sweep
+from kvplan.sweeps.worker.client import Worker
 from kvplan.sweeps.worker.opened import opened_gpu
+from kvplan.workers.process import WorkerDied
 
 
 def growing(first: int, each: int, most: int) -> Callable[[int], int]:
@@ -88,3 +94,87 @@ def test_blocks_and_outcomes_are_those_predicted(name: str, tmp_path: Path, monk
     assert "close enough to stand in for vLLM's" in summary["stand_in"]["sentence"]
     stored = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert [Trial.from_json(record) for record in stored["trials"]] == list(plan.trials)
+
+
+AXES = {"gpu_memory_utilization": "0.04,0.5,0.9", "max_num_seqs": "4,8"}
+
+
+def given(card: Card, monkeypatch: pytest.MonkeyPatch) -> SweepPlan:
+    """A sweep of settings that somebody gave."""
+    take_card(monkeypatch, card)
+    answered = opened_gpu()["gpu"]
+    assert answered is not None
+    options = SweepOptions(
+        model="gpt2", axes=AXES, rerun=False, load_format="dummy", num_prompts=4, input_len="64", output_len="8"
+    )
+    return make_plan(options, ask=lambda: OpenedGpu(**answered))
+
+
+def assert_predicted(rows: list[Row]) -> None:
+    assert [row["status"] for row in rows] == [row["predicted_status"] for row in rows]
+    assert all(row["num_blocks_total"] in (None, row["num_blocks_predicted"]) for row in rows)
+
+
+GROWING = CARDS["a neighbour that grows"]
+
+
+def test_settings_that_were_given_stay_and_their_rows_are_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = given(GROWING, monkeypatch)
+    outcome = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test")
+    assert [row["gpu_memory_utilization"] for row in outcome.rows] == [
+        trial.settings.gpu_memory_utilization for trial in plan.trials
+    ]
+    assert {row["status"] for row in outcome.rows} >= {"ok", "oom_kv_init"}
+    assert_predicted(outcome.rows)
+
+
+def test_a_sweep_that_is_continued_predicts_its_rows_by_the_gpu_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has come meanwhile, with half of the GPU."""
+    plan = given(GROWING, monkeypatch)
+    run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test")
+    path = tmp_path / "run" / "trials.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    crowded = replace(GROWING, others=lambda _: 11 * GIB)
+    take_card(monkeypatch, crowded)
+    monkeypatch.setattr(manifest, "ask_own_worker", lambda: OpenedGpu(**(opened_gpu()["gpu"] or {})))
+    rows = resume_sweep(tmp_path / "run", SilentProgress()).rows
+    assert len(rows) == len(plan.trials)
+    assert_predicted(rows)
+    assert {row["status"] for row in rows if row["gpu_memory_utilization"] == 0.5} == {"ok", "oom_kv_init"}
+
+
+def test_an_engine_that_dies_first_leaves_the_plan_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of its trial says why; no second loading is waited for."""
+    take_card(monkeypatch, CARDS["bare context"])
+    answered = opened_gpu()["gpu"]
+    assert answered is not None
+    options = SweepOptions(model="gpt2", rerun=False, load_format="dummy", num_prompts=2)
+    plan = make_plan(options, ask=lambda: OpenedGpu(**answered))
+
+    def die(*_: object) -> None:
+        raise WorkerDied("The worker was ended by SIGSEGV.")
+
+    monkeypatch.setattr(Worker, "ask_reserve", die)
+    monkeypatch.setattr(Worker, "run_trial", die)
+    announced: list[SweepPlan] = []
+    outcome = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test", announce=announced.append)
+    assert announced == [plan]
+    assert {row["status"] for row in outcome.rows} == {"crash"}
+
+
+def test_a_dry_run_opens_no_gpu_and_says_what_it_assumes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = take_card(monkeypatch, CARDS["desktop"])
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: (driver.card.name, driver.card.total_bytes))
+    assert main(["sweep", "gpt2", "--dry-run", "--num-prompts", "4"]) == 0
+    said = capsys.readouterr()
+    assert "a dry run opens no GPU: that torch can use it, 640 MiB for context and libraries and" in said.err
+    assert "on NVIDIA GeForce RTX 4090" in said.out
+    assert main(["sweep", "gpt2", "--dry-run", "--json", "--num-prompts", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["assumed"].startswith("a dry run opens no GPU")
+    assert (driver.num_looks, driver.num_opened) == (0, 0)
