@@ -17,7 +17,7 @@ from kvplan.errors import KvplanError
 from kvplan.machine.commit import checkout_commit
 from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import columns_as_json
-from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest, lacking
+from kvplan.runs.directory import MANIFEST_SCHEMA, DeviceEntry, Manifest, lacking
 from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
@@ -49,14 +49,7 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
             "config_sha256": config_hash(spec),
             "parts": model_parts(spec),
         },
-        "device": {
-            "kind": device.kind,
-            "name": device.name,
-            "memory_bytes": device.memory_bytes,
-            "num_cores": device.num_cores,
-            **({"uuid": device.uuid} if device.uuid else {}),
-            **({"compute_capability": list(device.compute_capability)} if device.compute_capability else {}),
-        },
+        "device": _device_entry(device),
         "workload": {
             "text": plan.workload.as_text(),
             "spec": plan.workload.as_json(),
@@ -81,6 +74,20 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
         "statuses": dict(STATUS_MEANING),
         "columns": columns_as_json(),
     }
+
+
+def _device_entry(device: Device) -> DeviceEntry:
+    entry: DeviceEntry = {
+        "kind": device.kind,
+        "name": device.name,
+        "memory_bytes": device.memory_bytes,
+        "num_cores": device.num_cores,
+    }
+    if device.uuid:
+        entry["uuid"] = device.uuid
+    if device.compute_capability is not None:
+        entry["compute_capability"] = list(device.compute_capability)
+    return entry
 
 
 def model_parts(spec: ModelSpec) -> list[str]:
