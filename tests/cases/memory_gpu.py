@@ -47,7 +47,8 @@ class Card:
     """A GPU and who else uses it.
 
     library_bytes: what the first large step loads. graph_bytes: of a captured step, by its number of tokens.
-    others: what other processes hold, by how often memory was looked at.
+    others: what other processes hold, by how often memory was looked at. cached_bytes: of the machine's memory, where a
+    GPU shares that, what files take that are cached: the driver counts them as used.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Card:
     graph_bytes: Callable[[int], int] = lambda tokens: 2 * MIB + tokens * 3 * KIB
     others: Callable[[int], int] = lambda _: 0
     capability: tuple[int, int] = (9, 0)
+    cached_bytes: int = 0
 
 
 class CardDriver:
@@ -75,7 +77,11 @@ class CardDriver:
 
     def look(self, *_: object) -> tuple[int, int]:
         self.num_looks += 1
-        return self.card.total_bytes - self.used_bytes, self.card.total_bytes
+        return self.available() - self.card.cached_bytes, self.card.total_bytes
+
+    def available(self) -> int:
+        """What the system could give, if it gave up what is cached."""
+        return self.card.total_bytes - self.used_bytes
 
     def open(self, *_: object) -> None:
         self.num_opened += 1
@@ -177,7 +183,7 @@ def take_card(monkeypatch: pytest.MonkeyPatch, card: Card) -> CardDriver:
         "mem_get_info": driver.look,
         "get_device_name": lambda *_: card.name,
         "get_device_capability": lambda *_: card.capability,
-        "get_device_properties": lambda *_: SimpleNamespace(uuid="ab-cd", total_memory=card.total_bytes),
+        "get_device_properties": lambda *_: SimpleNamespace(uuid="ab-cd", is_integrated=card.cached_bytes > 0),
         "is_available": lambda: True,
         "reset_peak_memory_stats": lambda *_: None,
         "max_memory_allocated": lambda *_: 0,
@@ -188,6 +194,7 @@ def take_card(monkeypatch: pytest.MonkeyPatch, card: Card) -> CardDriver:
     for name, answered in said.items():
         monkeypatch.setattr(torch.cuda, name, answered)
     monkeypatch.setattr(cuda, "_make_context", driver.open)
+    monkeypatch.setattr(cuda, "machine_available_bytes", driver.available)
     monkeypatch.setattr(cuda.CudaDevice, "is_usable", lambda _: True)
     monkeypatch.setattr(cuda, "refuse_unusable_gpu", lambda: None)
     monkeypatch.setattr(opened, "why_no_usable_gpu", lambda: None)

@@ -47,7 +47,10 @@ CARDS = {
     "a small slice": Card("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9_984 * MIB, 300 * MIB),
     "a large slice": Card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19_968 * MIB, 520 * MIB, capability=(8, 0)),
     "unified memory": Card(
-        "NVIDIA GB10", 122_570 * MIB, 640 * MIB, others=growing(11 * GIB, 3 * MIB, 14 * GIB), capability=(12, 1)
+        *("NVIDIA GB10", 122_570 * MIB, 640 * MIB),
+        others=growing(11 * GIB, 3 * MIB, 14 * GIB),
+        capability=(12, 1),
+        cached_bytes=90 * GIB,
     ),
     "the other one of a mixed box": Card("Tesla V100-SXM2-32GB", 32_501 * MIB, 305 * MIB, capability=(7, 0)),
     "not in the catalog": Card(
@@ -164,6 +167,17 @@ def test_an_engine_that_dies_first_leaves_the_plan_as_it_was(tmp_path: Path, mon
     outcome = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test", announce=announced.append)
     assert announced == [plan]
     assert {row["status"] for row in outcome.rows} == {"crash"}
+
+
+def test_cached_files_are_no_overhead_of_a_gpu_that_shares_the_machine_s_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """90 of 120 GiB are cached files, which the driver counts as used: the engine would have had no pool at all."""
+    card = CARDS["unified memory"]
+    driver = take_card(monkeypatch, card)
+    gpu = opened_gpu()["gpu"]
+    assert gpu is not None
+    assert gpu["overhead_bytes"] == card.context_bytes + card.others(driver.num_looks) + 256 * MIB
 
 
 def test_a_dry_run_opens_no_gpu_and_says_what_it_assumes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -247,7 +248,13 @@ class Nvml:
     NVMLError = type("NVMLError", (Exception,), {})
     uuids = ("GPU-1111aaaa-22", "GPU-8932f937-33")
 
-    def nvmlDeviceGetCount(self) -> int:  # the driver's names
+    def nvmlInit(self) -> None:  # the driver's names
+        pass
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return f"card {handle}"
+
+    def nvmlDeviceGetCount(self) -> int:
         return len(self.uuids)
 
     def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
@@ -262,6 +269,21 @@ class Nvml:
         if uuid == "MIG-44":
             return uuid
         raise self.NVMLError("Not Found")
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [(None, "card 0"), ("1", "card 1"), ("1,0", "card 1"), ("GPU-8932f937-33", "card 1"), ("GPU-77", None), ("-1", "card 0")],
+)  # fmt: skip
+def test_the_gpu_that_cannot_be_used_is_the_one_that_was_named(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, name: str | None
+) -> None:
+    """In a box of several kinds, the driver's first card is another one."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())  # type: ignore[arg-type]  # of which some names are used
+    assert cuda_absence.visible_gpu() == name
 
 
 def test_the_beginning_of_a_uuid_names_a_gpu_as_in_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
