@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.plans import print_commands, rent_text
 from kvplan.commands.printing.queues import within
 from kvplan.commands.printing.render import (
@@ -257,6 +258,14 @@ def _search_sentence(answer: FleetAnswer) -> str:
         f"{plan.num_played:,} fleets were played in {answer.seconds:.0f} s. Brackets hold 9 in 10 published "
         "measurements of such predictions (docs/accuracy.md)."
     )
+
+
+def draw_picture(answer: FleetAnswer, path: Path) -> None:
+    """The pictures of the page as a PNG."""
+    need_extra("plan --plot", "report")
+    from kvplan.planner.answer.fleet_picture import draw_fleet
+
+    draw_fleet(answer, path)
 
 
 def write_page(answer: FleetAnswer, path: Path) -> None:
