@@ -217,6 +217,8 @@ def _print_routers(answer: FleetAnswer) -> None:
 
 
 def _print_others(answer: FleetAnswer, best: Played) -> None:
+    if answer.dearer:
+        print_sentence(f"not on {', '.join(answer.dearer)}: no fleet there that costs as little keeps it")
     fleets = [best, *answer.others]
     if len(fleets) < 2:
         return

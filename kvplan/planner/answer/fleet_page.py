@@ -141,12 +141,12 @@ def _bound_charts(answer: FleetAnswer, best: Played) -> list[Chart]:
 
 
 def _cost_chart(answer: FleetAnswer) -> Chart | None:
-    """What the figure of the first bound is with fewer and with more replicas, over what they cost."""
-    bounds, played = answer.plan.request.goal.slo.bounds(), answer.frontier
-    if not bounds or len(played) < 2:
+    """What the figure of the bound that fails first is with fewer and with more replicas, over what they cost."""
+    played = answer.frontier
+    worst = None if len(played) < 2 else played[0].verdict.deciding.worst
+    if worst is None:
         return None
-    bound = bounds[0]
-    points = []
+    bound, points = worst.bound, []
     for each in played:
         value = each.verdict.deciding.window.at(bound.name, bound.statistic)
         cost = usd_per_hour(answer, each)
