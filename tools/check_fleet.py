@@ -2,7 +2,7 @@
 
     python tools/check_fleet.py TRACE hits                         # a cache that never evicts, over the whole trace
     python tools/check_fleet.py TRACE steps                        # kvplan's own engine, without tensors
-    python tools/check_fleet.py TRACE vllm --vllm-python PYTHON    # vLLM's own scheduler and block pool, without a model
+    python tools/check_fleet.py TRACE vllm --vllm-python PYTHON    # vLLM's scheduler and block pool, without a model
 
 TRACE is Mooncake's conversation trace. Its first requests are shortened 16 times and sent at whole steps, ten of which
 are a second of the trace. Exit code 1 where a request or a step is not equal.
@@ -19,7 +19,6 @@ from pathlib import Path
 from fleet_checks.beside import Case, Compared, compared, vllm_records
 from fleet_checks.playing import HalfStep, played
 from fleet_checks.trace import longest, shortened
-
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.fleet import Fleet
 from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup

@@ -34,8 +34,8 @@ class FileRequest:
     """One request of a file. ``arrival_seconds``: from the first on; None if the file has no times.
 
     block_ids: of ``block_tokens`` tokens each, from the prompt's first token on; equal ids are equal tokens. chat: its
-    number, where the prompt is the beginning of that chat's text. pause_seconds: after the chat's last answer, for turns
-    that the file gives no time of their own; None otherwise.
+    number, where the prompt is the beginning of that chat's text. pause_seconds: after the chat's last answer, for
+    turns that the file gives no time of their own; None otherwise.
     """
 
     num_prompt_tokens: int
