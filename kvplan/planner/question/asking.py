@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError, check
+from kvplan.fleet.routers.named import check_router
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.api_price import parse_api_price
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
@@ -18,7 +19,8 @@ from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
-from kvplan.planner.question.trace import check_playable, refuse_without_trace, trace_question
+from kvplan.planner.question.trace import TraceQuestion, check_playable, refuse_without_trace, window_seconds
+from kvplan.planner.question.trace import share_of_windows as parse_share_of_windows
 from kvplan.planner.question.traced import refuse_beside_file, with_file
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
@@ -179,7 +181,14 @@ def plan_request(
     if not is_trace or found.requests_per_second is None:
         refuse_without_trace(of_trace)
         return found
-    trace = trace_question(workload, part, window, share_of_windows, router, load_shape)
+    trace = TraceQuestion(
+        workload,
+        part,
+        window_seconds(window),
+        parse_share_of_windows(share_of_windows),
+        None if router is None else check_router(router),
+        load_shape,
+    )
     return replace(found, trace=trace)
 
 

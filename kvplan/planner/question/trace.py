@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.errors import KvplanError, UsageError
-from kvplan.fleet.routers.named import check_router
 from kvplan.setting_values import parse_share
 from kvplan.units import plural
 from kvplan.workload.files import span_text, survey_file
@@ -34,20 +33,7 @@ class TraceQuestion:
     shape: Path | None = None
 
 
-def trace_question(
-    path: Path,
-    part: FilePart,
-    window: str | None,
-    share_of_windows: str | None,
-    router: str | None,
-    shape: Path | None,
-) -> TraceQuestion:
-    """Return the question that options ask. UsageError for a value that cannot be read."""
-    name = None if router is None else check_router(router)
-    return TraceQuestion(path, part, _window_seconds(window), _share_of_windows(share_of_windows), name, shape)
-
-
-def _window_seconds(text: str | None) -> float:
+def window_seconds(text: str | None) -> float:
     """``5m`` -> 300; nothing -> the default. UsageError for what is no time, or shorter than ten seconds."""
     found = parse_moment("--window", text)
     if found is None:
@@ -60,7 +46,7 @@ def _window_seconds(text: str | None) -> float:
     return found
 
 
-def _share_of_windows(text: str | None) -> float:
+def share_of_windows(text: str | None) -> float:
     """``0.95`` or ``95%`` -> 0.95; nothing -> 1. UsageError outside of more than 0 to 1."""
     if text is None:
         return 1.0
