@@ -47,13 +47,25 @@ class FileRequest:
     pause_seconds: float | None = None
 
 
+class Ticks(NamedTuple):
+    """A coarse clock: seconds between two of its ticks, and requests that share one on average."""
+
+    seconds: float
+    num_requests: float
+
+    @property
+    def text(self) -> str:
+        return f"its clock ticks every {span_text(self.seconds)}, and {self.num_requests:.2g} requests share a tick on average"
+
+
 @dataclass(frozen=True, slots=True)
 class FileSurvey:
     """What is in a file, and in the part of it that is used.
 
     num_rows: requests of the whole file; num_in_window: between --from and --to; num_requests: those that are used.
     seconds: from the part's first request to its last, sped up as asked for; 0 where the file has no times, or only
-    one moment. block_tokens: of a block id; 0 where there are none. notes: what to tell about it, a sentence each.
+    one moment. block_tokens: of a block id; 0 where there are none. bursts: the ticks of a coarse clock, of which the
+    requests come at once; None where the clock is fine or they are spread. notes: what to tell, a sentence each.
     """
 
     num_rows: int
@@ -63,6 +75,7 @@ class FileSurvey:
     block_tokens: int
     has_chats: bool
     notes: tuple[str, ...]
+    bursts: Ticks | None = None
 
     @property
     def has_times(self) -> bool:
@@ -210,6 +223,13 @@ class _Look(NamedTuple):
         return not self.seen.num_untimed and self.seen.times.span > 0
 
     @property
+    def ticks(self) -> Ticks | None:
+        times = self.seen.times
+        if times.tick is None or not self.is_timed:
+            return None
+        return Ticks(times.tick / self.unit.unit.value, times.count / times.num_moments)
+
+    @property
     def span_seconds(self) -> float:
         return self.seen.times.span / self.unit.unit.value
 
@@ -266,6 +286,7 @@ def _looked_at(path: Path, part: FilePart, version: tuple[int, int]) -> tuple[_F
         block_tokens=seen.block_tokens,
         has_chats=seen.has_chats,
         notes=tuple(_notes(path, look, part, num_requests)),
+        bursts=None if part.spreads_ticks or part.ignores_times else look.ticks,
     )
     return facts._replace(zero=used.first if look.is_timed else 0.0), found
 
@@ -351,16 +372,12 @@ def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterat
 
 def _of_ticks(name: str, look: _Look, part: FilePart) -> Iterator[str]:
     """What a coarse clock does to the times of requests that came one after the other."""
-    times, per_second = look.seen.times, look.unit.unit.value
-    if times.tick is None or part.ignores_times:
+    if look.ticks is None or part.ignores_times:
         return
-    seconds = span_text(times.tick / per_second)
-    number = f"{times.count / times.num_moments:.2g}"
-    some = f"its clock ticks every {seconds}, and {number} requests share a tick on average"
     if part.spreads_ticks:
-        yield f"{name}: {some}: they are spread until the next one"
+        yield f"{name}: {look.ticks.text}: they are spread until the next one"
     else:
-        yield f"{name}: {some}: sent at once they wait for each other; --spread-ticks spreads them"
+        yield f"{name}: {look.ticks.text}: sent at once they wait for each other; --spread-ticks spreads them"
 
 
 def _left_out(maker: RowMaker) -> Iterator[str]:

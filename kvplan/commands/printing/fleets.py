@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.fleet_wishes import print_policies, print_pools
 from kvplan.commands.printing.plans import print_commands, rent_text
 from kvplan.commands.printing.queues import within
@@ -30,7 +31,7 @@ from kvplan.planner.launch.engines import checkpoint_name
 from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.scaling import scaling_manifests
 from kvplan.units import plural
-from kvplan.workload.files import span_text
+from kvplan.workload.files import span_text, survey_file
 
 _MOST_WINDOWS = 24
 
@@ -108,6 +109,8 @@ def answer_lines(answer: FleetAnswer, best: Played) -> Iterator[str]:
     )
     yield _keeps_sentence(answer, best)
     yield _worst_sentence(best)
+    if survey_file(answer.trace.path, answer.trace.part).bursts is not None:
+        yield "The file's clock is coarse: requests of a tick are played as a burst. --spread-ticks may take fewer GPUs."
     yield _cache_sentence(answer, best)
     if answer.growth is not None:
         yield growth_sentence(answer)
@@ -230,6 +233,8 @@ def _print_routers(answer: FleetAnswer) -> None:
 
 
 def _print_others(answer: FleetAnswer, best: Played) -> None:
+    if answer.dearer:
+        print_sentence(f"not on {', '.join(answer.dearer)}: no fleet there that costs as little keeps it")
     fleets = [best, *answer.others]
     if len(fleets) < 2:
         return
@@ -282,6 +287,14 @@ def _search_sentence(answer: FleetAnswer) -> str:
         f"{plan.num_played:,} fleets were played in {answer.seconds:.0f} s. Brackets hold 9 in 10 published "
         "measurements of such predictions (docs/accuracy.md)."
     )
+
+
+def draw_picture(answer: FleetAnswer, path: Path) -> None:
+    """The pictures of the page as a PNG."""
+    need_extra("plan --plot", "report")
+    from kvplan.planner.answer.fleet_picture import draw_fleet
+
+    draw_fleet(answer, path)
 
 
 def write_page(answer: FleetAnswer, path: Path) -> None:
