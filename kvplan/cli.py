@@ -49,6 +49,7 @@ COMMANDS: dict[str, Listing] = {
     "bench": Listing("Measure", "Benchmark paging against what it replaces.", "engine"),
     "calibrate": Listing("Measure", "Fit the predictions to measured rows.", "report"),
     "report": Listing("Measure", "Draw tables, plots and a page from a run directory.", "report"),
+    "doctor": Listing("Measure", "Check this machine: device, driver, and every kernel against torch.", "engine"),
     "serve": Listing("Serve", "Serve a model behind OpenAI's API with kvplan's own engine.", "serve"),
     "load": Listing("Serve", "Load an OpenAI-compatible server, and say what bound it.", "load"),
     "top": Listing("Serve", "Watch running servers, and how many more sequences fit in each."),

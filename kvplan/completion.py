@@ -29,6 +29,7 @@ _FORMATS: Final = {
 }
 _WEIGHTS: Final = {"plan": ("published", *WEIGHT_FORMATS)}
 _ENGINES: Final = {"plan": ("vllm",), "cache": ("vllm",), "explain": ("vllm", "sglang"), "estimate": ("vllm", "kvplan")}
+_DEVICES: Final = {"doctor": ("auto", "cpu", "cuda", "emulated")}
 _SLO: Final = tuple(
     f"{prefix}{name}:" for prefix in ("", "p50_", "p90_", "p95_", "p99_") for name in ("ttft", "tpot", "e2el")
 )
@@ -110,6 +111,8 @@ def _values(command: str, option: str, last: str) -> list[str] | None:
         "--slo": lambda text: _beginning(_SLO, text),
         "--router": lambda text: _beginning(_ROUTERS.get(command, ()), text),
     }
+    if option == "--device" and command in _DEVICES:
+        return _beginning(_DEVICES[command], last)
     if option in named:
         return named[option](last)
     return _in_list(last, knob.choices) if knob is not None and knob.choices else None

@@ -6,6 +6,7 @@ estimate, plan, explain, models, gpus    sizing; they start without torch, panda
 cache                                    hits of a trace over the size of a prefix cache; starts as these do
 web                                      the planner as a page in a browser
 sweep, bench, profile                    measuring with kvplan's engine
+doctor                                   what this machine has, and whether its kernels are right
 serve, load, top                         the engine behind an API; loading and watching any server
 merge                                    shards of a sweep as one run
 calibrate, report                        what is made of measurements

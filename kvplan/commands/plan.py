@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -12,11 +12,14 @@ from typing import Annotated
 
 import typer
 
-from kvplan.catalog.devices.measured import load_measured
+from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
+from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.catalog.vllm_models import service_note
+from kvplan.commands.options.fleet_wishes import WishOptions
+from kvplan.commands.options.fleets import FLEET_PANEL, FleetOptions
 from kvplan.commands.options.groups import takes_groups
 from kvplan.commands.options.like import Question, likened
 from kvplan.commands.options.patterns import PatternOptions
@@ -33,12 +36,16 @@ from kvplan.commands.options.shared import (
     calibration_name,
 )
 from kvplan.commands.options.trace import TraceOptions
+from kvplan.commands.printing.fleet_progress import searching
+from kvplan.commands.printing.fleets import print_fleet, write_page
 from kvplan.commands.printing.likened import print_unlike
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
 from kvplan.errors import UsageError
 from kvplan.foreign_text import unguarded
+from kvplan.planner.fleets.answering import plan_fleet
 from kvplan.planner.question.asking import PLAN_SETTINGS
+from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.frontier import Progress
 from kvplan.planner.search.plan import make_plan
@@ -72,6 +79,10 @@ Like = Annotated[
 Engine = Annotated[str, typer.Option(help="Memory model: vllm or vllm@VERSION.", rich_help_panel=ENGINE_PANEL)]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw memory, concurrency and steps to this PNG file.", rich_help_panel=OUTPUT_PANEL)
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(help="Write the fleet for a trace as one page to this file.", rich_help_panel=FLEET_PANEL),
 ]
 Explain = Annotated[
     bool,
@@ -112,6 +123,8 @@ def plan(
     load: LoadOptions,
     pattern: PatternOptions,
     trace: TraceOptions,
+    fleet: FleetOptions,
+    wishes: WishOptions,
     gpus: GpuOptions,
     formats: FormatOptions,
     settings: ServingSettings = ServingSettings(),
@@ -122,6 +135,7 @@ def plan(
     no_calibration: NoCalibration = False,
     measured_results: MeasuredResults = None,
     plot: Plot = None,
+    html: Html = None,
     explain: Explain = False,
     output_format: Format = PlanFormat.table,
     as_json: AsJson = False,
@@ -132,7 +146,7 @@ def plan(
     """
     shown = chosen_format(output_format, as_json=as_json)
     settings = with_speculative_config(settings, speculative_config)
-    asked = Question(model, load, pattern, gpus, formats, settings, engine, trace)
+    asked = Question(model, load, pattern, gpus, formats, settings, engine, trace, fleet=fleet, wishes=wishes)
     kept, notes = (asked, []) if like is None else likened(asked, like)
     if kept.model is None:
         raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")
@@ -143,6 +157,11 @@ def plan(
         from kvplan.calibrate.own_server import of_plan, with_results
 
         measured = with_results(measured, measured_results, of_plan(spec, request))
+    if request.trace is not None:
+        _plan_trace(spec, request, measured, (*measured.notices, *notes), shown.value, html, explain=explain)
+        return
+    if html is not None:
+        raise UsageError("--html needs a --workload with times.", hint="--plot draws a plan, --format md writes it")
     with _playing(shows=request.thorough) as progress:
         found = make_plan(spec, request, measured, progress)
     version = request.engine.version
@@ -160,3 +179,29 @@ def plan(
         if like is not None and shown is PlanFormat.table:
             free = replace(asked, engine=kept.engine).request(longest=request.longest_context)
             print_unlike(found, make_plan(spec, free, measured))
+
+
+def _plan_trace(
+    spec: ModelSpec,
+    request: PlanRequest,
+    measured: MeasuredProfiles,
+    notes: Sequence[str],
+    shown: str,
+    html: Path | None,
+    *,
+    explain: bool,
+) -> None:
+    """Search the fleet of a trace, with what is found on stderr meanwhile."""
+    with searching() as listener:
+        answer = plan_fleet(spec, request, measured, listener)
+    version = request.engine.version
+    print_notes(
+        *notes,
+        provenance_note(spec),
+        pooling_note(spec),
+        version_note(version),
+        service_note(spec.architecture, version),
+    )
+    if html is not None and answer.best is not None:
+        write_page(answer, html)
+    print_fleet(answer, shown, explain=explain)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,7 +34,8 @@ class FileRequest:
     """One request of a file. ``arrival_seconds``: from the first on; None if the file has no times.
 
     block_ids: of ``block_tokens`` tokens each, from the prompt's first token on; equal ids are equal tokens. chat: its
-    number, where the prompt is the beginning of that chat's text.
+    number, where the prompt is the beginning of that chat's text. pause_seconds: after the chat's last answer, for
+    turns that the file gives no time of their own; None otherwise.
     """
 
     num_prompt_tokens: int
@@ -43,6 +44,7 @@ class FileRequest:
     block_ids: tuple[int, ...] = ()
     block_tokens: int = 0
     chat: int | None = None
+    pause_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,27 @@ def survey_file(path: Path, part: FilePart = WHOLE_FILE) -> FileSurvey:
 def read_requests(path: Path, part: FilePart = WHOLE_FILE) -> Iterator[FileRequest]:
     """The requests of the part, in the file's order. Errors as ``survey_file``."""
     facts, found = _looked_at(path, part, _version(path))
-    return (facts.request(row, part) for row in _used(path, part, facts, found.num_in_window))
+    rows = _used(path, part, facts, found.num_in_window)
+    return (facts.request(row, part) for row in (_spread(rows) if part.spreads_ticks else rows))
+
+
+def _spread(rows: Iterator[Row]) -> Iterator[Row]:
+    """Return rows of one moment evenly spread until the next one; those of the last moment as far as the one before.
+
+    Turns of one chat stay together.
+    """
+    moments: Iterator[list[Row] | None] = ([*same] for _, same in groupby(rows, lambda row: row.time))
+    gap = 0.0
+    for same, following in pairwise(chain(moments, [None])):
+        assert same is not None, "nothing follows the end"
+        begin = same[0].time or 0.0
+        gap = gap if following is None else (following[0].time or 0.0) - begin
+        places: dict[object, int] = {}
+        for index, row in enumerate(same):
+            places.setdefault(("own", index) if row.chat is None else row.chat, len(places))
+        for index, row in enumerate(same):
+            place = places[("own", index) if row.chat is None else row.chat]
+            yield row._replace(time=begin + gap * place / len(places))
 
 
 def _used(path: Path, part: FilePart, facts: _Facts, num_in_window: int) -> Iterator[Row]:
@@ -118,7 +140,10 @@ class _Facts(NamedTuple):
         if self.is_timed and not part.ignores_times:
             time = (((row.time or 0.0) - self.zero) / self.per_second + row.delay) / part.speed
         size = (row.block_tokens or self.block_tokens) if row.block_ids else 0
-        return FileRequest(row.num_prompt_tokens, row.num_output_tokens, time, tuple(row.block_ids), size, row.chat)
+        pause = None if row.pause is None or part.ignores_times else row.pause / part.speed
+        return FileRequest(
+            row.num_prompt_tokens, row.num_output_tokens, time, tuple(row.block_ids), size, row.chat, pause
+        )
 
 
 @dataclass(slots=True)
@@ -217,6 +242,12 @@ def _looked_at(path: Path, part: FilePart, version: tuple[int, int]) -> tuple[_F
         raise UsageError(
             f"{part.needs_times} needs a workload file with times, and {path.name} has none.", hint="leave it out"
         )
+    if part.spreads_ticks and seen.times.num_earlier:
+        raise UsageError(
+            f"--spread-ticks needs requests in order of time, and {path.name} has "
+            f"{plural(seen.times.num_earlier, 'request')} after a later one.",
+            hint="sort the file by time first",
+        )
     facts = _Facts(look.is_timed, seen.times.first, seen.times.first, per_second, seen.block_tokens)
     num_in_window = _count_in_window(path, part, facts, seen.num_rows)
     if not num_in_window:
@@ -300,6 +331,7 @@ def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterat
         yield f"{name}: {'' if seen.times.are_dates else f'timestamps read as {unit.unit.name}{why}: '}{over}"
         if seen.times.num_earlier:
             yield f"{name}: {plural(seen.times.num_earlier, 'request')} after a later one, sorted by time"
+        yield from _of_ticks(name, look, part)
         if part.ignores_times:
             yield f"{name}: its times are not used, its order is: with --load-format none nothing takes time"
     yield from (f"{name}: {each} left out" for each in _left_out(maker))
@@ -315,6 +347,20 @@ def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterat
         yield f"{name}: {plural(maker.num_media, 'message')} with more than text, which is not counted"
     if maker.num_ids_unused:
         yield f"{name}: block ids within sessions are not used; what a session's own turns repeat is"
+
+
+def _of_ticks(name: str, look: _Look, part: FilePart) -> Iterator[str]:
+    """What a coarse clock does to the times of requests that came one after the other."""
+    times, per_second = look.seen.times, look.unit.unit.value
+    if times.tick is None or part.ignores_times:
+        return
+    seconds = span_text(times.tick / per_second)
+    number = f"{times.count / times.num_moments:.2g}"
+    some = f"its clock ticks every {seconds}, and {number} requests share a tick on average"
+    if part.spreads_ticks:
+        yield f"{name}: {some}: they are spread until the next one"
+    else:
+        yield f"{name}: {some}: sent at once they wait for each other; --spread-ticks spreads them"
 
 
 def _left_out(maker: RowMaker) -> Iterator[str]:

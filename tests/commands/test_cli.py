@@ -37,7 +37,7 @@ def test_commands_stand_in_sections_and_exist(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     sections = {
         "Plan:": ["estimate", "plan", "explain", "cache", "web"],
-        "Measure:": ["sweep", "merge", "profile", "bench", "calibrate", "report"],
+        "Measure:": ["sweep", "merge", "profile", "bench", "calibrate", "report", "doctor"],
         "Serve:": ["serve", "load", "top"],
         "Look up:": ["models", "gpus"],
     }

@@ -117,7 +117,7 @@ class AttentionPlanner:
             properties = self._runtime.properties
             decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
             prefill = prefill_launch(shape, properties, self._wgmma)
-            short = None if self._wgmma else short_prefill_launch(shape, properties)
+            short = None if prefill.box_rows else short_prefill_launch(shape, properties)
             shared = shared_prefill_launch(shape, properties) if self._shares else None
             launches = self._launches[shape] = Launches(decode, prefill, short, shared)
         return launches

@@ -124,7 +124,7 @@ def print_plan(found: Plan, *, explain: bool = False) -> None:
         best = found.deployments[0]
         for line in answer_lines(found, best):
             print_sentence(line, indent="", further="  ")
-        _print_commands(best, found, explain=explain)
+        print_commands(best, found, explain=explain)
         say()
         print_deployments(shown(found))
     _print_alternatives(found)
@@ -142,12 +142,13 @@ def print_plan(found: Plan, *, explain: bool = False) -> None:
 
 def answer_lines(found: Plan, best: Deployment) -> Iterator[str]:
     """What to rent, what it gives, what it costs and how sure that is."""
-    yield f"{_rent(best)} for {_load_text(found)} of {found.spec.title}."
+    yield f"{rent_text(best)} for {_load_text(found)} of {found.spec.title}."
     yield f"Gives {_times_text(best)}."
     yield f"{_cost_text(best, found)}{_confidence_sentence(found, best)}"
 
 
-def _rent(best: Deployment) -> str:
+def rent_text(best: Deployment) -> str:
+    """``Rent 8 x h100-sxm at $21.52/h (2 replicas, tp 4)``."""
     cost = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f}/h"
     name = f"1 x {best.choice.gpu.id}" if best.num_gpus == 1 else f"{best.num_gpus} x {best.choice.gpu.id}"
     layout = best.choice.layout.short_text() or "tp 1"
@@ -273,7 +274,11 @@ _ALWAYS = ("vllm", "kvplan")
 """Engines whose commands are shown without --explain."""
 
 
-def _print_commands(best: Deployment, plan: Plan, *, explain: bool) -> None:
+def print_commands(best: Deployment, plan: Plan, *, explain: bool, balancer: str | None = None) -> None:
+    """What the caches and the server do, and the lines that start the best deployment.
+
+    ``balancer``: what stands before several replicas, where that is not one that takes turns.
+    """
     model_id = plan.spec.served_id
     for name, sentence in (("Prefix cache", hits_sentence(best)), ("Drafter", drafting_sentence(best))):
         if sentence is not None:
@@ -302,6 +307,9 @@ def _print_commands(best: Deployment, plan: Plan, *, explain: bool) -> None:
         say(f"    {node}{process.line}")
     if len(processes) > _MOST_PROCESSES:
         say(f"    ... and {len(processes) - _MOST_PROCESSES} more (--json lists all, --format kubernetes starts them)")
+    if balancer is not None:
+        say(f"  before them: {balancer}")
+        return
     balancer = balancer_command(best, model_id)
     if balancer is not None and len(processes) > _MOST_PROCESSES:
         say("  before them: a balancer that knows all of them (--json has its command)")

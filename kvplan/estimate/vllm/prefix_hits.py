@@ -19,7 +19,7 @@ from kvplan.estimate.vllm.pages import PER_REQUEST
 from kvplan.estimate.vllm.settings import caches_prefixes
 from kvplan.settings import ServingSettings
 
-_DROP_A_BLOCK: Final = ("eagle", "eagle3", "mtp")
+DROP_A_BLOCK: Final = ("eagle", "eagle3", "mtp")
 
 
 class PrefixHits(NamedTuple):
@@ -41,7 +41,7 @@ def prefix_hits(
         return PrefixHits(0)
     unit = lcm(*(group.page.block_size for group in plan.groups if group.page.kind not in PER_REQUEST))
     drafter = spec.drafter
-    return PrefixHits(unit, unit if drafter is not None and drafter.method in _DROP_A_BLOCK else 0)
+    return PrefixHits(unit, unit if drafter is not None and drafter.method in DROP_A_BLOCK else 0)
 
 
 def shared_blocks(plan: BlockPlan, prefix_tokens: int) -> int:

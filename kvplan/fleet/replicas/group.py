@@ -17,7 +17,6 @@ from kvplan.fleet.replicas.lanes import Lane
 from kvplan.fleet.replicas.pool import BlockPool, Held, Match
 from kvplan.fleet.replicas.seen import Seen
 
-
 _BOUNDLESS: Final = 1 << 60
 
 

@@ -8,7 +8,8 @@ not taken before they are over, or a request comes that cuts them.
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queueing.admission import next_chunks
@@ -24,6 +25,16 @@ from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
 
 _NO_LOAD: Final = PlayedLoad(Lengths(1.0), Lengths(1.0), 0)
+
+
+class StepRecord(NamedTuple):
+    """``num_steps`` steps in a row, with so many tokens each, while so many requests ran and waited."""
+
+    begun: float
+    num_steps: int
+    num_tokens: int
+    num_running: int
+    num_waiting: int
 
 
 class _Delivered(Arrivals):
@@ -60,6 +71,7 @@ class _EnginePlay(InstancePlay):
         self._setup = setup
         self.delivered = _Delivered(setup.rules.front_end)
         self._under_way: DecodeSteps | None = None
+        self.observer: Callable[[StepRecord], None] | None = None
         super().__init__(_NO_LOAD, setup.rules, setup.clock, self.delivered)
 
     def _new_groups(self) -> list[Group]:
@@ -136,6 +148,12 @@ class _EnginePlay(InstancePlay):
     def num_in_hand(self) -> int:
         return self._num_in_hand
 
+    def _note_steps(self, steps: int, num_tokens: int) -> None:
+        if self.observer is not None:
+            running = sum(group.num_running for group in self._groups)
+            waiting = sum(len(group.waiting) for group in self._groups)
+            self.observer(StepRecord(self._now, steps, num_tokens, running, waiting))
+
 
 class Replica:
     """One replica of a fleet: an engine, or one for each of its data-parallel groups that share no steps.
@@ -154,6 +172,11 @@ class Replica:
             self._engines = [_EnginePlay(setup)]
         self._groups = [group for engine in self._engines for group in engine.groups]
         self._event = NEVER
+
+    def observe_steps(self, observer: Callable[[StepRecord], None]) -> None:
+        """Tell ``observer`` of steps when they are taken, of each engine its own."""
+        for engine in self._engines:
+            engine.observer = observer
 
     # ---- what routers may look at
 
@@ -178,7 +201,8 @@ class Replica:
     def kv_usage(self) -> float:
         """Share of the blocks that requests hold (``vllm:kv_cache_usage_perc``), of all groups on average."""
         self._settle()
-        return sum(1 - group.pool.queue.num_free / group.pool.num_blocks for group in self._groups) / len(self._groups)
+        pools = [group.pool for group in self._groups]
+        return sum((pool.num_blocks - pool.queue.num_free) / pool.num_blocks for pool in pools) / len(pools)
 
     def match(self, request: FleetRequest) -> int:
         """Tokens of the prompt that the pool would find now: the pool of the group that has most of it."""

@@ -1,6 +1,8 @@
 """A plan as it is shown: JSON, a plot, and the steps of its deployments.
 
 document   a plan as JSON
+fleet_document, fleet_page   the fleet of a trace as JSON, and as a page
+charts     line charts of that page
 money      dollars per hour and per million tokens, and renting against an API
 picture    a plan as a plot
 steps      what the steps of a deployment consist of

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError
+from kvplan.fleet.routers.named import check_router
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.api_price import parse_api_price
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
@@ -17,7 +19,10 @@ from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
+from kvplan.planner.question.trace import TraceQuestion, check_playable, refuse_without_trace, window_seconds
+from kvplan.planner.question.trace import share_of_windows as parse_share_of_windows
 from kvplan.planner.question.traced import refuse_beside_file, with_file
+from kvplan.planner.question.wishes import fleet_wishes
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
@@ -89,11 +94,24 @@ def plan_request(
     speed: float | None = None,
     sample: int | None = None,
     trace_unit: str | None = None,
+    spread_ticks: bool = False,
+    plays_trace: bool = False,
+    window: str | None = None,
+    share_of_windows: str | None = None,
+    router: str | None = None,
+    load_shape: Path | None = None,
+    disaggregate: bool = False,
+    hand_over: str | None = None,
+    autoscale: bool = False,
+    min_replicas: int | None = None,
+    max_replicas: int | None = None,
+    cold_start: str | None = None,
     **pattern: Any,
 ) -> PlanRequest:
     """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read.
 
-    ``pattern``: what ``load_pattern`` takes.
+    ``plays_trace``: a file with times, beside which no other load is given, is played as it is. ``pattern``: what
+    ``load_pattern`` takes.
     """
     if users is not None and request_rate is not None:
         raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
@@ -140,11 +158,29 @@ def plan_request(
         speed=speed,
         sample=sample,
         trace_unit=trace_unit,
+        spread_ticks=spread_ticks,
         output_len=output_len,
         has_file=workload is not None,
         has_rate=has_rate,
     )
+    of_trace = {
+        "--window": window,
+        "--share-of-windows": share_of_windows,
+        "--router": router,
+        "--load-shape": load_shape,
+        "--disaggregate": disaggregate or None,
+        "--autoscale": autoscale or None,
+    }
+    wishes = fleet_wishes(
+        disaggregate=disaggregate,
+        hand_over=hand_over,
+        autoscale=autoscale,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        cold_start=cold_start,
+    )
     if workload is None:
+        refuse_without_trace(of_trace)
         return asked
     refuse_beside_file(
         {
@@ -156,7 +192,23 @@ def plan_request(
             "--prefix-len": pattern.get("prefix_len"),
         }
     )
-    return with_file(asked, workload, part)
+    is_trace = plays_trace and users is None and not has_rate and pattern.get("prefix_hit_rate") is None
+    if is_trace:
+        check_playable(workload, part)
+    found = with_file(asked, workload, part)
+    if not is_trace or found.requests_per_second is None:
+        refuse_without_trace(of_trace)
+        return found
+    trace = TraceQuestion(
+        workload,
+        part,
+        window_seconds(window),
+        parse_share_of_windows(share_of_windows),
+        None if router is None else check_router(router),
+        load_shape,
+        wishes,
+    )
+    return replace(found, trace=trace)
 
 
 def _gpus(named: Sequence[GpuCount]) -> tuple[GpuProfile, ...]:

@@ -14,6 +14,7 @@ from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE, Goal
 from kvplan.planner.question.pattern import LoadPattern
 from kvplan.planner.question.slo import Slo
+from kvplan.planner.question.trace import TraceQuestion
 from kvplan.settings import ServingSettings
 from kvplan.units import plural
 
@@ -49,7 +50,8 @@ class PlanRequest:
     ``as_started``: batch settings that are not given are the engine's defaults, and not searched.
     ``headroom``: a share of the load that is planned for in addition. ``num_spare_replicas``: replicas beside those
     that the load needs. ``usd_per_hour``: the budget. ``api_price``: what renting is held against.
-    ``load_notes``: what to tell about the file that the load is taken from.
+    ``load_notes``: what to tell about the file that the load is taken from. ``trace``: a file whose requests are played
+    as they are, where it has times and nobody gives another load.
     """
 
     num_users: int | None = None
@@ -74,6 +76,7 @@ class PlanRequest:
     api_price: ApiPrice | None = None
     pattern: LoadPattern = LoadPattern()  # noqa: RUF009 - frozen
     load_notes: tuple[str, ...] = ()
+    trace: TraceQuestion | None = None
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 

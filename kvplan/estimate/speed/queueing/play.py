@@ -193,6 +193,7 @@ class InstancePlay:
             for group, own, number, load in zip(self._groups, chunks, decoding, loads, strict=True):
                 self._note_stages(group, own, number, seconds, load)
         begun = self._now
+        self._note_steps(1, sum(load.num_tokens for load in loads))
         self._spend(seconds, 1)
         num_tokens = sum(decoding) * self._rules.tokens_per_step + sum(map(len, done))
         streamed = self._arrivals.stream(self._now, self._now, 1, num_tokens)
@@ -260,11 +261,15 @@ class InstancePlay:
         self.max_running = max(self.max_running, count)
         first_step = self._now + seconds
         self._see_first_tokens(min(first_step, self._now + self._rules.streams_late))
+        self._note_steps(steps, self._rules.rows_per_sequence * count)
         self._spend(seconds, steps)
         for group in decoding:
             group.decode(steps)
         tokens = count * self._rules.tokens_per_step
         self._end_step(self._arrivals.stream(first_step, self._now, steps, tokens))
+
+    def _note_steps(self, steps: int, num_tokens: int) -> None:
+        """``steps`` begin, which compute ``num_tokens`` each."""
 
     def _decode_seconds(self, decoding: list[Group], steps: int) -> float:
         """Of the middle one of ``steps`` decode steps."""

@@ -1,0 +1,135 @@
+"""Line charts as SVG, in the colours of the page around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+_WIDTH, _HEIGHT = 560, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 36
+_TICKS: Final = 5
+_ROUND: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """points: (x, y), in order of x. colour: the name of one of the page's."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    has_dots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """bound: a level that is drawn dashed. top: of the axis of y; None: what the lines need."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    caption: str
+    bound: float | None = None
+    top: float | None = None
+
+
+def chart(found: Chart) -> str:
+    """One chart as an ``svg`` element, with a title that is read aloud."""
+    points = [point for line in found.lines for point in line.points]
+    xs = [x for x, _ in points] or [0.0, 1.0]
+    low, high = min(xs), max(xs)
+    if high == low:
+        low, high = low - 1, high + 1
+    needed = max([y for _, y in points] + [found.bound or 0.0, 1e-9])
+    ticks = _ticks(0.0, found.top or needed)
+    top = found.top or max(ticks[-1], needed)
+    place = _Place(low, high, top)
+    parts = [*_axes(found, place, ticks), *_legend(found)]
+    if found.bound is not None:
+        y = place.y(found.bound)
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--bound)" '
+            'stroke-width="1.5" stroke-dasharray="6 4"/>'
+        )
+    for line in found.lines:
+        parts += _drawn(line, place)
+    label = escape(f"{found.title}: {found.caption}")
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    low: float
+    high: float
+    top: float
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return _HEIGHT - _BOTTOM - min(value / self.top, 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _drawn(line: Line, place: _Place) -> list[str]:
+    colour = f"var(--{line.colour})"
+    path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y in line.points)
+    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>']
+    if line.has_dots:
+        parts += [
+            f'<circle cx="{place.x(x):.1f}" cy="{place.y(y):.1f}" r="4" fill="{colour}"/>' for x, y in line.points
+        ]
+    return parts
+
+
+def _axes(found: Chart, place: _Place, ticks: Sequence[float]) -> list[str]:
+    title, unit = escape(found.title), escape(found.y_label)
+    parts = [
+        f'<text x="{_LEFT}" y="14" font-size="14"><tspan style="fill:var(--ink)">{title}</tspan>'
+        f'<tspan font-size="11" dx="8">{unit}</tspan></text>'
+    ]
+    for tick in ticks:
+        y = place.y(tick)
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end">{_number(tick)}</text>')
+    bottom = _HEIGHT - _BOTTOM
+    for tick in _ticks(place.low, place.high):
+        if place.low <= tick <= place.high:
+            parts.append(
+                f'<text x="{place.x(tick):.1f}" y="{bottom + 15}" font-size="11" text-anchor="middle">'
+                f"{_number(tick)}</text>"
+            )
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{_HEIGHT - 4}" font-size="11" text-anchor="middle">{escape(found.x_label)}</text>'
+    )
+    return parts
+
+
+def _legend(found: Chart) -> list[str]:
+    """Names of the lines, from the right edge to the left."""
+    parts, right = [], float(_WIDTH - _RIGHT)
+    for line in reversed(found.lines):
+        parts.append(f'<text x="{right}" y="14" font-size="11" text-anchor="end">{escape(line.label)}</text>')
+        right -= 6.2 * len(line.label) + 6
+        parts.append(
+            f'<line x1="{right - 14}" x2="{right}" y1="10" y2="10" stroke="var(--{line.colour})" stroke-width="2.5"/>'
+        )
+        right -= 24
+    return parts
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from ``low`` on that reach ``high``."""
+    rough = (high - low) / _TICKS
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(each * unit for each in _ROUND if each * unit >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [place * step for place in range(first, math.ceil(high / step - 1e-9) + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.3g}"

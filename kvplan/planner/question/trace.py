@@ -1,0 +1,99 @@
+"""A trace that is played as it is: which file, and by which windows its service level is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvplan.errors import KvplanError, UsageError
+from kvplan.planner.question.wishes import FleetWishes
+from kvplan.setting_values import parse_share
+from kvplan.units import plural
+from kvplan.workload.files import span_text, survey_file
+from kvplan.workload.part import WHOLE_FILE, FilePart, parse_moment
+
+DEFAULT_WINDOW_SECONDS: Final = 300.0
+SHORTEST_WINDOW_SECONDS: Final = 10.0
+SHORTEST_TRACE_SECONDS: Final = 5.0
+LONGEST_TRACE_SECONDS: Final = 14 * 86_400.0
+MOST_REQUESTS: Final = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceQuestion:
+    """The fleet that a trace needs. share_of_windows: that keep the service level, 1 for all. router: by name; None to
+    choose one. shape: a file that says how the load changes over a day, which the trace is stretched over. wishes: what
+    else the fleet is held against."""
+
+    path: Path
+    part: FilePart = WHOLE_FILE
+    window_seconds: float = DEFAULT_WINDOW_SECONDS
+    share_of_windows: float = 1.0
+    router: str | None = None
+    shape: Path | None = None
+    wishes: FleetWishes = FleetWishes()  # noqa: RUF009 - frozen
+
+
+def window_seconds(text: str | None) -> float:
+    """``5m`` -> 300; nothing -> the default. UsageError for what is no time, or shorter than ten seconds."""
+    found = parse_moment("--window", text)
+    if found is None:
+        return DEFAULT_WINDOW_SECONDS
+    if found < SHORTEST_WINDOW_SECONDS:
+        raise UsageError(
+            f"--window must be at least {SHORTEST_WINDOW_SECONDS:g} s, got {found:g} s.",
+            hint="percentiles need requests: for example --window 5m",
+        )
+    return found
+
+
+def share_of_windows(text: str | None) -> float:
+    """``0.95`` or ``95%`` -> 0.95; nothing -> 1. UsageError outside of more than 0 to 1."""
+    if text is None:
+        return 1.0
+    share = parse_share(text, "--share-of-windows", example="95%")
+    if not 0 < share <= 1:
+        raise UsageError(
+            "--share-of-windows must be more than 0 and at most 1.", hint="1 is every window, as by default"
+        )
+    return share
+
+
+def refuse_without_trace(given: Mapping[str, object]) -> None:
+    """UsageError for an option that only a trace gives a meaning."""
+    first = next((option for option, value in given.items() if value is not None), None)
+    if first is not None:
+        raise UsageError(
+            f"{first} needs a --workload with times, and neither --users nor --request-rate.",
+            hint="it is about a trace that is played as it is",
+        )
+
+
+def check_playable(path: Path, part: FilePart) -> None:
+    """KvplanError for a file whose part is too short, too long or too much to be played request by request.
+
+    It is looked at as a stream: nothing of it is held.
+    """
+    found = survey_file(path, part)
+    many = plural(found.num_requests, "request")
+    if not found.has_times:
+        return
+    if found.seconds < SHORTEST_TRACE_SECONDS:
+        raise KvplanError(
+            f"The {many} of the workload file {path} come within {found.seconds:.3g} s, too short for a fleet to be "
+            "judged by.",
+            hint="--trace-unit says what its times are (s, ms, us or ns), --speed how fast; or plan with --users",
+        )
+    if found.seconds > LONGEST_TRACE_SECONDS:
+        raise KvplanError(
+            f"The {many} of the workload file {path} come over {span_text(found.seconds)}, more than the "
+            f"{span_text(LONGEST_TRACE_SECONDS)} that are played.",
+            hint="--trace-unit says what its times are (s, ms, us or ns); --to 24h takes a part",
+        )
+    if found.num_requests > MOST_REQUESTS:
+        raise KvplanError(
+            f"The workload file {path} has {many}, more than the {MOST_REQUESTS:,} that are played.",
+            hint=f"--from and --to take a part, such as its busiest hours; --sample {MOST_REQUESTS} thins the load",
+        )

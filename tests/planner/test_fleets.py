@@ -1,0 +1,396 @@
+"""A trace's fleet: windows judged by hand, the search against every fleet there is, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_traces import write_trace
+
+import kvplan
+from kvplan.catalog.devices.measured import load_measured
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.published_errors import ErrorInterval
+from kvplan.cli import main
+from kvplan.errors import KvplanError, UsageError
+from kvplan.fleet.replicas.fleet import FleetPlay, Sample
+from kvplan.fleet.replicas.seen import Seen
+from kvplan.fleet.requests import FleetRequest, requests_of_file
+from kvplan.fleet.windows import windows_of
+from kvplan.planner.answer.fleet_document import fleet_document
+from kvplan.planner.answer.fleet_page import fleet_page
+from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.trial import Trial
+from kvplan.planner.fleets.answering import FleetAnswer, Listener, plan_fleet
+from kvplan.planner.fleets.demand import could_begin, least_replicas
+from kvplan.planner.fleets.judging import Bar, hopeless
+from kvplan.planner.fleets.playing import FleetPlan, Player
+from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
+from kvplan.planner.question.asking import plan_request
+from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.request import PlanRequest, complete
+from kvplan.planner.question.slo import parse_slo
+from kvplan.planner.search.plan import formats_asked
+from kvplan.settings import ServingSettings
+
+SPEC = resolve_model("llama-3.1-8b")
+NO_ERROR = {"ttft": ErrorInterval(1.0, 1.0, 1, 1, 1), "tpot": ErrorInterval(1.0, 1.0, 1, 1, 1), "throughput": None}
+
+
+def seen(number: int, sent: float, ttft: float, tpot: float = 0.01, tokens: int = 11) -> Seen:
+    request = FleetRequest(number, sent, 100, tokens)
+    return Seen(request, 0, sent, sent + ttft, sent + ttft + tpot * (tokens - 1), num_hit_tokens=30)
+
+
+def bar(text: str, confidence: float = 0.5, share: float = 1.0) -> Bar:
+    return Bar(Goal.of(parse_slo(text.split()), confidence), dict(NO_ERROR), share)  # type: ignore[arg-type]
+
+
+def question(path: Path, slo: str = "p90_ttft:1500 p90_tpot:40", **options: object) -> PlanRequest:
+    asked: dict[str, object] = {"gpu": ["l4", "l40s"], "max_gpus": 16, "window": "20s"} | options
+    return plan_request(
+        EngineChoice("vllm"),
+        ServingSettings(),
+        workload=path,
+        slo=[slo],
+        plays_trace=True,
+        **asked,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trace(tmp_path_factory.mktemp("traces") / "small.jsonl")
+
+
+@pytest.fixture(scope="module")
+def answer(trace: Path) -> FleetAnswer:
+    return plan_fleet(SPEC, question(trace), load_measured(None))
+
+
+# ---- windows and verdicts
+
+
+def test_a_window_has_the_requests_that_were_sent_in_it() -> None:
+    play = FleetPlay([seen(0, 1.0, 0.2), seen(1, 9.9, 3.0), seen(2, 10.0, 0.4)])
+    play.samples = [Sample(5.0, 2, 4, 6, 0.3, 0, 0), Sample(10.0, 2, 1, 2, 0.6, 0, 0)]
+    first, second = windows_of(play, 10.0)
+    assert (first.start, first.num_requests, first.requests_per_second) == (0.0, 2, 0.2)
+    assert first.ttft.p99 == pytest.approx(0.2 + 0.99 * 2.8) and first.hit_rate == pytest.approx(0.3)
+    assert (first.most_waiting, first.most_kv_usage, first.mean_running) == (4, 0.3, 6)
+    assert (second.start, second.num_requests, second.most_kv_usage) == (10.0, 1, 0.6)
+
+
+def test_every_window_has_to_keep_the_level_or_a_share_of_them() -> None:
+    play = FleetPlay([seen(each, 10.0 * each, 0.2 if each else 5.0) for each in range(4)])
+    verdict = bar("p99_ttft:1000").judge(play, 10.0)
+    assert not verdict.keeps and verdict.num_broken == 1 and verdict.deciding.window.start == 0.0
+    assert bar("p99_ttft:1000", share=0.75).judge(play, 10.0).keeps
+    assert not bar("p99_ttft:1000", share=0.76).judge(play, 10.0).keeps
+
+
+def test_a_level_is_kept_as_surely_as_the_published_interval_says() -> None:
+    intervals = {"ttft": ErrorInterval(0.5, 2.0, 9, 9, 9), "tpot": None, "throughput": None}
+    level = Goal.of(parse_slo(["ttft:1000"]), 0.75)
+    wide = Bar(level, intervals)  # type: ignore[arg-type]
+    (bound,) = level.slo.bounds()
+    # 75 % is 0.674 standard deviations, an end of the interval 1.645: what is needed is 1000 / 2 ** 0.41
+    assert wide.needed(bound) == pytest.approx(2 ** (-0.67449 / 1.64485), rel=1e-4)
+    kept = wide.judge(FleetPlay([seen(0, 0.0, 0.75)]), 10.0).deciding
+    assert kept.keeps and kept.confidence == pytest.approx(0.753, abs=2e-3)
+    assert not wide.judge(FleetPlay([seen(0, 0.0, 0.76)]), 10.0).keeps
+
+
+@pytest.mark.parametrize(("word", "number"), [("p99_ttft", 2), ("p90_ttft", 11), ("p50_ttft", 51)])
+def test_a_percentile_is_given_up_as_soon_as_it_is_lost(word: str, number: int) -> None:
+    """Of 101 requests the 99th percentile is the second slowest."""
+    requests = [FleetRequest(each, each / 20, 100, 11) for each in range(101)]
+    ended = [seen(each, each / 20, 2.0) for each in range(number)]
+    is_lost = hopeless(bar(f"{word}:1000"), requests, 10.0)
+    assert not is_lost(ended[:-1])
+    assert is_lost(ended)
+    others = [seen(each, each / 20, 0.1) for each in range(number - 1, 101)]
+    assert bar(f"{word}:1000").judge(FleetPlay(ended[:-1] + others), 10.0).keeps
+    assert not bar(f"{word}:1000").judge(FleetPlay(ended + others[1:]), 10.0).keeps
+
+
+def test_an_average_is_given_up_where_the_ended_take_all_the_time_there_is() -> None:
+    requests = [FleetRequest(each, 0.0, 100, 11) for each in range(4)]
+    is_lost = hopeless(bar("ttft:1000"), requests, 10.0)
+    assert not is_lost([seen(0, 0.0, 3.9)])
+    assert is_lost([seen(0, 0.0, 3.9), seen(1, 0.0, 0.2)])
+
+
+def test_windows_that_are_not_judged_lose_nothing() -> None:
+    requests = [FleetRequest(each, 10.0 * each, 100, 11) for each in range(2)]
+    is_lost = hopeless(bar("p99_ttft:1000"), requests, 10.0, frozenset([1]))
+    assert not is_lost([seen(0, 0.0, 5.0)])
+    assert is_lost([seen(0, 0.0, 5.0), seen(1, 10.0, 5.0)])
+
+
+# ---- the search
+
+
+def test_no_fleet_of_the_chosen_deployment_is_smaller(answer: FleetAnswer) -> None:
+    best = answer.best
+    assert best is not None and best.is_whole and best.keeps
+    goal = answer.plan.request.goal
+    player = Player(answer.demand, goal, 1.0)
+    for count in range(1, best.plan.replicas):
+        assert not player.whole(replace(best.plan, replicas=count), gives_up=False).keeps
+    again = player.whole(FleetPlan(best.plan.found, best.plan.replicas, best.plan.router), gives_up=False)
+    assert again.verdict.confidence == best.verdict.confidence
+
+
+def test_what_is_left_out_in_closed_form_keeps_nothing(answer: FleetAnswer) -> None:
+    best, demand = answer.best, answer.demand
+    assert best is not None
+    goal = answer.plan.request.goal
+    assert could_begin(best.plan.found, demand.busy, best.verdict.bar)
+    least = least_replicas(best.plan.found, demand.busy, goal)
+    assert least is not None and least <= best.plan.replicas
+    hasty = replace(best.verdict.bar, goal=Goal.of(parse_slo(["p50_ttft:1"]), 0.5))
+    assert not could_begin(best.plan.found, demand.busy, hasty)
+
+
+def test_giving_up_changes_no_verdict(answer: FleetAnswer) -> None:
+    best = answer.best
+    assert best is not None
+    for count in range(1, best.plan.replicas + 2):
+        plan = replace(best.plan, replicas=count)
+        early = Player(answer.demand, answer.plan.request.goal, 1.0).whole(plan)
+        late = Player(answer.demand, answer.plan.request.goal, 1.0).whole(plan, gives_up=False)
+        assert early.keeps == late.keeps
+
+
+def test_growth_ends_where_the_level_does(answer: FleetAnswer) -> None:
+    growth, best = answer.growth, answer.best
+    assert growth is not None and best is not None and not growth.is_capped
+    player = Player(answer.demand, answer.plan.request.goal, 1.0)
+    kept, lost = (
+        player.play(best.plan, answer.demand.busiest.faster(each), each, gives_up=False)
+        for each in (growth.factor, growth.factor_beyond)
+    )
+    assert kept.keeps and not lost.keeps and growth.factor_beyond / growth.factor < 1.021
+    assert growth.breaks is not None and growth.resource in ("kv", "seats", "prefill", "decode")
+
+
+def test_a_looser_level_costs_no_more(trace: Path, answer: FleetAnswer) -> None:
+    loose = plan_fleet(SPEC, question(trace, "p90_ttft:6000 p90_tpot:80"), load_measured(None))
+    dear, cheap = (each.plan.deployments[0].usd_per_hour for each in (answer, loose))
+    assert dear is not None and cheap is not None and cheap <= dear
+
+
+def test_ctrl_c_keeps_the_best_so_far(trace: Path, answer: FleetAnswer) -> None:
+    def press(count: int) -> None:
+        if count == 12:
+            raise KeyboardInterrupt
+
+    told: list[object] = []
+    found = plan_fleet(SPEC, question(trace), load_measured(None), Listener(press, told.append))
+    assert found.was_interrupted and found.best is told[-1] and found.best is not None and found.best.keeps
+    assert found.growth is None
+    assert fleet_document(found)["fleet"]["was_interrupted"] is True
+
+
+# ---- what is told
+
+
+def test_the_document_has_the_fleet_as_its_first_deployment(answer: FleetAnswer) -> None:
+    document = json.loads(json.dumps(fleet_document(answer)))
+    first, fleet = document["deployments"][0], document["fleet"]
+    assert document["schema"] == "kvplan.plan/1"
+    assert first["replicas"] == fleet["best"]["replicas"] and first["gpu"] == fleet["best"]["gpu"]
+    assert first["cost"]["usd_per_hour"] == pytest.approx(fleet["best"]["usd_per_hour"])
+    assert first["performance"]["confidence"] == fleet["best"]["confidence"] >= 0.75
+    assert sum(each["num_requests"] for each in fleet["windows"]) == fleet["num_requests"] == 120
+    assert all(each["keeps"] for each in fleet["windows"])
+    said = " ".join(document["assumptions"])
+    assert "counts none of it" not in said and "the busiest 5 min" not in said
+    assert "Requests are sent when the file says" in said
+
+
+def test_the_page_asks_no_other_host(answer: FleetAnswer) -> None:
+    page = fleet_page(answer, ["Rent <this>."])
+    assert "Rent &lt;this&gt;." in page and page.count("<svg") >= 6
+    assert "http" not in page.replace("http://localhost", "") and "<script" not in page
+    assert "nan" not in page and "inf" not in page.replace("infer", "")
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(words)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def words(trace: Path) -> Iterator[list[str]]:
+    yield ["plan", "llama-3.1-8b", "--workload", str(trace), "--window", "20s", "--gpu", "l40s", "--max-gpus", "16"]
+
+
+def test_the_command_answers_first(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "fleet.html"
+    code, out, err = printed(
+        [*words, "--slo", "p90_ttft:2000 p90_tpot:60", "--router", "round_robin", "--html", str(page)], capsys
+    )
+    assert code == 0 and out.startswith("Rent ") and "120 requests over" in out.splitlines()[0]
+    assert "in every window of 20 s" in out and "Headroom: " in out and "best so far: " in err
+    assert "behind each router" not in out  # one was named
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_nothing_that_keeps_the_level_is_said_with_what_came_nearest(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = printed([*words[:-1], "1", "--slo", "p90_ttft:400 p90_tpot:60"], capsys)
+    assert code == 1 and not out and "No fleet of at most 1 GPU keeps p90 TTFT within 400 ms" in err and "hint: " in err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--users", "4", "--window", "5m"], "--window needs a --workload with times"),
+        (["--request-rate", "1", "--router", "dynamo"], "--router needs a --workload with times"),
+        (["--window", "1s"], "--window must be at least 10 s, got 1 s"),
+        (["--share-of-windows", "120%"], "--share-of-windows must be more than 0 and at most 1"),
+        (["--router", "nginx"], "Unknown --router 'nginx'"),
+    ],
+)
+def test_options_that_cannot_be(
+    options: list[str], sentence: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = printed(["plan", "llama-3.1-8b", "--workload", str(trace), "--gpu", "l40s", *options], capsys)
+    assert code == 2 and not out and sentence in err and "hint: " in err
+
+
+def test_the_same_file_in_python_is_its_busiest_minutes(trace: Path) -> None:
+    """``kvplan.plan`` reduces it to averages, and says so."""
+    plan = kvplan.plan("llama-3.1-8b", workload=trace, gpu="l40s", slo="ttft:2000")
+    said = " ".join(plan.to_dict()["assumptions"])
+    assert "fleet" not in plan.to_dict() and "this plan counts none of it" in said
+
+
+def test_without_a_level_a_readable_speed_is_kept(trace: Path) -> None:
+    request = replace(question(trace, gpu=["l40s"]), slo=parse_slo([]))
+    found = plan_fleet(SPEC, request, load_measured(None))
+    assert found.best is not None and math.isfinite(found.best.verdict.deciding.ratio)
+    assert found.plan.deployments[0].verdict.goal.is_asked is False
+
+
+def test_a_router_is_refused_by_name(trace: Path) -> None:
+    with pytest.raises(UsageError, match="Unknown --router"):
+        question(trace, router="nobody")
+
+
+# ---- files that cannot be played
+
+
+def rows(times: list[float]) -> str:
+    return "".join(
+        json.dumps({"timestamp": time, "input_length": 600, "output_length": 20, "hash_ids": [place, place]}) + "\n"
+        for place, time in enumerate(times)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "contains no request"),
+        (rows([0.001 * each for each in range(60)]), "60 requests .* come within 0.059 s, too short"),
+        (rows([8e6 * each for each in range(300)]), "300 requests .* come over 27.7 days, more than the 14 days"),
+        (rows([0, 400]).replace("600", "-600"), "its input_length is -600"),
+        (rows([0, 400]) + rows([800])[:30], "Line 3 .* is malformed"),
+    ],
+)
+def test_a_trace_that_cannot_be_played_is_said_in_a_sentence(
+    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text, encoding="utf-8")
+    code, out, err = printed(["plan", "llama-3.1-8b", "--workload", str(path), "--gpu", "l40s"], capsys)
+    assert code == 1 and not out and err.count("error: ") == 1 and "hint: " in err
+    assert re.search(sentence, err.replace("\n  ", " ")), err
+
+
+def test_a_trace_of_too_many_requests_is_refused_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_trace(tmp_path / "long.jsonl", count=50)
+    monkeypatch.setattr("kvplan.planner.question.trace.MOST_REQUESTS", 40)
+    with pytest.raises(KvplanError, match="has 50 requests, more than the 40 that are played") as error:
+        question(path)
+    assert "--sample 40" in str(error.value.hint)
+    assert question(path, sample=40).trace is not None
+
+
+def test_times_before_zero_and_out_of_order_are_counted_from_the_first(tmp_path: Path, trace: Path) -> None:
+    lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    path = tmp_path / "moved.jsonl"
+    moved = [json.dumps(line | {"timestamp": line["timestamp"] - 30_000}) for line in reversed(lines)]
+    path.write_text("\n".join(moved) + "\n", encoding="utf-8")
+    kept, others = requests_of_file(trace), requests_of_file(path)
+    assert [each.sent for each in others] == [each.sent for each in kept]
+    assert [each.num_prompt_tokens for each in others] == [each.num_prompt_tokens for each in kept]
+
+
+# ---- pools
+
+
+@pytest.mark.parametrize(
+    ("model", "groups"),
+    [
+        ("gemma-3-27b", [("sliding", 16, 1024, 6), ("full", 16, None, 1)]),
+        ("llama-4-scout", [("chunked", 16, 8192, 3), ("full", 16, None, 1)]),
+        ("deepseek-v3", [("full", 16, None, 1)]),
+    ],
+)
+def test_a_pool_has_the_groups_of_the_release(model: str, groups: list[tuple[object, ...]]) -> None:
+    found = a_choice(model)
+    assert [(each.kind, each.block_size, each.window_tokens, each.count) for each in found.setup.pool.groups] == groups
+    assert found.setup.pool.num_blocks == found.prediction.num_blocks - 1  # vLLM's null block
+
+
+def test_states_take_a_block_of_all_tokens_that_groups_agree_on_where_prefixes_are_cached() -> None:
+    cached = a_choice("qwen3.5-27b").setup.pool
+    sizes = {each.kind: each.block_size for each in cached.groups}
+    assert sizes["state"] == sizes["full"] > 16 and cached.caches_prefixes
+    plain = a_choice("qwen3.5-27b", ServingSettings(enable_prefix_caching=False)).setup.pool
+    assert {each.kind for each in plain.groups} == {"fixed", "full"} and not plain.caches_prefixes
+
+
+def a_choice(model: str, settings: ServingSettings = ServingSettings()) -> FleetChoice:
+    """On as many H200 of one node as it can be divided over."""
+    spec = resolve_model(model)
+    request = plan_request(
+        EngineChoice("vllm"), settings, request_rate=1.0, input_len="4k", output_len="200", gpu=["h200"], max_gpus=8
+    )
+    trial = Trial(request, complete(request, spec), load_measured(None))
+    formats, _ = formats_asked(spec, request)
+    (gpu,) = trial.gpus
+    layout = trial.layouts(formats[0].weights, gpu, across_nodes=False)[-1]
+    found = fleet_choice(trial, Choice(gpu, layout, formats[0].weights, formats[0].kv_cache_dtype))
+    assert found is not None, trial.refusals
+    return found
+
+
+def test_plays_on_several_cores_are_those_on_one(answer: FleetAnswer, monkeypatch: pytest.MonkeyPatch) -> None:
+    best, goal = answer.best, answer.plan.request.goal
+    assert best is not None
+    plans = [replace(best.plan, replicas=count) for count in (1, 2, 3)]
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr("kvplan.planner.fleets.cores.num_cores", lambda cores=cores: cores)
+        player = Player(answer.demand, goal, 1.0)
+        player.prepare(plans, whole_play=True)
+        assert player.num_played == 3
+        found.append([player.busiest(each, whole_play=True) for each in plans])
+        assert player.num_played == 3
+    for one, other in zip(*found, strict=True):
+        assert [each.window for each in one.verdict.windows] == [each.window for each in other.verdict.windows]
+        assert one.play.samples == other.play.samples and one.figures == other.figures
