@@ -17,15 +17,19 @@ from cache_checks.own_engine import OwnEngine
 from cache_checks.own_rule import found_by_rule
 from cache_checks.prompts import shortened
 from cache_checks.vllm_host import found_by_vllm
+from cache_checks.vllm_pool import found_by_pool
 from kvplan.fleet.requests import requests_of_file
 from kvplan.fleet.tiers.chains import chains_of
 from kvplan.fleet.tiers.distances import reuse_distances
+from kvplan.fleet.tiers.replayed import Weights, replayed_hits
 from kvplan.workload.part import FilePart
 
 _BLOCK = 16
 _SHORTER = 16
 _POOLS = (800, 2000, 6000, 12000)
 _TIERS = ((800, 2000), (800, 6000), (2000, 6000), (2000, 12000))
+_FEW, _WINDOW = 300, 128
+_WINDOWED_POOLS = (3000, 6000, 12000, 24000)
 _VLLM_BLOCK = 512
 _VLLM_TIERS = ((872, 2048), (872, 4096), (872, 16384), (872, 65536))
 """In blocks of 512 tokens; 872 are the pool of llama-3.1-8b on one H100, 16,384 are 1 TiB."""
@@ -73,6 +77,16 @@ def check_vllm(trace: Path) -> int:
         found = found_by_vllm(chains, num_blocks, num_host)
         total, said = sum(map(sum, found)), curve.num_hits(max(num_blocks - 1, num_host))
         print(f"pool {num_blocks:,}, host {num_host:,}: {total:,}, curve {said:,} ({100 * (total / said - 1):+.2f} %)")
+    requests = shortened(requests_of_file(trace, FilePart(most=_FEW)), _SHORTER, _BLOCK)
+    hybrid, weights = chains_of(requests, _BLOCK), Weights(1, 2 * -(-(_WINDOW - 1) // _BLOCK))
+    for num_blocks in _WINDOWED_POOLS:
+        hits = found_by_pool(requests, _BLOCK, _WINDOW, num_blocks)
+        replayed = [_BLOCK * units for units in replayed_hits(hybrid, weights, num_blocks - 1)]
+        alike = sum(one == other for one, other in zip(hits, replayed, strict=True))
+        print(
+            f"windows, pool {num_blocks:,}: {sum(hits):,} tokens, replay {sum(replayed):,}, "
+            f"equal for {alike} of {len(hits)} requests"
+        )
     return 0
 
 
