@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
+from kvplan.estimate.speed.queueing.figures import Statistic
 from kvplan.planner.answer.charts import Chart, Line, chart
 from kvplan.planner.answer.fleet_document import fleet_assumptions, usd_per_hour
 from kvplan.planner.fleets.answering import FleetAnswer
@@ -35,6 +36,7 @@ th, td { padding: 3px 12px 3px 0; text-align: right; border-bottom: 1px solid va
 th:first-child, td:first-child { text-align: left; } th { color: var(--faint); font-weight: 600; }
 li { max-width: 90ch; } .miss { color: var(--bound); }
 """
+_SHOWN: Final[dict[Statistic, str]] = {"p50": "c", "p95": "a", "p99": "b"}
 _MOST_POINTS: Final = 400
 _LOAD_BARS: Final = 120
 _BEYOND: Final = 4.0
@@ -116,7 +118,7 @@ def _bound_charts(answer: FleetAnswer, best: Played) -> list[Chart]:
     charts = []
     for bound in answer.plan.request.goal.slo.bounds():
         lines = []
-        for statistic, colour in (("p50", "c"), ("p95", "a"), ("p99", "b")):
+        for statistic, colour in _SHOWN.items():
             found = [(each.window.start / 60, each.window.at(bound.name, statistic)) for each in best.verdict.windows]
             points = [(at, 1000 * value) for at, value in found if value is not None]
             lines.append(Line(statistic, _stepped(points), colour))
