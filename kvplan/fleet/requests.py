@@ -56,6 +56,7 @@ def requests_of_file(path: Path, part: FilePart = WHOLE_FILE, longest: int | Non
             hint="use a larger --ctx-max",
         )
     keys = _Keys()
+    numbers = {place: number for number, (place, _, _) in enumerate(read)}
     return tuple(
         FleetRequest(
             number,
@@ -63,15 +64,34 @@ def requests_of_file(path: Path, part: FilePart = WHOLE_FILE, longest: int | Non
             each.num_prompt_tokens,
             each.num_output_tokens,
             keys.runs(each),
+            after=None if after is None else numbers[after],
+            think_seconds=each.pause_seconds or 0.0,
             answer_key=keys.of_chat(each.chat),
         )
-        for number, each in enumerate(read)
+        for number, (_, after, each) in enumerate(read)
     )
 
 
-def _by_arrival(read: Iterator[FileRequest], longest: int | None) -> list[FileRequest]:
-    kept = [each for each in read if longest is None or each.num_prompt_tokens + each.num_output_tokens <= longest]
-    return sorted(kept, key=lambda each: each.arrival_seconds or 0.0)
+class _Placed(NamedTuple):
+    """A request of a file, its place there, and the place of the turn before it, whose answer it waits for."""
+
+    place: int
+    after: int | None
+    request: FileRequest
+
+
+def _by_arrival(read: Iterator[FileRequest], longest: int | None) -> list[_Placed]:
+    kept: list[_Placed] = []
+    last: dict[int, int] = {}
+    for place, each in enumerate(read):
+        if longest is not None and each.num_prompt_tokens + each.num_output_tokens > longest:
+            continue
+        after = None
+        if each.chat is not None:
+            after = None if each.pause_seconds is None else last.get(each.chat)
+            last[each.chat] = place
+        kept.append(_Placed(place, after, each))
+    return sorted(kept, key=lambda placed: placed.request.arrival_seconds or 0.0)
 
 
 class _Keys:

@@ -34,7 +34,8 @@ class FileRequest:
     """One request of a file. ``arrival_seconds``: from the first on; None if the file has no times.
 
     block_ids: of ``block_tokens`` tokens each, from the prompt's first token on; equal ids are equal tokens. chat: its
-    number, where the prompt is the beginning of that chat's text.
+    number, where the prompt is the beginning of that chat's text. pause_seconds: after the chat's last answer, for
+    turns that the file gives no time of their own; None otherwise.
     """
 
     num_prompt_tokens: int
@@ -43,6 +44,7 @@ class FileRequest:
     block_ids: tuple[int, ...] = ()
     block_tokens: int = 0
     chat: int | None = None
+    pause_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,10 @@ class _Facts(NamedTuple):
         if self.is_timed and not part.ignores_times:
             time = (((row.time or 0.0) - self.zero) / self.per_second + row.delay) / part.speed
         size = (row.block_tokens or self.block_tokens) if row.block_ids else 0
-        return FileRequest(row.num_prompt_tokens, row.num_output_tokens, time, tuple(row.block_ids), size, row.chat)
+        pause = None if row.pause is None or part.ignores_times else row.pause / part.speed
+        return FileRequest(
+            row.num_prompt_tokens, row.num_output_tokens, time, tuple(row.block_ids), size, row.chat, pause
+        )
 
 
 @dataclass(slots=True)

@@ -49,7 +49,8 @@ class Row(NamedTuple):
 
     block_ids: of ``block_tokens`` each (None: to be found out), of the prompt from its first token on. chat: its
     number, where the prompt is the beginning of that chat's text. delay: seconds after ``time``, which is that of an
-    earlier turn.
+    earlier turn. pause: seconds after the chat's last answer, where the row has no time of its own; None for the first
+    of a chat, and where rows have times.
     """
 
     num_prompt_tokens: int
@@ -59,6 +60,7 @@ class Row(NamedTuple):
     block_tokens: int | None = None
     chat: int | None = None
     delay: float = 0.0
+    pause: float | None = None
 
 
 @dataclass(slots=True)
@@ -155,9 +157,15 @@ class RowMaker:
         self.num_assumed += 1
         return self.output_tokens
 
-    def _turn_of(self, key: str, message: int, output: int, time: float | None, delay: float) -> Row:
-        """A turn of a session whose rows hold only what is new (AIPerf's Mooncake sessions, and its delta messages)."""
+    def _turn_of(
+        self, key: str, message: int, output: int, time: float | None, delay: float, *, is_timed: bool | None = None
+    ) -> Row:
+        """A turn of a session whose rows hold only what is new (AIPerf's Mooncake sessions, and its delta messages).
+
+        is_timed: whether ``time`` is that of the turn itself; None where it is if there is one.
+        """
         session = self._sessions.get(key)
+        pause = None if session is None or (time is not None if is_timed is None else is_timed) else delay
         if session is None:
             session = self._sessions[key] = _Session(self._new_chat())
         prompt = session.known + message
@@ -165,7 +173,7 @@ class RowMaker:
         if time is not None:
             session.time, session.delay = time, 0.0
         session.delay += delay
-        return Row(prompt, output, session.time, chat=session.number, delay=session.delay)
+        return Row(prompt, output, session.time, chat=session.number, delay=session.delay, pause=pause)
 
     # ---- texts
 
@@ -239,7 +247,7 @@ class RowMaker:
             if _is_of_model(turn, place):
                 num_answers += 1
                 self.num_estimated += 1
-                yield from self._kept(Row(known, said, time, chat=chat))
+                yield from self._kept(Row(known, said, time, chat=chat, pause=0.0 if num_answers > 1 else None))
             known += said
         self.num_failed += not num_answers
 
@@ -252,7 +260,14 @@ class RowMaker:
             output = self._answer_of(turn, turn)
             self.num_estimated += 1
             yield from self._kept(
-                self._turn_of(session, message, output, own if own is not None else time, _delay(turn))
+                self._turn_of(
+                    session,
+                    message,
+                    output,
+                    own if own is not None else time,
+                    _delay(turn),
+                    is_timed=own is not None,
+                )
             )
         self._sessions.pop(session, None)
 

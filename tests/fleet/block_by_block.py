@@ -1,4 +1,4 @@
-"""vLLM's block pool and scheduler once more, one block and one step at a time: the slow twin of ``kvplan.fleet.replicas``.
+"""vLLM's block pool and scheduler, one block and one step at a time: the slow twin of ``kvplan.fleet.replicas``.
 
 Written from vllm/v1/core (block_pool.py, single_type_kv_cache_manager.py, kv_cache_coordinator.py, kv_cache_manager.py,
 sched/scheduler.py) of 0.33.0, as plainly as they go: every group has blocks of its own, every block is an object.

@@ -3,5 +3,6 @@
 trace            the first requests of a trace, shortened, as prompts of numbers
 playing          such requests played, with a record of every step
 vllm_scheduler   vLLM's own scheduler and block pool under a counted clock; runs in vLLM's Python
+own_engine       kvplan's own engine without tensors, and its rules where they are not vLLM's
 beside           both records compared, as lines of a table
 """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.fleet import Fleet
-from kvplan.fleet.replicas.replica import StepRecord
+from kvplan.fleet.replicas.replica import Replica, StepRecord
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import PoolLayout, ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
@@ -25,6 +25,16 @@ class OneStep:
         return 1.0
 
 
+class HalfStep(OneStep):
+    """Every step takes half a second."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        """See ``StepClock``."""
+        return 0.5
+
+
 class Outcome(NamedTuple):
     """What a request saw; ``first`` and ``last``: steps that had ended when it got its first and its last token."""
 
@@ -36,21 +46,31 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Record:
-    """outcomes: by number. steps: (tokens, running, waiting) of each."""
+    """outcomes: by number. steps: (tokens, running, waiting) of each; None where
+    nobody counted those that wait."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    steps: list[tuple[int, int, int | None]] = field(default_factory=list)
 
 
-def played(requests: Sequence[FleetRequest], layout: PoolLayout, max_num_seqs: int, budget: int) -> Record:
-    """Play ``requests`` on one replica."""
+def played(
+    requests: Sequence[FleetRequest],
+    layout: PoolLayout,
+    max_num_seqs: int,
+    budget: int,
+    change: Callable[[Replica], None] | None = None,
+) -> Record:
+    """Play ``requests`` on one replica, after ``change`` of it."""
     record = Record()
 
     def note(step: StepRecord) -> None:
-        record.steps += [(step.num_tokens, step.num_running, step.num_waiting)] * step.num_steps
+        record.steps.append((step.num_tokens, step.num_running, step.num_waiting))
+        record.steps += [(step.num_tokens, step.num_running, None)] * (step.num_steps - 1)
 
     setup = ReplicaSetup(SchedulingRules(max_num_seqs, budget, 1e12), OneStep(), layout)
     fleet = Fleet(setup, 1, RoundRobin())
+    if change is not None:
+        change(fleet.replicas[0])
     fleet.replicas[0].observe_steps(note)
     for seen in fleet.play(requests).seen:
         record.outcomes[seen.request.number] = _outcome(seen)

@@ -1,8 +1,8 @@
 """Runs vLLM's own scheduler over requests without a model, and prints what it did: a program for vLLM's Python.
 
-A JSON document on stdin says how (``beside.vllm_record`` writes it); one on stdout says for each request how many
-tokens it found, in which step it got its first and its last token, and how often it was preempted, and for each step
-how many tokens it had, how many requests ran and waited. No part of vLLM is replaced but the model: every sampled token
+A JSON list of cases on stdin says how (``beside.vllm_records`` writes it). A line for each says of each request how
+many tokens it found, in which step it got its first and its last token, and how often it was preempted, and for each
+step how many tokens it had, how many requests ran and waited. No part of vLLM is replaced but the model: every sampled token
 is made up, and steps are counted instead of timed.
 """
 
@@ -148,5 +148,5 @@ def _step(
 
 
 if __name__ == "__main__":
-    answer = run(json.load(sys.stdin))
-    print("RECORD " + json.dumps(answer))
+    for case in json.load(sys.stdin):
+        print("RECORD " + json.dumps(run(case)), flush=True)

@@ -68,7 +68,7 @@ class Extent(Node):
 
 
 class FreeQueue:
-    """The free blocks of a pool of ``num_blocks``. num_free: all of them; num_blank: those nobody can find, in front."""
+    """The free blocks of a pool of ``num_blocks``. num_free: all of them; num_blank: those in front."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_free = self.num_blank = num_blocks

@@ -173,7 +173,7 @@ class Lane:
         return aligned // self.size
 
     def is_fresh(self, pieces: list[Piece]) -> bool:
-        """Whether the state behind ``pieces`` is only written in the step that is composed: nobody can go on from it."""
+        """Whether the state behind ``pieces`` is written in the step that is composed: nobody can go on from it."""
         if not pieces or not self.fresh:
             return False
         extent, _, end = pieces[-1]

@@ -201,7 +201,8 @@ class Replica:
     def kv_usage(self) -> float:
         """Share of the blocks that requests hold (``vllm:kv_cache_usage_perc``), of all groups on average."""
         self._settle()
-        return sum(1 - group.pool.queue.num_free / group.pool.num_blocks for group in self._groups) / len(self._groups)
+        pools = [group.pool for group in self._groups]
+        return sum((pool.num_blocks - pool.queue.num_free) / pool.num_blocks for pool in pools) / len(pools)
 
     def match(self, request: FleetRequest) -> int:
         """Tokens of the prompt that the pool would find now: the pool of the group that has most of it."""

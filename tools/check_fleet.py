@@ -1,0 +1,103 @@
+"""What a fleet's play says of hits and steps, beside engines.
+
+    python tools/check_fleet.py TRACE hits                         # a cache that never evicts, over the whole trace
+    python tools/check_fleet.py TRACE steps                        # kvplan's own engine, without tensors
+    python tools/check_fleet.py TRACE vllm --vllm-python PYTHON    # vLLM's scheduler and block pool, without a model
+
+TRACE is Mooncake's conversation trace. Its first requests are shortened 16 times and sent at whole steps, ten of which
+are a second of the trace. Exit code 1 where a request or a step is not equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fleet_checks.beside import Case, Compared, compared, vllm_records
+from fleet_checks.playing import HalfStep, played
+from fleet_checks.trace import longest, shortened
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.fleet.replicas.fleet import Fleet
+from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
+from kvplan.fleet.requests import FleetRequest, requests_of_file
+from kvplan.fleet.routers.in_turn import RoundRobin
+
+_BLOCK = 512
+FACTOR, STEPS_PER_SECOND = 16, 10.0
+KINDS = {
+    "full attention": (CacheGroup("full", 16),),
+    "windows": (CacheGroup("full", 16), CacheGroup("sliding", 16, 128, 5)),
+    "short windows": (CacheGroup("full", 32), CacheGroup("sliding", 8, 17)),
+    "chunks": (CacheGroup("full", 16), CacheGroup("chunked", 16, 256, 3)),
+    "states": (CacheGroup("full", 16), CacheGroup("state", 16, None, 3)),
+}
+SETTINGS = ((64, 512, 700), (16, 128, 3000), (32, 4096, 1000))
+"""Seats, token budget, blocks."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one check and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("check", choices=("hits", "steps", "vllm"))
+    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--requests", type=int, default=500)
+    options = parser.parse_args(arguments)
+    if options.check == "hits":
+        return _hits(options.trace)
+    requests = shortened(options.trace, options.requests, FACTOR, STEPS_PER_SECOND)
+    found = _beside_vllm(requests, options.vllm_python) if options.check == "vllm" else _beside_engine(requests)
+    good = True
+    print("| kind | seats, budget, blocks | requests | unlike | steps | unlike | hit tokens | preemptions |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name, settings, one in found:
+        good = good and one.is_equal
+        print(
+            f"| {name} | {settings} | {one.num_requests} | {one.unlike} | {one.num_steps:,} | {one.unlike_steps} "
+            f"| {one.hit_tokens:,} | {one.preemptions} |",
+            flush=True,
+        )
+    return 0 if good else 1
+
+
+def _hits(trace: Path) -> int:
+    """One replica that reads every prompt at once and never evicts."""
+    requests = [replace(each, num_output_tokens=1, sent=float(each.number)) for each in requests_of_file(trace)]
+    blocks = sum(-(-each.num_prompt_tokens // _BLOCK) for each in requests)
+    layout = PoolLayout.full_attention(_BLOCK, blocks + len(requests))
+    rules = SchedulingRules(1, 1 << 20, 1e12)
+    seen = Fleet(ReplicaSetup(rules, HalfStep(), layout), 1, RoundRobin()).play(requests).seen
+    found = sum(each.num_hit_tokens for each in seen) // _BLOCK
+    prompts = sum(each.num_prompt_tokens for each in requests)
+    print(f"{len(requests):,} requests, {blocks:,} blocks of {_BLOCK} tokens, {found:,} found: {found / blocks:.1%}")
+    print(f"{found * _BLOCK / prompts:.1%} of {prompts:,} prompt tokens")
+    return 0
+
+
+def _beside_vllm(requests: Sequence[FleetRequest], python: str) -> Iterator[tuple[str, str, Compared]]:
+    cases = [
+        Case(name, PoolLayout(groups, num_blocks), seats, budget)
+        for name, groups in KINDS.items()
+        for seats, budget, num_blocks in SETTINGS
+    ]
+    for case, record in zip(cases, vllm_records(requests, cases, python), strict=True):
+        play = played(requests, case.layout, case.max_num_seqs, case.budget)
+        settings = f"{case.max_num_seqs}, {case.budget:,}, {case.layout.num_blocks:,}"
+        yield case.name, settings, compared(play, record)
+
+
+def _beside_engine(requests: Sequence[FleetRequest]) -> Iterator[tuple[str, str, Compared]]:
+    from fleet_checks.own_engine import as_own_engine, engine_cases, run_engine
+
+    for name, config in engine_cases(longest(requests)):
+        record, layout = run_engine(requests, config)
+        play = played(requests, layout, config.max_num_seqs, config.max_num_batched_tokens, as_own_engine)
+        settings = f"{config.max_num_seqs}, {config.max_num_batched_tokens:,}, {layout.num_blocks:,}"
+        yield name, settings, compared(play, record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
