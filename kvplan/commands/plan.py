@@ -37,7 +37,7 @@ from kvplan.commands.options.shared import (
 )
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.commands.printing.fleet_progress import searching
-from kvplan.commands.printing.fleets import print_fleet, write_page
+from kvplan.commands.printing.fleets import draw_picture, print_fleet, write_page
 from kvplan.commands.printing.likened import print_unlike
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
@@ -158,7 +158,10 @@ def plan(
 
         measured = with_results(measured, measured_results, of_plan(spec, request))
     if request.trace is not None:
-        _plan_trace(spec, request, measured, (*measured.notices, *notes), shown.value, html, explain=explain)
+        if like is not None:
+            notes = [*notes, "what would be better without the command's settings is not searched for a trace"]
+        said = (*measured.notices, *notes)
+        _plan_trace(spec, request, measured, said, shown.value, html, plot, explain=explain)
         return
     if html is not None:
         raise UsageError("--html needs a --workload with times.", hint="--plot draws a plan, --format md writes it")
@@ -188,6 +191,7 @@ def _plan_trace(
     notes: Sequence[str],
     shown: str,
     html: Path | None,
+    plot: Path | None,
     *,
     explain: bool,
 ) -> None:
@@ -204,4 +208,6 @@ def _plan_trace(
     )
     if html is not None and answer.best is not None:
         write_page(answer, html)
+    if plot is not None and answer.best is not None:
+        draw_picture(answer, plot)
     print_fleet(answer, shown, explain=explain)

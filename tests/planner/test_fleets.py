@@ -25,6 +25,7 @@ from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.windows import windows_of
 from kvplan.planner.answer.fleet_document import fleet_document
 from kvplan.planner.answer.fleet_page import fleet_page
+from kvplan.planner.answer.fleet_picture import draw_fleet
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.trial import Trial
 from kvplan.planner.fleets.answering import FleetAnswer, Listener, plan_fleet
@@ -223,6 +224,11 @@ def test_the_page_asks_no_other_host(answer: FleetAnswer) -> None:
     assert "nan" not in page and "inf" not in page.replace("infer", "")
 
 
+def test_the_picture_has_the_charts_of_the_page(answer: FleetAnswer, tmp_path: Path) -> None:
+    draw_fleet(answer, tmp_path / "fleet.png")
+    assert (tmp_path / "fleet.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     code = main(words)
     out, err = capsys.readouterr()
@@ -260,6 +266,7 @@ def test_nothing_that_keeps_the_level_is_said_with_what_came_nearest(
         (["--window", "1s"], "--window must be at least 10 s, got 1 s"),
         (["--share-of-windows", "120%"], "--share-of-windows must be more than 0 and at most 1"),
         (["--router", "nginx"], "Unknown --router 'nginx'"),
+        (["--worst-case"], "--worst-case cannot be used with a trace"),
     ],
 )
 def test_options_that_cannot_be(
@@ -377,3 +384,20 @@ def a_choice(model: str, settings: ServingSettings = ServingSettings()) -> Fleet
     found = fleet_choice(trial, Choice(gpu, layout, formats[0].weights, formats[0].kv_cache_dtype))
     assert found is not None, trial.refusals
     return found
+
+
+def test_plays_on_several_cores_are_those_on_one(answer: FleetAnswer, monkeypatch: pytest.MonkeyPatch) -> None:
+    best, goal = answer.best, answer.plan.request.goal
+    assert best is not None
+    plans = [replace(best.plan, replicas=count) for count in (1, 2, 3)]
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr("kvplan.planner.fleets.cores.num_cores", lambda cores=cores: cores)
+        player = Player(answer.demand, goal, 1.0)
+        player.prepare(plans, whole_play=True)
+        assert player.num_played == 3
+        found.append([player.busiest(each, whole_play=True) for each in plans])
+        assert player.num_played == 3
+    for one, other in zip(*found, strict=True):
+        assert [each.window for each in one.verdict.windows] == [each.window for each in other.verdict.windows]
+        assert one.play.samples == other.play.samples and one.figures == other.figures

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.fleet_wishes import print_policies, print_pools
 from kvplan.commands.printing.plans import print_commands, rent_text
 from kvplan.commands.printing.queues import within
@@ -230,6 +231,8 @@ def _print_routers(answer: FleetAnswer) -> None:
 
 
 def _print_others(answer: FleetAnswer, best: Played) -> None:
+    if answer.dearer:
+        print_sentence(f"not on {', '.join(answer.dearer)}: no fleet there that costs as little keeps it")
     fleets = [best, *answer.others]
     if len(fleets) < 2:
         return
@@ -282,6 +285,14 @@ def _search_sentence(answer: FleetAnswer) -> str:
         f"{plan.num_played:,} fleets were played in {answer.seconds:.0f} s. Brackets hold 9 in 10 published "
         "measurements of such predictions (docs/accuracy.md)."
     )
+
+
+def draw_picture(answer: FleetAnswer, path: Path) -> None:
+    """The pictures of the page as a PNG."""
+    need_extra("plan --plot", "report")
+    from kvplan.planner.answer.fleet_picture import draw_fleet
+
+    draw_fleet(answer, path)
 
 
 def write_page(answer: FleetAnswer, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 document   a plan as JSON
 fleet_document, fleet_page   the fleet of a trace as JSON, and as a page
-charts     line charts of that page
+charts     line charts of that page; fleet_picture: the same as a PNG
 money      dollars per hour and per million tokens, and renting against an API
 picture    a plan as a plot
 steps      what the steps of a deployment consist of

@@ -43,6 +43,7 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
         "search_seconds": round(answer.seconds, 1),
         "best": None if best is None else played_document(answer, best),
         "others": [played_document(answer, each) for each in answer.others],
+        "dearer": list(answer.dearer),
         "windows": [] if best is None else [window_document(each) for each in best.verdict.windows],
         "samples": [] if best is None else _samples(best),
         "routers": [router_document(name, each) for name, each in answer.routers.items()],

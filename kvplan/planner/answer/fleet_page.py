@@ -54,9 +54,9 @@ def fleet_page(answer: FleetAnswer, lines: Sequence[str]) -> str:
         *(f"<p>{escape(line)}</p>" for line in lines),
         f"<pre>{escape(command)}</pre>" if command else "",
         "<h2>Over the trace</h2>",
-        _charts([_load_chart(answer), _queue_chart(best), _cache_chart(best), _hits_chart(best)]),
+        _charts(_over_the_trace(answer, best)),
         "<h2>Against the service level</h2>",
-        _charts([*_bound_charts(answer, best), _cost_chart(answer)]),
+        _charts(_against_the_level(answer, best)),
         "<h2>Windows</h2>",
         _table(best.verdict.windows),
         "<h2>What it rests on</h2>",
@@ -71,12 +71,24 @@ def fleet_page(answer: FleetAnswer, lines: Sequence[str]) -> str:
     )
 
 
-def _charts(charts: Sequence[Chart | None]) -> str:
-    figures = (
-        f"<figure>{chart(each)}<figcaption>{escape(each.caption)}</figcaption></figure>"
-        for each in charts
-        if each is not None
-    )
+def fleet_charts(answer: FleetAnswer) -> list[Chart]:
+    """All pictures of the page, in its order."""
+    best = answer.best
+    assert best is not None, "pictures show a fleet"
+    return [*_over_the_trace(answer, best), *_against_the_level(answer, best)]
+
+
+def _over_the_trace(answer: FleetAnswer, best: Played) -> list[Chart]:
+    return [_load_chart(answer), _queue_chart(best), _cache_chart(best), _hits_chart(best)]
+
+
+def _against_the_level(answer: FleetAnswer, best: Played) -> list[Chart]:
+    cost = _cost_chart(answer)
+    return [*_bound_charts(answer, best), *([] if cost is None else [cost])]
+
+
+def _charts(charts: Sequence[Chart]) -> str:
+    figures = (f"<figure>{chart(each)}<figcaption>{escape(each.caption)}</figcaption></figure>" for each in charts)
     return '<div class="charts">' + "".join(figures) + "</div>"
 
 
@@ -129,12 +141,12 @@ def _bound_charts(answer: FleetAnswer, best: Played) -> list[Chart]:
 
 
 def _cost_chart(answer: FleetAnswer) -> Chart | None:
-    """What the figure of the first bound is with fewer and with more replicas, over what they cost."""
-    bounds, played = answer.plan.request.goal.slo.bounds(), answer.frontier
-    if not bounds or len(played) < 2:
+    """What the figure of the bound that fails first is with fewer and with more replicas, over what they cost."""
+    played = answer.frontier
+    worst = None if len(played) < 2 else played[0].verdict.deciding.worst
+    if worst is None:
         return None
-    bound = bounds[0]
-    points = []
+    bound, points = worst.bound, []
     for each in played:
         value = each.verdict.deciding.window.at(bound.name, bound.statistic)
         cost = usd_per_hour(answer, each)

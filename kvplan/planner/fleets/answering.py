@@ -50,7 +50,8 @@ class Listener:
 class FleetAnswer:
     """plan: the fleets as deployments, best first; its first is ``best``. frontier: the best choice with fewer and with
     more replicas, on the busiest window. reused_share: of prompt tokens, what a cache finds that keeps everything; None
-    where the file does not say. notes: what to tell about the file. was_interrupted: the search ended before its end.
+    where the file does not say. notes: what to tell about the file. dearer: GPUs of which no fleet that costs as little as
+    the best keeps the level. was_interrupted: the search ended before its end.
     pools, policy: what the trace's ``wishes`` ask for.
     """
 
@@ -66,6 +67,7 @@ class FleetAnswer:
     nearest: Played | None
     reused_share: float | None
     notes: tuple[str, ...]
+    dearer: tuple[str, ...]
     num_left_out: int
     seconds: float
     was_interrupted: bool
@@ -120,6 +122,7 @@ def plan_fleet(
         nearest=search.nearest,
         reused_share=demand.reused_share,
         notes=shape.notes,
+        dearer=tuple(gpu.id for gpu in trial.gpus if fleets and gpu.id not in search.by_gpu),
         num_left_out=search.num_left_out,
         seconds=time.monotonic() - began,
         was_interrupted=search.was_interrupted,
@@ -170,7 +173,9 @@ def _frontier(best: Played, player: Player, trial: Trial) -> tuple[Played, ...]:
     """The best choice with other numbers of replicas."""
     plan, most = best.plan, trial.most_replicas(best.plan.found.choice)
     counts = range(max(plan.replicas - _SHOWN_BELOW, 1), min(plan.replicas + _SHOWN_ABOVE, most) + 1)
-    return tuple(player.busiest(replace(plan, replicas=count), whole_play=True) for count in counts)
+    plans = [replace(plan, replicas=count) for count in counts]
+    player.prepare(plans, whole_play=True)
+    return tuple(player.busiest(each, whole_play=True) for each in plans)
 
 
 def _deployment(trial: Trial, played: Played, growth: Growth | None) -> Deployment:

@@ -64,10 +64,15 @@ class Bar:
         return SeenBound(bound, Figure(1.0, self.ends(bound.name, 1.0)), 0.0).shrunk_to(self.goal.confidence)
 
     def judge(self, play: FleetPlay, seconds: float, judged_windows: frozenset[int] | None = None) -> FleetVerdict:
-        """Every window of ``play``, or those at ``judged_windows``."""
+        """Judge the windows of ``play``."""
+        return self.judge_windows(windows_of(play, seconds), judged_windows)
+
+    def judge_windows(self, windows: Sequence[Window], judged_windows: frozenset[int] | None = None) -> FleetVerdict:
+        """Judge ``windows``, or those at ``judged_windows``."""
         judged = []
-        for window in windows_of(play, seconds):
-            if judged_windows is not None and window_of(window.start + seconds / 2, seconds) not in judged_windows:
+        for window in windows:
+            place = window_of(window.start + window.seconds / 2, window.seconds)
+            if judged_windows is not None and place not in judged_windows:
                 continue
             seen = self.seen(window)
             sure = min((each.confidence for each in seen), default=1.0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.fleet.replicas.fleet import Fleet, FleetPlay
 from kvplan.fleet.routers.named import make_router
-from kvplan.fleet.windows import figures_of
+from kvplan.fleet.windows import Window, figures_of, windows_of
+from kvplan.planner.fleets.cores import side_by_side
 from kvplan.planner.fleets.demand import Demand, Part
 from kvplan.planner.fleets.judging import Bar, FleetVerdict, hopeless
 from kvplan.planner.fleets.setups import FleetChoice
@@ -58,6 +60,14 @@ class Played:
         return sum(each.num_hit_tokens for each in windows) / max(sum(each.num_prompt_tokens for each in windows), 1)
 
 
+class Outcome(NamedTuple):
+    """What a play leaves, small enough to be sent from one process to another."""
+
+    play: FleetPlay
+    windows: tuple[Window, ...]
+    figures: PlayedFigures | None
+
+
 @dataclass
 class Player:
     """Plays fleets against one demand, each once."""
@@ -81,26 +91,39 @@ class Player:
         """On the whole trace."""
         return self.play(plan, self.demand.whole, "whole", gives_up=gives_up)
 
+    def prepare(self, plans: Sequence[FleetPlan], *, whole_play: bool = False) -> None:
+        """Play ``plans`` on the busiest window, on as many cores as there are."""
+        part, new = self.demand.busiest, [each for each in plans if not self._is_known(each, "busiest", not whole_play)]
+        outcomes = side_by_side(len(new), lambda number: self._outcome(new[number], part, gives_up=not whole_play))
+        for plan, outcome in zip(new, outcomes, strict=True):
+            self._keep(plan, part, "busiest", outcome)
+
     def play(self, plan: FleetPlan, part: Part, name: object, *, gives_up: bool) -> Played:
         """On ``part``, called ``name``. gives_up: stop once the service level is lost."""
-        key = (*plan.key, name)
-        known = self._known.get(key)
-        if known is not None and not (known.was_stopped and not gives_up):
-            return known
-        bar = self.bar(plan.found)
-        seconds, found = self.demand.window_seconds, plan.found
+        if not self._is_known(plan, name, gives_up):
+            self._keep(plan, part, name, self._outcome(plan, part, gives_up=gives_up))
+        return self._known[(*plan.key, name)]
+
+    def _is_known(self, plan: FleetPlan, name: object, gives_up: bool) -> bool:
+        known = self._known.get((*plan.key, name))
+        return known is not None and (gives_up or not known.was_stopped)
+
+    def _outcome(self, plan: FleetPlan, part: Part, *, gives_up: bool) -> Outcome:
+        bar, seconds, found = self.bar(plan.found), self.demand.window_seconds, plan.found
         if not plan.caches_prefixes:
             found = found.without_prefix_caching()
         router = make_router(plan.router, found.sizes)
         fleet = Fleet(found.setup, plan.replicas, router, sample_seconds=self.demand.sample_seconds)
         stop = hopeless(bar, part.requests, seconds, part.judged) if gives_up else None
         played = fleet.play(part.requests, stop=stop)
+        outcome = Outcome(played, windows_of(played, seconds), figures_of(played) if played.seen else None)
+        played.seen.clear()  # windows have what is shown of them
+        return outcome
+
+    def _keep(self, plan: FleetPlan, part: Part, name: object, outcome: Outcome) -> None:
         self.num_played += 1
         if self.on_play is not None:
             self.on_play(self.num_played)
+        verdict = self.bar(plan.found).judge_windows(outcome.windows, part.judged)
         is_whole = len(part.requests) == len(self.demand.requests)
-        figures = figures_of(played) if played.seen else None
-        result = Played(plan, played, bar.judge(played, seconds, part.judged), figures, is_whole)
-        played.seen.clear()  # windows have what is shown of them
-        self._known[key] = result
-        return result
+        self._known[(*plan.key, name)] = Played(plan, outcome.play, verdict, outcome.figures, is_whole)

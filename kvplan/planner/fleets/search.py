@@ -133,7 +133,10 @@ class FleetSearch:
 
     def _try(self, entry: Entry) -> None:
         """Play one choice, with other token budgets where the engine's default does not keep the level."""
-        for found in (entry.found, *self._variants(entry.found)):
+        variants = (entry.found, *self._variants(entry.found))
+        if self.best is not None and entry.least <= (most := self._most(entry.found)):
+            self.player.prepare([self._plan(found, most) for found in variants])
+        for found in variants:
             least = entry.least if found is entry.found else self._least(found)
             if least is None or least > (most := self._most(found)):
                 continue
@@ -204,7 +207,9 @@ class FleetSearch:
     def _polish_budgets(self) -> None:
         """Try the best with other token budgets, with one replica less first."""
         assert self.best is not None
-        for found in [*self._variants(self.best.plan.found)]:
+        variants = [*self._variants(self.best.plan.found)]
+        self.player.prepare([self._plan(found, max(self.best.plan.replicas - 1, 1)) for found in variants])
+        for found in variants:
             for count in (self.best.plan.replicas - 1, self.best.plan.replicas):
                 if count >= 1 and self._keeps(found, count):
                     self._take_whole(self._plan(found, count))
@@ -215,12 +220,18 @@ class FleetSearch:
         assert self.best is not None
         plan = self.best.plan
         names = [plan.router] if self.router is not None or plan.replicas == 1 else [*ROUTERS]
+        if plan.replicas > 1:
+            smaller = [
+                replace(plan, router=name, replicas=plan.replicas - 1) for name in names if self._may_choose(name)
+            ]
+            self.player.prepare(smaller)
         for name in names:
             fewer = replace(self.best.plan, router=name, replicas=self.best.plan.replicas - 1)
             if not self._may_choose(name):
                 continue
             if fewer.replicas >= 1 and self.player.busiest(fewer).keeps:
                 self._take_whole(fewer)
+        self.player.prepare([replace(self.best.plan, router=name) for name in names], whole_play=True)
         for name in names:
             same = replace(self.best.plan, router=name)
             self.routers[name] = self.player.busiest(same, whole_play=True)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
-from kvplan.errors import UsageError
+from kvplan.errors import UsageError, check
 from kvplan.fleet.routers.named import check_router
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.api_price import parse_api_price
@@ -192,6 +192,7 @@ def plan_request(
     )
     is_trace = plays_trace and users is None and not has_rate and pattern.get("prefix_hit_rate") is None
     if is_trace:
+        check(not worst_case, "--worst-case cannot be used with a trace", "its requests are as long as the file says")
         check_playable(workload, part)
     found = with_file(asked, workload, part)
     if not is_trace or found.requests_per_second is None:
