@@ -2,8 +2,8 @@
 
 A JSON list of cases on stdin says how (``beside.vllm_records`` writes it). A line for each says of each request how
 many tokens it found, in which step it got its first and its last token, and how often it was preempted, and for each
-step how many tokens it had, how many requests ran and waited. No part of vLLM is replaced but the model: every sampled token
-is made up, and steps are counted instead of timed.
+step how many tokens it had, how many requests ran and waited. No part of vLLM is replaced but the model: every sampled
+token is made up, and steps are counted instead of timed.
 """
 
 from __future__ import annotations
