@@ -55,7 +55,9 @@ class Ticks(NamedTuple):
 
     @property
     def text(self) -> str:
-        return f"its clock ticks every {span_text(self.seconds)}, and {self.num_requests:.2g} requests share a tick on average"
+        """``its clock ticks every 3 s, and 10 requests share a tick on average``"""
+        many = f"{self.num_requests:.2g} requests share a tick on average"
+        return f"its clock ticks every {span_text(self.seconds)}, and {many}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class WishOptions:
     max_replicas: Annotated[
         int | None,
         typer.Option(
-            help="Most replicas of --autoscale. Default: twice those of the fixed fleet.", rich_help_panel=FLEET_PANEL
+            help="Most replicas of --autoscale. Default: those of the fixed fleet.", rich_help_panel=FLEET_PANEL
         ),
     ] = None
     cold_start: Annotated[

@@ -110,7 +110,7 @@ def answer_lines(answer: FleetAnswer, best: Played) -> Iterator[str]:
     yield _keeps_sentence(answer, best)
     yield _worst_sentence(best)
     if survey_file(answer.trace.path, answer.trace.part).bursts is not None:
-        yield "The file's clock is coarse: requests of a tick are played as a burst. --spread-ticks may take fewer GPUs."
+        yield "The file's clock is coarse: requests of a tick are sent at once. --spread-ticks may do with less."
     yield _cache_sentence(answer, best)
     if answer.growth is not None:
         yield growth_sentence(answer)

@@ -2,7 +2,7 @@
 
 fixed fleet   the fewest replicas that keep the service level all the time
 policies      queue lengths; requests in flight and KV usage, at shares of what a replica of the fixed fleet has of
-              them in its busiest window; where none of them keeps it, the nearest with more replicas at least, up to the
+              them in its busiest window; where none keeps it, the nearest with more replicas at least, up to the
               fixed fleet
 perfect       an autoscaler without delays (llm-d/llm-d-autoscaling issue 1499): in each window as many replicas as its
               request rate needs, of which each takes the rate that the fixed fleet takes at most in the busiest window

@@ -50,8 +50,8 @@ class Listener:
 class FleetAnswer:
     """plan: the fleets as deployments, best first; its first is ``best``. frontier: the best choice with fewer and with
     more replicas, on the busiest window. reused_share: of prompt tokens, what a cache finds that keeps everything; None
-    where the file does not say. notes: what to tell about the file. dearer: GPUs of which no fleet that costs as little as
-    the best keeps the level. was_interrupted: the search ended before its end. pools, policy: what the trace's
+    where the file does not say. notes: what to tell about the file. dearer: GPUs of which no fleet that costs as little
+    as the best keeps the level. was_interrupted: the search ended before its end. pools, policy: what the trace's
     ``wishes`` ask for.
     """
 

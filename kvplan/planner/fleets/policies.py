@@ -109,7 +109,7 @@ def find_policy(
         lambda part: hopeless(bar, part, demand.window_seconds),
         on_play,
     )
-    most = bounds.max_replicas or max(2 * replicas, bounds.min_replicas) + num_spare
+    most = bounds.max_replicas or max(replicas, bounds.min_replicas) + num_spare
     answer = search.answer(search.play_fixed(replicas, requests), min(bounds.min_replicas, most), most)
     gpu = found.choice.gpu
     usd = None if gpu.price is None else gpu.price.usd_per_hour * found.num_gpus

@@ -11,8 +11,8 @@ from kvplan.workload.part import parse_moment
 
 @dataclass(frozen=True, slots=True)
 class PolicyBounds:
-    """What a user says of a replica policy. max_replicas: None for twice those of the fixed fleet; cold_start_seconds:
-    None for what is assumed."""
+    """What a user says of a replica policy. max_replicas: None for those of the fixed fleet, which is large enough at
+    any time; cold_start_seconds: None for what is assumed."""
 
     min_replicas: int = 1
     max_replicas: int | None = None
