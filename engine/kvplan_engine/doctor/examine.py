@@ -43,7 +43,7 @@ def examine(config: EngineConfig, device: str, *, checks_anew: bool = False) -> 
         report["device"] = "cuda"
         report["gpu"], gpu = gpu_facts()
         dtype = _dtype_on("cuda", config)
-        verdicts = check_kernels(gpu, _use(config, dtype), Store(None) if checks_anew else None)
+        verdicts = check_kernels(gpu, _use(config, dtype), anew=checks_anew)
     else:
         report["device"] = "cpu"
         if absence is not None:

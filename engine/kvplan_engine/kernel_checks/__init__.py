@@ -6,7 +6,7 @@ start does it before it divides the memory, and so does ``kvplan doctor``.
 
 use                 which kernels a model could use
 case                a check: results of a kernel and of torch; two ways of which one is faster
-attention_cases, operation_cases, product_cases, state_cases   the checks
+attention_cases, operation_cases, product_cases, state_cases, lora_cases   the checks
 cpu                 the same of a CPU's kernels
 run                 runs them, puts twins in place
 stopwatch           which of two ways is faster

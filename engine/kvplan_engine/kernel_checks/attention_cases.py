@@ -20,6 +20,7 @@ from kvplan_engine.kernels.cuda.attention.shape import MIN_SHARED, AttentionShap
 from kvplan_engine.kernels.cuda.attention.wgmma_launch import uses_wgmma_kernel
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 
 _SCALE_BYTES = 4
 _STEP_OF_A_BYTE = 0.15  # numbers of fp8 are 2^-3 apart
@@ -82,8 +83,12 @@ class Step:
 
 
 def attention_cases(heads: Heads, storage: Storage, properties: DeviceProperties) -> Iterator[Case]:
-    """Every kernel that may attend so."""
+    """Every kernel that may attend so; none where the engine refuses such heads by itself."""
     shape = _shape(heads, storage)
+    try:
+        shape.check()
+    except CudaKernelError:
+        return
     yield _case(heads, storage, DECODE, _chain(shape, properties, families.DECODE_MMA, families.DECODE_SIMPLE))
     yield _case(heads, storage, PROMPTS, _chain(shape, properties, families.PREFILL_MMA, families.PREFILL_SIMPLE))
     short = short_prefill_launch(shape, properties)

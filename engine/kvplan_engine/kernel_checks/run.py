@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -23,16 +24,24 @@ logger = logging.getLogger("kvplan_engine")
 
 _NOT_TIMED = "passes; this device's times mean nothing"
 _LONGEST_REASON = 160
+_ENDED = "a process ended while it tried this (kvplan doctor --again tries it anew)"
 
 
-def check_kernels(runtime: CudaRuntime, use: KernelUse, store: Store | None = None) -> Verdicts:
+class GpuLost(EngineError):
+    """A kernel that was tried left the GPU unusable for this process."""
+
+
+def check_kernels(runtime: CudaRuntime, use: KernelUse, store: Store | None = None, *, anew: bool = False) -> Verdicts:
     """The verdicts on what ``use`` needs: stored ones, or found now. ``runtime`` then avoids what is not used.
 
-    store: None for the user's cache. EngineError where a kernel took the GPU with it: the next start avoids it.
+    store: None for the user's cache. anew: whatever an earlier process found there, or ended in.
+    EngineError where a kernel took the GPU with it: the next start avoids it.
     """
     store = open_store(_key(runtime, use)) if store is None else store
     with store.turn():
-        verdicts = store.read()
+        if anew:
+            store.end()
+        verdicts = None if anew else store.read()
         if verdicts is None:
             verdicts = _Checks(runtime, use, store).run()
             store.write(verdicts)
@@ -74,6 +83,11 @@ class _Checks:
                 self._check(case)
             for case in cases:
                 self._time(case)
+        except GpuLost:
+            raise  # the mark stays: the next start does not try this again
+        except BaseException:
+            self._store.end()
+            raise
         finally:
             self._runtime.properties = before
         self._store.end()
@@ -102,7 +116,7 @@ class _Checks:
 
     def _verdict(self, family: str, case: Case) -> Verdict:
         if family == self._crashed:
-            return Verdict(family, passed=False, is_used=False, why="a process ended while it tried this")
+            return Verdict(family, passed=False, is_used=False, why=_ENDED)
         self._store.begin(family)
         try:
             comparison = case.compare(self._runtime)
@@ -110,7 +124,7 @@ class _Checks:
             error, tolerance = comparison.largest_error(), comparison.tolerance
         except (EngineError, RuntimeError, ValueError) as failure:
             if is_context_lost(failure):
-                raise EngineError(
+                raise GpuLost(
                     f"the kernel {family} ended the GPU's work: {_reason(failure)}.",
                     hint="start again: it will not be used",
                 ) from failure
@@ -136,10 +150,10 @@ class _Checks:
         assert case.contest is not None
         self._store.begin(verdict.family)
         try:
-            times = compete(case.contest(self._runtime), self._runtime.device)
+            times = compete(partial(case.contest, self._runtime), self._runtime.device)
         except (EngineError, RuntimeError) as failure:
             if is_context_lost(failure):
-                raise EngineError(
+                raise GpuLost(
                     f"timing the kernel {verdict.family} ended the GPU's work: {_reason(failure)}.",
                     hint="start again: it will not be used",
                 ) from failure

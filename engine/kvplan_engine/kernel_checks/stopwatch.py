@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,10 +33,11 @@ class Times:
         return self.fast < WINS_BELOW * self.twin
 
 
-def compete(contest: Contest, device: torch.device) -> Times | None:
+def compete(make: Callable[[], Contest], device: torch.device) -> Times | None:
     """Both in turn, captured as a graph each, as steps run them; None on a device whose times mean nothing."""
     if device.type != "cuda":
         return None
+    contest = make()
     with torch.cuda.device(device):
         ways = [_captured(work) for work in (contest.fast, contest.twin)]
         rounds: list[list[float]] = [[], []]

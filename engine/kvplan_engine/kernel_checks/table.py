@@ -51,6 +51,7 @@ FAMILIES: dict[str, Family] = {
     families.MIXTURE_SIMPLE: Family("experts, simple", "torch"),
     families.STATES: Family("layers with a state", "torch"),
     families.DRAWS: Family("drawing tokens", "torch"),
+    families.LORA: Family("what adapters add", "torch"),
     **{name: Family(what, "attention_backend='reference'") for name, what in CPU_FAMILIES.items()},
     **{name: Family(f"operation {name}", "torch") for name in families.OPERATIONS},
 }

@@ -15,6 +15,7 @@ from kvplan_engine.description.norms import NormKind
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.kernel_checks.attention_cases import Heads, Storage, attention_cases
 from kvplan_engine.kernel_checks.case import Case
+from kvplan_engine.kernel_checks.lora_cases import lora_cases
 from kvplan_engine.kernel_checks.operation_cases import Operations, operation_cases
 from kvplan_engine.kernel_checks.product_cases import (
     Matrix,
@@ -36,7 +37,7 @@ _FUSED = {("silu", True): "silu_and_mul", ("gelu_tanh", False): "gelu_new_inplac
 @dataclass(frozen=True, slots=True)
 class KernelUse:
     """asked: of the families that are chosen by time, those that the settings name; they need not win. possible: those
-    that may run at all.
+    that may run at all. lora_rank: of adapters, None where there are none.
     """
 
     storage: Storage
@@ -49,6 +50,7 @@ class KernelUse:
     states: tuple[State, ...]
     asked: frozenset[str] = frozenset()
     possible: frozenset[str] = frozenset()
+    lora_rank: int | None = None
 
     def cases(self, properties: DeviceProperties) -> list[Case]:
         """Everything to check on a device, the plainest first; a kernel that may hang takes nothing with it."""
@@ -70,6 +72,7 @@ class KernelUse:
         yield from quantised_cases(scalar, self.formats, properties)
         yield from mixture_cases(scalar, self.mixtures, properties)
         yield from state_cases(scalar, self.states)
+        yield from lora_cases(scalar, self.hidden, self.lora_rank)
 
     def _fast(self, properties: DeviceProperties) -> Iterator[Case]:
         for heads in self.heads:
@@ -99,6 +102,7 @@ def use_of(
         tuple(dict.fromkeys(mixer for layer in layers for mixer in layer.mixers if isinstance(mixer, State))),
         asked,
         possible,
+        config.max_lora_rank if config.enable_lora else None,
     )
 
 

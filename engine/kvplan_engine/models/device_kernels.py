@@ -24,6 +24,7 @@ from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.errors import EngineError, SettingsError
+from kvplan_engine.kernel_checks.lora_cases import correct_in_torch
 from kvplan_engine.kernel_checks.run import check_kernels, refuse_or_report
 from kvplan_engine.kernel_checks.store import Store
 from kvplan_engine.kernel_checks.use import KernelUse, use_of
@@ -289,9 +290,10 @@ def checked_kernels(
         mixtures=(TorchMixture,) if families.MIXTURE_SIMPLE in avoided else kernels.mixtures,
         states=TorchStates() if families.STATES in avoided else kernels.states,
         draws=None if families.DRAWS in avoided else kernels.draws,
+        correct=correct_in_torch if families.LORA in avoided else kernels.correct,
         overlap_launches=partial(_overlap_checked, runtime, verdicts),
         verdicts=verdicts,
-        is_capturable=not avoided & {families.WRITE_KV, families.STATES},
+        is_capturable=not avoided & {families.WRITE_KV, families.STATES, families.LORA},
     )
 
 

@@ -67,6 +67,7 @@ class Fault:
     config: dict[str, Any] | None = None
     cache: str = "auto"
     formats: tuple[WeightFormat, ...] = ()
+    has_adapters: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -74,7 +75,9 @@ class Fault:
     def use(self) -> KernelUse:
         """What the fault's model could use."""
         config = LLAMA if self.config is None else self.config
-        settings = EngineConfig(model=config, load_format="dummy", kv_cache_dtype=self.cache)
+        settings = EngineConfig(
+            model=config, load_format="dummy", kv_cache_dtype=self.cache, enable_lora=self.has_adapters
+        )
         return use_of(read_config(config), settings, "bfloat16", self.formats)
 
 
@@ -211,6 +214,14 @@ FAULTS = (
         "multiply_step(tile, shared, warp, lane);",
         ("mixture_mma",),
         config=MIXTRAL,
+    ),
+    Fault(
+        "an adapter leaves its last rank out",
+        "products/lora_expand.cu",
+        "for (int k = 0; k < params.rank; ++k) {",
+        "for (int k = 0; k < params.rank - 1; ++k) {",
+        ("lora",),
+        has_adapters=True,
     ),
     Fault(
         "a convolution's past is one input short",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from planted_faults import GPT2, LLAMA
 
-from kvplan_engine import EngineConfig
+from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.kernel_checks import run as run_module
 from kvplan_engine.kernel_checks.operation_cases import operations_of
@@ -99,6 +99,38 @@ def test_what_a_process_ended_in_is_avoided(tmp_path: Path) -> None:
     assert "ended while it tried" in verdicts.failed[0].why
     assert "rms_norm" in runtime.properties.avoided
     assert store.left_behind() is None
+    assert check_kernels(EmulatedRuntime(), only(use_with()), store).failed  # it is kept
+    assert not check_kernels(EmulatedRuntime(), only(use_with()), store, anew=True).failed
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (KeyboardInterrupt(), None),
+        (torch.OutOfMemoryError("CUDA out of memory."), None),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "rms_norm"),
+    ],
+    ids=["interrupted", "out of memory", "lost"],
+)
+def test_a_mark_stays_only_where_the_gpu_was_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, left: str | None
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(EmulatedRuntime, "kernel", fail)
+    store, runtime = Store(tmp_path / "key.json"), EmulatedRuntime()
+    with pytest.raises((KeyboardInterrupt, torch.OutOfMemoryError, EngineError)) as raised:
+        check_kernels(runtime, only(use_with()), store)
+    assert isinstance(raised.value, EngineError) is (left is not None)
+    assert store.left_behind() == left
+    assert not runtime.properties.avoided
+
+
+def test_heads_that_the_engine_refuses_are_not_checked() -> None:
+    use = use_with()
+    odd = replace(use, heads=(replace(use.heads[0], key_size=40, value_size=40),))
+    assert not any("decode" in name for case in odd.cases(EMULATED_PROPERTIES) for name in case.families)
 
 
 @pytest.mark.parametrize(("fast", "is_used"), [(7.0, True), (9.9, False), (12.0, False)])

@@ -14,7 +14,7 @@ WRITE_KV, DEPENDENT_LAUNCH = "write_kv", "dependent_launch"
 SKINNY, QUANTISED_MMA, QUANTISED_SIMPLE = "skinny_mma", "quantised_mma", "quantised_simple"
 QUANTISED_WIDEN = "quantised_widen"
 MIXTURE_MMA, MIXTURE_SIMPLE = "mixture_mma", "mixture_simple"
-STATES, DRAWS = "states", "draws"
+STATES, DRAWS, LORA = "states", "draws", "lora"
 OPERATIONS = (
     "rms_norm",
     "add_rms_norm",
