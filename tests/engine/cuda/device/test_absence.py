@@ -273,8 +273,8 @@ class Nvml:
 
 @pytest.mark.parametrize(
     ("visible", "name"),
-    [(None, "card 0"), ("1", "card 1"), ("1,0", "card 1"), ("GPU-8932f937-33", "card 1"), ("GPU-77", None), ("-1", "card 0")],
-)  # fmt: skip
+    [(None, "card 0"), ("1,0", "card 1"), ("GPU-8932f937-33", "card 1"), ("GPU-77", None), ("-1", "card 0")],
+)
 def test_the_gpu_that_cannot_be_used_is_the_one_that_was_named(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, name: str | None
 ) -> None:
