@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,10 +40,10 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def _document(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+def _document(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     code, out, _ = run(f"{words} --json", capsys)
     assert code == 0
-    found: dict[str, object] = json.loads(out)
+    found: dict[str, Any] = json.loads(out)
     return found
 
 
@@ -51,7 +52,7 @@ def test_the_curve_of_documents_in_turn(trace: Path, capsys: pytest.CaptureFixtu
     words = f"cache {trace} llama-3.1-8b --gpu h100 --kv-cache-dtype auto --host-memory 100GiB"
     found = _document(words, capsys)
     assert found["schema"] == "kvplan.cache/1"
-    (curve,) = found["curves"]  # type: ignore[misc]
+    (curve,) = found["curves"]
     by_gib = {round(tier["bytes"] / 2**30): tier for tier in curve["host"]}
     assert by_gib[64]["hit_share"] == 0 and by_gib[64]["verdict"] == "harms"
     whole = 3 / 4 * (1 - 16 / (32 * _BLOCK))
@@ -84,7 +85,7 @@ def test_a_tier_that_brings_nothing_is_not_bought(trace: Path, capsys: pytest.Ca
 def test_ranks_get_their_parts_and_drives_their_tier(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"cache {trace} llama-3.1-70b --gpu 4xh100 --kv-cache-dtype auto --host-memory 512GiB --nvme 1TiB"
     found = _document(words, capsys)
-    (curve,) = found["curves"]  # type: ignore[misc]
+    (curve,) = found["curves"]
     vllm, lmcache, sglang = curve["settings"]
     assert '"cpu_bytes_to_use": 549755813888' in vllm["lines"][0] and '"type": "fs"' in vllm["lines"][0]
     assert "max_local_cpu_size: 128" in lmcache["lines"] and "max_local_disk_size: 256" in lmcache["lines"]
@@ -97,7 +98,7 @@ def test_a_split_trace_finds_less_than_a_shared_tier(trace: Path, capsys: pytest
     shares = {}
     for router in SPLITS:
         words = f"cache {trace} llama-3.1-8b --kv-cache-dtype auto --replicas 3 --router {router} --host-memory 128GiB"
-        (curve,) = _document(words, capsys)["curves"]  # type: ignore[misc]
+        (curve,) = _document(words, capsys)["curves"]
         shares[router] = curve["asked_host"]["hit_share"]
     assert shares["round-robin"] < 0.3 < shares["shared"]
     assert shares["prefix"] == pytest.approx(shares["shared"])
@@ -153,6 +154,6 @@ def test_chats_are_found_again_with_their_answers(tmp_path: Path, capsys: pytest
     said = "word " * 2000
     turns = [{"from": who, "value": said} for who in ("human", "gpt", "human", "gpt")]
     path.write_text("\n".join(json.dumps({"conversations": turns}) for _ in range(3)))
-    (curve,) = _document(f"cache {path} llama-3.1-8b --kv-cache-dtype auto", capsys)["curves"]  # type: ignore[misc]
+    (curve,) = _document(f"cache {path} llama-3.1-8b --kv-cache-dtype auto", capsys)["curves"]
     assert 0.3 < curve["hbm"]["hit_share"] < 0.6
     assert curve["reuse_distances"][0]["seconds"] is None

@@ -113,8 +113,8 @@ def test_a_bus_is_taken_for_seven_tenths_of_its_data_sheet() -> None:
 
 def test_prefill_is_summed_over_steps_with_growing_pairs() -> None:
     class PairClock(SteadyClock):
-        def seconds_beside(self, _met: float, _tokens: float, _s: float, _o: float, kv: float, *pairs: float) -> float:
-            return pairs[0] + kv
+        def seconds_beside(self, _num_met: float, num_tokens: float, *rest: float) -> float:
+            return rest[2] + rest[3]  # tokens that are read, and pairs
 
     time = PrefillTime(PairClock(), 4)
     assert time.seconds(4) == 10 + 4

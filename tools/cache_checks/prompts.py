@@ -20,7 +20,7 @@ def shortened(requests: Sequence[FleetRequest], factor: int, block_tokens: int) 
     for request in requests:
         prompt = max(request.num_prompt_tokens // factor, 2)
         prompt += prompt % block_tokens == 0
-        runs = []
+        runs: list[Run] = []
         for run in request.runs:
             end = run.end // factor if run.end < request.num_prompt_tokens else prompt
             if end > (runs[-1].end if runs else 0):
