@@ -104,6 +104,9 @@ class _Model(CountedModel):
     def kernel_buffers(self, config: EngineConfig) -> list[Any]:
         return cuda_buffers(config, self.config, holds_few_bits=False)
 
+    def release_workspace(self) -> None:
+        """A runner has given its own back."""
+
 
 class _Pool:
     """Blocks without content."""

@@ -159,6 +159,12 @@ class AttentionPlanner:
         """Give outgrown buffers back: no graph captured until now is replayed any more."""
         self.buffers.retired.clear()
 
+    def release_workspace(self) -> None:
+        """Let go of the latest plans, whose metadata lies in a workspace, and of the memory for parts, a part of it."""
+        self.forget_retired()
+        self._step = _Step()
+        self.buffers.release_parts()
+
     def _make_plan(self, key: _PlanKey, metadata: AttentionMetadata, num_tokens: int) -> Plan:
         shape, window = key
         launches = self.launches_of(shape)

@@ -7,6 +7,7 @@ other processes hold of a GPU is read anew for each pool.
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -92,7 +93,7 @@ class MemoryCarver:
         Nothing stays allocated. Where the settings are refused, it is what they are refused with.
         """
         self._settled = None
-        self._held_bytes = held_beside(self._device, self._model.weight_bytes)
+        self._held_bytes = self._read_held()
         self._planned = self._reserve(config, 0)
         before, refusal = self._measured.copy(), None
         try:
@@ -103,7 +104,7 @@ class MemoryCarver:
                 raise
             refusal = error.with_traceback(None)  # which keeps tensors alive
         self._settled = _Settled(config, self._held_bytes, refusal)
-        self._device.release_unused()
+        self._release_workspace()
         return self._planned
 
     def carve(self, config: EngineConfig) -> Carving:
@@ -117,7 +118,7 @@ class MemoryCarver:
                 raise settled.refusal
             self._held_bytes = settled.held_bytes
         else:
-            self._held_bytes = held_beside(self._device, self._model.weight_bytes)
+            self._held_bytes = self._read_held()
         try:
             return self._carve(config)
         except BaseException:
@@ -186,6 +187,18 @@ class MemoryCarver:
         return Reserve(self._device.total_bytes, self._overhead_bytes(config), graph_bytes)
 
     # ---- what has to be measured
+
+    def _read_held(self) -> int:
+        """What is in use beside the weights now that the pool before is gone, and its workspace with it."""
+        self._release_workspace()
+        return held_beside(self._device, self._model.weight_bytes)
+
+    def _release_workspace(self) -> None:
+        """Give back that of a runner that is gone: to hold two of them, there may be no room."""
+        self._model.release_workspace()
+        if self._device.is_asynchronous:
+            gc.collect()  # a runner's graphs, and frames of errors, keep tensors alive in cycles
+        self._device.release_unused()
 
     def _known(self, config: EngineConfig) -> _Measured | None:
         """Of the smallest step measured so far that is at least as large as any of ``config``."""

@@ -120,6 +120,16 @@ class LoadedModel:
         if self._shards is not None:
             self._shards.bind(workspace[SHARDS])
 
+    def release_workspace(self) -> None:
+        """Let go of the buffers: a part of a workspace keeps all its memory."""
+        self.attention.release_workspace()
+        for memory in self._kernel_memory.values():
+            memory.release()
+        if self._shards is not None:
+            self._shards.release()
+        if self.adapters is not None:
+            self.adapters.step.release_place()
+
     def reserve_decode(self, kv: KvPool, max_num_seqs: int) -> None:
         """Let attention compile and allocate what decode steps need, so that they can be captured."""
         distinct = {

@@ -112,6 +112,9 @@ class TransformersModel:
     def use_workspace(self, workspace: Workspace) -> None:
         """Its layers bring buffers of their own."""
 
+    def release_workspace(self) -> None:
+        """There is none to let go of."""
+
 
 RunnableModel = LoadedModel | TransformersModel
 """What steps run: the engine's decoder, or a class of transformers."""

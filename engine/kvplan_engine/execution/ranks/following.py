@@ -96,6 +96,8 @@ class FollowingRank:
             self._mover.close()
         self._runner = self._mover = None  # before the new one is made: there may be no room for both
         config, model = message.config, self._model
+        model.release_workspace()
+        self._device.release_unused()
         held = held_beside(self._device, model.weight_bytes)
         max_model_len = resolve_max_model_len(config, model.config)
         layout = kv_layout(config, model.config, model.dtype, max_model_len)

@@ -105,6 +105,9 @@ def test_what_is_said_before_a_pool_is_what_it_leaves(sweep: Sweep) -> None:
     assert_served(served)
     assert sweep.reserve["graph_bytes"] == served.row["graph_bytes"] == 4 * sweep.gpu.graph_bytes
     assert sweep.reserve["overhead_bytes"] == served.row["overhead_bytes"]
+    again = sweep.trial()
+    assert again.row["overhead_bytes"] == served.row["overhead_bytes"], "the workspace before is no overhead"
+    assert again.row["num_blocks_total"] == served.row["num_blocks_total"]
 
     sweep.gpu.context_bytes += 30 * MIB  # a neighbour has grown
     fewer = sweep.trial()
