@@ -18,6 +18,7 @@ from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.catalog.vllm_models import service_note
+from kvplan.commands.options.fleet_wishes import WishOptions
 from kvplan.commands.options.fleets import FLEET_PANEL, FleetOptions
 from kvplan.commands.options.groups import takes_groups
 from kvplan.commands.options.like import Question, likened
@@ -123,6 +124,7 @@ def plan(
     pattern: PatternOptions,
     trace: TraceOptions,
     fleet: FleetOptions,
+    wishes: WishOptions,
     gpus: GpuOptions,
     formats: FormatOptions,
     settings: ServingSettings = ServingSettings(),
@@ -144,7 +146,7 @@ def plan(
     """
     shown = chosen_format(output_format, as_json=as_json)
     settings = with_speculative_config(settings, speculative_config)
-    asked = Question(model, load, pattern, gpus, formats, settings, engine, trace, fleet=fleet)
+    asked = Question(model, load, pattern, gpus, formats, settings, engine, trace, fleet=fleet, wishes=wishes)
     kept, notes = (asked, []) if like is None else likened(asked, like)
     if kept.model is None:
         raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvplan.catalog.engines import EngineChoice
+from kvplan.commands.options.fleet_wishes import WishOptions
 from kvplan.commands.options.fleets import FleetOptions
 from kvplan.commands.options.pasted import engine_of, with_pasted
 from kvplan.commands.options.patterns import PatternOptions
@@ -38,13 +39,16 @@ class Question:
     trace: TraceOptions = TraceOptions()  # noqa: RUF009 - frozen
     as_started: bool = False
     fleet: FleetOptions = FleetOptions()  # noqa: RUF009 - frozen
+    wishes: WishOptions = WishOptions()  # noqa: RUF009 - frozen
 
     def request(self, *, longest: int | None = None) -> PlanRequest:
         """The question that they ask. ``longest``: tokens of a sequence, where --ctx-max is not given."""
         load = self.load if longest is None or self.load.ctx_max else replace(self.load, ctx_max=str(longest))
         choice = EngineChoice.parse(self.engine, known=("vllm",))
         options = vars(load) | vars(self.pattern) | vars(self.gpus) | vars(self.formats) | vars(self.trace)
-        found = plan_request(choice, self.settings, **options, **vars(self.fleet), plays_trace=True)
+        found = plan_request(
+            choice, self.settings, **options, **vars(self.fleet), **vars(self.wishes), plays_trace=True
+        )
         return replace(found, as_started=self.as_started)
 
 
@@ -68,7 +72,9 @@ def likened(asked: Question, command: str) -> tuple[Question, list[str]]:
     load = asked.load if longest is None or asked.load.ctx_max else replace(asked.load, ctx_max=str(longest))
     engine = engine_of(None if asked.engine == _DEFAULT_ENGINE else asked.engine, pasted, _DEFAULT_ENGINE)
     gpus, model = replace(asked.gpus, **sizes), asked.model or pasted.model
-    question = Question(model, load, asked.pattern, gpus, formats, settings, engine, asked.trace, True, asked.fleet)
+    question = Question(
+        model, load, asked.pattern, gpus, formats, settings, engine, asked.trace, True, asked.fleet, asked.wishes
+    )
     return question, pasted.notes
 
 

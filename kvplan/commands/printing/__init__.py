@@ -8,6 +8,8 @@ explanations, known              what `explain`, `models` and `gpus` print
 likened                          a plan beside one without a command's settings
 plans, plan_tables               what `plan` prints: the answer, and its tables
 fleets, fleet_progress           what `plan` prints of a trace: the fleet, and what is found while it runs
+fleet_wishes                     pools and policies beside that fleet
 sweeps, loads                    what `sweep` and `load` print
 calibrations                     what `calibrate` prints
+caches                           what `cache` prints
 """

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvplan.commands.options.extras import need_extra
+from kvplan.commands.printing.fleet_wishes import print_policies, print_pools
 from kvplan.commands.printing.plans import print_commands, rent_text
 from kvplan.commands.printing.queues import within
 from kvplan.commands.printing.render import (
@@ -26,9 +27,11 @@ from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import WORDS
 from kvplan.planner.fleets.judging import WindowVerdict
 from kvplan.planner.fleets.playing import Played
+from kvplan.planner.launch.engines import checkpoint_name
 from kvplan.planner.launch.manifests import MANIFESTS
+from kvplan.planner.launch.scaling import scaling_manifests
 from kvplan.units import plural
-from kvplan.workload.files import span_text
+from kvplan.workload.files import span_text, survey_file
 
 _MOST_WINDOWS = 24
 
@@ -42,6 +45,8 @@ def print_fleet(answer: FleetAnswer, output_format: str, *, explain: bool = Fals
         print_csv([plan_row(each, model_id, answer.plan.request.api_price) for each in deployments])
     elif output_format in MANIFESTS and deployments:
         say(MANIFESTS[output_format](deployments[0], model_id), end="")
+        if output_format == "kubernetes":
+            _print_scaling(answer, "---")
         if answer.best is not None and (balancer := balancer_of(answer.best)) is not None:
             print_notes(f"these replicas were played behind another router than the manifest has: {balancer}")
     elif answer.best is not None:
@@ -85,6 +90,11 @@ def _print_text(answer: FleetAnswer, best: Played, *, as_page: bool, explain: bo
     print_commands(answer.plan.deployments[0], answer.plan, explain=explain, balancer=balancer)
     _print_windows(best)
     _print_routers(answer)
+    if answer.pools is not None:
+        print_pools(answer.pools)
+    if answer.policy is not None:
+        print_policies(answer.policy)
+        _print_scaling(answer, "")
     _print_others(answer, best)
     say()
     for note in fleet_assumptions(answer):
@@ -104,9 +114,15 @@ def answer_lines(answer: FleetAnswer, best: Played) -> Iterator[str]:
     )
     yield _keeps_sentence(answer, best)
     yield _worst_sentence(best)
+    if survey_file(answer.trace.path, answer.trace.part).bursts is not None:
+        yield "The file's clock is coarse: requests of a tick are sent at once. --spread-ticks may do with less."
     yield _cache_sentence(answer, best)
     if answer.growth is not None:
         yield growth_sentence(answer)
+    if answer.pools is not None:
+        yield answer.pools.verdict
+    if answer.policy is not None:
+        yield answer.policy.verdict
 
 
 def _keeps_sentence(answer: FleetAnswer, best: Played) -> str:
@@ -243,6 +259,17 @@ def _print_others(answer: FleetAnswer, best: Played) -> None:
     say()
     head = ("fleet", "$/h", "replicas", "step tokens", "hits", "sure")
     print_table("The cheapest fleet found of each GPU (those never cheaper are not played to the end):", head, rows)
+
+
+def _print_scaling(answer: FleetAnswer, separator: str) -> None:
+    """What makes replicas come and go, where a policy is worth it."""
+    best = None if answer.policy is None else answer.policy.found.best
+    if best is None or answer.policy is None or not answer.policy.found.saved_share:
+        return
+    deployment, model_id = answer.plan.deployments[0], answer.plan.spec.served_id
+    served = checkpoint_name(deployment, model_id)
+    say(separator)
+    say(scaling_manifests(model_id, served, deployment.prediction.version, best.played.policy), end="")
 
 
 def _name(played: Played) -> str:

@@ -59,6 +59,8 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
         else _busiest_document(answer, answer.without_cache),
         "growth": growth_document(answer.growth),
         "by_replicas": [_busiest_document(answer, each) for each in answer.frontier],
+        "pools": None if answer.pools is None else answer.pools.document(),
+        "policy": None if answer.policy is None else answer.policy.document(),
     }
     return document
 

@@ -6,5 +6,7 @@ judging   whether a played fleet keeps the level, with published intervals
 playing   fleets played, each once; cores: several at the same time
 search    the search over choices, replicas, token budgets and routers
 growth    how much more load the fleet takes, and what fails first
+pools     prefill and decode apart, beside a fleet of as many GPUs
+policies  replicas that come and go, beside a fixed fleet
 answering  the answer: the best fleet as a deployment, with what was found beside it
 """

@@ -21,7 +21,10 @@ from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.fleets.demand import Alone, Demand
 from kvplan.planner.fleets.growth import Growth, growth_of
 from kvplan.planner.fleets.playing import Played, Player
+from kvplan.planner.fleets.policies import PolicyAnswer, find_policy
+from kvplan.planner.fleets.pools import PoolAnswer, compare_pools
 from kvplan.planner.fleets.search import FleetSearch
+from kvplan.planner.fleets.setups import fleet_choice
 from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.question.trace import TraceQuestion
@@ -49,7 +52,7 @@ class FleetAnswer:
     more replicas, on the busiest window. reused_share: of prompt tokens, what a cache finds that keeps everything; None
     where the file does not say. notes: what to tell about the file. quickest: how fast prompts are read alone, on what
     reads them fastest. dearer: GPUs of which no fleet keeps the level that costs as little as the best.
-    was_interrupted: the search ended before its end.
+    was_interrupted: the search ended before its end. pools, policy: what the trace's ``wishes`` ask for.
     """
 
     plan: Plan
@@ -69,6 +72,8 @@ class FleetAnswer:
     num_left_out: int
     seconds: float
     was_interrupted: bool
+    pools: PoolAnswer | None = None
+    policy: PolicyAnswer | None = None
 
 
 def plan_fleet(
@@ -94,10 +99,13 @@ def plan_fleet(
     search.run()
     growth: Growth | None = None
     frontier: tuple[Played, ...] = ()
+    pools: PoolAnswer | None = None
+    policy: PolicyAnswer | None = None
     if search.best is not None and not search.was_interrupted:
         try:
             growth = growth_of(search.best, player)
             frontier = _frontier(search.best, player, trial)
+            pools, policy = _pools(search.best, player, trace, trial), _policy(search.best, player, trace, trial)
         except KeyboardInterrupt:
             search.was_interrupted = True
     others = tuple(each for each in search.by_gpu.values() if each is not search.best)
@@ -120,7 +128,32 @@ def plan_fleet(
         num_left_out=search.num_left_out,
         seconds=time.monotonic() - began,
         was_interrupted=search.was_interrupted,
+        pools=pools,
+        policy=policy,
     )
+
+
+def _pools(best: Played, player: Player, trace: TraceQuestion, trial: Trial) -> PoolAnswer | None:
+    """Prefill and decode apart, where that is asked for. Prefill replicas are tried with every larger token budget."""
+    plan, engine = best.plan, trace.wishes.hand_over
+    if engine is None:
+        return None
+    demand, share, choice = player.demand, trace.share_of_windows, plan.found.choice
+    budgets = [each for each in trial.step_budgets(choice.gpu) if each > plan.found.tokens]
+    others = [fleet_choice(trial, replace(choice, max_num_batched_tokens=each)) for each in sorted(budgets)]
+    larger = [each for each in others if each is not None]
+    return compare_pools(plan.found, plan.replicas, demand, player.goal, share, plan.router, engine, larger)
+
+
+def _policy(best: Played, player: Player, trace: TraceQuestion, trial: Trial) -> PolicyAnswer | None:
+    """Replicas that come and go, where that is asked for."""
+    plan, bounds = best.plan, trace.wishes.scaling
+    if bounds is None:
+        return None
+    spare, share = trial.request.num_spare_replicas, trace.share_of_windows
+    told, demand = player.on_play, player.demand
+    on_play = None if told is None else lambda count: told(player.num_played + count)
+    return find_policy(plan.found, plan.replicas, demand, player.goal, share, plan.router, bounds, spare, on_play)
 
 
 def _requests(trace: TraceQuestion, request: PlanRequest, workload: Workload) -> tuple[FleetRequest, ...]:

@@ -5,6 +5,7 @@ replicas      every process of all replicas, and the balancer before them
 manifests     the formats that start a deployment, by name
 compose       `docker run` and Docker Compose
 kubernetes    a Deployment, or a LeaderWorkerSet over nodes
+scaling       KEDA's ScaledObject, or a HorizontalPodAutoscaler, for replicas by a policy
 helm          values of the production stack's chart
 containers    what these share: images, directories, labels of GPUs, comments with the plan
 """

@@ -2,6 +2,7 @@
 
 request   load, lengths and GPUs; the workload with its gaps filled
 traced    the load of a workload file; trace: a file with times that is played as it is
+wishes    what else is asked of its fleet: pools, replicas that come and go
 pattern   pauses of users, how lengths spread, and what prompts share
 drafter   the model with the drafter that is asked for
 asking    the request from values as people write them

@@ -22,6 +22,7 @@ from kvplan.planner.question.slo import parse_slo, split_slo
 from kvplan.planner.question.trace import TraceQuestion, check_playable, refuse_without_trace, window_seconds
 from kvplan.planner.question.trace import share_of_windows as parse_share_of_windows
 from kvplan.planner.question.traced import refuse_beside_file, with_file
+from kvplan.planner.question.wishes import fleet_wishes
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
@@ -93,11 +94,18 @@ def plan_request(
     speed: float | None = None,
     sample: int | None = None,
     trace_unit: str | None = None,
+    spread_ticks: bool = False,
     plays_trace: bool = False,
     window: str | None = None,
     share_of_windows: str | None = None,
     router: str | None = None,
     load_shape: Path | None = None,
+    disaggregate: bool = False,
+    hand_over: str | None = None,
+    autoscale: bool = False,
+    min_replicas: int | None = None,
+    max_replicas: int | None = None,
+    cold_start: str | None = None,
     **pattern: Any,
 ) -> PlanRequest:
     """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read.
@@ -150,6 +158,7 @@ def plan_request(
         speed=speed,
         sample=sample,
         trace_unit=trace_unit,
+        spread_ticks=spread_ticks,
         output_len=output_len,
         has_file=workload is not None,
         has_rate=has_rate,
@@ -159,7 +168,17 @@ def plan_request(
         "--share-of-windows": share_of_windows,
         "--router": router,
         "--load-shape": load_shape,
+        "--disaggregate": disaggregate or None,
+        "--autoscale": autoscale or None,
     }
+    wishes = fleet_wishes(
+        disaggregate=disaggregate,
+        hand_over=hand_over,
+        autoscale=autoscale,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        cold_start=cold_start,
+    )
     if workload is None:
         refuse_without_trace(of_trace)
         return asked
@@ -188,6 +207,7 @@ def plan_request(
         parse_share_of_windows(share_of_windows),
         None if router is None else check_router(router),
         load_shape,
+        wishes,
     )
     return replace(found, trace=trace)
 

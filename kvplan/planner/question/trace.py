@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.errors import KvplanError, UsageError
+from kvplan.planner.question.wishes import FleetWishes
 from kvplan.setting_values import parse_share
 from kvplan.units import plural
 from kvplan.workload.files import span_text, survey_file
@@ -23,7 +24,8 @@ MOST_REQUESTS: Final = 400_000
 @dataclass(frozen=True, slots=True)
 class TraceQuestion:
     """The fleet that a trace needs. share_of_windows: that keep the service level, 1 for all. router: by name; None to
-    choose one. shape: a file that says how the load changes over a day, which the trace is stretched over."""
+    choose one. shape: a file that says how the load changes over a day, which the trace is stretched over. wishes: what
+    else the fleet is held against."""
 
     path: Path
     part: FilePart = WHOLE_FILE
@@ -31,6 +33,7 @@ class TraceQuestion:
     share_of_windows: float = 1.0
     router: str | None = None
     shape: Path | None = None
+    wishes: FleetWishes = FleetWishes()  # noqa: RUF009 - frozen
 
 
 def window_seconds(text: str | None) -> float:

@@ -1,0 +1,47 @@
+"""How many bytes of KV a hand-over moves, by the block plan of the replica that receives them.
+
+Whole blocks are moved, of every group of layers (0.32.0, vllm/distributed/kv_transfer/kv_connector/v1/nixl/
+base_scheduler.py, get_exchange_clipped_blocks):
+
+    full attention, latents    all blocks of the prompt
+    sliding windows            the last ceil(window / block) + 1
+    chunks                     those of the prompt's last chunk and the one that it begins in
+    states, rings              those of one request
+
+Each rank receives its own share: where there are more ranks than KV heads they hold the same heads and each reads them
+(pull_worker.py), as all ranks do with latents. So a replica receives what a rank holds times its ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.estimate.vllm.groups import BlockPlan, KvGroup
+from kvplan.estimate.vllm.pages import PER_REQUEST
+
+
+@dataclass(frozen=True, slots=True)
+class MovedKv:
+    """plan: of one rank. num_ranks: those that hold a request's KV: tensor-parallel ranks times pipeline stages."""
+
+    plan: BlockPlan
+    num_ranks: int = 1
+
+    def num_bytes(self, num_tokens: int, found_tokens: int = 0) -> int:
+        """Return the bytes of a prompt of ``num_tokens``, whose first ``found_tokens`` the receiver has already."""
+        if found_tokens >= num_tokens:
+            return 0
+        return self.num_ranks * sum(_group_bytes(group, num_tokens, found_tokens) for group in self.plan.groups)
+
+
+def _group_bytes(group: KvGroup, num_tokens: int, found_tokens: int) -> int:
+    page = group.page
+    if page.kind in PER_REQUEST:
+        return group.num_layers * page.page_bytes
+    blocks = -(-num_tokens // page.block_size)
+    missing = blocks - found_tokens // page.block_size
+    if page.kind == "every_state":
+        missing = 1
+    if page.kind in ("sliding", "chunked") and page.window_tokens is not None:
+        missing = min(missing, -(-page.window_tokens // page.block_size) + 1)
+    return group.num_layers * missing * page.page_bytes

@@ -1,0 +1,123 @@
+"""A trace on replicas that come and go by a policy, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, Sample
+from kvplan.fleet.replicas.seen import Seen
+from kvplan.fleet.replicas.setup import ReplicaSetup
+from kvplan.fleet.requests import FleetRequest
+from kvplan.fleet.routers.interface import Router
+from kvplan.fleet.scaling.autoscaler import Autoscaler
+from kvplan.fleet.scaling.policy import MetricName, ReplicaPolicy
+
+
+@dataclass(slots=True)
+class ReplicaSpan:
+    """When a replica was asked for, when it began to serve, and when it was gone: drained, and all it had finished."""
+
+    asked_at: float
+    ready_at: float
+    drained_at: float = math.inf
+    gone_at: float = math.inf
+
+    @property
+    def seconds(self) -> float:
+        """What is paid for."""
+        return self.gone_at - self.asked_at
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlay:
+    """A policy over a trace. spans: of every replica that there was."""
+
+    policy: ReplicaPolicy
+    play: FleetPlay
+    spans: tuple[ReplicaSpan, ...]
+
+    @property
+    def replica_seconds(self) -> float:
+        """Paid for, from the trace's first request to the end of its last."""
+        return sum(each.seconds for each in self.spans)
+
+    @property
+    def most_replicas(self) -> int:
+        """There at once, those that start or drain included."""
+        return max(sum(each.asked_at <= at < each.gone_at for each in self.spans) for at in self._changes)
+
+    @property
+    def num_starts(self) -> int:
+        """Replicas that were started after the beginning."""
+        return sum(each.asked_at > 0 for each in self.spans)
+
+    @property
+    def _changes(self) -> list[float]:
+        return [each.asked_at for each in self.spans]
+
+
+class _Scaler:
+    """Looks at a fleet at every evaluation, and lets replicas come and go."""
+
+    def __init__(self, policy: ReplicaPolicy, setup: ReplicaSetup, num_first: int) -> None:
+        self._policy, self._setup = policy, setup
+        self._autoscaler = Autoscaler(policy)
+        self._sums: list[dict[MetricName, float]] = []
+        self._age = round(policy.metric_age_seconds / policy.sync_seconds)
+        self.spans = [ReplicaSpan(0.0, 0.0) for _ in range(num_first)]
+
+    def look(self, fleet: Fleet, sample: Sample) -> None:
+        """One evaluation, by metrics that are some evaluations old."""
+        at = sample.at
+        serving = fleet.serving(at)
+        self._sums.append(
+            {
+                "waiting": sum(each.num_waiting for each in serving),
+                "in_flight": sum(each.num_waiting + each.num_running for each in serving),
+                "kv_usage": sum(each.kv_usage for each in serving),
+            }
+        )
+        if len(self._sums) <= self._age:
+            return
+        there = [index for index, span in enumerate(self.spans) if math.isinf(span.drained_at)]
+        wanted = self._autoscaler.decide(at, self._sums[-1 - self._age], len(there))
+        for _ in range(wanted - len(there)):
+            ready = at + self._policy.cold_start_seconds
+            index = fleet.add(self._setup, ready)
+            assert index == len(self.spans), "only the policy adds replicas"
+            self.spans.append(ReplicaSpan(at, ready))
+        # A ReplicaSet deletes pods that are not ready first, and then those that have been for the shortest time.
+        there.sort(key=lambda index: (self.spans[index].ready_at > at, self.spans[index].ready_at, index))
+        for index in there[wanted:]:
+            fleet.drain(index)
+            self.spans[index].drained_at = at
+
+    def finish(self, seen: Sequence[Seen]) -> None:
+        """Replicas are gone when they have been drained and what they had has ended; all others at the end."""
+        last: dict[int, float] = {}
+        for each in seen:
+            last[each.replica] = max(last.get(each.replica, 0.0), each.last)
+        end = max(last.values(), default=0.0)
+        for index, span in enumerate(self.spans):
+            begun = min(span.asked_at, end)
+            span.gone_at = max(min(max(span.drained_at, last.get(index, 0.0)), end), begun)
+
+
+def play_policy(
+    requests: Sequence[FleetRequest],
+    setup: ReplicaSetup,
+    policy: ReplicaPolicy,
+    router: Router,
+    stop: Callable[[list[Seen]], bool] | None = None,
+    num_first: int | None = None,
+) -> PolicyPlay:
+    """Play ``requests`` on as many replicas as ``policy`` has. num_first: those there at the beginning, where somebody
+    was served before; None for the fewest."""
+    count = policy.min_replicas if num_first is None else num_first
+    fleet = Fleet(setup, count, router, sample_seconds=policy.sync_seconds)
+    scaler = _Scaler(policy, setup, count)
+    play = fleet.play(requests, stop=stop, on_sample=scaler.look)
+    scaler.finish(play.seen)
+    return PolicyPlay(policy, play, tuple(scaler.spans))

@@ -1,0 +1,98 @@
+"""A replica policy as Kubernetes has it: what is measured, its targets, and how fast replicas may come and go.
+
+KEDA makes a HorizontalPodAutoscaler of a ScaledObject, and that decides between one replica and the most:
+
+    desired = ceil(sum of a metric over the replicas / its target)       KEDA's metrics are of type AverageValue
+    several triggers                                                     the largest of them
+    every 15 s                                                           --horizontal-pod-autoscaler-sync-period
+    no change within 10 % of the target                                  --horizontal-pod-autoscaler-tolerance
+    up: doubling, or 4 more in 15 s, whichever is more; at once          behavior.scaleUp
+    down: to the highest of the last 300 s                               behavior.scaleDown.stabilizationWindowSeconds
+
+Sources: kubernetes.io, Horizontal Pod Autoscaling (algorithm details; default behavior), and autoscaling/v2's
+HPAScalingRules; keda.sh 2.22, ScaledObject specification. Its pollingInterval (30 s) and cooldownPeriod (300 s) are
+about the step from none to one replica alone, which no policy here takes: loading a model takes minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from kvplan.errors import check
+from kvplan.units import plural
+
+MetricName = Literal["waiting", "in_flight", "kv_usage"]
+SYNC_SECONDS: Final = 15.0
+TOLERANCE: Final = 0.1
+METRIC_AGE_SECONDS: Final = 15.0
+"""How old a metric is when it is looked at: half of the 30 s between two readings of kube-prometheus-stack's Prometheus
+(prometheusSpec.scrapeInterval)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """``target``: of each replica. waiting and in_flight count requests; kv_usage is a share of the blocks, 0 to 1."""
+
+    metric: MetricName
+    target: float
+
+    @property
+    def text(self) -> str:
+        """``5 waiting``, ``kv usage 70 %``"""
+        if self.metric == "kv_usage":
+            return f"kv usage {100 * self.target:.0f} %"
+        return f"{self.target:g} {'waiting' if self.metric == 'waiting' else 'in flight'}"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most so many replicas more or fewer in a period."""
+
+    kind: Literal["pods", "percent"]
+    value: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """How fast replicas may come, or go: the limit that allows most counts."""
+
+    stabilization_seconds: float
+    limits: tuple[RateLimit, ...]
+
+
+SCALE_UP: Final = Direction(0.0, (RateLimit("percent", 100, 15.0), RateLimit("pods", 4, 15.0)))
+SCALE_DOWN: Final = Direction(300.0, (RateLimit("percent", 100, 15.0),))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPolicy:
+    """cold_start_seconds: from the decision until a new replica takes requests. num_spare: replicas beside those that
+    the triggers ask for, so that one may fail (N+1). metric_age_seconds: of what is looked at."""
+
+    min_replicas: int
+    max_replicas: int
+    triggers: tuple[Trigger, ...]
+    cold_start_seconds: float
+    num_spare: int = 0
+    sync_seconds: float = SYNC_SECONDS
+    tolerance: float = TOLERANCE
+    metric_age_seconds: float = METRIC_AGE_SECONDS
+    up: Direction = field(default=SCALE_UP)
+    down: Direction = field(default=SCALE_DOWN)
+
+    def __post_init__(self) -> None:
+        least, most = self.min_replicas, self.max_replicas
+        check(least >= 1, f"--min-replicas must be at least 1, got {least}", "loading a model takes minutes")
+        check(most >= least, f"--max-replicas {most} is below --min-replicas {least}", f"use {least} or more")
+        check(self.cold_start_seconds >= 0, "--cold-start must not be negative", "for example --cold-start 4m")
+
+    @property
+    def text(self) -> str:
+        """``2 to 12 replicas by 5 waiting or kv usage 70 %``"""
+        if self.min_replicas == self.max_replicas:
+            return f"{plural(self.min_replicas, 'replica')} always"
+        return (
+            f"{self.min_replicas} to {self.max_replicas} replicas by {' or '.join(each.text for each in self.triggers)}"
+        )
