@@ -63,7 +63,12 @@ def no_fleet(answer: FleetAnswer) -> KvplanError:
     if answer.was_interrupted:
         return KvplanError("Interrupted before any fleet was found that keeps the service level.", hint="let it go on")
     if nearest is None or not nearest.verdict.windows or nearest.verdict.deciding.worst is None:
-        return KvplanError(f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}.", hint=hint)
+        alone, why = answer.quickest, ""
+        if alone is not None and alone.seconds > alone.bound.seconds / 2:
+            why = f" Even with nobody beside them prompts take {1000 * alone.seconds:,.0f} ms ({alone.bound.word})."
+        return KvplanError(
+            f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}.{why}", hint=hint
+        )
     judged = nearest.verdict.deciding
     return KvplanError(
         f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}. Nearest: {_name(nearest)}, "
