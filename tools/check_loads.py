@@ -165,11 +165,11 @@ def main() -> None:
     _print_summary(pairs)
 
 
-def calibrate(out: Path) -> Path:
-    """A profile of one core."""
+def calibrate(out: Path, sweep: Sequence[str] = SWEEP) -> Path:
+    """A profile of one core, by the ``sweep`` of these options."""
     profile = out / "profile.json"
     if not profile.exists():
-        _run("sweep", *SWEEP, "--out", str(out / "sweep"))
+        _run("sweep", *sweep, "--out", str(out / "sweep"))
         _run("calibrate", str(out / "sweep"), "--out", str(profile))
     return profile
 
