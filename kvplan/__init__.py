@@ -7,6 +7,7 @@ cli, __main__       the program, which imports only the command that is asked fo
 web, site           what a page in a browser asks the planner; that page, its files and its server
 commands            one module per command: parse, call, print
 bench, profiling    the benchmark of paging; one setting step by step
+doctor              what this machine has, and whether its kernels are right
 top, load           running servers live; loading one and saying what bound it
 engines             other engines in a sweep
 calibrate           speeds fitted to measured rows

@@ -329,6 +329,7 @@ def plan(
     speed: float | None = None,
     sample: int | None = None,
     trace_unit: str | None = None,
+    spread_ticks: bool = False,
     speculative_config: Mapping[str, Any] | None = None,
     calibration: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -387,6 +388,7 @@ def plan(
         speed=speed,
         sample=sample,
         trace_unit=trace_unit,
+        spread_ticks=spread_ticks,
     )
     spec, known = resolve_model(str(model)), load_measured(calibration)
     paths = [Path(each) for each in _texts(measured)]

@@ -41,6 +41,7 @@ COMMANDS: dict[str, Listing] = {
     "estimate": Listing("Plan", "Size a model: weights, KV cache, and how many sequences fit on which GPU."),
     "plan": Listing("Plan", "Find the GPUs and settings for a given load."),
     "explain": Listing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
+    "cache": Listing("Plan", "Size a prefix cache: hits of a trace over GiB of HBM, host memory and NVMe."),
     "web": Listing("Plan", "Open the planner as a page in your browser, or write it for any web server."),
     "sweep": Listing("Measure", "Measure throughput, occupancy and memory limits with kvplan's own engine or another."),
     "merge": Listing("Measure", "Join the shards of a sweep into one run directory.", "report"),
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Listing] = {
     "bench": Listing("Measure", "Benchmark paging against what it replaces.", "engine"),
     "calibrate": Listing("Measure", "Fit the predictions to measured rows.", "report"),
     "report": Listing("Measure", "Draw tables, plots and a page from a run directory.", "report"),
+    "doctor": Listing("Measure", "Check this machine: device, driver, and every kernel against torch.", "engine"),
     "serve": Listing("Serve", "Serve a model behind OpenAI's API with kvplan's own engine.", "serve"),
     "load": Listing("Serve", "Load an OpenAI-compatible server, and say what bound it.", "load"),
     "top": Listing("Serve", "Watch running servers, and how many more sequences fit in each."),
@@ -56,7 +58,7 @@ COMMANDS: dict[str, Listing] = {
 }
 """Every command is a function of its own name in kvplan/commands/<name>.py."""
 
-MODEL_ARGUMENTS = frozenset({"estimate", "plan", "profile", "serve"})
+MODEL_ARGUMENTS = frozenset({"cache", "estimate", "plan", "profile", "serve"})
 """Commands whose MODEL is an argument, and that take ``--model MODEL`` for it."""
 
 _CLICK_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -170,7 +172,7 @@ def _with_lists(words: list[str], wanted: str | None) -> list[str]:
     if wanted not in COMMANDS:
         return words
     command = import_module(f"kvplan.commands.{wanted}")
-    words = with_named_model(words) if wanted in MODEL_ARGUMENTS else words
+    words = with_named_model(words, at_end=wanted == "cache") if wanted in MODEL_ARGUMENTS else words
     words = with_flag_words(words, getattr(command, "FLAG_OPTIONS", ()))
     return repeat_options(words, getattr(command, "LIST_OPTIONS", {}))
 

@@ -23,14 +23,17 @@ _FORMATS: Final = {
     "estimate": ("table", "json", "csv", "md"),
     "plan": ("table", "json", "csv", "md", "docker", "compose", "kubernetes", "helm"),
     "explain": ("table", "json", "csv", "md"),
+    "cache": ("table", "json", "csv", "md"),
     "models": ("table", "json", "csv", "md"),
     "gpus": ("table", "json", "csv", "md"),
 }
 _WEIGHTS: Final = {"plan": ("published", *WEIGHT_FORMATS)}
-_ENGINES: Final = {"plan": ("vllm",), "explain": ("vllm", "sglang"), "estimate": ("vllm", "kvplan")}
+_ENGINES: Final = {"plan": ("vllm",), "cache": ("vllm",), "explain": ("vllm", "sglang"), "estimate": ("vllm", "kvplan")}
+_DEVICES: Final = {"doctor": ("auto", "cpu", "cuda", "emulated")}
 _SLO: Final = tuple(
     f"{prefix}{name}:" for prefix in ("", "p50_", "p90_", "p95_", "p99_") for name in ("ttft", "tpot", "e2el")
 )
+_ROUTERS: Final = {"cache": ("round-robin", "prefix", "shared")}
 
 
 class Typed(NamedTuple):
@@ -89,8 +92,10 @@ def _offered(typed: Typed) -> list[str] | None:
         return _values(command, option, typed.last)
     begun = next((word for word in reversed(before) if word.startswith("--")), None)
     more = (_values(command, begun, typed.last) or []) if begun in _MANY else []
-    models = complete_models(typed.last) if command in _TAKES_MODEL else []
-    return list(dict.fromkeys([*more, *models])) if more or command in _TAKES_MODEL else None
+    # Behind the trace, which is a file that the shell completes.
+    takes_model = command in _TAKES_MODEL or (command == "cache" and any(not word.startswith("-") for word in before))
+    models = complete_models(typed.last) if takes_model else []
+    return list(dict.fromkeys([*more, *models])) if more or takes_model else None
 
 
 def _values(command: str, option: str, last: str) -> list[str] | None:
@@ -104,7 +109,10 @@ def _values(command: str, option: str, last: str) -> list[str] | None:
         "--engine": lambda text: _beginning(_ENGINES.get(command, ()), text),
         "--format": lambda text: _beginning(_FORMATS.get(command, ()), text),
         "--slo": lambda text: _beginning(_SLO, text),
+        "--router": lambda text: _beginning(_ROUTERS.get(command, ()), text),
     }
+    if option == "--device" and command in _DEVICES:
+        return _beginning(_DEVICES[command], last)
     if option in named:
         return named[option](last)
     return _in_list(last, knob.choices) if knob is not None and knob.choices else None

@@ -22,10 +22,11 @@ def with_flag_words(words: Sequence[str], flags: Collection[str]) -> list[str]:
     return found
 
 
-def with_named_model(words: Sequence[str]) -> list[str]:
+def with_named_model(words: Sequence[str], *, at_end: bool = False) -> list[str]:
     """``plan --gpu l4 --model gpt2`` says what ``plan gpt2 --gpu l4`` says. words: with the command's name first.
 
-    UsageError where ``--model`` has no value. What follows ``--`` is left alone.
+    at_end: the model is the last argument, not the first. UsageError where ``--model`` has no value. What follows
+    ``--`` is left alone.
     """
     ends = words.index("--") if "--" in words else len(words)
     kept: list[str] = []
@@ -41,6 +42,7 @@ def with_named_model(words: Sequence[str]) -> list[str]:
             raise UsageError("--model has no value.", hint="--model gpt2")
         models.append(value)
     first = next((place for place, word in enumerate(kept) if not word.startswith("-")), 0) + 1
+    first = len(kept) if at_end else first
     return [*kept[:first], *models, *kept[first:], *words[ends:]]
 
 

@@ -30,14 +30,14 @@ _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _ABSENT = "nothing"
 
 
-def record(folder: Path, sections: Sequence[str]) -> None:
-    """Write one file per section to ``folder``."""
-    from behaviour_questions import ask  # imports kvplan, which the environment must have decided by now
+def record(folder: Path, sections: Sequence[str], every: int = 1) -> None:
+    """Write one file per section to ``folder``. every: which plans are asked for, each second one for 2."""
+    from behaviour_questions import PLANS, ask  # imports kvplan, which the environment must have decided by now
 
     folder.mkdir(parents=True, exist_ok=True)
     for section in sections:
         print(f"recording {section}", file=sys.stderr)
-        text = json.dumps(ask(section, ROOT), indent=1, sort_keys=True)
+        text = json.dumps(ask(section, ROOT, PLANS[every - 1 :: every]), indent=1, sort_keys=True)
         # without a time in the header, so that equal answers are equal files
         _file(folder, section).write_bytes(gzip.compress(text.encode(), mtime=0))
 

@@ -121,12 +121,12 @@ KEPT_STATS = (
 NUM_POOL_TOKENS = 384
 
 
-def ask(section: str, root: Path) -> Answers:
-    """The answers of one section; ``root`` is the checkout whose tests/data is read."""
+def ask(section: str, root: Path, plans: Sequence[str] = PLANS) -> Answers:
+    """The answers of one section; ``root`` is the checkout whose tests/data is read. plans: questions of that one."""
     sections: dict[str, Callable[[Path], Answers]] = {
         "catalog": lambda _: {command: _kvplan(command, "--json") for command in ("models", "gpus")},
         "estimate": lambda _: _estimates(),
-        "plan": lambda _: {question: _plan(question) for question in PLANS},
+        "plan": lambda _: {question: _plan(question) for question in plans},
         "explain": _explanations,
         "scores": lambda _: _scores(),
         "sweep": lambda _: _sweeps(),

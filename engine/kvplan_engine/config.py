@@ -33,7 +33,7 @@ PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULINGS = ("continuous", "static")
 KV_RESERVATIONS = ("paged", "contiguous")
 KV_LOAD_POLICIES = ("auto", "always")
-LINEAR_BACKENDS = ("auto", "cuda_skinny")
+LINEAR_BACKENDS = ("auto", "torch", "cuda_skinny")
 CUDAGRAPH_MODES = ("full", "full_decode_only")
 
 T = TypeVar("T")
@@ -187,13 +187,15 @@ class EngineConfig:
     attention_backend: str = _knob(
         "auto",
         "attention kernels: cpu, cuda, reference (plain torch), or auto; cuda_wgmma: cuda, and prompts by warp groups "
-        "(compute capability 9.0, not yet run on a GPU) where the model has what that kernel needs; cuda_cascade: "
-        "cuda, and sequences that decode behind the same cached blocks read these once (not yet run on a GPU)",
+        "(compute capability 9.0) where the model has what that kernel needs; cuda_cascade: cuda, and sequences that "
+        "decode behind the same cached blocks read these once; auto on a GPU: cuda, and either of them where it passes "
+        "a check and a timing at the first start",
     )
     linear_backend: str = _knob(
         "auto",
-        "products with dense weights; auto: cuBLAS on a GPU; cuda_skinny: up to 16 rows of 16-bit weights by a kernel "
-        "of ours, activation and residual included (compute capability 8.0 and newer, not yet run on a GPU)",
+        "products with dense weights on a GPU; torch: cuBLAS; cuda_skinny: up to 16 rows of 16-bit weights by a kernel "
+        "of ours, activation and residual included (compute capability 8.0 and newer); auto: the latter where it "
+        "passes a check and a timing at the first start",
         choices=LINEAR_BACKENDS,
     )
     preemption_mode: str = _knob(
@@ -254,10 +256,10 @@ class EngineConfig:
         in_vllm=False,
         reconfigurable=True,
     )
-    enable_pdl: bool = _knob(
-        False,
+    enable_pdl: bool | None = _knob(
+        None,
         "programmatic dependent launch: each kernel of ours is set up while the one before it ends, on GPUs of compute "
-        "capability 9.0 and newer; not tried on a GPU yet",
+        "capability 9.0 and newer; None: where that passes a check and a timing at the first start",
         in_vllm=False,
         reconfigurable=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, replace
 from typing import Any
@@ -17,6 +18,7 @@ from kvplan_engine.execution.capacity.account import refuse_beams, refuse_what_n
 from kvplan_engine.execution.loop.step_observer import UNOBSERVED, StepObserver
 from kvplan_engine.execution.serving import Serving, make_serving
 from kvplan_engine.execution.starting import Started, start
+from kvplan_engine.memory.reserve import Reserve
 from kvplan_engine.models.counted_model import EngineModel
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
@@ -44,10 +46,13 @@ class Engine:
     ``source``: what to load when it is not ``config.model`` itself (a resolved directory, say).
     ``tokenizer``: needed only for requests with stop strings. ``ranks``: the processes that share every layer with this
     one, None where none do.
+    with_pool: False to load alone; ``reconfigure`` makes the first pool then.
     Raises OutOfDeviceMemory, ContextTooLong or EngineError when it cannot start.
     """
 
-    def __init__(self, config: EngineConfig, *, source: Any = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, source: Any = None, tokenizer: Any = None, with_pool: bool = True
+    ) -> None:
         self.config = config
         started = start(config, config.model if source is None else source)
         self.device, self.ranks = started.device, started.ranks
@@ -55,7 +60,8 @@ class Engine:
         self._serving: Serving | None = None  # and while it has no pool
         self._stops = StopChecker(started.model.config.eos_token_ids, tokenizer)
         try:
-            self._make_pool()
+            if with_pool:
+                self._make_pool()
         except BaseException:
             self._end_ranks()
             raise
@@ -104,12 +110,25 @@ class Engine:
 
         On an error the engine has no pool until a later call succeeds.
         """
+        self._change(changes)
+        self._drop_pool()
+        self._make_pool()
+
+    def settle(self, **changes: Any) -> Reserve:
+        """Change settings, and say what a pool for them is going to leave free of the device, before it is made.
+
+        What is not known of it is measured. ``reconfigure`` with the same settings makes the pool, or is refused, with
+        these figures. Nothing may be running, and the engine has no pool afterwards.
+        """
+        self._change(changes)
+        self._drop_pool()
+        return self._open.carver.settle(self.config)
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
         fixed = set(changes) - {name for name, knob in knobs().items() if knob.reconfigurable}
         if fixed:
             raise EngineError(f"cannot change {', '.join(sorted(fixed))} of a loaded engine.", hint="start a new one")
         self.config = replace(self.config, **changes)
-        self._drop_pool()
-        self._make_pool()
 
     @property
     def has_pool(self) -> bool:

@@ -151,7 +151,7 @@ class EngineOptions:
     linear_backend: Annotated[
         str | None,
         typer.Option(
-            help="Dense products on a GPU: auto, or cuda_skinny for few rows (not tried yet).",
+            help="Dense products on a GPU: auto, torch (cuBLAS), or cuda_skinny for few rows.",
             rich_help_panel=DEVICE_PANEL,
         ),
     ] = None
@@ -189,7 +189,7 @@ class EngineOptions:
         bool | None,
         typer.Option(
             "--enable-pdl/--no-enable-pdl",
-            help="Programmatic dependent launch on new GPUs, where it has not been tried yet. Default: no.",
+            help="Programmatic dependent launch on new GPUs. Default: where it passes a check and a timing.",
             rich_help_panel=DEVICE_PANEL,
         ),
     ] = None

@@ -25,7 +25,6 @@ from kvplan.errors import UsageError
 from kvplan.sweeps.consent import note_started, refuse_links, refuse_unasked
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
-from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.sweeps.worker.early import EarlyWorker
 
 if TYPE_CHECKING:
@@ -109,18 +108,25 @@ def _new(
         from kvplan.sweeps.session import run_new_sweep
 
         elsewhere = None if cluster is None else cluster.device_for(options)
-        ask = ask_own_worker if early is None else early.ask_device
+        ask = None if early is None else early.ask_device  # a dry run opens nothing
         plan = make_plan(options, swept_engine(options), elsewhere, ask)
         if dry_run:
             sweep_output.print_dry_run(plan, as_json=as_json)
             return 0
         directory = out if out is not None else free_directory(plan.default_directory)
-        sweep_output.announce(plan, directory)
         command = shlex.join(["kvplan", *sys.argv[1:]])
         pool_of = None if cluster is None else cluster.pool_of
         progress = sweep_output.make_progress()
         note_started(options, plan.run_id, directory)
-        outcome = run_new_sweep(plan, directory, progress, command=command, pool_of=pool_of, early=early)
+        outcome = run_new_sweep(
+            plan,
+            directory,
+            progress,
+            command=command,
+            pool_of=pool_of,
+            early=early,
+            announce=lambda plan: sweep_output.announce(plan, directory),
+        )
     return _finish(outcome, as_json=as_json)
 
 

@@ -7,4 +7,5 @@ apart      pools that read prompts and pools that decode, and KV that moves betw
 scaling    replicas that come and go by a policy, and what that saves
 shapes     a trace stretched over a day whose load rises and falls
 windows    what requests saw, by windows of the trace
+tiers      what a prefix cache of any size finds, and what a tier of memory saves
 """

@@ -91,6 +91,7 @@ class LoadOptions:
     speed: float | None = None
     sample: int | None = None
     trace_unit: str | None = None
+    spread_ticks: bool = False
     num_warmups: int = 0
     num_runs: int | None = None
     seed: int = 0
@@ -184,6 +185,7 @@ class LoadOptions:
             speed=self.speed,
             sample=self.sample,
             trace_unit=self.trace_unit,
+            spread_ticks=self.spread_ticks,
             output_len=self.output_len,
             has_file=self.workload is not None,
             has_rate=self.request_rate is not None,

@@ -21,7 +21,7 @@ class Device:
     """A CPU or GPU with the memory it may use. ``notice`` is one line for the user, or None.
 
     engine_memory_bytes: the total to tell the engine; None lets it ask the GPU itself. overhead_bytes: of a GPU that a
-    worker opened, see OpenedGpu; None: not known. uuid: as there.
+    worker opened, see OpenedGpu; None: not known. uuid, compute_capability: as there.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Device:
     notice: str | None = None
     overhead_bytes: int | None = None
     uuid: str = ""
+    compute_capability: tuple[int, int] | None = None
 
 
 def detect_device(
@@ -58,9 +59,16 @@ def detect_device(
         if isinstance(found, OpenedGpu):
             total = found.memory_bytes
             given = None if memory_bytes is None else min(memory_bytes, total)
-            overhead = found.overhead_bytes or None
-            cores = usable_cores()
-            return Device("cuda", found.name, given or total, cores, given, overhead_bytes=overhead, uuid=found.uuid)
+            return Device(
+                "cuda",
+                found.name,
+                given or total,
+                usable_cores(),
+                given,
+                overhead_bytes=found.overhead_bytes or None,
+                uuid=found.uuid,
+                compute_capability=found.compute_capability,
+            )
         if requested == "cuda":
             way_out = "use --device cpu" if by_our_torch else "this engine needs one: run it where a GPU is"
             raise KvplanError(
@@ -89,6 +97,8 @@ def _find_gpu(requested: str, ask: AskDevice | None, *, by_our_torch: bool) -> O
         return ask()
     gpu = _first_gpu()
     if gpu is None:
+        if not is_hidden and has_driver():  # a container without NVML, or a slice that NVML may not describe
+            return NoGpu("a driver runs, but its NVML describes no GPU", is_present=True)
         return NoGpu(_why_none())
     if is_cpu_build:
         return NoGpu(f"the installed torch has no CUDA support for the {gpu[0]}", is_present=True)

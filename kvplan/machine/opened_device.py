@@ -14,13 +14,14 @@ from dataclasses import dataclass
 class OpenedGpu:
     """overhead_bytes: what the engine reserves for what is not a tensor, as measured when the GPU was opened.
 
-    uuid: as CUDA has it, without the driver's prefix; empty where it is not told.
+    uuid: as CUDA has it, without the driver's prefix; empty where it is not told. compute_capability: None as well.
     """
 
     name: str
     memory_bytes: int
     overhead_bytes: int
     uuid: str = ""
+    compute_capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,19 @@ class NoGpu:
     sentence: str
     hint: str | None = None
     is_present: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What an engine that has loaded its weights keeps free of the GPU it opened, as it says before it makes a pool.
+
+    total_bytes: of the GPU. overhead_bytes: kept for what is no tensor; graph_bytes: for captured steps. Of several
+    ranks: of the smallest GPU, and the most that one of them needs.
+    """
+
+    total_bytes: int
+    overhead_bytes: int
+    graph_bytes: int
 
 
 AskDevice = Callable[[], OpenedGpu | NoGpu]

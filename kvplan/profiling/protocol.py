@@ -1,7 +1,7 @@
 """The messages between a profile and its worker: a sweep's, with an order and a result of their own.
 
 parent -> worker   ProfileOrder         run one setting and record it
-worker -> parent   Hello, StageMessage, ProgressMessage, as in a sweep
+worker -> parent   Hello, ReserveMessage, StageMessage, ProgressMessage, as in a sweep
                    ProfileResult        it has ended
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from kvplan.profiling.steps import RecordingJson
 from kvplan.runs.columns import Row
-from kvplan.sweeps.worker.protocol import Hello, ProgressMessage, StageMessage, TrialOrder
+from kvplan.sweeps.worker.protocol import Hello, ProgressMessage, ReserveMessage, StageMessage, TrialOrder
 
 
 class ProfileResult(TypedDict):
@@ -23,7 +23,7 @@ class ProfileResult(TypedDict):
     recording: RecordingJson | None
 
 
-Message = Hello | StageMessage | ProgressMessage | ProfileResult
+Message = Hello | ReserveMessage | StageMessage | ProgressMessage | ProfileResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
 from kvplan.errors import KvplanError
+from kvplan.machine.opened_device import Reserve
 from kvplan.profiling.document import profile_document
 from kvplan.profiling.page import profile_page
 from kvplan.profiling.plan import ProfilePlan
@@ -27,8 +28,8 @@ from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import UnderLoad
 from kvplan.sweeps.session import sigterm_interrupts
-from kvplan.sweeps.worker.client import StageDeadline, TimeLimits
-from kvplan.sweeps.worker.protocol import Event, Hello
+from kvplan.sweeps.worker.client import StageDeadline, TimeLimits, reserve_of
+from kvplan.sweeps.worker.protocol import RESERVE, Event, Hello
 from kvplan.sweeps.worker_host import engine_source, make_order
 from kvplan.workers.process import WorkerDied, WorkerProcess, WorkerTimeout
 
@@ -82,12 +83,14 @@ def run_profile(
     order = ProfileOrder(trial, None if allocations is None else str(allocations.resolve()))
     try:
         with sigterm_interrupts():
-            hello, result = _ask_worker(order, plan, directory, on_event, worker_command)
+            hello, result, reserve = _ask_worker(order, plan, directory, on_event, worker_command)
     except KeyboardInterrupt:
         shutil.rmtree(directory)  # it was made for this profile, and holds nothing of it
         raise
     if result["recording"] is None:
         raise _refusal(result["row"], directory, allocations)
+    if reserve is not None:
+        plan = replace(plan, prepared=plan.prepared.with_reserve(reserve))
     recording = Recording(result["recording"])
     files = [PROFILE, TRACE, TIMELINE, PAGE]
     outcome = ProfileOutcome(
@@ -119,8 +122,8 @@ def describe(plan: ProfilePlan) -> str:
 
 def _ask_worker(
     order: ProfileOrder, plan: ProfilePlan, directory: Path, on_event: OnEvent, command: Sequence[str]
-) -> tuple[Hello, ProfileResult]:
-    limits = _limits(plan)
+) -> tuple[Hello, ProfileResult, Reserve | None]:
+    limits, reserve = _limits(plan), None
     process = WorkerProcess(command, directory / WORKER_LOG)
     try:
         late = f"The worker did not start within {limits.starting:.0f} s."
@@ -130,11 +133,13 @@ def _ask_worker(
         process.send(order.as_json())
         deadline = StageDeadline(limits)
         while (message := cast(Message, process.receive(deadline.at, _late(deadline))))["type"] != "result":
-            if message["type"] != "hello":
+            if message["type"] == RESERVE:
+                reserve = reserve_of(message)
+            elif message["type"] != "hello":
                 deadline.on_event(message)
                 on_event(message)
         process.stop()
-        return hello, message
+        return hello, message, reserve
     except (WorkerDied, WorkerTimeout) as end:
         raise KvplanError(str(end), hint=f"{directory / WORKER_LOG} has what it wrote last") from None
     finally:

@@ -14,7 +14,7 @@ comparison.py  two runs joined by their settings; side_by_side.py: runs of sever
                fleet.py: several devices, what each did at its fastest setting and what that costs
 tables.py      CSV, JSON and Markdown
 wording.py     numbers, settings and phrases as reports write them; looks.py: colours and hatching of the statuses
-pictures.py    the list of plots, which plots/ draws; html/ makes the page
+pictures.py    the list of plots, which plots/ draws; html/ makes the page; caches.py: picture and page of prefix caches
 """
 
 from __future__ import annotations

@@ -227,6 +227,11 @@ def transformers_sentence(run: Run) -> str:
     )
 
 
+def stand_in_sentence(run: Run) -> str:
+    """For which settings speeds on a GPU stand in for vLLM's, '' where the summary says nothing of that."""
+    return str(_object(run.summary.get("stand_in")).get("sentence") or "")
+
+
 def kernels_sentence(run: Run) -> str:
     """A warning where trials were timed without the engine's kernels, '' where they had them, or none says."""
     slow = run.measured[run.measured["kernels"] == REFERENCE_KERNELS]

@@ -86,20 +86,22 @@ def draw_pictures(run: Run, *, with_narrow: bool = False) -> list[Picture]:
 
 def _draw_kind(kind: PictureKind, run: Run, with_narrow: bool) -> Picture | None:
     size_inches = (kind.width_inches, kind.height_inches)
-    return _draw(kind.name, kind.heading, partial(kind.draw, run), size_inches, with_narrow)
+    return draw_picture(kind.name, kind.heading, partial(kind.draw, run), size_inches, with_narrow)
 
 
 def draw_comparison(comparison: Comparison, *, with_narrow: bool = False) -> Picture | None:
     """The one picture of two runs; None where no setting was served in both."""
     with drawing():
-        return _draw("comparison", "Both runs", partial(comparison_plot.draw, comparison), (8.6, 4.6), with_narrow)
+        return draw_picture(
+            "comparison", "Both runs", partial(comparison_plot.draw, comparison), (8.6, 4.6), with_narrow
+        )
 
 
 def draw_side_by_side(compared: SideBySide, *, with_narrow: bool = False) -> Picture | None:
     """The one picture of several runs; None where no shared setting was served."""
     with drawing():
         draw = partial(side_by_side_plot.draw, compared)
-        return _draw("engines", "All runs", draw, (9.6, 4.2), with_narrow)
+        return draw_picture("engines", "All runs", draw, (9.6, 4.2), with_narrow)
 
 
 def draw_fleet(compared: SideBySide, *, with_narrow: bool = False) -> Picture | None:
@@ -107,16 +109,17 @@ def draw_fleet(compared: SideBySide, *, with_narrow: bool = False) -> Picture | 
     height_inches = 1.8 + 0.42 * len(compared.devices)
     with drawing():
         draw = partial(fleet.draw, compared)
-        return _draw("fleet", "Devices", draw, (9.6, height_inches), with_narrow)
+        return draw_picture("fleet", "Devices", draw, (9.6, height_inches), with_narrow)
 
 
-def _draw(
+def draw_picture(
     name: str,
     heading: str,
     draw: Callable[[Figure], str | None],
     size_inches: tuple[float, float],
     with_narrow: bool,
 ) -> Picture | None:
+    """Draw one picture within ``drawing()``; None where there is nothing to show."""
     figure = new_figure(*size_inches)
     finding = draw(figure)
     if finding is None:

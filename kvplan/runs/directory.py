@@ -70,7 +70,8 @@ class TrialRecord(TypedDict):
 class ModelEntry(TypedDict):
     """The model in a manifest. config_sha256: of its config.json, so that a resume notices a change.
 
-    id: what was asked for; sized_as: the profile that its shape was taken from, where that is another one.
+    id: what was asked for; sized_as: the profile that its shape was taken from, where that is another one. parts: what
+    it has beside dense layers with attention over keys and values in 16 bits.
     """
 
     id: str
@@ -80,23 +81,30 @@ class ModelEntry(TypedDict):
     num_parameters: int
     max_position_embeddings: int | None
     config_sha256: str
+    parts: NotRequired[list[str]]
 
 
 class DeviceEntry(TypedDict):
-    """The device in a manifest."""
+    """The device in a manifest. uuid, compute_capability: of a GPU that a worker opened."""
 
     kind: str
     name: str
     memory_bytes: int
     num_cores: int
+    uuid: NotRequired[str]
+    compute_capability: NotRequired[list[int]]
 
 
 class WorkloadEntry(TypedDict, total=False):
-    """The requests in a manifest. spec: WorkloadSpec as JSON. sha256: of their lengths and arrival times."""
+    """The requests in a manifest. spec: WorkloadSpec as JSON. sha256: of their lengths and arrival times.
+
+    longest_request_tokens: of prompt and output together.
+    """
 
     text: str
     spec: dict[str, Any]
     sha256: str
+    longest_request_tokens: int
 
 
 class SettingsEntry(TypedDict):

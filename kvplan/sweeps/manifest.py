@@ -17,7 +17,7 @@ from kvplan.errors import KvplanError
 from kvplan.machine.commit import checkout_commit
 from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import columns_as_json
-from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest, lacking
+from kvplan.runs.directory import MANIFEST_SCHEMA, DeviceEntry, Manifest, lacking
 from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
@@ -47,17 +47,16 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
             "num_parameters": spec.num_parameters,
             "max_position_embeddings": spec.max_position_embeddings,
             "config_sha256": config_hash(spec),
+            "parts": model_parts(spec),
         },
-        "device": {
-            "kind": device.kind,
-            "name": device.name,
-            "memory_bytes": device.memory_bytes,
-            "num_cores": device.num_cores,
-        },
+        "device": _device_entry(device),
         "workload": {
             "text": plan.workload.as_text(),
             "spec": plan.workload.as_json(),
             "sha256": requests_hash(plan.predictor.requests),
+            "longest_request_tokens": max(
+                (each.num_prompt_tokens + each.num_output_tokens for each in plan.predictor.requests), default=0
+            ),
         },
         "settings": {
             "seed": plan.options.seed,
@@ -75,6 +74,32 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
         "statuses": dict(STATUS_MEANING),
         "columns": columns_as_json(),
     }
+
+
+def _device_entry(device: Device) -> DeviceEntry:
+    entry: DeviceEntry = {
+        "kind": device.kind,
+        "name": device.name,
+        "memory_bytes": device.memory_bytes,
+        "num_cores": device.num_cores,
+    }
+    if device.uuid:
+        entry["uuid"] = device.uuid
+    if device.compute_capability is not None:
+        entry["compute_capability"] = list(device.compute_capability)
+    return entry
+
+
+def model_parts(spec: ModelSpec) -> list[str]:
+    """What a model has beside dense layers with attention over keys and values in 16 bits, in words."""
+    has = {
+        "experts": spec.is_mixture,
+        "latent attention": spec.is_latent,
+        "compressed attention": spec.is_compressed,
+        "layers with a state": spec.has_state,
+        "weights published in few bits": spec.quantization is not None,
+    }
+    return [name for name, is_there in has.items() if is_there]
 
 
 DeviceOf = Callable[[SweepOptions, int | None], Device]

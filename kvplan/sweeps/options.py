@@ -64,7 +64,7 @@ class SweepOptions:
 
     slo_seconds: upper bounds of ``ttft``, ``tpot`` and ``e2el`` (in ms in JSON). search: the load
     whose largest value within them is searched. boundary: the axes whose limit is searched. rerun: run outliers again.
-    start, end, speed, sample, trace_unit: which part of the workload's file is used, and how it is read.
+    start, end, speed, sample, trace_unit, spread_ticks: which part of the workload's file is used, and how it is read.
     engine: what serves; engine_python, engine_command: where another one is installed, or how it is called; url: where
     it runs already. engine_args: ``KEY=VALUE`` for its command line. shard: which part of the plan, such as ``2/3``.
     """
@@ -87,6 +87,7 @@ class SweepOptions:
     speed: float | None = None
     sample: int | None = None
     trace_unit: str | None = None
+    spread_ticks: bool = False
     num_runs: int | None = None
     seed: int = 0
     load_format: str = "auto"
@@ -281,6 +282,7 @@ class SweepOptions:
             speed=self.speed,
             sample=self.sample,
             trace_unit=self.trace_unit,
+            spread_ticks=self.spread_ticks,
             output_len=self.output_len,
             has_file=self.workload is not None,
             has_rate=not math.isinf(self.request_rate),

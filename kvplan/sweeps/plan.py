@@ -121,14 +121,14 @@ def make_plan(
     options: SweepOptions,
     engine: SweptEngine | None = None,
     elsewhere: Device | None = None,
-    ask: AskDevice = ask_own_worker,
+    ask: AskDevice | None = ask_own_worker,
 ) -> SweepPlan:
     """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done.
 
     elsewhere: the device of the machines that the trials will run on; None for this one's. ask: a worker, where this
-    machine may have a GPU.
+    machine may have a GPU; None to open nothing, and to believe the driver.
     """
-    ask = cache(ask)
+    ask = None if ask is None else cache(ask)
     axes = options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
@@ -195,7 +195,7 @@ def implementation_of(options: SweepOptions, spec: ModelSpec) -> str | None:
 
 
 def _with_telling_memory(
-    options: SweepOptions, predictor: Predictor, ask: AskDevice, *, is_elsewhere: bool
+    options: SweepOptions, predictor: Predictor, ask: AskDevice | None, *, is_elsewhere: bool
 ) -> Predictor:
     """The predictor for a default design on a CPU, whose memory nobody chose: as much as makes its outcomes visible.
 

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Final, cast
 
 from kvplan.machine.device import Device
+from kvplan.machine.opened_device import Reserve
 from kvplan.runs.answers.beside import ratios
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord
@@ -131,6 +132,14 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
     if settings.kv_cache_dtype == "auto":
         row["kv_cache_dtype"] = prediction.dtype
     return row
+
+
+def predicted_by_reserve(prepared: PreparedTrial, reserve: Reserve | None) -> Row:
+    """The prediction's columns once more, by what the engine kept free of a GPU, as it said before it made the pool.
+
+    None where it said nothing: on a CPU, and where it did not get there.
+    """
+    return {} if reserve is None else predicted_columns(prepared.with_reserve(reserve).prediction)
 
 
 def usd_per_million_tokens(usd_per_hour: float | None, output_throughput: float | None) -> float | None:

@@ -17,7 +17,7 @@ from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
 from kvplan.sweeps.hosts import TrialHost
 from kvplan.sweeps.progress import Progress
-from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
+from kvplan.sweeps.rows import SweepIdentity, finished_record, predicted_by_reserve, row_before
 from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps
 from kvplan.sweeps.worker.client import TimeLimits
 
@@ -101,6 +101,7 @@ class Runner:
         self._progress.trial_started(prepared.trial, prepared.prediction)
         started = time.monotonic()
         result = self._host.run(prepared, self._times.limits_for(prepared), self._progress.event)
+        row |= predicted_by_reserve(prepared, result.reserve)
         record = finished_record(self._identity, row, result.row, result.series, time.monotonic() - started)
         self._store.append(record, result.requests)
         return record["row"]

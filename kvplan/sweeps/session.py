@@ -18,6 +18,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.directory import WORKER_LOG, read_manifest, refuse_misshapen
 from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.storage.store import SweepStore
+from kvplan.sweeps.first_pool import FIRST_POOL_NOTICE, has_boundaries_to_measure, planned_by_first_pool
 from kvplan.sweeps.hosts import SweptEngine, TrialHost
 from kvplan.sweeps.manifest import DeviceOf, manifest_of, plan_from_manifest
 from kvplan.sweeps.options import SweepOptions
@@ -60,16 +61,21 @@ def run_new_sweep(
     worker_command: Sequence[str] = WORKER_COMMAND,
     pool_of: PoolOf | None = None,
     early: EarlyWorker | None = None,
+    announce: Callable[[SweepPlan], None] = lambda plan: None,
 ) -> SweepOutcome:
     """Run every trial of the plan into a new directory. KvplanError if the directory cannot be used.
 
     pool_of: lends workers to run several trials at once; None for one worker on this machine, ``early`` if it is given.
+    announce: gets the plan before the first trial. On a GPU it may differ from ``plan`` by what that leaves of memory.
     """
     if early is not None:
         early.expect(plan.first_bytes)
     with SweepStore.create(directory, manifest_of(plan, command)) as store:
         try:
-            return _run(plan, store, progress, _starter(worker_command, early), pool_of)
+            if pool_of is not None:
+                announce(plan)
+                return _run(plan, store, progress, _pool_runner(plan, store, progress, pool_of))
+            return _run_here(plan, store, progress, _starter(worker_command, early), announce)
         except KvplanError:
             if not store.records:  # nothing was measured, so there is nothing to continue
                 store.take_back()
@@ -95,7 +101,10 @@ def resume_sweep(
     plan = plan_from_manifest(manifest, engine_of, device_of)
     with SweepStore.reopen(directory) as store:
         announce(plan)
-        return _run(plan, store, progress, _starter(worker_command), pool_of)
+        if pool_of is not None:
+            return _run(plan, store, progress, _pool_runner(plan, store, progress, pool_of))
+        host = _host(plan, _identity(plan), store, _starter(worker_command))
+        return _run(plan, store, progress, _single_runner(plan, store, progress, host))
 
 
 def _starter(worker_command: Sequence[str], early: EarlyWorker | None = None) -> StartWorker:
@@ -108,14 +117,29 @@ def _starter(worker_command: Sequence[str], early: EarlyWorker | None = None) ->
     return start
 
 
-def _run(
-    plan: SweepPlan, store: SweepStore, progress: Progress, start_worker: StartWorker, pool_of: PoolOf | None
+def _run_here(
+    plan: SweepPlan,
+    store: SweepStore,
+    progress: Progress,
+    start_worker: StartWorker,
+    announce: Callable[[SweepPlan], None],
 ) -> SweepOutcome:
-    if pool_of is not None:
-        refuse_searches(plan.options)
-        runner: Runner | PoolRunner = _pool_runner(plan, store, progress, pool_of)
-    else:
-        runner = _single_runner(plan, store, progress, start_worker)
+    """One trial after the other, with boundaries where this GPU has them."""
+    host = _host(plan, _identity(plan), store, start_worker)
+    try:
+        if isinstance(host, WorkerHost) and has_boundaries_to_measure(plan):
+            progress.note(FIRST_POOL_NOTICE)
+            plan = planned_by_first_pool(plan, host, progress.event)
+            manifest = manifest_of(plan, "")
+            store.update_manifest({"trials": manifest["trials"], "planes": manifest["planes"]})
+        announce(plan)
+    except BaseException:
+        host.close()
+        raise
+    return _run(plan, store, progress, _single_runner(plan, store, progress, host))
+
+
+def _run(plan: SweepPlan, store: SweepStore, progress: Progress, runner: Runner | PoolRunner) -> SweepOutcome:
     interrupted = False
     try:
         with sigterm_interrupts():
@@ -141,6 +165,7 @@ def refuse_searches(options: SweepOptions) -> None:
 
 
 def _pool_runner(plan: SweepPlan, store: SweepStore, progress: Progress, pool_of: PoolOf) -> PoolRunner:
+    refuse_searches(plan.options)
     identity = _identity(plan)
     return PoolRunner(
         trials=plan.trials,
@@ -155,20 +180,22 @@ def _pool_runner(plan: SweepPlan, store: SweepStore, progress: Progress, pool_of
     )
 
 
-def _single_runner(plan: SweepPlan, store: SweepStore, progress: Progress, start_worker: StartWorker) -> Runner:
-    identity = _identity(plan)
-    host = _foreign_host(plan, identity, store) or _own_host(plan, identity, store, start_worker)
+def _single_runner(plan: SweepPlan, store: SweepStore, progress: Progress, host: TrialHost) -> Runner:
     return Runner(
         schedule=plan.schedule,
         expected=plan.trials,
         store=store,
         predictor=plan.predictor,
-        identity=identity,
+        identity=_identity(plan),
         host=host,
         progress=progress,
         shown=plan.shown,
         timeout_seconds=plan.options.trial_timeout,
     )
+
+
+def _host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore, start_worker: StartWorker) -> TrialHost:
+    return _foreign_host(plan, identity, store) or _own_host(plan, identity, store, start_worker)
 
 
 def _own_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore, start_worker: StartWorker) -> TrialHost:

@@ -19,6 +19,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device
 from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
 from kvplan.machine.memory_killer import KillCounter
+from kvplan.machine.opened_device import Reserve
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL
 from kvplan.runs.storage.files import write_whole
@@ -30,7 +31,7 @@ from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.weights import weights_path
 from kvplan.sweeps.worker.client import TimeLimits, Worker
-from kvplan.sweeps.worker.protocol import Event, Hello, NoticeMessage, TrialOrder, TrialResult
+from kvplan.sweeps.worker.protocol import Event, Hello, TrialOrder, TrialResult
 from kvplan.workers.process import WorkerDied, WorkerTimeout
 
 WorkerFactory = Callable[[], Worker]
@@ -101,16 +102,28 @@ class WorkerHost:
         """Whether a worker is there, with weights."""
         return self._worker is not None
 
-    def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
-        """The worker's result, or a row that says how it failed; restarted a few times if someone killed the worker."""
+    def first_reserve(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> Reserve | None:
+        """What the engine would keep free of its GPU for a trial, once it is loaded; None where it does not say."""
+        try:
+            worker, _ = self._worker_for(prepared.trial)
+            return worker.ask_reserve(self._order(prepared), limits, lambda message: self._show(message, on_event))
+        except (WorkerDied, WorkerTimeout):  # as the trial will, and its row says why
+            self._drop_worker()
+            return None
+
+    def _order(self, prepared: PreparedTrial) -> TrialOrder:
         identity = self._identity
-        order = make_order(
+        return make_order(
             prepared,
             identity.device,
             self._source,
             slo_seconds=identity.slo_seconds,
             has_published_weights=identity.has_published_weights,
         )
+
+    def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
+        """The worker's result, or a row that says how it failed; restarted a few times if someone killed the worker."""
+        order = self._order(prepared)
         killer = KillCounter()
         for num_restarts in range(_MOST_RESTARTS + 1):
             try:
@@ -142,13 +155,11 @@ class WorkerHost:
         self._clock.start()
 
         def watch(message: Event) -> None:
-            if message["type"] == "notice":
-                self._pass_on(message, on_event)
-                return
-            self._memory_share = message.get("memory_share") or self._memory_share
+            if message["type"] != "notice":
+                self._memory_share = message.get("memory_share") or self._memory_share
             if message["type"] == "progress":
                 self._clock.read()
-            on_event(message)
+            self._show(message, on_event)
 
         result = worker.run_trial(order, limits, watch)
         result.row |= _clock_columns(self._clock.readings())
@@ -157,11 +168,13 @@ class WorkerHost:
             self._drop_worker()
         return result
 
-    def _pass_on(self, notice: NoticeMessage, on_event: OnEvent) -> None:
-        """Each text once, however many processes say it."""
-        if notice["text"] not in self._told:
-            self._told.add(notice["text"])
-            on_event(notice)
+    def _show(self, message: Event, on_event: OnEvent) -> None:
+        """Each notice once, however many processes say it."""
+        if message["type"] == "notice":
+            if message["text"] in self._told:
+                return
+            self._told.add(message["text"])
+        on_event(message)
 
     def _worker_for(self, trial: Trial) -> tuple[Worker, Hello]:
         """The current worker if it has the weights for this trial, or needs none, else a new one."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,13 +47,27 @@ class FileRequest:
     pause_seconds: float | None = None
 
 
+class Ticks(NamedTuple):
+    """A coarse clock: seconds between two of its ticks, and requests that share one on average."""
+
+    seconds: float
+    num_requests: float
+
+    @property
+    def text(self) -> str:
+        """``its clock ticks every 3 s, and 10 requests share a tick on average``"""
+        many = f"{self.num_requests:.2g} requests share a tick on average"
+        return f"its clock ticks every {span_text(self.seconds)}, and {many}"
+
+
 @dataclass(frozen=True, slots=True)
 class FileSurvey:
     """What is in a file, and in the part of it that is used.
 
     num_rows: requests of the whole file; num_in_window: between --from and --to; num_requests: those that are used.
     seconds: from the part's first request to its last, sped up as asked for; 0 where the file has no times, or only
-    one moment. block_tokens: of a block id; 0 where there are none. notes: what to tell about it, a sentence each.
+    one moment. block_tokens: of a block id; 0 where there are none. bursts: the ticks of a coarse clock, of which the
+    requests come at once; None where the clock is fine or they are spread. notes: what to tell, a sentence each.
     """
 
     num_rows: int
@@ -63,6 +77,7 @@ class FileSurvey:
     block_tokens: int
     has_chats: bool
     notes: tuple[str, ...]
+    bursts: Ticks | None = None
 
     @property
     def has_times(self) -> bool:
@@ -86,7 +101,27 @@ def survey_file(path: Path, part: FilePart = WHOLE_FILE) -> FileSurvey:
 def read_requests(path: Path, part: FilePart = WHOLE_FILE) -> Iterator[FileRequest]:
     """The requests of the part, in the file's order. Errors as ``survey_file``."""
     facts, found = _looked_at(path, part, _version(path))
-    return (facts.request(row, part) for row in _used(path, part, facts, found.num_in_window))
+    rows = _used(path, part, facts, found.num_in_window)
+    return (facts.request(row, part) for row in (_spread(rows) if part.spreads_ticks else rows))
+
+
+def _spread(rows: Iterator[Row]) -> Iterator[Row]:
+    """Return rows of one moment evenly spread until the next one; those of the last moment as far as the one before.
+
+    Turns of one chat stay together.
+    """
+    moments: Iterator[list[Row] | None] = ([*same] for _, same in groupby(rows, lambda row: row.time))
+    gap = 0.0
+    for same, following in pairwise(chain(moments, [None])):
+        assert same is not None, "nothing follows the end"
+        begin = same[0].time or 0.0
+        gap = gap if following is None else (following[0].time or 0.0) - begin
+        places: dict[object, int] = {}
+        for index, row in enumerate(same):
+            places.setdefault(("own", index) if row.chat is None else row.chat, len(places))
+        for index, row in enumerate(same):
+            place = places[("own", index) if row.chat is None else row.chat]
+            yield row._replace(time=begin + gap * place / len(places))
 
 
 def _used(path: Path, part: FilePart, facts: _Facts, num_in_window: int) -> Iterator[Row]:
@@ -190,6 +225,13 @@ class _Look(NamedTuple):
         return not self.seen.num_untimed and self.seen.times.span > 0
 
     @property
+    def ticks(self) -> Ticks | None:
+        times = self.seen.times
+        if times.tick is None or not self.is_timed:
+            return None
+        return Ticks(times.tick / self.unit.unit.value, times.count / times.num_moments)
+
+    @property
     def span_seconds(self) -> float:
         return self.seen.times.span / self.unit.unit.value
 
@@ -222,6 +264,12 @@ def _looked_at(path: Path, part: FilePart, version: tuple[int, int]) -> tuple[_F
         raise UsageError(
             f"{part.needs_times} needs a workload file with times, and {path.name} has none.", hint="leave it out"
         )
+    if part.spreads_ticks and seen.times.num_earlier:
+        raise UsageError(
+            f"--spread-ticks needs requests in order of time, and {path.name} has "
+            f"{plural(seen.times.num_earlier, 'request')} after a later one.",
+            hint="sort the file by time first",
+        )
     facts = _Facts(look.is_timed, seen.times.first, seen.times.first, per_second, seen.block_tokens)
     num_in_window = _count_in_window(path, part, facts, seen.num_rows)
     if not num_in_window:
@@ -240,6 +288,7 @@ def _looked_at(path: Path, part: FilePart, version: tuple[int, int]) -> tuple[_F
         block_tokens=seen.block_tokens,
         has_chats=seen.has_chats,
         notes=tuple(_notes(path, look, part, num_requests)),
+        bursts=None if part.spreads_ticks or part.ignores_times else look.ticks,
     )
     return facts._replace(zero=used.first if look.is_timed else 0.0), found
 
@@ -305,6 +354,7 @@ def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterat
         yield f"{name}: {'' if seen.times.are_dates else f'timestamps read as {unit.unit.name}{why}: '}{over}"
         if seen.times.num_earlier:
             yield f"{name}: {plural(seen.times.num_earlier, 'request')} after a later one, sorted by time"
+        yield from _of_ticks(name, look, part)
         if part.ignores_times:
             yield f"{name}: its times are not used, its order is: with --load-format none nothing takes time"
     yield from (f"{name}: {each} left out" for each in _left_out(maker))
@@ -320,6 +370,16 @@ def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterat
         yield f"{name}: {plural(maker.num_media, 'message')} with more than text, which is not counted"
     if maker.num_ids_unused:
         yield f"{name}: block ids within sessions are not used; what a session's own turns repeat is"
+
+
+def _of_ticks(name: str, look: _Look, part: FilePart) -> Iterator[str]:
+    """What a coarse clock does to the times of requests that came one after the other."""
+    if look.ticks is None or part.ignores_times:
+        return
+    if part.spreads_ticks:
+        yield f"{name}: {look.ticks.text}: they are spread until the next one"
+    else:
+        yield f"{name}: {look.ticks.text}: sent at once they wait for each other; --spread-ticks spreads them"
 
 
 def _left_out(maker: RowMaker) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which part of a request file is used, and how it is read: ``--from``, ``--to``, ``--sample``, ``--speed``."""
+"""Which part of a request file is used, and how it is read: ``--from``, ``--sample``, ``--speed`` and the like."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class FilePart:
 
     speed: 2 makes times half as long. sample: so many requests, drawn at random; most: the first so many. unit: of
     times, s, ms, us or ns; None to decide. output_tokens: of answers whose length the file does not say.
-    ignores_times: requests are all there at once, in the file's order.
+    ignores_times: requests are all there at once, in the file's order. spreads_ticks: those of one moment come evenly
+    spread until the next one, where a coarse clock wrote the file.
     """
 
     start_seconds: float = 0.0
@@ -32,6 +33,7 @@ class FilePart:
     unit: str | None = None
     output_tokens: int | None = None
     ignores_times: bool = False
+    spreads_ticks: bool = False
 
     def __post_init__(self) -> None:
         check(0 < self.speed < math.inf, f"--speed must be above 0, got {self.speed:g}", "2 is twice as fast")
@@ -45,7 +47,12 @@ class FilePart:
     @property
     def needs_times(self) -> str | None:
         """The first of its options that means nothing without times."""
-        given = {"--from": self.start_seconds > 0, "--to": self.end_seconds is not None, "--speed": self.speed != 1}
+        given = {
+            "--from": self.start_seconds > 0,
+            "--to": self.end_seconds is not None,
+            "--speed": self.speed != 1,
+            "--spread-ticks": self.spreads_ticks,
+        }
         return next((name for name, is_given in given.items() if is_given), None)
 
     @property
@@ -67,6 +74,7 @@ def file_part(
     speed: float | None = None,
     sample: int | None = None,
     trace_unit: str | None = None,
+    spread_ticks: bool = False,
     output_len: str | None = None,
     has_file: bool = True,
     has_rate: bool = False,
@@ -77,6 +85,7 @@ def file_part(
     output_len: for rows that do not say how long their answers are. has_rate: the file's times are rescaled anyway.
     """
     given = {"--from": start, "--to": end, "--speed": speed, "--sample": sample, "--trace-unit": trace_unit}
+    given["--spread-ticks"] = spread_ticks or None
     first = next((name for name, value in given.items() if value is not None), None)
     check(first is None or has_file, f"{first} needs a --workload", "it says which part of the file is used, and how")
     check(
@@ -93,6 +102,7 @@ def file_part(
         sample=sample,
         unit=trace_unit,
         ignores_times=ignores_times,
+        spreads_ticks=spread_ticks,
         output_tokens=None if output_len is None else parse_length("--output-len", output_len),
     )
 

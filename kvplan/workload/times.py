@@ -26,6 +26,9 @@ _FIRST_EPOCH: Final = 1e9
 _LAST_EPOCH: Final = 4e9
 _SURELY_MILLISECONDS: Final = 100.0
 _SURELY_SECONDS: Final = 1.0
+_SHARE_A_MOMENT: Final = 2
+_FEWEST: Final = 50
+"""Times from which on a clock is judged."""
 
 
 class TimeUnit(Enum):
@@ -66,7 +69,8 @@ def unit_in_name(name: str) -> TimeUnit | None:
 class TimesSeen:
     """What a file's times are, seen one after the other.
 
-    are_dates: they are written as dates, and read as seconds since 1970. num_earlier: those before the one above them.
+    are_dates: they are written as dates, and read as seconds since 1970. num_earlier: those before the one above them;
+    num_moments: those that are not that one's.
     """
 
     count: int = 0
@@ -75,6 +79,7 @@ class TimesSeen:
     are_dates: bool = False
     have_fractions: bool = False
     num_earlier: int = 0
+    num_moments: int = 0
     _before: float = -math.inf
 
     def see(self, value: float) -> None:
@@ -85,9 +90,20 @@ class TimesSeen:
             self.last = value
         if value < self._before:
             self.num_earlier += 1
+        self.num_moments += value != self._before
         self._before = value
         if not self.have_fractions and value != int(value):
             self.have_fractions = True
+
+    @property
+    def tick(self) -> float | None:
+        """What a coarse clock goes on by, on average, in their own unit; None where no clock looks coarse.
+
+        That is one by which the times do not go back and two requests or more share a moment on average.
+        """
+        if self.num_earlier or self.num_moments < 2 or self.count < max(_SHARE_A_MOMENT * self.num_moments, _FEWEST):
+            return None
+        return self.span / (self.num_moments - 1)
 
     @property
     def span(self) -> float:

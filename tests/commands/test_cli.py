@@ -36,8 +36,8 @@ def test_commands_stand_in_sections_and_exist(capsys: pytest.CaptureFixture[str]
     main(["--help"])
     text = capsys.readouterr().out
     sections = {
-        "Plan:": ["estimate", "plan", "explain", "web"],
-        "Measure:": ["sweep", "merge", "profile", "bench", "calibrate", "report"],
+        "Plan:": ["estimate", "plan", "explain", "cache", "web"],
+        "Measure:": ["sweep", "merge", "profile", "bench", "calibrate", "report", "doctor"],
         "Serve:": ["serve", "load", "top"],
         "Look up:": ["models", "gpus"],
     }
@@ -232,6 +232,8 @@ def test_the_shell_completes_commands_and_their_options() -> None:
         (("plan", "gpt2", "--dtype", "b"), {"bfloat16"}),
         (("plan", "gpt2", "--engine", ""), {"vllm"}),
         (("plan", "gpt2", "--slo", "p95_t"), {"p95_ttft:", "p95_tpot:"}),
+        (("cache", "trace.jsonl", "deepseek-v3"), {"deepseek-v3", "deepseek-v3.2"}),
+        (("cache", "trace.jsonl", "gpt2", "--router", ""), {"round-robin", "prefix", "shared"}),
     ],
 )
 def test_the_shell_completes_values(words: tuple[str, ...], expected: set[str]) -> None:
@@ -242,7 +244,9 @@ def test_the_shell_completes_values(words: tuple[str, ...], expected: set[str]) 
     assert all(word.casefold().startswith(words[-1].casefold()) for word in printed.split())
 
 
-@pytest.mark.parametrize("words", [("pl",), ("plan", "gpt2", "--gp"), ("plan", "--users", "4"), ("gpus", "l")])
+@pytest.mark.parametrize(
+    "words", [("pl",), ("plan", "gpt2", "--gp"), ("cache", "tr"), ("plan", "--users", "4"), ("gpus", "l")]
+)
 def test_what_is_no_value_is_left_to_typer(words: tuple[str, ...]) -> None:
     assert _value("kvplan", *words) == (None, "")
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import measure
-from gpu_sections import processes
+from kvplan_engine.measuring import processes
+from kvplan_engine.measuring import script as measure
 
 PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_changes", "date", "command", "dry_run"}
 

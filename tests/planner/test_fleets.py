@@ -258,6 +258,16 @@ def test_nothing_that_keeps_the_level_is_said_with_what_came_nearest(
     assert code == 1 and not out and "No fleet of at most 1 GPU keeps p90 TTFT within 400 ms" in err and "hint: " in err
 
 
+def test_prompts_that_are_too_slow_alone_are_why_nothing_keeps_the_level(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = printed([*words, "--slo", "p90_ttft:20", "--json"], capsys)
+    document = json.loads(out)
+    assert code == 1 and re.search(r"Even with nobody beside them prompts take \d+ ms \(p90_ttft\)", err)
+    assert document["fleet"]["best"] is None and document["deployments"] == []
+    assert document["left_out"] == {"l40s": "no fleet there keeps the level"}
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

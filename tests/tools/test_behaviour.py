@@ -46,11 +46,11 @@ def test_a_missing_section_is_a_difference(tmp_path: Path) -> None:
 
 def test_what_is_recorded_twice_is_equal(tmp_path: Path) -> None:
     for name in ("first", "second"):
-        behaviour.record(tmp_path / name, ["explain", "plan"])
+        behaviour.record(tmp_path / name, ["explain", "plan"], every=4)  # all take most of a minute
     assert behaviour.main(["compare", str(tmp_path / "first"), str(tmp_path / "second"), "--only", "explain,plan"]) == 0
     plan = json.loads(gzip.decompress((tmp_path / "first" / "plan.json.gz").read_bytes()))
     assert {answer["exit_code"] for answer in plan.values()} == {0, 1}
-    assert sum(len(answer["answer"]["deployments"]) for answer in plan.values()) > 20
+    assert sum(len(answer["answer"]["deployments"]) for answer in plan.values()) > 5
 
 
 def test_unknown_sections_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,3 +110,43 @@ def test_options_of_times_need_times(tmp_path: Path, part: FilePart, sentence: s
     path.write_text("input_len,output_len\n3,4\n")
     with pytest.raises(UsageError, match=sentence):
         survey_file(path, part)
+
+
+def test_requests_of_a_tick_are_spread_until_the_next(tmp_path: Path) -> None:
+    path = trace(tmp_path / "coarse.jsonl", [0, 0, 0, 3000, 3000, 9000])
+    part = FilePart(spreads_ticks=True)
+    assert [each.arrival_seconds for each in read_requests(path, part)] == [0.0, 1.0, 2.0, 3.0, 6.0, 9.0]
+    faster = FilePart(spreads_ticks=True, start_seconds=3, speed=2)
+    assert [each.arrival_seconds for each in read_requests(path, faster)] == [0.0, 1.5, 3.0]
+
+
+def test_the_last_tick_is_as_long_as_the_one_before(tmp_path: Path) -> None:
+    path = trace(tmp_path / "coarse.jsonl", [0, 2000, 2000])
+    assert [each.arrival_seconds for each in read_requests(path, FilePart(spreads_ticks=True))] == [0.0, 2.0, 3.0]
+
+
+def test_turns_of_a_chat_stay_together(tmp_path: Path) -> None:
+    lengths = {"input_length": 8, "output_length": 2}
+    begun = [{"session_id": name, "timestamp": time} | lengths for name, time in (("a", 0), ("b", 0), ("c", 4000))]
+    later = [{"session_id": name, "delay": 500} | lengths for name in "ab"]
+    rows = [begun[0], later[0], begun[1], later[1], begun[2]]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = [each.arrival_seconds for each in read_requests(path)]
+    spread = [each.arrival_seconds for each in read_requests(path, FilePart(spreads_ticks=True))]
+    assert [late - at for at, late in zip(plain, spread, strict=True)] == [0.0, 0.0, 2.0, 2.0, 0.0]  # type: ignore[operator]
+
+
+def test_a_coarse_clock_is_said(tmp_path: Path) -> None:
+    path = trace(tmp_path / "coarse.jsonl", [3000 * (index // 4) for index in range(100)])
+    said = "coarse.jsonl: its clock ticks every 3 s, and 4 requests share a tick on average: "
+    assert said + "sent at once they wait for each other; --spread-ticks spreads them" in survey_file(path).notes
+    assert said + "they are spread until the next one" in survey_file(path, FilePart(spreads_ticks=True)).notes
+    fine = trace(tmp_path / "fine.jsonl", [3000 * (index // 4) + index for index in range(100)])
+    assert not [note for note in survey_file(fine).notes if "clock" in note]
+
+
+def test_ticks_of_a_file_out_of_order_are_refused(tmp_path: Path) -> None:
+    path = trace(tmp_path / "mixed.jsonl", [0, 3000, 0])
+    with pytest.raises(UsageError, match=r"--spread-ticks needs requests in order of time, and mixed\.jsonl has 1"):
+        survey_file(path, FilePart(spreads_ticks=True))

@@ -15,8 +15,8 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="a tiny shape through the CPU emulation")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "engine")]
-    from gpu_sections.attention import DRY_HEADS, LLAMA, attend_all_layers, make_pool
-    from gpu_sections.support import Bench
+    from kvplan_engine.measuring.attention import DRY_HEADS, LLAMA, attend_all_layers, make_pool
+    from kvplan_engine.measuring.support import Bench
 
     bench = Bench(options.dry_run)
     lengths, new_tokens = ([8192] * 16, 1) if options.kernel == "decode" else ([4096], 4096)

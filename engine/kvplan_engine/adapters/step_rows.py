@@ -49,6 +49,10 @@ class StepRows:
     def __init__(self, device: torch.device) -> None:
         self._own = _NewRows(device)
         self.place: RowsPlace = self._own
+
+    def release_place(self) -> None:
+        """Let go of a place in a workspace."""
+        self.place = self._own
         self.rows: LoraRows | None = None
         self.sampled: LoraRows | None = None
         self._num_sampled = -1

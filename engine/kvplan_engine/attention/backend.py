@@ -145,6 +145,10 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def release_workspace(self) -> None:
+        """Let go of the step before and of its memory: no graph captured until now is replayed any more."""
+        ...
+
 
 def refuse_values(backend: AttentionBackend, attention: str) -> None:
     """EngineError where ``backend`` lacks ``attention``, whose values are of another size than its keys."""

@@ -112,6 +112,9 @@ class CpuBackend:
         args = _choice_args(inputs)
         raise_for(self._kernels.choose_tokens(byref(args), torch.get_num_threads()), inputs.index.num_blocks)
 
+    def release_workspace(self) -> None:
+        """See AttentionBackend.release_workspace: nothing is kept between steps."""
+
     def reserve_decode(
         self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
     ) -> None:

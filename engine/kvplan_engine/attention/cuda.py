@@ -179,6 +179,10 @@ class CudaBackend:
         shape = _shape_of(cache, dtype, num_heads, options, cache.has_value_tables)
         self._planner.reserve_decode(shape, options.window or 0, max_num_seqs)
 
+    def release_workspace(self) -> None:
+        """See AttentionBackend.release_workspace."""
+        self._planner.release_workspace()
+
     def _attention_params(self, inputs: AttentionInputs) -> AttentionParams:
         query, cache, metadata, options = inputs.query, inputs.cache, inputs.metadata, inputs.options
         return AttentionParams(

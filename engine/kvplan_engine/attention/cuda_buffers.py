@@ -42,6 +42,10 @@ class Buffers:
         self.partial_stats = self.grown(self.partial_stats, rows * 2)
         self.finished = self.grown(self.finished, num_sequences * launch.blocks_per_item)
 
+    def release_parts(self) -> None:
+        """Let go of the memory for parts of tiles; it is taken again when it is needed."""
+        self.parts = torch.empty(0, dtype=torch.float32, device=self._device)
+
     def reserve_parts(self, launch: PrefillLaunch) -> int:
         """Take the memory for parts of tiles as it is bound now; how many parts fit it."""
         if not self._parts.is_bound:

@@ -117,7 +117,7 @@ class AttentionPlanner:
             properties = self._runtime.properties
             decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
             prefill = prefill_launch(shape, properties, self._wgmma)
-            short = None if self._wgmma else short_prefill_launch(shape, properties)
+            short = None if prefill.box_rows else short_prefill_launch(shape, properties)
             shared = shared_prefill_launch(shape, properties) if self._shares else None
             launches = self._launches[shape] = Launches(decode, prefill, short, shared)
         return launches
@@ -158,6 +158,12 @@ class AttentionPlanner:
     def forget_retired(self) -> None:
         """Give outgrown buffers back: no graph captured until now is replayed any more."""
         self.buffers.retired.clear()
+
+    def release_workspace(self) -> None:
+        """Let go of the latest plans, whose metadata lies in a workspace, and of the memory for parts, a part of it."""
+        self.forget_retired()
+        self._step = _Step()
+        self.buffers.release_parts()
 
     def _make_plan(self, key: _PlanKey, metadata: AttentionMetadata, num_tokens: int) -> Plan:
         shape, window = key

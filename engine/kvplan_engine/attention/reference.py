@@ -75,6 +75,9 @@ class ReferenceBackend:
             taken = min(top_k, kv_len)
             inputs.chosen[rows, :taken] = order[:, :taken].sort(dim=1).values.to(torch.int32)
 
+    def release_workspace(self) -> None:
+        """See AttentionBackend.release_workspace: nothing is kept between steps."""
+
     def reserve_decode(
         self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
     ) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from kvplan_engine.device.cuda_absence import refuse_unusable_gpu, why_no_gpu
 from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
+from kvplan_engine.device.process_memory import machine_available_bytes
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")
@@ -34,7 +35,7 @@ class CudaDevice:
         gc.collect()
         torch.cuda.empty_cache()
         _make_context(self.torch_device)
-        free, driver_total = torch.cuda.mem_get_info(self.torch_device)
+        free, driver_total = _free_and_total(self.torch_device)
         if total_bytes is not None and total_bytes > driver_total:
             asked_gib, total_gib = total_bytes / 1024**3, driver_total / 1024**3
             raise EngineError(
@@ -49,7 +50,7 @@ class CudaDevice:
 
     def used_bytes(self) -> int:
         """Everything that the driver counts as used, including by other processes."""
-        free, driver_total = torch.cuda.mem_get_info(self.torch_device)
+        free, driver_total = _free_and_total(self.torch_device)
         return driver_total - free
 
     def peak(self) -> CudaPeak:
@@ -150,6 +151,19 @@ def _make_context(device: torch.device) -> None:
     small = torch.ones(1, 1, device=device)
     torch.mm(small, small)
     torch.cuda.synchronize(device)
+
+
+def _free_and_total(device: torch.device) -> tuple[int, int]:
+    """As the driver says; of a GPU that shares the machine's memory, free is what the system can give.
+
+    The driver counts cached files as used there, such as the weights that were just read, although the system gives
+    them up when memory is needed (NVIDIA's "CUDA for Tegra", estimating total allocatable device memory; vLLM measures
+    the same way, vllm/utils/mem_utils.py).
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    if getattr(torch.cuda.get_device_properties(device), "is_integrated", False):
+        free = min(machine_available_bytes(), total)
+    return free, total
 
 
 def open_cuda(memory_bytes: int | None) -> CudaDevice:

@@ -87,13 +87,19 @@ def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
 
 
 def visible_gpu() -> str | None:
-    """Name of the first GPU that the NVIDIA driver lists (as nvidia-smi does), whether torch can use it or not."""
+    """Name of the GPU that ``CUDA_VISIBLE_DEVICES`` names first, else of the first one that the NVIDIA driver lists (as
+    nvidia-smi does), whether torch can use it or not. Numbers are taken as the driver's.
+    """
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+        if first.startswith(("GPU-", "MIG-")):
+            return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(first)))
+        number = int(first) if first.isdigit() else 0
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(number)))
     except pynvml.NVMLError:
         return None

@@ -190,6 +190,14 @@ def _open_cpu(memory_bytes: int | None, num_ranks: int) -> CpuDevice:
     return CpuDevice(total)
 
 
+def held_beside(device: Device, weight_bytes: int) -> int:
+    """Bytes of a GPU that are in use beside the weights, while there is neither workspace nor pool; 0 on a CPU.
+
+    Context, libraries, and what other processes hold now: they may have grown since the device was opened.
+    """
+    return device.used_bytes() - weight_bytes if device.is_asynchronous else 0
+
+
 def cpu_name() -> str:
     """The processor's name, from /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

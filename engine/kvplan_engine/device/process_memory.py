@@ -33,8 +33,12 @@ def peak_resident_bytes() -> int:
 
 def available_memory_bytes() -> int:
     """Memory that the machine can still provide without swapping (MemAvailable), within a container's limits."""
-    in_machine = _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
-    return min([in_machine, *available_in_groups()])
+    return min([machine_available_bytes(), *available_in_groups()])
+
+
+def machine_available_bytes() -> int:
+    """The same whatever a container's limits are: cached files, which are given up for it, count as available."""
+    return _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
 
 
 def default_cpu_bytes(num_devices: int = 1) -> int:

@@ -21,6 +21,7 @@ from kvplan_engine.execution.carving import Carving, MemoryCarver
 from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.execution.ranks.leading import LeadingCarver
 from kvplan_engine.execution.self_check import choose_way
+from kvplan_engine.memory.reserve import Reserve
 from kvplan_engine.models.counted_model import CountedModel, EngineModel
 from kvplan_engine.models.known_parts import refuse_unknown_parts
 from kvplan_engine.models.loaded_model import LoadedModel
@@ -33,6 +34,10 @@ class Carver(Protocol):
 
     def carve(self, config: EngineConfig) -> Carving:
         """OutOfDeviceMemory or ContextTooLong when that is not possible."""
+        ...
+
+    def settle(self, config: EngineConfig) -> Reserve:
+        """What the next pool, if it is for ``config``, is going to leave free, or is refused with."""
         ...
 
 

@@ -28,6 +28,10 @@ class ShardBuffer:
         """buffer: [ranks, most rows, rows of the vocabulary on a rank]."""
         self._buffer = buffer
 
+    def release(self) -> None:
+        """Let go of the buffer, which keeps the whole workspace that it is a part of."""
+        self._buffer = None
+
     def of(self, num_rows: int) -> torch.Tensor:
         """[ranks, num_rows, rows of the vocabulary on a rank], contiguous."""
         assert self._buffer is not None, "the workspace comes before the first step"

@@ -29,6 +29,7 @@ MEASURE_INSTEAD = "load_format='none' measures its capacity without computing an
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 CHOSEN = "chosen"
 """The workspace's buffer of what sparse attention has chosen, a position each; not there where contexts are shorter."""
+LOGITS = "logits"
 SHARDS = "shards"
 """The workspace's buffer of each rank's part of the logits, where a vocabulary is divided."""
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
@@ -41,16 +42,25 @@ SAMPLER_ELEMENT_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """One buffer of the workspace. dtype: a torch dtype's name."""
+    """One buffer of the workspace. dtype: a torch dtype's name.
+
+    row_elements: of a matrix whose rows begin further apart than they are long.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    row_elements: int | None = None
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """With all that lies between the beginnings of two rows."""
+        return self.shape if self.row_elements is None else (*self.shape[:-1], self.row_elements)
 
     @property
     def num_bytes(self) -> int:
         size = {"int64": 8, "int32": 4, "int16": 2, "uint8": 1}.get(self.dtype) or DTYPE_BYTES[self.dtype]
-        for extent in self.shape:
+        for extent in self.held_shape:
             size *= extent
         return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
@@ -90,7 +100,7 @@ def sampling_buffers(model: ModelDescription, dtype: str, *, max_num_seqs: int) 
     if model.num_ranks > 1:
         shards = [BufferSpec(SHARDS, (model.num_ranks, max_num_seqs, model.vocab_rows), dtype)]
     return [
-        BufferSpec("logits", (max_num_seqs, model.vocab_size), dtype),
+        BufferSpec(LOGITS, (max_num_seqs, model.vocab_size), dtype),
         BufferSpec("sampler", (rows * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
         *shards,
     ]

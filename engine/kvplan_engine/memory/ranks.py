@@ -13,12 +13,13 @@ from kvplan_engine.memory.plan import plan_memory
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a rank takes of its device, and of that each block, in bytes."""
+    """What a rank takes of its device, and of that each block, in bytes. total_bytes: of a device of its own."""
 
     weight_bytes: int
     workspace_bytes: int
     overhead_bytes: int
     block_bytes: int
+    total_bytes: int | None = None
 
     def num_blocks(self, budget_bytes: int) -> int:
         """How many it has room for."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.memory.breakdown import BufferSpec, sampling_buffers, workspace_buffers
+from kvplan_engine.memory.breakdown import LOGITS, BufferSpec, sampling_buffers, workspace_buffers
 from kvplan_engine.memory.index_buffers import index_buffers
+
+_ROW_MULTIPLE = 8  # of 16 bits are the 16 bytes that a kernel reads at once
 
 
 def step_buffers(
@@ -26,10 +29,25 @@ def step_buffers(
     is_native: the engine's decoder computes the model; otherwise its layers bring buffers of their own. of_kernels:
     what only one device's kernels need.
     """
+    found = _own_buffers(model, dtype, config, layout, max_model_len, is_native=is_native)
+    if of_kernels and config.num_ranks == 1:  # other ranks send each other their logits, as one piece of memory
+        found = [_with_aligned_rows(each) if each.name == LOGITS else each for each in found]
+    return [*found, *of_kernels]
+
+
+def _own_buffers(
+    model: ModelDescription,
+    dtype: str,
+    config: EngineConfig,
+    layout: KvLayout,
+    max_model_len: int,
+    *,
+    is_native: bool,
+) -> list[BufferSpec]:
     index_buffers = step_index_buffers(config, layout, max_model_len)
     if not is_native:
         seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        return sampling_buffers(model, dtype, max_num_seqs=seqs) + index_buffers + list(of_kernels)
+        return sampling_buffers(model, dtype, max_num_seqs=seqs) + index_buffers
     computing = workspace_buffers(
         model,
         dtype,
@@ -37,7 +55,13 @@ def step_buffers(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
     )
-    return [*computing, *index_buffers, *of_kernels]
+    return [*computing, *index_buffers]
+
+
+def _with_aligned_rows(matrix: BufferSpec) -> BufferSpec:
+    """Each row begins at a multiple of the kernels' vectors: one of 50,257 logits would be read value by value."""
+    columns = matrix.shape[-1]
+    return replace(matrix, row_elements=-(-columns // _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 
 def step_index_buffers(config: EngineConfig, layout: KvLayout, max_model_len: int) -> list[BufferSpec]:

@@ -24,9 +24,9 @@ class Workspace:
         start = 0
         for spec in specs:
             dtype = getattr(torch, spec.dtype)
-            count = torch.Size(spec.shape).numel()
+            count = torch.Size(spec.held_shape).numel()
             raw = self._memory[start : start + count * dtype.itemsize]
-            self._buffers[spec.name] = raw.view(dtype).view(spec.shape)
+            self._buffers[spec.name] = raw.view(dtype).view(spec.held_shape)[..., : spec.shape[-1]]
             start += spec.num_bytes
 
     def touch(self) -> None:

@@ -18,15 +18,23 @@ from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
+from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.errors import EngineError, SettingsError
+from kvplan_engine.kernel_checks.lora_cases import correct_in_torch
+from kvplan_engine.kernel_checks.run import check_kernels, refuse_or_report
+from kvplan_engine.kernel_checks.store import Store
+from kvplan_engine.kernel_checks.use import KernelUse, use_of
+from kvplan_engine.kernel_checks.verdicts import NO_VERDICTS, Verdicts
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import lora
 from kvplan_engine.kernels.cpu import ops as cpu_ops
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_kernels, load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
+from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.driver import current_runtime
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
@@ -34,6 +42,7 @@ from kvplan_engine.kernels.cuda.products.lora import CudaLora
 from kvplan_engine.kernels.cuda.sampling import CudaDraws
 from kvplan_engine.kernels.cuda.states.ops import CudaStates
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
+from kvplan_engine.kernels.states.torch_states import TorchStates
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
 from kvplan_engine.layers.cuda_quantised import CudaQuantisedWeights
 from kvplan_engine.layers.cuda_skinny import SkinnyWeights
@@ -61,7 +70,7 @@ def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm, adapters: 
     """For kernels that have no call for all layers."""
 
 
-def _one_after_the_other(is_on: bool) -> None:
+def _one_after_the_other(is_on: bool | None) -> None:
     """For devices whose kernels begin when the one before has ended."""
 
 
@@ -73,8 +82,10 @@ class DeviceKernels(PartKernels):
     products in each step; None where nothing does. shards: where parts of divided logits come together, None without.
     takes_plain_weights: of those in few bits they take only such (``HeldWeights.plain``). overlap_launches: switches
     ``EngineConfig.enable_pdl`` on or off. draws: chooses the tokens of a step; None where the sampler does. few_rows:
-    stands before the last of ``projections`` where ``EngineConfig.linear_backend`` asks for it.
-    name: of these kernels in what is recorded, such as cpu-avx512, cuda, or reference for plain torch.
+    stands before the last of ``projections`` where ``EngineConfig.linear_backend`` asks for it, or by itself where
+    ``verdicts`` say so. check: the same kernels, checked on the device; None where that is not done. verdicts: what it
+    found. is_capturable: none of the operations waits for the device. name: of these kernels in what is recorded, such
+    as cpu-avx512, cuda, or reference for plain torch.
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
@@ -82,10 +93,22 @@ class DeviceKernels(PartKernels):
     adapters: StepRows | None = None
     takes_plain_weights: bool = False
     shards: ShardBuffer | None = None
-    overlap_launches: Callable[[bool], None] = _one_after_the_other
+    overlap_launches: Callable[[bool | None], None] = _one_after_the_other
     draws: CudaDraws | None = None
     few_rows: ProjectionKind | None = None
+    check: Callable[[KernelUse], DeviceKernels] | None = None
+    verdicts: Verdicts = NO_VERDICTS
+    is_capturable: bool = True
     name: str = REFERENCE
+
+    def checked(
+        self, model: ModelDescription, config: EngineConfig, dtype: str, formats: tuple[WeightFormat, ...] = ()
+    ) -> DeviceKernels:
+        """The same kernels for ``model``, after the check of a first start: those that fail have been replaced.
+
+        formats: of weights held in few bits. EngineError where nothing can stand in for one that fails.
+        """
+        return self if self.check is None else self.check(use_of(model, config, dtype, formats))
 
     def check_rounding(self) -> None:
         """SettingsError where products with weights in few bits cannot round what they multiply."""
@@ -97,13 +120,15 @@ class DeviceKernels(PartKernels):
 
     def with_linears(self, name: str) -> DeviceKernels:
         """The same kernels, dense products by ``EngineConfig.linear_backend``; SettingsError where they lack them."""
-        if name == "auto":
+        if name == "auto" and not self.verdicts.uses(families.SKINNY):
             return self
         if self.few_rows is None:
             raise SettingsError(
                 f"linear_backend '{name}' is for a GPU.",
                 hint="leave it out: a CPU has such products of its own",
             )
+        if name == "torch" or families.SKINNY in self.verdicts.avoided:
+            return self
         return replace(self, projections=(*self.projections[:-1], self.few_rows, self.projections[-1]))
 
     def divided(self, model: ModelDescription, collectives: Collectives) -> DeviceKernels:
@@ -159,7 +184,9 @@ def _cpu(device_type: str, dtype: torch.dtype) -> DeviceKernels:
 def _cuda(device_type: str, dtype: torch.dtype, *, wgmma: bool = False, shares: bool = False) -> DeviceKernels:
     if device_type != "cuda":
         raise EngineError(f"the cuda attention backend does not run on {device_type}.", hint="use a CUDA device")
-    return cuda_kernels(current_runtime(), dtype, wgmma=wgmma, shares=shares)
+    runtime = current_runtime()
+    kernels = cuda_kernels(runtime, dtype, wgmma=wgmma, shares=shares)
+    return replace(kernels, check=partial(checked_kernels, runtime, dtype))
 
 
 _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
@@ -214,10 +241,59 @@ def cuda_kernels(
         correct=CudaLora(runtime, memory[LORA_INNER]),
         memory=memory,
         takes_plain_weights=True,
-        overlap_launches=partial(setattr, runtime, "overlaps_launches"),
+        overlap_launches=partial(_overlap, runtime),
         draws=CudaDraws(runtime),
         few_rows=SkinnyWeights(runtime),
         name="cuda",
+    )
+
+
+def _overlap(runtime: CudaRuntime, is_on: bool | None) -> None:
+    """Only where it is asked for: nothing was checked."""
+    runtime.overlaps_launches = bool(is_on)
+
+
+def _overlap_checked(runtime: CudaRuntime, verdicts: Verdicts, is_on: bool | None) -> None:
+    """Where it is asked for and passed, or where it also won."""
+    family = families.DEPENDENT_LAUNCH
+    runtime.overlaps_launches = verdicts.uses(family) if is_on is None else is_on and verdicts.passes(family)
+
+
+def checked_kernels(
+    runtime: CudaRuntime, dtype: torch.dtype, use: KernelUse, store: Store | None = None
+) -> DeviceKernels:
+    """``cuda_kernels`` for what ``use`` says, checked on ``runtime``; twins stand in for those that fail.
+
+    store: of the verdicts; None for the user's cache. EngineError where nothing can stand in for one that fails.
+    """
+    verdicts = check_kernels(runtime, use, store)
+    refuse_or_report(verdicts)
+    avoided, cache = verdicts.avoided, use.storage.cache
+    kernels = cuda_kernels(
+        runtime,
+        dtype,
+        wgmma=verdicts.uses(families.PREFILL_WGMMA),
+        shares=verdicts.uses(families.of_cache(families.SHARED_PREFIX, cache)),
+    )
+    for name in avoided & set(families.OPERATIONS):
+        setattr(kernels.ops, name, getattr(torch_ops, name))
+    attention = kernels.attention
+    if families.WRITE_KV in avoided:
+        plain = ReferenceBackend()
+        for name in ("write_kv", "rotate_and_write"):
+            setattr(attention, name, getattr(plain, name))
+    quantised, linear = kernels.projections
+    has_codes = not avoided & {families.QUANTISED_SIMPLE, families.QUANTISED_WIDEN}
+    return replace(
+        kernels,
+        projections=(quantised if has_codes else WidenedRows, linear),
+        mixtures=(TorchMixture,) if families.MIXTURE_SIMPLE in avoided else kernels.mixtures,
+        states=TorchStates() if families.STATES in avoided else kernels.states,
+        draws=None if families.DRAWS in avoided else kernels.draws,
+        correct=correct_in_torch if families.LORA in avoided else kernels.correct,
+        overlap_launches=partial(_overlap_checked, runtime, verdicts),
+        verdicts=verdicts,
+        is_capturable=not avoided & {families.WRITE_KV, families.STATES, families.LORA},
     )
 
 

@@ -56,7 +56,8 @@ class LoadedModel:
         loading = (whole, source, config.load_format)
         held = plan_held_weights(*loading, config.quantization, config.seed, config.group_size)
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
-        kernels = kernels.with_linears(config.linear_backend)
+        formats = tuple(dict.fromkeys(each for one in held.plain.parameters.values() for each in one.formats))
+        kernels = kernels.checked(self.config, config, self.dtype, formats).with_linears(config.linear_backend)
         if collectives is not None and rank.count > 1:
             kernels = kernels.divided(self.config, collectives)
         if config.rounds_activations:
@@ -86,6 +87,7 @@ class LoadedModel:
         self.ops, self.overlap_launches = kernels.ops, kernels.overlap_launches
         self.draws = kernels.draws
         self.kernels_name: str | None = kernels.name
+        self.verdicts, self._waits_for_nothing = kernels.verdicts, kernels.is_capturable
         self.attention = kernels.attention
         parts = (self.config, self.weights, kernels, owners)
         if collectives is None or rank.num_stages == 1:
@@ -101,11 +103,12 @@ class LoadedModel:
         Not where a layer launches something for each of its experts: a graph takes memory for each launch, and to widen
         all experts takes longer than to launch that.
         """
-        return self.attention.is_capturable and self._is_whole and not self.decoder.launches_each_expert
+        never_waits = self.attention.is_capturable and self._waits_for_nothing
+        return never_waits and self._is_whole and not self.decoder.launches_each_expert
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
         """What the kernels need of the workspace besides a step's own buffers."""
-        if self.draws is None:
+        if not self._kernel_memory:
             return []
         return cuda_buffers(config, self.config, holds_few_bits=self._holds_few_bits)
 
@@ -116,6 +119,16 @@ class LoadedModel:
                 memory.bind(workspace[name])
         if self._shards is not None:
             self._shards.bind(workspace[SHARDS])
+
+    def release_workspace(self) -> None:
+        """Let go of the buffers: a part of a workspace keeps all its memory."""
+        self.attention.release_workspace()
+        for memory in self._kernel_memory.values():
+            memory.release()
+        if self._shards is not None:
+            self._shards.release()
+        if self.adapters is not None:
+            self.adapters.step.release_place()
 
     def reserve_decode(self, kv: KvPool, max_num_seqs: int) -> None:
         """Let attention compile and allocate what decode steps need, so that they can be captured."""

@@ -76,6 +76,7 @@ class TransformersModel:
         self.weight_bytes = num_parameters(self.config) * scalar.itemsize
         self.weight_fingerprint = weight_fingerprint(model.state_dict())
         kernels = select_kernels(config.attention_backend, device.torch_device, scalar)
+        kernels = kernels.checked(self.config, config, self.dtype)
         self.ops: Ops = kernels.ops
         self.overlap_launches = kernels.overlap_launches
         self.draws: CudaDraws | None = kernels.draws
@@ -110,6 +111,9 @@ class TransformersModel:
 
     def use_workspace(self, workspace: Workspace) -> None:
         """Its layers bring buffers of their own."""
+
+    def release_workspace(self) -> None:
+        """There is none to let go of."""
 
 
 RunnableModel = LoadedModel | TransformersModel

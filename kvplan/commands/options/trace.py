@@ -49,3 +49,11 @@ class TraceOptions:
             rich_help_panel=FILE_PANEL,
         ),
     ] = None
+    spread_ticks: Annotated[
+        bool,
+        typer.Option(
+            "--spread-ticks",
+            help="Spread requests of one moment until the next one: for files of a coarse clock.",
+            rich_help_panel=FILE_PANEL,
+        ),
+    ] = False

@@ -11,4 +11,5 @@ fleets, fleet_progress           what `plan` prints of a trace: the fleet, and w
 fleet_wishes                     pools and policies beside that fleet
 sweeps, loads                    what `sweep` and `load` print
 calibrations                     what `calibrate` prints
+caches                           what `cache` prints
 """

@@ -31,7 +31,7 @@ from kvplan.planner.launch.engines import checkpoint_name
 from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.scaling import scaling_manifests
 from kvplan.units import plural
-from kvplan.workload.files import span_text
+from kvplan.workload.files import span_text, survey_file
 
 _MOST_WINDOWS = 24
 
@@ -63,7 +63,12 @@ def no_fleet(answer: FleetAnswer) -> KvplanError:
     if answer.was_interrupted:
         return KvplanError("Interrupted before any fleet was found that keeps the service level.", hint="let it go on")
     if nearest is None or not nearest.verdict.windows or nearest.verdict.deciding.worst is None:
-        return KvplanError(f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}.", hint=hint)
+        alone, why = answer.quickest, ""
+        if alone is not None and alone.seconds > alone.bound.seconds / 2:
+            why = f" Even with nobody beside them prompts take {1000 * alone.seconds:,.0f} ms ({alone.bound.word})."
+        return KvplanError(
+            f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}.{why}", hint=hint
+        )
     judged = nearest.verdict.deciding
     return KvplanError(
         f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}. Nearest: {_name(nearest)}, "
@@ -109,6 +114,8 @@ def answer_lines(answer: FleetAnswer, best: Played) -> Iterator[str]:
     )
     yield _keeps_sentence(answer, best)
     yield _worst_sentence(best)
+    if survey_file(answer.trace.path, answer.trace.part).bursts is not None:
+        yield "The file's clock is coarse: requests of a tick are sent at once. --spread-ticks may do with less."
     yield _cache_sentence(answer, best)
     if answer.growth is not None:
         yield growth_sentence(answer)

@@ -20,12 +20,13 @@ from kvplan.runs.setting_text import cells, heads, setting_values, text_columns,
 from kvplan.runs.statuses import STATUS_BRIEF, context_limit_text
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.capacity import COUNTED_NOTICE
+from kvplan.sweeps.design import base_settings
 from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_START, SECONDS_PER_TRIAL
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.progress import PlainProgress, Progress, RichProgress, format_seconds
 from kvplan.sweeps.session import SweepOutcome
-from kvplan.units import plural
+from kvplan.units import format_bytes, plural
 
 _GOALS: Mapping[str, str] = {
     "slo": "within SLO",
@@ -59,10 +60,11 @@ def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
         trials = [_trial_json(trial, prediction) for trial, prediction in zip(plan.trials, predictions, strict=True)]
         print_json(
             {"schema": "kvplan.sweep-plan/1", "model_id": plan.spec.served_id, "sized_as": plan.spec.sized_as}
-            | {"seconds": seconds, "trials": trials}
+            | {"seconds": seconds, "assumed": assumed_of_gpu(plan), "trials": trials}
         )
         return
-    for notice in plan.notices:
+    assumed = assumed_of_gpu(plan)
+    for notice in (*plan.notices, *((assumed,) if assumed else ())):
         print(notice, file=sys.stderr)
     head = ["trial", *heads(plan.shown), "blocks", "running", "outcome", "time"]
     rows = [
@@ -73,6 +75,18 @@ def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
     counts = Counter(prediction.status for prediction in predictions)
     expected = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"{plural(len(rows), 'trial')}, about {format_seconds(seconds)}; expected: {expected}")
+
+
+def assumed_of_gpu(plan: SweepPlan) -> str | None:
+    """What a dry run, which opens no GPU, takes for granted of it; None where it has nothing to do with one."""
+    if plan.device.kind != "cuda" or plan.engine is not None or plan.options.is_counted:
+        return None
+    memory = plan.predictor.own_memory(base_settings(plan.predictor))
+    overhead, graphs = (format_bytes(size, digits=0) for size in (memory.overhead_bytes, memory.graph_bytes))
+    return (
+        f"a dry run opens no GPU: that torch can use it, {overhead} for context and libraries and {graphs} for "
+        "captured steps are assumed; the sweep measures them first, and plans its boundaries by them"
+    )
 
 
 def _trial_json(trial: Trial, prediction: TrialPrediction) -> dict[str, object]:
@@ -144,6 +158,8 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     _print_predictions(summary["predictions"])
     if summary["is_counted"]:
         print(f"\n{COUNTED_NOTICE[:1].upper()}{COUNTED_NOTICE[1:]}.")
+    if summary["stand_in"] is not None:
+        print(f"\n{summary['stand_in']['sentence']}")
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())
     if counts:
         print(f"\n{plural(summary['num_finished'], 'trial')}: {counts}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.held_weights import holds_few_bits
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import FilledSettings
@@ -23,6 +24,8 @@ COUNT_BYTES = 2
 def kernel_buffers(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> dict[str, int]:
     """Bytes by name: parts of attention's tiles, what choosing tokens takes, room to widen weights, what adapters add.
 
+    And logits whose rows begin at multiples of 16 bytes, unless several ranks send each other theirs.
+
     An engine that only counts does not know which weights a checkpoint holds in few bits.
     """
     if device.kind != "cuda":
@@ -34,6 +37,9 @@ def kernel_buffers(spec: ModelSpec, settings: FilledSettings, device: EngineDevi
         "draws": settings.max_num_seqs * DRAW_BYTES,
         "token_counts": settings.max_num_seqs * columns * COUNT_BYTES,
     }
+    if settings.tensor_parallel_size * settings.pipeline_parallel_size == 1:
+        rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+        buffers["logits"] = rows * columns * element_bytes(settings.dtype)
     if is_widened:
         buffers["widened"] = WIDENED_BYTES
     if (slots := settings.lora_slots) is not None:

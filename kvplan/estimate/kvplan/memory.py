@@ -51,6 +51,8 @@ class EnginePrediction:
     graphs: GraphMemory | None
     """Steps captured as graphs; None on a CPU, with enforce_eager, where several ranks share every layer, and where
     experts run one after the other."""
+    graph_bytes: int
+    """As measured where it was, else what is counted of these."""
     kv_pool_bytes: int
     layout: KvLayout
     num_blocks: int
@@ -64,10 +66,6 @@ class EnginePrediction:
     @property
     def block_bytes(self) -> int:
         return self.layout.block_bytes
-
-    @property
-    def graph_bytes(self) -> int:
-        return 0 if self.graphs is None else self.graphs.num_bytes
 
     @property
     def fixed_bytes(self) -> int:
@@ -146,6 +144,7 @@ class _RankMemory:
     adapter_bytes: int
     activation_bytes: int
     graphs: GraphMemory | None
+    graph_bytes: int
     kv_pool_bytes: int
     layout: KvLayout
 
@@ -179,6 +178,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
         activation_bytes=first.activation_bytes,
         overhead_bytes=overhead_bytes,
         graphs=first.graphs,
+        graph_bytes=first.graph_bytes,
         kv_pool_bytes=max(first.kv_pool_bytes, 0) - unused,
         layout=layout,
         num_blocks=num_blocks,
@@ -205,9 +205,11 @@ def _on_rank(spec: ModelSpec, resolved: ResolvedSettings, room_bytes: int) -> _R
     buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
     activation_bytes = sum(map(_aligned, buffers.values()))
     graphs = _graphs(spec, resolved)
-    graph_bytes = 0 if graphs is None else graphs.num_bytes
+    graph_bytes = device.graph_bytes
+    if graph_bytes is None:
+        graph_bytes = 0 if graphs is None else graphs.num_bytes
     left = room_bytes - weight_bytes - activation_bytes - graph_bytes
-    return _RankMemory(weight_bytes, adapter_bytes, activation_bytes, graphs, left, layout)
+    return _RankMemory(weight_bytes, adapter_bytes, activation_bytes, graphs, graph_bytes, left, layout)
 
 
 def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> int:

@@ -16,7 +16,7 @@ from kvplan.settings import FilledSettings, ServingSettings
 class EngineDevice:
     """The one device of a kvplan engine. ``compute_capability``: of a GPU, None where it is not known.
 
-    overhead_bytes: what was measured when a GPU was opened, None for what is usual.
+    overhead_bytes, graph_bytes: what was measured on a GPU, None for what is usual and for what is counted.
     is_counted: the engine allocates nothing on it (``load_format`` none). Then no graphs are captured, and weights that
     are published in a quantized format have their published size.
     """
@@ -27,6 +27,7 @@ class EngineDevice:
     compute_capability: tuple[int, int] | None = None
     is_counted: bool = False
     overhead_bytes: int | None = None
+    graph_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

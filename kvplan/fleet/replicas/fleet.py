@@ -94,12 +94,14 @@ class Fleet:
     def _begin(self, requests: Sequence[FleetRequest]) -> None:
         self._play, self._num_left = FleetPlay(), len(requests)
         requests = merged_runs(requests)
-        self._coming = [(each.sent, each.number, each) for each in requests if each.after is None]
-        heapq.heapify(self._coming)
-        self._followers = {}
+        numbers = {each.number for each in requests}
+        self._coming, self._followers = [], {}
         for each in requests:
-            if each.after is not None:
+            if each.after is not None and each.after in numbers:
                 self._followers.setdefault(each.after, []).append(each)
+            else:
+                self._coming.append((each.sent, each.number, each))
+        heapq.heapify(self._coming)
         self._sampled, self._num_prompt, self._num_hit = self._sample_seconds, 0, 0
 
     def _advance_ended(self, until: float) -> None:
@@ -107,9 +109,7 @@ class Fleet:
         if not self._followers:
             if self.router.is_blind and until < self._sampled:
                 return  # the one that is chosen is advanced then
-            for replica in self.replicas:
-                replica.advance(until)
-                self._note_ended(replica)
+            self._advance_all(until)
             return
         while True:
             first = min(self.replicas, key=lambda each: each.next_event())
@@ -118,9 +118,14 @@ class Fleet:
                 break
             first.advance(event)
             until = min(until, self._note_ended(first))
+        self._advance_all(until)
+
+    def _advance_all(self, until: float) -> None:
         for replica in self.replicas:
+            is_due = replica.next_event() <= until
             replica.advance(until)
-            self._note_ended(replica)
+            if is_due:
+                self._note_ended(replica)
 
     def _note_ended(self, replica: Replica) -> float:
         """Return the moment at which the first request is sent that waited for one that ended."""
@@ -159,6 +164,7 @@ class Fleet:
         chosen.advance(sent)
         self._note_ended(chosen)
         chosen.deliver(request, sent)
+        self._note_ended(chosen)
 
     def _sample(self, at: float, prompts: int, hits: int) -> Sample:
         replicas = self.replicas

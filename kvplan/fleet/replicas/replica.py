@@ -53,6 +53,10 @@ class _Delivered(Arrivals):
         self._parsed.append((self._busy_until, sequence))
 
     @property
+    def num_on_their_way(self) -> int:
+        return len(self._parsed) + len(self._handed)
+
+    @property
     def on_their_way(self) -> list[Sequence]:
         return [sequence for _, sequence in (*self._parsed, *self._handed)]
 
@@ -183,12 +187,12 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         """Requests that no step has read of, those in the front end among them."""
-        on_their_way = sum(len(engine.delivered.on_their_way) for engine in self._engines)
-        return on_their_way + sum(len(group.waiting) for group in self._groups)
+        on_their_way = sum([engine.delivered.num_on_their_way for engine in self._engines])
+        return on_their_way + sum([len(group.waiting) for group in self._groups])
 
     @property
     def num_running(self) -> int:
-        return sum(group.num_running for group in self._groups)
+        return sum([group.num_running for group in self._groups])
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -227,7 +231,7 @@ class Replica:
             )
         engine = self._engines[0]
         if len(self._engines) > 1:
-            engine = min(self._engines, key=lambda each: each.num_in_hand + len(each.delivered.on_their_way))
+            engine = min(self._engines, key=lambda each: each.num_in_hand + each.delivered.num_on_their_way)
         engine.deliver(BlockSequence(Seen(request, self.index, at), computed_tokens, len(self.setup.pool.groups)))
         self._event = min(self._event, engine.next_event())
 

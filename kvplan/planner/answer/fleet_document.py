@@ -32,6 +32,13 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
     for deployment, played in zip(document["deployments"], fleets, strict=True):
         deployment["balancer"] = balancer_of(played) or deployment["balancer"]
     document["assumptions"] = [*answer.plan.spec.assumptions, *fleet_assumptions(answer)]
+    document["left_out"] = {
+        gpu.id: str(
+            answer.plan.refusals.get(gpu.id, "no fleet there keeps the level" + (" for as little" if best else ""))
+        )
+        for gpu in answer.plan.request.gpus
+        if best is None or gpu.id in answer.dearer
+    }
     document["fleet"] = {
         "trace": answer.trace.path.name,
         "num_requests": len(demand.requests),

@@ -18,7 +18,7 @@ from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.choices.load import serve_users
 from kvplan.planner.choices.trial import Trial
 from kvplan.planner.choices.verdict import Verdict
-from kvplan.planner.fleets.demand import Demand
+from kvplan.planner.fleets.demand import Alone, Demand
 from kvplan.planner.fleets.growth import Growth, growth_of
 from kvplan.planner.fleets.playing import Played, Player
 from kvplan.planner.fleets.policies import PolicyAnswer, find_policy
@@ -50,9 +50,9 @@ class Listener:
 class FleetAnswer:
     """plan: the fleets as deployments, best first; its first is ``best``. frontier: the best choice with fewer and with
     more replicas, on the busiest window. reused_share: of prompt tokens, what a cache finds that keeps everything; None
-    where the file does not say. notes: what to tell about the file. dearer: GPUs of which no fleet that costs as little
-    as the best keeps the level. was_interrupted: the search ended before its end.
-    pools, policy: what the trace's ``wishes`` ask for.
+    where the file does not say. notes: what to tell about the file. quickest: how fast prompts are read alone, on what
+    reads them fastest. dearer: GPUs of which no fleet keeps the level that costs as little as the best.
+    was_interrupted: the search ended before its end. pools, policy: what the trace's ``wishes`` ask for.
     """
 
     plan: Plan
@@ -65,6 +65,7 @@ class FleetAnswer:
     growth: Growth | None
     frontier: tuple[Played, ...]
     nearest: Played | None
+    quickest: Alone | None
     reused_share: float | None
     notes: tuple[str, ...]
     dearer: tuple[str, ...]
@@ -120,6 +121,7 @@ def plan_fleet(
         growth=growth,
         frontier=frontier,
         nearest=search.nearest,
+        quickest=search.quickest,
         reused_share=demand.reused_share,
         notes=shape.notes,
         dearer=tuple(gpu.id for gpu in trial.gpus if fleets and gpu.id not in search.by_gpu),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvplan.estimate.speed.queueing.figures import Statistic
 from kvplan.fleet.requests import FleetRequest, renumbered
@@ -15,6 +15,7 @@ from kvplan.fleet.windows import window_of
 from kvplan.planner.fleets.judging import QUANTILES, Bar
 from kvplan.planner.fleets.setups import FleetChoice
 from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.slo import Bound
 
 _FEW: Final = 1500
 """Requests that are played whole: looking at a part of them first saves nothing."""
@@ -128,10 +129,21 @@ class Busy:
 
 def could_begin(found: FleetChoice, busy: Busy, bar: Bar) -> bool:
     """Whether prompts that nobody waits beside are read fast enough, even by a cache that keeps everything."""
-    for bound in bar.goal.slo.bounds():
-        if bound.name == "ttft" and _alone(found, busy, bound.statistic) > bar.needed(bound):
-            return False
-    return True
+    alone = seconds_alone(found, busy, bar)
+    return alone is None or alone.seconds <= bar.needed(alone.bound)
+
+
+class Alone(NamedTuple):
+    """The bound on TTFT, and seconds of its statistic for prompts that nobody waits beside."""
+
+    bound: Bound
+    seconds: float
+
+
+def seconds_alone(found: FleetChoice, busy: Busy, bar: Bar) -> Alone | None:
+    """None where TTFT has no bound."""
+    bound = next((each for each in bar.goal.slo.bounds() if each.name == "ttft"), None)
+    return None if bound is None else Alone(bound, _alone(found, busy, bound.statistic))
 
 
 def _alone(found: FleetChoice, busy: Busy, statistic: Statistic) -> float:

@@ -17,7 +17,7 @@ from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import FormatPair
 from kvplan.planner.choices.trial import Trial
-from kvplan.planner.fleets.demand import could_begin, least_replicas
+from kvplan.planner.fleets.demand import Alone, could_begin, least_replicas, seconds_alone
 from kvplan.planner.fleets.playing import FleetPlan, Played, Player
 from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
 from kvplan.planner.search.ranking import Price, price_of, within_budget
@@ -47,6 +47,8 @@ class FleetSearch:
     tell: Callable[[Played], None] | None = None
     best: Played | None = None
     nearest: Played | None = None
+    quickest: Alone | None = None
+    """Of all choices: how fast prompts are read alone."""
     by_gpu: dict[str, Played] = field(default_factory=dict)
     routers: dict[str, Played] = field(default_factory=dict)
     without_cache: Played | None = None
@@ -97,7 +99,10 @@ class FleetSearch:
     def _least(self, found: FleetChoice) -> int | None:
         """The fewest replicas that could do; None where none could."""
         busy, goal = self.player.demand.busy, self.player.goal
-        is_fast = could_begin(found, busy, self.player.bar(found))
+        bar = self.player.bar(found)
+        alone, is_fast = seconds_alone(found, busy, bar), could_begin(found, busy, bar)
+        if alone is not None and (self.quickest is None or alone.seconds < self.quickest.seconds):
+            self.quickest = alone
         return least_replicas(found, busy, goal) if is_fast else None
 
     def _choices(self, *, across_nodes: bool) -> Iterator[Choice]:

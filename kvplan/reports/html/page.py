@@ -17,6 +17,7 @@ from kvplan.reports.findings import (
     recommendations,
     sentences,
     shared_sentence,
+    stand_in_sentence,
     status_counts,
     transformers_sentence,
 )
@@ -108,6 +109,7 @@ def notes(run: Run) -> list[str]:
         counted_sentence(run),
         shared_sentence(run),
         transformers_sentence(run),
+        stand_in_sentence(run),
         noise_sentence(run),
         clipped_sentence(run),
     )

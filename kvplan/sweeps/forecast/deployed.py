@@ -143,6 +143,7 @@ def _prediction(
         activation_bytes=first.activation_bytes,
         overhead_bytes=first.overhead_bytes,
         graphs=None,
+        graph_bytes=0,
         kv_pool_bytes=max(pools[0], 0) - (blocks[0] - num_blocks) * layout.block_bytes,
         layout=layout,
         num_blocks=num_blocks,

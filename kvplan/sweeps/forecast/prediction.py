@@ -18,6 +18,7 @@ from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.memo import Memo
 from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units
+from kvplan.machine.opened_device import Reserve
 from kvplan.runs.columns import Row
 from kvplan.runs.statuses import ContextLimit
 from kvplan.runs.trials import TrialSettings
@@ -71,6 +72,23 @@ class TrialPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class SettledReserve:
+    """What the engine keeps free, as it said for ``settings``."""
+
+    settings: TrialSettings
+    reserve: Reserve
+
+    def graph_bytes(self, settings: TrialSettings) -> int | None:
+        """Of steps that are captured for these settings; None where those are others."""
+        return self.reserve.graph_bytes if _steps(settings) == _steps(self.settings) else None
+
+
+def _steps(settings: TrialSettings) -> tuple[object, ...]:
+    """Equal for settings whose steps have the same sizes, of the same weights."""
+    return settings.load_key, settings.max_num_seqs, settings.max_num_batched_tokens, settings.enforce_eager
+
+
+@dataclass(frozen=True, slots=True)
 class Predictor:
     """Predicts trials of one model on one device with one workload.
 
@@ -80,7 +98,7 @@ class Predictor:
     asked for. engine: what serves the trials, None for kvplan's own. lowered: settings that its running server can
     lower. finds_more: the prefix cache will find what a file says that prompts share. That is not simulated, and speeds
     are not predicted then. deployed_on: the GPUs that are counted as a deployment divides them, None where none are
-    named.
+    named. reserve: what the engine said that it keeps free of a GPU, None before it has said anything.
     """
 
     spec: ModelSpec
@@ -95,7 +113,12 @@ class Predictor:
     lowered: frozenset[str] = frozenset()
     finds_more: bool = False
     deployed_on: GpuCount | None = None
+    reserve: SettledReserve | None = None
     _memo: Memo = field(default_factory=dict, repr=False, compare=False)
+
+    def with_reserve(self, settings: TrialSettings, reserve: Reserve) -> Predictor:
+        """One that knows what the engine keeps free for ``settings``."""
+        return replace(self, reserve=SettledReserve(settings, reserve))
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)
@@ -110,13 +133,13 @@ class Predictor:
             return deployed.engine
         is_dense = self.is_dense and settings.quantization == "auto"
         asked = replace(settings, quantization="none") if is_dense else settings
-        return predict(self.spec, asked, self._engine_device())
+        return predict(self.spec, asked, self._engine_device(settings))
 
     def deployed(self, settings: TrialSettings) -> DeployedPool | None:
         """The pool of the GPUs that are only counted; None where none are named."""
         if self.deployed_on is None:
             return None
-        return predict_deployed(self.spec, self.deployed_on, settings, self._engine_device(), self._memo)
+        return predict_deployed(self.spec, self.deployed_on, settings, self._engine_device(settings), self._memo)
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
         memory = self.memory(settings)
@@ -205,17 +228,23 @@ class Predictor:
             return self.engine.memory(settings).dtype
         if (deployed := self.deployed(settings)) is not None:
             return deployed.dtype
-        return engine_dtype(self.spec, settings.dtype, self._engine_device())
+        return engine_dtype(self.spec, settings.dtype, self._engine_device(settings))
 
-    def _engine_device(self) -> EngineDevice:
-        gpu = _known_gpu(self.device)
+    def _engine_device(self, settings: TrialSettings) -> EngineDevice:
+        gpu, overhead_bytes, graph_bytes = _known_gpu(self.device), self.device.overhead_bytes, None
+        memory_bytes = self.device.memory_bytes
+        if self.reserve is not None:
+            memory_bytes = self.reserve.reserve.total_bytes
+            overhead_bytes = self.reserve.reserve.overhead_bytes
+            graph_bytes = self.reserve.graph_bytes(settings)
         return EngineDevice(
-            memory_bytes=self.device.memory_bytes,
+            memory_bytes=memory_bytes,
             kind="cuda" if self.device.kind == "cuda" else "cpu",
             has_bfloat16_units=self.is_counted or has_bfloat16_units(),
             is_counted=self.is_counted,
-            compute_capability=None if gpu is None else compute_capability(gpu),
-            overhead_bytes=None if self.is_counted else self.device.overhead_bytes,
+            compute_capability=self.device.compute_capability or (None if gpu is None else compute_capability(gpu)),
+            overhead_bytes=None if self.is_counted else overhead_bytes,
+            graph_bytes=graph_bytes,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvplan.machine.opened_device import Reserve
 from kvplan.runs.trials import SWEEP_LOAD, Load, Trial
 from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
@@ -18,6 +19,12 @@ class PreparedTrial:
     workload: WorkloadSpec
     predictor: Predictor
     prediction: TrialPrediction
+
+    def with_reserve(self, reserve: Reserve) -> PreparedTrial:
+        """The same with what the engine keeps free for it."""
+        settings = self.trial.settings
+        predictor = self.predictor.with_reserve(settings, reserve)
+        return replace(self, predictor=predictor, prediction=predictor.trial(settings))
 
     @property
     def last_arrival_seconds(self) -> float:

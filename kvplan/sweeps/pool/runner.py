@@ -23,7 +23,7 @@ from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
 from kvplan.sweeps.pool.hosts import HostLost, HostPool, HostUnfit, PoolHost
 from kvplan.sweeps.progress import Progress, RunningTrial
-from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
+from kvplan.sweeps.rows import SweepIdentity, finished_record, predicted_by_reserve, row_before
 from kvplan.sweeps.schedules.reruns import reruns_after
 from kvplan.sweeps.worker.client import TimeLimits
 from kvplan.sweeps.worker.protocol import WITHOUT_KERNELS, Event, TrialResult
@@ -219,7 +219,8 @@ class PoolRunner:
         assert seat.row is not None and seat.prepared is not None
         result.row["num_lost_workers"] = job.num_lost
         seconds = time.monotonic() - seat.started
-        record = finished_record(self._identity, seat.row, result.row, result.series, seconds)
+        row = seat.row | predicted_by_reserve(seat.prepared, result.reserve)
+        record = finished_record(self._identity, row, result.row, result.series, seconds)
         self._store.append(record, result.requests)
         self._store.add_versions(dict(seat.host.versions))
         self._times.learn(record["row"], seat.prepared)

@@ -7,7 +7,8 @@ protocol         the messages
 process          the worker's main loop
 engine_host      the engine, kept from trial to trial
 kernels          what is said of the kernels that it computes with
-opened           which device the process can open, and what it is
+answers          what the process answers to each message
+opened           which device the process can open, what it is, and what an engine keeps free of it
 trial            one trial: the engine made ready, the requests served, the row filled
 counted          trials that compute nothing: steps instead of seconds
 load_generator   sends requests when they are due and steps the engine

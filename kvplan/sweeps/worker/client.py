@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from kvplan.machine.opened_device import NoGpu, OpenedGpu
-from kvplan.sweeps.worker.protocol import DEVICE, Event, Hello, Message, TrialOrder, TrialResult
+from kvplan.machine.opened_device import NoGpu, OpenedGpu, Reserve
+from kvplan.sweeps.worker.protocol import (
+    DEVICE,
+    RESERVE,
+    Event,
+    Hello,
+    Message,
+    ReserveMessage,
+    TrialOrder,
+    TrialResult,
+)
 from kvplan.workers.process import WorkerProcess
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.sweeps.worker.process")
@@ -110,7 +119,20 @@ class Worker:
             message = self._receive(deadline, f"The GPU was not opened within {limits.starting:.0f} s.")
             if message["type"] == DEVICE:
                 gpu, none = message["gpu"], message["none"]
-                return NoGpu(**(none or {})) if gpu is None else OpenedGpu(**gpu)
+                return NoGpu(**(none or {})) if gpu is None else _opened(gpu)
+
+    def ask_reserve(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> Reserve | None:
+        """Load the engine of a trial, and what it would keep free of its GPU; None where it cannot be loaded.
+
+        WorkerDied or WorkerTimeout as in ``run_trial``.
+        """
+        self._process.send(order.as_question())
+        deadline = StageDeadline(limits)
+        while True:
+            message = self._receive(deadline.at, deadline.sentence)
+            if message["type"] == RESERVE:
+                return reserve_of(message)
+            _pass_on(message, deadline, on_event)
 
     def run_trial(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """The result of one trial. Stages move the deadline; all events are passed on.
@@ -118,14 +140,15 @@ class Worker:
         WorkerDied if the process ends before its result, WorkerTimeout if a stage takes longer than its limit.
         """
         self._process.send(order.as_json())
-        deadline = StageDeadline(limits)
+        deadline, reserve = StageDeadline(limits), None
         while True:
             message = self._receive(deadline.at, deadline.sentence)
             if message["type"] == "result":
-                return TrialResult.from_message(message)
-            if message["type"] != "hello" and message["type"] != "device":
-                deadline.on_event(message)
-                on_event(message)
+                return replace(TrialResult.from_message(message), reserve=reserve)
+            if message["type"] == RESERVE:
+                reserve = reserve_of(message)
+            else:
+                _pass_on(message, deadline, on_event)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -137,3 +160,19 @@ class Worker:
 
     def _receive(self, deadline: float, late_sentence: str) -> Message:
         return cast(Message, self._process.receive(deadline, late_sentence))
+
+
+def _opened(gpu: Mapping[str, Any]) -> OpenedGpu:
+    capability = gpu.get("compute_capability")  # which JSON has as a list
+    return OpenedGpu(**{**gpu, "compute_capability": None if capability is None else tuple(capability)})
+
+
+def reserve_of(message: ReserveMessage) -> Reserve | None:
+    """What an engine said; None where it said nothing."""
+    return None if message["reserve"] is None else Reserve(**message["reserve"])
+
+
+def _pass_on(message: Message, deadline: StageDeadline, on_event: OnEvent) -> None:
+    if message["type"] in ("notice", "stage", "progress"):
+        deadline.on_event(message)
+        on_event(message)

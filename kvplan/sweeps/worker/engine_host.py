@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -14,12 +14,13 @@ import torch
 import kvplan_engine
 from kvplan.sweeps.worker.kernels import cpu_kernels_notice, unused_kernels_notice
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
-from kvplan.sweeps.worker.protocol import Hello, Message, Stage, StageMessage, TrialOrder
+from kvplan.sweeps.worker.protocol import RESERVE, Hello, Message, ReserveMessage, Stage, StageMessage, TrialOrder
 from kvplan.workload.requests import RequestSpec, adapter_of, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, LoRARequest, SamplingParams
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from kvplan_engine.config import knobs
 from kvplan_engine.device import process_memory
+from kvplan_engine.memory.reserve import Reserve
 from kvplan_engine.transformers_backend.choice import chosen_implementation
 
 Send = Callable[[Message], None]
@@ -72,18 +73,32 @@ class EngineHost:
 
         Orders for other weights need a process of their own, but where memory is only counted.
         """
-        engine = self._loaded(order, send)
+        engine, has_its_pool = self._loaded(order, send)
+        changes = _changes(order)
+        if _is_on_gpu(order):
+            send(_reserve_message(engine.settle(**changes)))
+        if not has_its_pool:
+            engine.reconfigure(**changes)
+        if not self.adapters:
+            self.adapters = [engine.add_dummy_adapter(f"adapter-{n}", n) for n in range(order.num_adapters)]
         engine.touch_blocks(_blocks_to_write(engine, order))
         return engine
 
-    def _loaded(self, order: TrialOrder, send: Send) -> Engine:
-        settings = order.settings
-        changes = {name: settings[name] for name in settings if knobs()[name].reconfigurable}
+    def settle(self, order: TrialOrder, send: Send) -> ReserveMessage:
+        """Load the engine of an order for a GPU, and say what it would keep free. Raises what the engine raises."""
+        engine, _ = self._loaded(order, send)
+        return _reserve_message(engine.settle(**_changes(order)))
+
+    def _loaded(self, order: TrialOrder, send: Send) -> tuple[Engine, bool]:
+        """The engine with the order's weights, and whether it has a pool for the order: not if it was there before.
+
+        On a GPU it has none in any case: what it will keep free is said first.
+        """
+        settings, changes = order.settings, _changes(order)
         loaded_for = order.engine | {name: settings[name] for name in settings if name not in changes}
         if self.engine is not None and loaded_for == self.loaded_for:
             send(stage_message("setup"))
-            self.engine.reconfigure(**changes)
-            return self.engine
+            return self.engine, False
         is_on_cpu = order.engine["device"] == "cpu" and not order.is_counted
         if is_on_cpu:  # before memory is limited: the compiler is not part of the device, and would inherit the limit
             send(stage_message("compiling"))
@@ -91,13 +106,12 @@ class EngineHost:
         send(stage_message("loading"))
         self._limit_memory(order)
         with process_memory.PeakMemory() as peak:
-            self.engine = Engine(EngineConfig(**order.engine, **settings))
+            self.engine = Engine(EngineConfig(**order.engine, **settings), with_pool=not _is_on_gpu(order))
         if is_on_cpu:
             _tell(unused_kernels_notice(self.engine.model.kernels_name, self.engine.model.dtype), send)
         self.peak_loading_bytes = peak.bytes_above_start if is_on_cpu else None
-        self.loaded_for = loaded_for
-        self.adapters = [self.engine.add_dummy_adapter(f"adapter-{n}", n) for n in range(order.num_adapters)]
-        return self.engine
+        self.loaded_for, self.adapters = loaded_for, []
+        return self.engine, not _is_on_gpu(order)
 
     def _limit_memory(self, order: TrialOrder) -> None:
         """On the CPU the device's total becomes a limit of the operating system, before any weights are loaded."""
@@ -134,6 +148,19 @@ class EngineHost:
             send(stage_message("warmup"))
             LoadGenerator(engine, [timed_request(_WARMUP, order, self.adapters)], max_concurrency=1).run()
             self.is_warm = True
+
+
+def _is_on_gpu(order: TrialOrder) -> bool:
+    return order.engine["device"] == "cuda" and not order.is_counted
+
+
+def _changes(order: TrialOrder) -> dict[str, Any]:
+    """The settings that an engine with these weights can take."""
+    return {name: value for name, value in order.settings.items() if knobs()[name].reconfigurable}
+
+
+def _reserve_message(reserve: Reserve) -> ReserveMessage:
+    return {"type": RESERVE, "reserve": asdict(reserve)}
 
 
 def _tell(notice: str | None, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Which GPU this process opens, and what it is: the answer that a sweep is planned with."""
+"""Which GPU this process opens, and what an engine keeps free of it: the answers that a sweep is planned with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import asdict
 import torch
 
 from kvplan.machine.opened_device import NoGpu, OpenedGpu
-from kvplan.sweeps.worker.protocol import DEVICE, DeviceMessage
+from kvplan.sweeps.worker.engine_host import EngineHost, Send
+from kvplan.sweeps.worker.failures import classify_failure
+from kvplan.sweeps.worker.protocol import DEVICE, RESERVE, DeviceMessage, ReserveMessage, TrialOrder
 from kvplan_engine import EngineError
 from kvplan_engine.device.cuda import CudaDevice
 from kvplan_engine.device.cuda_absence import why_no_usable_gpu
@@ -26,8 +28,23 @@ def opened_gpu() -> DeviceMessage:
     except RuntimeError as error:  # torch's: the GPU is full, or another process has it for itself
         return _none(NoGpu(f"it cannot be opened: {_fragment(str(error))}", "see nvidia-smi", is_present=True))
     uuid = getattr(torch.cuda.get_device_properties(device.torch_device), "uuid", "")
-    gpu = OpenedGpu(device.name, device.total_bytes, device.overhead_bytes, str(uuid))
+    capability = torch.cuda.get_device_capability(device.torch_device)
+    gpu = OpenedGpu(device.name, device.total_bytes, device.overhead_bytes, str(uuid), capability)
     return {"type": DEVICE, "gpu": asdict(gpu), "none": None}
+
+
+def first_reserve(host: EngineHost, order: TrialOrder, send: Send) -> ReserveMessage:
+    """What the engine of ``order`` would keep free, once it is loaded. None where that fails, as its trial will then.
+
+    A fault that no trial can have is raised.
+    """
+    try:
+        return host.settle(order, send)
+    except (EngineError, MemoryError, RuntimeError, OSError) as error:
+        if classify_failure(error, "loading") is None:
+            raise
+    host.recover("loading", on_gpu=True)
+    return {"type": RESERVE, "reserve": None}
 
 
 def _none(absence: NoGpu) -> DeviceMessage:

@@ -7,7 +7,6 @@ as a crash with the last line of this process's log.
 
 from __future__ import annotations
 
-from kvplan.sweeps.worker.protocol import DEVICE, TrialOrder
 from kvplan.workers.channel import WorkerChannel
 from kvplan.workers.imports import quick_imports
 
@@ -16,20 +15,13 @@ def main() -> None:
     channel = WorkerChannel.open()
     # The engine and torch are imported here, after stdout is safe and while a thread watches for the parent's death.
     with quick_imports():
+        from kvplan.sweeps.worker.answers import answer
         from kvplan.sweeps.worker.engine_host import EngineHost, greeting
-        from kvplan.sweeps.worker.opened import opened_gpu
-        from kvplan.sweeps.worker.trial import run_trial
 
     channel.send(greeting())
     host = EngineHost()
     while True:
-        message = channel.receive()
-        if message["type"] == DEVICE:
-            channel.send(opened_gpu())
-            continue
-        order = TrialOrder.from_json(message)
-        result = run_trial(host, order, channel.send)
-        channel.send(result.as_message(order.trial_id))
+        channel.send(answer(host, channel.receive(), channel.send))
 
 
 if __name__ == "__main__":

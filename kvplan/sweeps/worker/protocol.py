@@ -1,9 +1,11 @@
 """The messages between a sweep and its worker: one JSON object per line, over the worker's stdin and stdout.
 
     parent -> worker   DEVICE               which GPU do you open? asked before the sweep is planned
+                       RESERVE              load the engine of a trial: what would you keep free of the GPU?
                        TrialOrder           run one trial
     worker -> parent   Hello                once, when the engine is imported
                        DeviceMessage        the answer to DEVICE
+                       ReserveMessage       the answer to RESERVE, and on a GPU before the pool of a trial is made
                        NoticeMessage        something that the user should know
                        StageMessage         a stage of the trial begins
                        ProgressMessage      a few times per second while requests are served
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
+from kvplan.machine.opened_device import Reserve
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
 from kvplan.runs.request_lines import RequestLine
@@ -52,6 +55,17 @@ class DeviceMessage(TypedDict):
     type: Literal["device"]
     gpu: dict[str, Any] | None
     none: dict[str, Any] | None
+
+
+RESERVE: Final = "reserve"
+"""The type of the question what an engine would keep free of its GPU, and of what it says of that."""
+
+
+class ReserveMessage(TypedDict):
+    """reserve: as Reserve has it; None as an answer where the engine could not be loaded."""
+
+    type: Literal["reserve"]
+    reserve: dict[str, int] | None
 
 
 class NoticeMessage(TypedDict):
@@ -93,7 +107,7 @@ class ResultMessage(TypedDict):
 
 
 Event = NoticeMessage | StageMessage | ProgressMessage
-Message = Hello | DeviceMessage | NoticeMessage | StageMessage | ProgressMessage | ResultMessage
+Message = Hello | DeviceMessage | ReserveMessage | NoticeMessage | StageMessage | ProgressMessage | ResultMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,10 @@ class TrialOrder:
     def as_json(self) -> dict[str, Any]:
         return {"type": "trial", **asdict(self)}
 
+    def as_question(self) -> dict[str, Any]:
+        """The question what the engine would keep free of its GPU for this trial."""
+        return {**self.as_json(), "type": RESERVE}
+
     @staticmethod
     def from_json(message: dict[str, Any]) -> TrialOrder:
         values = {key: value for key, value in message.items() if key != "type"}
@@ -140,12 +158,16 @@ def _requests(records: Sequence[dict[str, Any]]) -> tuple[RequestSpec, ...]:
 
 @dataclass(slots=True)
 class TrialResult:
-    """The worker's part of a row. worker_usable: False if the next trial needs a new process. requests: served ones."""
+    """The worker's part of a row. worker_usable: False if the next trial needs a new process. requests: served ones.
+
+    reserve: what the engine said before it made the pool, or refused to; None on a CPU, and where it did not get there.
+    """
 
     row: Row
     series: Series | None = None
     worker_usable: bool = True
     requests: list[RequestLine] = field(default_factory=list)
+    reserve: Reserve | None = None
 
     def as_message(self, trial_id: str) -> ResultMessage:
         return {

@@ -75,7 +75,8 @@ class _Allocator(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.empty.memory_format and result.nbytes >= _COUNTED_BYTES:
             self._gpu.take(result.nbytes)
-            weakref.finalize(result, self._gpu.give_back, result.nbytes)
+            # a view keeps the memory, too
+            weakref.finalize(result.untyped_storage(), self._gpu.give_back, result.nbytes)
         return result
 
 

@@ -119,4 +119,5 @@ def check_memory(engine: Engine) -> int:
 
 
 def _own_needs(memory: MemoryBreakdown) -> Needs:
-    return Needs(memory.weight_bytes, memory.activation_bytes, memory.overhead_bytes, memory.block_bytes)
+    sizes = (memory.weight_bytes, memory.activation_bytes, memory.overhead_bytes, memory.block_bytes)
+    return Needs(*sizes, memory.device_total_bytes)

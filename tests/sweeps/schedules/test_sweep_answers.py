@@ -10,14 +10,17 @@ import pytest
 from test_sweep_boundaries import row
 from test_sweep_slo_search import BASE, LEVEL, row_of, search_of
 
+from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.vllm_refusals import vllm_refusal
 from kvplan.cli import main
 from kvplan.runs.answers.best_settings import best_settings
 from kvplan.runs.answers.deploy import deployment_of, model_to_deploy
 from kvplan.runs.answers.slo_result import search_results
+from kvplan.runs.answers.stand_in import stand_in
 from kvplan.runs.trials import Load
 from kvplan.settings import ServingSettings
+from kvplan.sweeps.manifest import model_parts
 from kvplan.sweeps.schedules.schedule import simulate
 
 
@@ -175,3 +178,44 @@ def test_a_search_over_rates_leaves_the_batch_alone() -> None:
     (best,) = best_settings(rows, "gpt2", [result])
     assert best["load"]["request_rate"] == result.keeps
     assert f"--max-num-seqs {BASE.max_num_seqs} " in best["commands"]["vllm"]
+
+
+def on_gpu(**changes: Any) -> Any:
+    return row(device="cuda", engine="kvplan", dtype="bfloat16", quantization="auto", max_model_len=4096) | changes
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "longest", "words"),
+    [
+        ("llama-3.1-8b", [on_gpu()], 4000, "close enough to stand in for vLLM's (a dense model in 16 bits on one GPU"),
+        ("llama-3.1-8b", [on_gpu(max_model_len=131072)], 8192, "close enough"),
+        ("llama-3.1-8b", [on_gpu(max_model_len=131072)], 30000, "because of requests of up to 30,000 tokens (they do"),
+        ("llama-3.1-8b", [on_gpu(max_model_len=8192)], 30000, "close enough"),
+        ("mixtral-8x7b", [on_gpu()], 4000, "do not stand in for vLLM's, because of experts (they do for"),
+        ("deepseek-v3", [on_gpu()], 4000, "because of experts, latent attention, weights published in few bits"),
+        ("llama-3.1-8b", [on_gpu(), on_gpu(tensor_parallel_size=2)], 4000, "in 1 of 2 settings"),
+        ("llama-3.1-8b", [on_gpu(), on_gpu(tensor_parallel_size=2)], 4000, "For the others, with 2 GPUs, measure"),
+        ("llama-3.1-8b", [on_gpu(quantization="int4")], 4000, "because of quantization int4"),
+        ("llama-3.1-8b", [on_gpu(dtype="float32")], 4000, "because of dtype float32"),
+        ("llama-3.1-8b", [on_gpu(model_impl="transformers")], 4000, "because of a class of transformers"),
+    ],
+)  # fmt: skip
+def test_what_speeds_on_a_gpu_say_of_vllm(model: str, rows: list[Any], longest: int, words: str) -> None:
+    """By what the model is made of, the settings that were timed, and the requests that they served."""
+    manifest: Any = {
+        "model": {"parts": model_parts(resolve_model(model))},
+        "workload": {"longest_request_tokens": longest},
+    }
+    found = stand_in(manifest, rows)
+    assert found is not None
+    assert words in found["sentence"]
+    assert ("--engine vllm" in found["sentence"]) == (found["num_close"] < found["num_settings"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"device": "cpu"}, {"engine": "vllm"}, {"load_format": "none"}, {"status": "oom_kv_init"}]
+)
+def test_nothing_is_said_of_vllm_where_no_gpu_was_timed(changes: dict[str, Any]) -> None:
+    manifest: Any = {"model": {"parts": []}, "workload": {}}
+    assert stand_in(manifest, [on_gpu(**changes)]) is None
+    assert stand_in({"model": {}, "workload": {}}, [on_gpu()]) is None  # type: ignore[typeddict-item]  # an earlier version's

@@ -24,6 +24,7 @@ from kvplan_engine.execution.carving import Carving
 from kvplan_engine.memory.device_buffers import cuda_buffers
 from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
 from kvplan_engine.memory.ranks import Needs, plan_ranks
+from kvplan_engine.memory.reserve import Reserve
 from kvplan_engine.memory.step_buffers import step_buffers
 from kvplan_engine.models.counted_model import CountedModel
 from kvplan_engine.requests.sampling_params import SamplingParams
@@ -51,6 +52,10 @@ class CapacityCarver:
     def __init__(self, model: CountedModel, device: CountedDevice) -> None:
         self._model = model
         self._device = device
+
+    def settle(self, config: EngineConfig) -> Reserve:
+        """See MemoryCarver.settle: nothing is measured."""
+        return Reserve(self._device.total_bytes, self._device.overhead_bytes, 0)
 
     def carve(self, config: EngineConfig) -> Carving:
         """See MemoryCarver.carve: the same errors, nothing allocated."""

@@ -14,7 +14,7 @@ from kvplan_engine.description.division import Rank
 from kvplan_engine.device.allocation import allocating, loading_weights
 from kvplan_engine.device.collectives import Collectives, open_store
 from kvplan_engine.device.cuda import open_cuda
-from kvplan_engine.device.device import CpuDevice, Device, PeakMeter, resolve_dtype
+from kvplan_engine.device.device import CpuDevice, Device, PeakMeter, held_beside, resolve_dtype
 from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.inputs.step_indices import StepIndices
 from kvplan_engine.execution.model_runner import ModelRunner
@@ -96,11 +96,15 @@ class FollowingRank:
             self._mover.close()
         self._runner = self._mover = None  # before the new one is made: there may be no room for both
         config, model = message.config, self._model
+        model.release_workspace()
+        self._device.release_unused()
+        held = held_beside(self._device, model.weight_bytes)
         max_model_len = resolve_max_model_len(config, model.config)
         layout = kv_layout(config, model.config, model.dtype, max_model_len)
         self._runner = ModelRunner(model, config, self._device, layout, max_model_len)
-        overhead = self._device.overhead_bytes
-        return Needs(model.weight_bytes, self._runner.workspace.num_bytes, overhead, layout.block_bytes)
+        overhead = max(self._device.overhead_bytes, held)
+        workspace_bytes, total = self._runner.workspace.num_bytes, self._device.total_bytes
+        return Needs(model.weight_bytes, workspace_bytes, overhead, layout.block_bytes, total)
 
     def _make_pool(self, message: MakePool) -> None:
         self._own.carve_pool(message.num_blocks, message.kv_dtype)

@@ -27,6 +27,7 @@ from kvplan_engine.execution.ranks.messages import (
 )
 from kvplan_engine.memory.breakdown import MemoryBreakdown
 from kvplan_engine.memory.ranks import Needs, plan_ranks
+from kvplan_engine.memory.reserve import Reserve
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
@@ -120,10 +121,13 @@ class LeadingCarver(MemoryCarver):
         return runner
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
-        overhead = self._overhead_bytes(config)
-        others = [replace(each, overhead_bytes=max(each.overhead_bytes, overhead)) for each in self.needs]
+        """With the smallest device, and the most that one rank keeps free: what is told of all is then true of each."""
+        overhead = max(self._overhead_bytes(config), *(each.overhead_bytes for each in self.needs))
+        others = [replace(each, overhead_bytes=overhead) for each in self.needs]
         own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, overhead, layout.block_bytes)
-        total = self._device.total_bytes
+        totals = [each.total_bytes for each in self.needs if each.total_bytes is not None]
+        total = min(self._device.total_bytes, *totals)
+        self._planned = Reserve(total, overhead, 0)
         return plan_ranks(config, layout, max_model_len, [own, *others], device_total_bytes=total)
 
     def _measure(

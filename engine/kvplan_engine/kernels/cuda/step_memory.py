@@ -17,6 +17,10 @@ class StepMemory:
         """Use ``buffer`` from now on."""
         self._buffer = buffer
 
+    def release(self) -> None:
+        """Let go of the buffer, which keeps the whole workspace that it is a part of."""
+        self._buffer = None
+
     @property
     def is_bound(self) -> bool:
         """Whether there is a buffer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -227,7 +228,9 @@ def test_a_worker_answers_with_the_gpu_as_its_engine_opens_it(
     taken = SimpleNamespace(name="NVIDIA H100", total_bytes=80, overhead_bytes=3, torch_device=torch.device("cuda", 0))
     monkeypatch.setattr(opened, "CudaDevice", lambda _: taken)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="ab-cd"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     expected = {"name": "NVIDIA H100", "memory_bytes": 80, "overhead_bytes": 3, "uuid": "ab-cd"}
+    expected |= {"compute_capability": (9, 0)}
     assert opened_gpu() == {"type": "device", "gpu": expected, "none": None}
 
     def full(_: object) -> None:
@@ -245,7 +248,13 @@ class Nvml:
     NVMLError = type("NVMLError", (Exception,), {})
     uuids = ("GPU-1111aaaa-22", "GPU-8932f937-33")
 
-    def nvmlDeviceGetCount(self) -> int:  # the driver's names
+    def nvmlInit(self) -> None:  # the driver's names
+        pass
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return f"card {handle}"
+
+    def nvmlDeviceGetCount(self) -> int:
         return len(self.uuids)
 
     def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
@@ -262,6 +271,21 @@ class Nvml:
         raise self.NVMLError("Not Found")
 
 
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [(None, "card 0"), ("1,0", "card 1"), ("GPU-8932f937-33", "card 1"), ("GPU-77", None), ("-1", "card 0")],
+)
+def test_the_gpu_that_cannot_be_used_is_the_one_that_was_named(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, name: str | None
+) -> None:
+    """In a box of several kinds, the driver's first card is another one."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())  # type: ignore[arg-type]  # of which some names are used
+    assert cuda_absence.visible_gpu() == name
+
+
 def test_the_beginning_of_a_uuid_names_a_gpu_as_in_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937")
     driver: Any = Nvml()
@@ -270,6 +294,28 @@ def test_the_beginning_of_a_uuid_names_a_gpu_as_in_cuda(monkeypatch: pytest.Monk
     with pytest.raises(Nvml.NVMLError):
         first_visible_gpu(driver)
     assert (gpu_of(driver, "8932f937-33"), gpu_of(driver, "44")) == (1, "MIG-44")
+
+
+@pytest.mark.parametrize("by_our_torch", [True, False])
+def test_a_driver_that_describes_no_gpu_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch, by_our_torch: bool
+) -> None:
+    """In a container without NVML, or with a slice that it does not describe: a dry run has no more."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine_module, "_torch_is_cpu_build", lambda: False)
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: None)
+    monkeypatch.setattr(machine_module, "has_driver", lambda: True)
+    with pytest.raises(KvplanError, match="a driver runs, but its NVML describes no GPU"):
+        machine_module.detect_device("cuda", None, by_our_torch=by_our_torch)
+    notice = machine_module.detect_device("auto", 64 * 1024**2, by_our_torch=by_our_torch).notice
+    assert notice is not None and notice.startswith("A GPU is present, but a driver runs")
+
+
+@pytest.mark.usefixtures("listed")
+def test_nothing_is_opened_where_nobody_is_to_be_asked() -> None:
+    """As in a dry run: what the driver lists is believed."""
+    found = machine_module.detect_device("auto", None, ask=None)
+    assert (found.kind, found.name, found.overhead_bytes) == ("cuda", "NVIDIA H100 80GB HBM3", None)
 
 
 @pytest.mark.parametrize("visible", ["-1", ""])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,10 @@ import transformers
 from fake_gpu import FakeGpu, take_gpu
 from small_models import greedy
 
+from kvplan.catalog.models import resolve_model
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.attention import cuda_plan
 from kvplan_engine.memory.device_buffers import ATTENTION_PARTS
@@ -80,6 +86,34 @@ def test_greedy_tokens_are_transformers(
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, 10)
     assert ("choose_experts" in emulated_gpu.runtime.launched) == (name in MIXTURES)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_rows_of_logits_begin_where_kernels_read_16_bytes_at_once(
+    tmp_path: Path, emulated_gpu: FakeGpu, quantization: str | None
+) -> None:
+    """A vocabulary of 381, as GPT-2's 50,257 is no multiple of 8: equal tokens, greedy and drawn, and equal bytes."""
+    torch.manual_seed(4)
+    config = transformers.GPT2Config(
+        n_embd=128, n_head=2, n_layer=1, vocab_size=381, n_positions=64, initializer_range=0.2
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    limits = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
+    prompts = [np.random.default_rng(3).integers(1, 381, length).tolist() for length in (1, 9, 30, 17)]
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    llm = LLM(str(tmp_path), dtype="float32", quantization=quantization, **limits)
+    logits = llm.engine.serving.runner.workspace["logits"]
+    assert (tuple(logits.shape), logits.stride()) == ((4, 381), (384, 1))
+    found = llm.generate(asked, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    drawn = llm.generate(asked, SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_tokens=8, ignore_eos=True))
+    assert all(0 <= token < 381 for output in drawn for token in output.outputs[0].token_ids)
+    if quantization is None:
+        assert [output.outputs[0].token_ids for output in found] == greedy(model, prompts, 8)
+    asked_settings = ServingSettings(dtype="float32", quantization=quantization or "auto", **limits)
+    device = EngineDevice(emulated_gpu.total_bytes, kind="cuda")
+    predicted = predict(resolve_model(str(tmp_path)), asked_settings, device)
+    assert predicted.activation_bytes == llm.engine.memory.activation_bytes
 
 
 def test_the_end_of_a_long_prompt_is_cut_and_tokens_are_transformers(

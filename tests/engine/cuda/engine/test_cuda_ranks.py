@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fake_gpu import MIB
 from fake_ranks import FakeRanks, storage_of
 from small_models import greedy
 
-from kvplan_engine import LLM, EngineError, SamplingParams
+from kvplan_engine import LLM, Engine, EngineConfig, EngineError, SamplingParams
 from kvplan_engine.errors import RankDied
 
 NUM_TOKENS = 6
@@ -80,6 +81,28 @@ def _check_all(fake: FakeRanks, total: int) -> None:
     """Token numbers go from the first rank's device to all others: they may never have been on the host."""
     sent = [[call.shapes for call in fake.calls[number, total] if call.name == "broadcast"] for number in range(total)]
     assert sent[0] and all(each == sent[0] for each in sent)
+
+
+def test_gpus_of_two_kinds_are_divided_by_the_smaller_and_by_what_others_hold(
+    gpt2: tuple[Path, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said before the pool is made is what each rank's pool leaves: a second GPU had been too full for it."""
+    fake = FakeRanks(monkeypatch, 2)
+    settings = EngineConfig(model=str(gpt2[0]), load_format="dummy", tensor_parallel_size=2, **SETTINGS)
+    engine = Engine(settings, with_pool=False)
+    second = fake.gpus[1]
+    second.total_bytes, second.context_bytes = 300 * MIB, 90 * MIB
+    held = second.used_bytes() - engine.model.weight_bytes
+    try:
+        reserve = engine.settle()
+        assert (reserve.total_bytes, reserve.overhead_bytes, reserve.graph_bytes) == (300 * MIB, held, 0)
+        engine.reconfigure()
+        memory = engine.memory
+        assert (memory.device_total_bytes, memory.overhead_bytes) == (300 * MIB, held)
+        needs = engine._open.carver.needs
+        assert memory.num_blocks == min(each.num_blocks(memory.budget_bytes) for each in needs)
+    finally:
+        engine.close()
 
 
 def test_whole_experts_on_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,13 +35,19 @@ class Sweep:
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
         self.host = EngineHost()
+        self.said: list[Any] = []
 
     def trial(self, **settings: Any) -> TrialResult:
         engine = {"model": MODEL, "device": "cuda", "dtype": "float32", "load_format": "dummy", "seed": 0}
         requests = tuple(RequestSpec(index=number, num_prompt_tokens=7, num_output_tokens=5) for number in range(2))
         order = TrialOrder("t", engine, SETTINGS | {"gpu_memory_utilization": 0.9} | settings, requests, None, 0, 300)
         with self.gpu.memory():
-            return run_trial(self.host, order, lambda *_, **__: None)
+            return run_trial(self.host, order, self.said.append)
+
+    @property
+    def reserve(self) -> dict[str, int]:
+        """What was said last of what a pool would leave."""
+        return [message["reserve"] for message in self.said if message["type"] == "reserve"][-1]
 
 
 @pytest.fixture
@@ -86,6 +92,30 @@ def test_memory_that_runs_out_is_a_row_and_the_sweep_goes_on(sweep: Sweep, monke
     assert_served(sweep.trial(enforce_eager=False))
     assert sweep.host.engine.model is weights, "the weights were loaded once"
     assert sweep.gpu.most_used_bytes <= sweep.gpu.total_bytes
+
+
+def test_what_is_said_before_a_pool_is_what_it_leaves(sweep: Sweep) -> None:
+    """Also where other processes have grown, and where the pool is refused; the weights stay from the first trial."""
+    refused = sweep.trial(gpu_memory_utilization=0.15)
+    assert refused.row["status"] == "oom_kv_init"
+    assert sweep.reserve == {"total_bytes": 100 * MIB, "overhead_bytes": 16 * MIB, "graph_bytes": 0}
+    weights = sweep.host.engine.model
+
+    served = sweep.trial()
+    assert_served(served)
+    assert sweep.reserve["graph_bytes"] == served.row["graph_bytes"] == 4 * sweep.gpu.graph_bytes
+    assert sweep.reserve["overhead_bytes"] == served.row["overhead_bytes"]
+    again = sweep.trial()
+    assert again.row["overhead_bytes"] == served.row["overhead_bytes"], "the workspace before is no overhead"
+    assert again.row["num_blocks_total"] == served.row["num_blocks_total"]
+
+    sweep.gpu.context_bytes += 30 * MIB  # a neighbour has grown
+    fewer = sweep.trial()
+    assert_served(fewer)
+    assert sweep.reserve["overhead_bytes"] == fewer.row["overhead_bytes"] > 30 * MIB
+    assert fewer.row["num_blocks_total"] < served.row["num_blocks_total"]
+    assert sweep.gpu.most_used_bytes <= 0.9 * sweep.gpu.total_bytes, "the neighbour's memory counts as used"
+    assert sweep.host.engine.model is weights
 
 
 def test_weights_that_do_not_fit(sweep: Sweep) -> None:

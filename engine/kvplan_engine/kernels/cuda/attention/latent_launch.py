@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.kernels.cuda.attention.shape import WARP_LANES, AttentionShape, DecodeLaunch, PrefillLaunch
+from kvplan_engine.kernels.cuda.launching.families import LATENT_MMA
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant
 
@@ -19,7 +20,8 @@ def uses_latent_kernel(shape: AttentionShape, properties: DeviceProperties) -> b
     fits = latent_shared_bytes(shape) <= properties.shared_bytes_per_block
     sixteen_bit = shape.scalar in (torch.float16, torch.bfloat16) and shape.cache is shape.scalar
     is_latent = shape.values_in_keys and shape.num_kv_heads == 1 and shape.value_size % 32 == 0
-    return properties.has_tensor_kernels and sixteen_bit and is_latent and plain and fits
+    is_there = properties.has_tensor_kernels and LATENT_MMA not in properties.avoided
+    return is_there and sixteen_bit and is_latent and plain and fits
 
 
 def latent_shared_bytes(shape: AttentionShape) -> int:

@@ -10,6 +10,7 @@ import torch
 from kvplan_engine.kernels.cuda.attention.latent_launch import latent_decode, latent_prefill, uses_latent_kernel
 from kvplan_engine.kernels.cuda.attention.shape import WARP_LANES, AttentionShape, DecodeLaunch, PrefillLaunch
 from kvplan_engine.kernels.cuda.attention.wgmma_launch import uses_wgmma_kernel, wgmma_prefill
+from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant
 
@@ -19,10 +20,14 @@ _PREFILL_WARPS = 4
 _WARPS_AT_ONCE = 8  # of 255 registers a thread, on a multiprocessor with 65,536
 
 
-def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bool:
-    """Whether the mma kernels run: 16-bit arithmetic on compute capability 8.0 or newer, a cache without scales."""
+def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties, family: str) -> bool:
+    """Whether the mma kernels run: 16-bit arithmetic on compute capability 8.0 or newer, a cache without scales.
+
+    family: of ``families``, the kernel in question; one that the device avoids does not run.
+    """
     return (
-        shape.other_value_size is None
+        families.of_cache(family, shape.cache) not in properties.avoided
+        and shape.other_value_size is None
         and properties.has_tensor_kernels
         and shape.scalar in (torch.float16, torch.bfloat16)
         and shape.cache is not torch.int8
@@ -36,7 +41,7 @@ def decode_launch(
     shape.check()
     if uses_latent_kernel(shape, properties):
         return latent_decode(shape, properties)
-    if uses_tensor_cores(shape, properties):
+    if uses_tensor_cores(shape, properties, families.DECODE_MMA):
         return _decode_mma(shape, properties, warps, stages)
     return _decode_simple(shape, properties, warps)
 
@@ -104,7 +109,7 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: b
         return wgmma_prefill(shape, properties)
     if uses_latent_kernel(shape, properties):
         return latent_prefill(shape, properties)
-    if uses_tensor_cores(shape, properties):
+    if uses_tensor_cores(shape, properties, families.PREFILL_MMA):
         return _prefill_mma(shape, properties, _PREFILL_WARPS, row_tiles=1 if shape.head_size > 128 else 2)
     return _prefill_simple(shape, properties)
 
@@ -112,7 +117,7 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: b
 def short_prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch | None:
     """For steps in which no sequence has more than 16 rows: blocks of one warp; None where there is no such kernel."""
     shape.check()
-    if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties):
+    if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties, families.PREFILL_SHORT):
         return None
     return _prefill_mma(shape, properties, warps=1, row_tiles=1)
 
@@ -120,7 +125,7 @@ def short_prefill_launch(shape: AttentionShape, properties: DeviceProperties) ->
 def shared_prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch | None:
     """For decoding sequences' shared prefixes; None where there is no such kernel (slopes: rows differ)."""
     shape.check()
-    if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties):
+    if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties, families.SHARED_PREFIX):
         return None
     if shape.has_slopes or shape.has_value_tables:
         return None

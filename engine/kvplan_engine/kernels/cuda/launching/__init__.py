@@ -5,6 +5,7 @@ driver      that, from the CUDA driver; launch_config: its structures of a launc
 emulation   that, on the CPU, for tests
 variants    a source with its compile-time shape
 nvrtc       compiles one
+families    names of what one verdict is about, and one twin stands in for
 cache       keeps what was compiled
 tensor_map  tensors of which boxes are copied
 """

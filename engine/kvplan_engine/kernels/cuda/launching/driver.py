@@ -179,8 +179,14 @@ class DriverRuntime:
         self.overlaps_launches = False
         self._driver = driver
         self._nvrtc = nvrtc
+        self.compiler = f"NVRTC {nvrtc.version[0]}.{nvrtc.version[1]}"
         self.architecture = nvrtc.architecture_for(properties.capability)
         self._kernels: dict[KernelVariant, DriverKernel] = {}
+
+    @property
+    def compiler_path(self) -> str:
+        """Of NVRTC's library."""
+        return self._nvrtc.path
 
     def kernel(self, variant: KernelVariant) -> Kernel:
         """See CudaRuntime.kernel."""

@@ -95,6 +95,7 @@ class EmulatedRuntime:
     def __init__(self, properties: DeviceProperties = EMULATED_PROPERTIES, order: int = FORWARD) -> None:
         self.properties = properties
         self.device = torch.device("cpu")
+        self.compiler = " ".join(find_compiler())
         self.overlaps_launches = False  # has no effect: each launch is done before the next one
         self.order = order
         self._kernels: dict[KernelVariant, EmulatedKernel] = {}

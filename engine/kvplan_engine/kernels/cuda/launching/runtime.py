@@ -19,7 +19,7 @@ from kvplan_engine.kernels.cuda.params.common import TensorMap
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What launch configurations depend on."""
+    """What launch configurations depend on. avoided: ``families`` of kernels that their twins stand in for."""
 
     name: str
     capability: tuple[int, int]
@@ -28,6 +28,7 @@ class DeviceProperties:
     """The most dynamic shared memory that one block may ask for."""
     shared_bytes_per_multiprocessor: int
     driver_version: str
+    avoided: frozenset[str] = frozenset()
 
     @property
     def has_tensor_kernels(self) -> bool:
@@ -53,6 +54,8 @@ class CudaRuntime(Protocol):
 
     properties: DeviceProperties
     device: torch.device
+    compiler: str
+    """What compiles its kernels, with its version."""
     overlaps_launches: bool
     """Whether a kernel is set up while the one before it ends (``EngineConfig.enable_pdl``), where the device can."""
 

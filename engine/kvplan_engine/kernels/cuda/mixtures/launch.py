@@ -8,6 +8,7 @@ import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES
+from kvplan_engine.kernels.cuda.launching.families import MIXTURE_MMA
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import SCALAR_NAMES, KernelVariant, variant
 
@@ -77,7 +78,7 @@ def product_rows(num_rows: int, pairs_per_expert: float, scalar: torch.dtype, pr
     """Pairs of a work item: 1 for few rows, else what the pairs of an expert fill."""
     if num_rows <= FEW_ROWS:
         return 1
-    if not properties.has_tensor_kernels or scalar is torch.float32:
+    if not properties.has_tensor_kernels or scalar is torch.float32 or MIXTURE_MMA in properties.avoided:
         return _SIMPLE_ROWS
     return _TILE_ROWS[pairs_per_expert >= _TILE_ROWS[1] / 2]
 

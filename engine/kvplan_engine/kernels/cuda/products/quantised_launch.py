@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvplan_engine.kernels.cuda.launching.families import QUANTISED_MMA
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant
 from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
@@ -95,7 +96,8 @@ class QuantisedLaunch:
 
 def quantised_launch(shape: WeightShape, num_rows: int, properties: DeviceProperties) -> QuantisedLaunch:
     """The kernel for ``num_rows`` rows, at most FEW_ROWS."""
-    has_tensor_cores = properties.has_tensor_kernels and shape.scalar in (torch.float16, torch.bfloat16)
+    is_there = properties.has_tensor_kernels and QUANTISED_MMA not in properties.avoided
+    has_tensor_cores = is_there and shape.scalar in (torch.float16, torch.bfloat16)
     if has_tensor_cores and num_rows >= _TENSOR_ROWS:
         rows, outputs, step = 8 if num_rows <= 8 else FEW_ROWS, _TENSOR_OUTPUTS, 4 * shape.lane_inputs
         source = "products/quantised_mma.cu"

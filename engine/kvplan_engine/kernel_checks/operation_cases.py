@@ -1,0 +1,174 @@
+"""The operations of ``kernels.interface.Ops`` that a model needs, against ``torch_ops``; and drawing tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cuda.launching import families
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
+from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.interface import Ops
+
+_ROWS = 5
+_EPSILON = 1e-5
+_FEWEST_LOGITS = 4
+_COUNTS_MULTIPLE = 8
+_EXACT = ("argmax_rows", "copy_blocks", "copy_inputs")
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What a model computes beside products. norms, activations: names of operations. widths: of what is normalised.
+
+    inner: columns of what an activation gives. vocabulary: logits of a token. head: size of a head that turns, and how
+    much of it does; None where none does.
+    """
+
+    scalar: torch.dtype
+    norms: tuple[tuple[str, int], ...]
+    activations: tuple[str, ...]
+    inner: int
+    vocabulary: int
+    head: tuple[int, int] | None
+
+
+Arguments = Callable[[torch.device], tuple[tuple[object, ...], list[torch.Tensor]]]
+"""Of an operation on a device: its arguments, and those that hold results afterwards."""
+
+
+def operation_cases(needed: Operations) -> Iterator[Case]:
+    """One for each operation, and for drawing tokens."""
+    scalar = needed.scalar
+    for name, arguments in operations_of(needed):
+        yield Case((name,), partial(_compare, name, arguments, scalar))
+    if needed.vocabulary >= _FEWEST_LOGITS:
+        yield Case((families.DRAWS,), partial(_compare_draws, scalar, needed.vocabulary))
+
+
+def operations_of(needed: Operations) -> Iterator[tuple[str, Arguments]]:
+    """Each with arguments for it."""
+    scalar = needed.scalar
+    for name, width in needed.norms:
+        yield name, partial(_norm_arguments, name, scalar, width)
+    for name in needed.activations:
+        yield name, partial(_activation_arguments, name, scalar, needed.inner)
+    if needed.head is not None:
+        yield "rope_inplace", partial(_rotation_arguments, scalar, *needed.head)
+    yield "argmax_rows", partial(_argmax_arguments, scalar, needed.vocabulary)
+    yield "copy_blocks", _copy_arguments
+    yield "copy_inputs", _input_arguments
+
+
+def _compare(name: str, arguments: Arguments, scalar: torch.dtype, runtime: CudaRuntime) -> Comparison:
+    return compare_operation(CudaOps(runtime), runtime.device, name, arguments, scalar)
+
+
+def compare_operation(ops: Ops, on: torch.device, name: str, arguments: Arguments, scalar: torch.dtype) -> Comparison:
+    """The operation of ``ops`` on a device, against that of torch, to the bit where nothing is computed."""
+    results = []
+    sides: tuple[tuple[Ops, torch.device], ...] = ((ops, on), (torch_ops, torch.device("cpu")))
+    for source, device in sides:
+        given, outputs = arguments(device)
+        getattr(source, name)(*given)
+        results.append(outputs)
+    return Comparison(results[0], results[1], 0.0 if name in _EXACT else TOLERANCE[scalar])
+
+
+def _some(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _norm_arguments(
+    name: str, scalar: torch.dtype, width: int, device: torch.device
+) -> tuple[tuple[object, ...], list[torch.Tensor]]:
+    x, delta, weight, bias = (
+        _some(seed, *shape).to(scalar).to(device) for seed, shape in enumerate(_norm_shapes(width))
+    )
+    out = torch.zeros_like(x)
+    parameters = (weight, bias) if name.endswith("layer_norm") else (weight,)
+    if name.startswith("add_"):
+        return (delta, x, *parameters, _EPSILON, out), [out, x]
+    return (x, *parameters, _EPSILON, out), [out]
+
+
+def _norm_shapes(width: int) -> list[tuple[int, ...]]:
+    return [(_ROWS, width), (_ROWS, width), (width,), (width,)]
+
+
+def _activation_arguments(
+    name: str, scalar: torch.dtype, inner: int, device: torch.device
+) -> tuple[tuple[object, ...], list[torch.Tensor]]:
+    if name == "silu_and_mul":
+        both = (2 * _some(1, _ROWS, 2 * inner)).to(scalar).to(device)
+        out = torch.zeros(_ROWS, inner, dtype=scalar, device=device)
+        return (both, out), [out]
+    x = (2 * _some(1, _ROWS, inner)).to(scalar).to(device)
+    return (x,), [x]
+
+
+def _rotation_arguments(
+    scalar: torch.dtype, head_size: int, rotary: int, device: torch.device
+) -> tuple[tuple[object, ...], list[torch.Tensor]]:
+    x = _some(1, _ROWS, 3, head_size).to(scalar).to(device)
+    positions = torch.tensor([0, 7, 3, 7, 2], device=device)
+    return (x, positions, _some(2, 8, rotary).to(device)), [x]
+
+
+def _argmax_arguments(
+    scalar: torch.dtype, vocabulary: int, device: torch.device
+) -> tuple[tuple[object, ...], list[torch.Tensor]]:
+    """Exactly one logit of each row is the largest, at its beginning, its end and in between."""
+    logits = _some(1, _ROWS, vocabulary).clamp(-3, 3).to(scalar)
+    logits[torch.arange(_ROWS), _places(vocabulary)] = 8.0
+    out = torch.full((_ROWS,), -1, dtype=torch.int64, device=device)
+    return (logits.to(device), out), [out]
+
+
+def _places(vocabulary: int) -> torch.Tensor:
+    return torch.linspace(0, vocabulary - 1, _ROWS).long()
+
+
+def _copy_arguments(device: torch.device) -> tuple[tuple[object, ...], list[torch.Tensor]]:
+    pool = _some(1, 6, 2, 2, 1, 16, 16).to(device)
+    pairs = torch.tensor([[0, 5], [4, 1]])
+    return (pool, pool, pairs), [pool]
+
+
+def _input_arguments(device: torch.device) -> tuple[tuple[object, ...], list[torch.Tensor]]:
+    tokens = _pinned(torch.tensor([5, -1, 9, -2, 11]), device)
+    table = _pinned(torch.arange(24, dtype=torch.int32).view(3, 8), device)
+    chosen = torch.tensor([70, 80], device=device)
+    targets = [torch.zeros_like(each, device=device) for each in (tokens, table)]
+    rows = [InputRows(tokens, targets[0], 4), InputRows(table, targets[1], 2, 5)]
+    return (rows, chosen), targets
+
+
+def _pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def _compare_draws(scalar: torch.dtype, vocabulary: int, runtime: CudaRuntime) -> Comparison:
+    """Greedy rows, and rows that draw among tokens of which one alone is likely: what follows is certain."""
+    device = runtime.device
+    (logits, _), _ = _argmax_arguments(scalar, vocabulary, device)
+    assert isinstance(logits, torch.Tensor)
+    logits[:, :] = torch.where(logits == 8.0, 60.0, logits.float()).to(scalar)
+    rows = np.zeros(_ROWS, DRAW_ROW)
+    rows["top_p"], rows["max_distance"], rows["key"] = 1.0, np.inf, np.arange(1, _ROWS + 1)
+    rows["scale"][2:] = 1.0  # 0: the likeliest
+    rows["top_k"][4:], rows["top_p"][3:] = 3, 0.9
+    draws = torch.from_numpy(rows.view(np.uint8).reshape(_ROWS, -1)).to(device)
+    columns = -(-vocabulary // _COUNTS_MULTIPLE) * _COUNTS_MULTIPLE
+    counts = torch.zeros(1, columns, dtype=torch.int16, device=device)
+    out = torch.full((_ROWS,), -1, dtype=torch.int64, device=device)
+    CudaDraws(runtime)(logits, draws, counts, StepTokens(torch.arange(_ROWS, device=device)), out)
+    return Comparison([out], [_places(vocabulary)], 0.0)

@@ -1,0 +1,186 @@
+"""Which kernels a model could use: its shapes of heads, operations, products, experts and states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.description.mixers import Attention, LatentAttention, State
+from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.norms import NormKind
+from kvplan_engine.description.weight_format import WeightFormat
+from kvplan_engine.kernel_checks.attention_cases import Heads, Storage, attention_cases
+from kvplan_engine.kernel_checks.case import Case
+from kvplan_engine.kernel_checks.lora_cases import lora_cases
+from kvplan_engine.kernel_checks.operation_cases import Operations, operation_cases
+from kvplan_engine.kernel_checks.product_cases import (
+    Matrix,
+    early_cases,
+    mixture_cases,
+    quantised_cases,
+    skinny_cases,
+)
+from kvplan_engine.kernel_checks.state_cases import state_cases
+from kvplan_engine.kernel_checks.table import is_chosen_by_time
+from kvplan_engine.kernels.cuda.launching import families
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.products.skinny_launch import ACTIVATIONS
+
+_FUSED = {("silu", True): "silu_and_mul", ("gelu_tanh", False): "gelu_new_inplace", ("gelu", False): "gelu_inplace"}
+"""Operations of ``Ops`` by activation and whether it is gated."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """asked: of the families that are chosen by time, those that the settings name; they need not win. possible: those
+    that may run at all. lora_rank: of adapters, None where there are none.
+    """
+
+    storage: Storage
+    heads: tuple[Heads, ...]
+    operations: Operations
+    hidden: int
+    matrices: tuple[Matrix, ...]
+    formats: tuple[WeightFormat, ...]
+    mixtures: tuple[Mixture, ...]
+    states: tuple[State, ...]
+    asked: frozenset[str] = frozenset()
+    possible: frozenset[str] = frozenset()
+    lora_rank: int | None = None
+
+    def cases(self, properties: DeviceProperties) -> list[Case]:
+        """Everything to check on a device, the plainest first; a kernel that may hang takes nothing with it."""
+        found = [*self._plain(properties), *self._fast(properties)]
+        first = [case for case in found if not is_chosen_by_time(case.families[0])]
+        last = [case for case in found if is_chosen_by_time(case.families[0]) and self._may_run(case)]
+        return [*first, *last]
+
+    def is_asked_for(self, family: str) -> bool:
+        """Whether the settings name it."""
+        return family.removesuffix("_fp8") in self.asked
+
+    def _may_run(self, case: Case) -> bool:
+        return case.families[0].removesuffix("_fp8") in self.possible
+
+    def _plain(self, properties: DeviceProperties) -> Iterator[Case]:
+        scalar = self.storage.scalar
+        yield from operation_cases(self.operations)
+        yield from quantised_cases(scalar, self.formats, properties)
+        yield from mixture_cases(scalar, self.mixtures, properties)
+        yield from state_cases(scalar, self.states)
+        yield from lora_cases(scalar, self.hidden, self.lora_rank)
+
+    def _fast(self, properties: DeviceProperties) -> Iterator[Case]:
+        for heads in self.heads:
+            yield from attention_cases(heads, self.storage, properties)
+        yield from early_cases(self.storage.scalar, self.hidden, properties)
+        yield from skinny_cases(self.storage.scalar, self.matrices, properties)
+
+
+def use_of(
+    model: ModelDescription, config: EngineConfig, dtype: str, formats: tuple[WeightFormat, ...] = ()
+) -> KernelUse:
+    """What ``model`` may use in ``dtype`` with the settings of ``config``; formats: of weights held in few bits."""
+    scalar = getattr(torch, dtype)
+    storage = Storage(scalar, getattr(torch, config.kv_dtype(dtype)), config.block_size)
+    layers = model.distinct_layers
+    feed_forwards = [layer.feed_forward for layer in layers if layer.feed_forward is not None]
+    mlps = tuple(dict.fromkeys(each for each in feed_forwards if isinstance(each, Mlp)))
+    asked, possible = _choices(config)
+    return KernelUse(
+        storage,
+        tuple(dict.fromkeys(heads for layer in layers for heads in _heads_of(layer))),
+        _operations(model, mlps, scalar),
+        model.hidden_size,
+        _matrices(model, mlps),
+        formats,
+        tuple(dict.fromkeys(each for each in feed_forwards if isinstance(each, Mixture))),
+        tuple(dict.fromkeys(mixer for layer in layers for mixer in layer.mixers if isinstance(mixer, State))),
+        asked,
+        possible,
+        config.max_lora_rank if config.enable_lora else None,
+    )
+
+
+def _choices(config: EngineConfig) -> tuple[frozenset[str], frozenset[str]]:
+    """Families of CHOSEN_BY_TIME that the settings ask for, and those that they allow."""
+    named = {"cuda_wgmma": families.PREFILL_WGMMA, "cuda_cascade": families.SHARED_PREFIX}
+    asked = {named[config.attention_backend]} if config.attention_backend in named else set()
+    possible = {*asked, *(named.values() if config.attention_backend == "auto" else ())}
+    if config.linear_backend != "torch":
+        possible.add(families.SKINNY)
+    if config.linear_backend == "cuda_skinny":
+        asked.add(families.SKINNY)
+    possible.add(families.DEPENDENT_LAUNCH)  # which may be switched on later
+    if config.enable_pdl:
+        asked.add(families.DEPENDENT_LAUNCH)
+    return frozenset(asked), frozenset(possible)
+
+
+def _heads_of(layer: Layer) -> Iterator[Heads]:
+    for mixer in layer.mixers:
+        if isinstance(mixer, Attention):
+            yield Heads(
+                *(mixer.num_heads, mixer.num_kv_heads, mixer.key_size, mixer.value_size, mixer.scale),
+                window=mixer.kept.tokens if mixer.kept.kind == "window" else None,
+                softcap=mixer.softcap,
+                has_sinks=mixer.sinks,
+                has_slopes=mixer.alibi,
+                rotary_size=0 if mixer.rope is None or mixer.rope.offset else mixer.rope.rotary_size,
+            )
+        elif isinstance(mixer, LatentAttention) and mixer.sparse_top_k is None:
+            sizes = (mixer.num_heads, 1, mixer.row_size, mixer.kv_rank, mixer.scale)
+            yield Heads(*sizes, latent_values=mixer.kv_rank)
+
+
+def _operations(model: ModelDescription, mlps: tuple[Mlp, ...], scalar: torch.dtype) -> Operations:
+    names = (_FUSED.get((mlp.activation, mlp.gated)) for mlp in mlps)
+    turning = [
+        (mixer.key_size, mixer.rope.rotary_size)
+        for layer in model.distinct_layers
+        for mixer in layer.mixers
+        if isinstance(mixer, Attention) and mixer.rope is not None and not mixer.rope.offset
+    ]
+    return Operations(
+        scalar,
+        tuple(dict.fromkeys(_norms(model))),
+        tuple(dict.fromkeys(name for name in names if name is not None)),
+        max((mlp.size for mlp in mlps), default=model.hidden_size),
+        model.vocab_size,
+        turning[0] if turning else None,
+    )
+
+
+def _norms(model: ModelDescription) -> Iterator[tuple[str, int]]:
+    """Operations and what they are compiled for: norms of the hidden state, and of heads."""
+    kinds = {layer.norms.kind for layer in model.distinct_layers} | {model.norm.kind}
+    for kind in sorted(kinds):
+        name = _norm_operation(kind)
+        yield name, model.hidden_size
+        yield f"add_{name}", model.hidden_size
+    for layer in model.distinct_layers:
+        for mixer in layer.mixers:
+            if isinstance(mixer, Attention) and mixer.head_norm == "head":
+                yield _norm_operation(mixer.head_norm_kind or layer.norms.kind), mixer.key_size
+
+
+def _norm_operation(kind: NormKind) -> str:
+    return "rms_norm" if kind.startswith("rms") else "layer_norm"
+
+
+def _matrices(model: ModelDescription, mlps: tuple[Mlp, ...]) -> tuple[Matrix, ...]:
+    """Dense weights of a layer of each kind."""
+    hidden, found = model.hidden_size, []
+    for layer in model.distinct_layers:
+        for mixer in layer.mixers:
+            if isinstance(mixer, Attention):
+                found += [Matrix(mixer.qkv_size, hidden), Matrix(hidden, mixer.output_size)]
+    for mlp in mlps:
+        plain = {"gelu_tanh": "gelu_new"}.get(mlp.activation, mlp.activation)
+        name = f"{mlp.activation}_and_mul" if mlp.gated else plain
+        found += [Matrix(mlp.size, hidden, name if name in ACTIVATIONS else None), Matrix(hidden, mlp.size)]
+    return tuple(dict.fromkeys(found))

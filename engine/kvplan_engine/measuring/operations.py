@@ -1,0 +1,135 @@
+"""Measurements of the other kernels, and of copies of blocks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvplan_engine.attention.backend import Rotation
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import KvSlots
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
+from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.measuring.attention import BLOCK_SIZE, DRY_HEADS, LLAMA
+from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.memory.host_pool import HostPool
+
+RANDOM = {"key": 7, "scale": 1.8, "max_distance": math.inf, "top_p": 1.0}
+DRAWS: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "temperature": RANDOM,
+    "top-p": RANDOM | {"top_p": 0.95},
+    "top-k": RANDOM | {"top_k": 50},
+}
+"""What rows ask of csrc/cuda/sampling (DrawRow)."""
+INPUT_SHAPES = ((1, 64), (256, 64), (64, 256), (16, 8192))
+"""Sequences, and blocks that their tables have."""
+
+
+def measure_operations(bench: Bench) -> None:
+    """The element-wise kernels: bytes that must move over time, against the copy bandwidth."""
+    copy_rate = bench.copy_bytes_per_second()
+    tokens, hidden, ffn, vocab = (4, 64, 96, 100) if bench.dry else (8192, 4096, 14336, 128256)
+    x, delta, out = (torch.randn(tokens, hidden, device=bench.device).to(torch.bfloat16) for _ in range(3))
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device=bench.device)
+    gate_up = torch.randn(tokens, 2 * ffn, device=bench.device).to(torch.bfloat16)
+    active = torch.empty(tokens, ffn, dtype=torch.bfloat16, device=bench.device)
+    logits = torch.randn(min(tokens, 256), vocab, device=bench.device).to(torch.bfloat16)
+    best = torch.empty(logits.shape[0], dtype=torch.int64, device=bench.device)
+
+    def add(name: str, work: Callable[[], object], moved: int) -> None:
+        measure_operation(bench, name, work, moved, copy_rate)
+
+    add("add_rms_norm", lambda: bench.ops.add_rms_norm(delta, x, weight, 1e-5, out), 4 * x.nbytes)
+    add("silu_and_mul", lambda: bench.ops.silu_and_mul(gate_up, active), gate_up.nbytes + active.nbytes)
+    add("argmax_rows", lambda: bench.ops.argmax_rows(logits, best), logits.nbytes)
+    add("argmax_rows of one row", lambda: bench.ops.argmax_rows(logits[:1], best[:1]), logits[:1].nbytes)
+    measure_draws(bench, logits, best, copy_rate)
+    measure_write(bench, copy_rate)
+    measure_host_copies(bench, copy_rate)
+
+
+def measure_draws(bench: Bench, logits: torch.Tensor, best: torch.Tensor, copy_rate: float) -> None:
+    """Tokens drawn as sequences ask, of all rows and of one: the logits' bytes over the time, however often read."""
+    kernel, columns = CudaDraws(bench.runtime), -(-logits.shape[1] // 8) * 8
+    counts = torch.zeros(1, columns, dtype=torch.int16, device=bench.device)
+    tokens = StepTokens(torch.arange(logits.shape[0], device=bench.device))
+    for way, fields in DRAWS.items():
+        asked = np.zeros(logits.shape[0], DRAW_ROW)
+        for name, value in fields.items():
+            asked[name] = value
+        rows = torch.from_numpy(asked.view(np.uint8).reshape(len(asked), -1)).to(bench.device)
+        for number in (logits.shape[0], 1):
+            name = f"sample_rows, {way}" + ("" if number > 1 else ", of one row")
+            work = partial(kernel, logits[:number], rows, counts, tokens, best[:number])
+            measure_operation(bench, name, work, logits[:number].nbytes, copy_rate)
+
+
+def measure_operation(bench: Bench, name: str, work: Callable[[], object], moved: int, copy_rate: float) -> None:
+    """One row: ``moved`` bytes over the time of ``work``."""
+    samples = bench.time(work)
+    seconds = statistics.median(samples)
+    bench.add(
+        Row(
+            "operations",
+            name,
+            moved / seconds / 1e9,
+            "GB/s",
+            {"bytes": moved},
+            share=moved / seconds / copy_rate,
+            reference="copy bandwidth",
+            median_seconds=seconds,
+            samples_seconds=samples,
+        )
+    )
+
+
+def measure_write(bench: Bench, copy_rate: float) -> None:
+    """K and V into their slots with both rotations: read q, k, v once, write them once."""
+    heads = DRY_HEADS if bench.dry else LLAMA
+    for tokens in (8,) if bench.dry else (1, 8192):
+        num_blocks = tokens // BLOCK_SIZE + 1
+        kv = torch.zeros(num_blocks, 2, 2, heads.kv, BLOCK_SIZE, heads.size, dtype=torch.bfloat16, device=bench.device)
+        fused = torch.randn(tokens, heads.query + 2 * heads.kv, heads.size, device=bench.device).to(torch.bfloat16)
+        queries_and_keys, value = fused.split([heads.query + heads.kv, heads.kv], dim=1)
+        slots = KvSlots(torch.randperm(num_blocks * BLOCK_SIZE, device=bench.device)[:tokens])
+        positions = torch.arange(tokens, device=bench.device) % 2048
+        rotation = Rotation(queries_and_keys, positions, torch.rand(2048, heads.size, device=bench.device))
+        write = partial(bench.backend.rotate_and_write, rotation, value, uniform_cache(kv, 1), slots)
+        measure_operation(bench, f"rotate_and_write_kv of {tokens} tokens", write, 2 * fused.nbytes, copy_rate)
+
+
+def measure_host_copies(bench: Bench, copy_rate: float) -> None:
+    """Blocks swapped to pinned memory of the host and back: what preemption and tiers run at."""
+    num_blocks, block_bytes = (4, 1024) if bench.dry else (256, 2 << 20)
+    blocks = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=bench.device)
+    host = HostPool(num_blocks, block_bytes, is_pinned=not bench.dry)
+    pairs = torch.stack([torch.randperm(num_blocks), torch.randperm(num_blocks)], dim=1).to(bench.device)
+    for name, source, target in (("to", blocks, host.blocks), ("from", host.blocks, blocks)):
+        copy = partial(bench.ops.copy_blocks, source, target, pairs)
+        measure_operation(bench, f"copy_blocks {name} pinned memory", copy, blocks.nbytes, copy_rate)
+    bench.synchronize()
+    host.close()
+    measure_inputs(bench, copy_rate)
+
+
+def measure_inputs(bench: Bench, copy_rate: float) -> None:
+    """A decode step's inputs from pinned memory: by our kernel, and by a copy for each buffer."""
+    for rows, columns in ((4, 3),) if bench.dry else INPUT_SHAPES:
+        int64, int32 = ((rows,), torch.int64), ((rows,), torch.int32)
+        shapes = [int64, int64, int64, int32, int32, ((rows, columns), torch.int32)]
+        inputs = []
+        for shape, dtype in shapes:
+            host = torch.ones(shape, dtype=dtype, pin_memory=not bench.dry)
+            on_device = torch.empty(shape, dtype=dtype, device=bench.device)
+            inputs.append(InputRows(host, on_device, rows, columns if len(shape) == 2 else None))
+        moved = sum(each.source.nbytes for each in inputs)
+        ways = {"inputs by copy_inputs": bench.ops.copy_inputs, "inputs by a copy each": torch_ops.copy_inputs}
+        for name, way in ways.items():
+            measure_operation(bench, f"{name}, {rows} x {columns}", partial(way, inputs, None), moved, copy_rate)

@@ -1,0 +1,97 @@
+"""What a tier of a size brings: hits beyond the pool's, seconds of prefill less, seconds of loading and storing more.
+
+Hits of several tiers are not added up. vLLM's host cache takes in every block of prompts that is computed, and ranks
+what the pool hits as well (prepare_store of vllm/v1/kv_offload/cpu/manager.py; offload_prompt_only in base.py: answers
+stay out), as LMCache and SGLang's write_through do. So it holds what the pool holds, and a request finds what the
+larger of both has. A request that loads does not rank what it found in the pool; tools/check_cache.py --vllm runs
+vLLM's manager beside the curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kvplan.catalog.published_errors import ErrorInterval
+from kvplan.fleet.tiers.curves import CacheCurve, Hit
+from kvplan.fleet.tiers.links import PrefillTime, TierLink
+
+Verdict = Literal["pays", "open", "harms"]
+_EXACT: Final = ErrorInterval(1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TierWorth:
+    """A tier of ``size_bytes`` over the trace, all replicas together. Seconds are an engine's.
+
+    num_tokens: of prompts, that are found in this tier or one above it; num_extra_tokens: in none above. saved_seconds:
+    of prefill, against the tiers above alone; load_seconds and store_seconds: on the tier's links.
+    """
+
+    size_bytes: int
+    num_tokens: int
+    num_extra_tokens: int
+    saved_seconds: float
+    load_seconds: float
+    store_seconds: float
+    best_share: float
+    errors: ErrorInterval = _EXACT
+
+    @property
+    def net_seconds(self) -> float:
+        """What is saved in the end, where storing costs nothing."""
+        return self.saved_seconds - self.load_seconds
+
+    @property
+    def sure_seconds(self) -> float:
+        """What is saved at the low end of the prediction, where storing delays the engine as long as it takes."""
+        return self.saved_seconds * self.errors.low - self.load_seconds - self.store_seconds
+
+    @property
+    def verdict(self) -> Verdict:
+        """Stores run beside the engine's steps and may cost nothing or all of their time: between both it is open."""
+        if self.sure_seconds > 0:
+            return "pays"
+        return "open" if self.saved_seconds * self.errors.high > self.load_seconds else "harms"
+
+
+def deeper(above: Sequence[Hit], below: Sequence[Hit]) -> list[Hit]:
+    """Return what each request finds in either of two tiers."""
+    return [max(first, second, key=lambda hit: hit.num_tokens) for first, second in zip(above, below, strict=True)]
+
+
+@dataclass(frozen=True)
+class TierMeasure:
+    """Measures sizes of one tier below ``above``, which has the hits of the tiers above it."""
+
+    curve: CacheCurve
+    above: tuple[Hit, ...]
+    link: TierLink
+    prefill: PrefillTime
+    errors: ErrorInterval | None = None
+
+    def worth(self, size_bytes: int) -> TierWorth:
+        """Return what a tier of this size brings."""
+        layout = self.curve.layout
+        num_blocks = layout.blocks_of(size_bytes)
+        own = self.curve.hits(num_blocks)
+        both = deeper(self.above, own)
+        seconds = self.prefill.seconds
+        extra = sum(hit.num_tokens - before.num_tokens for before, hit in zip(self.above, both, strict=True))
+        saved = sum(
+            seconds(hit.num_tokens) - seconds(before.num_tokens)
+            for before, hit in zip(self.above, both, strict=True)
+            if hit.num_tokens > before.num_tokens
+        )
+        stored = sum(hit.num_prompt_tokens - hit.num_tokens for hit in own)
+        return TierWorth(
+            size_bytes=size_bytes,
+            num_tokens=sum(hit.num_tokens for hit in both),
+            num_extra_tokens=extra,
+            saved_seconds=saved,
+            load_seconds=self.link.load_seconds(extra, layout),
+            store_seconds=self.link.store_seconds(stored, layout),
+            best_share=self.curve.best_share(num_blocks),
+            errors=self.errors or _EXACT,
+        )
