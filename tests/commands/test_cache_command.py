@@ -82,6 +82,13 @@ def test_a_tier_that_brings_nothing_is_not_bought(trace: Path, capsys: pytest.Ca
     assert "--kv-offloading-size" not in out
 
 
+def test_more_memory_than_a_node_has_is_said(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"cache {trace} llama-3.1-8b --gpu h100 --kv-cache-dtype auto --host-memory"
+    said = "300 GiB is more than nodes usually have: 2 TB for eight GPUs are 232.83 GiB for 1."
+    assert said in " ".join(run(f"{words} 300GiB", capsys)[1].split())
+    assert "nodes usually have" not in run(f"{words} 200GiB", capsys)[1]
+
+
 def test_ranks_get_their_parts_and_drives_their_tier(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"cache {trace} llama-3.1-70b --gpu 4xh100 --kv-cache-dtype auto --host-memory 512GiB --nvme 1TiB"
     found = _document(words, capsys)

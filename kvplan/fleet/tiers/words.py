@@ -12,6 +12,8 @@ from kvplan.workload.files import span_text
 
 _HOURS_A_MONTH: Final = 730
 _BUSY: Final = 3600.0
+_HOST_BYTES_PER_GPU: Final = 2_000_000_000_000 / 8
+"""Of a DGX H100 and a DGX B200, which have 2 TB for eight GPUs (NVIDIA's data sheets)."""
 
 
 def layout_name(layout: LayoutAnswer) -> str:
@@ -74,7 +76,12 @@ def _num_tiers(answer: CacheAnswer, layout: LayoutAnswer) -> int:
 
 def further_sentences(answer: CacheAnswer, layout: LayoutAnswer) -> Iterator[str]:
     """Say what the answer rests on: working set, distances, links, and where a tier harms."""
-    cache = layout.curve.layout
+    cache, usual = layout.curve.layout, _HOST_BYTES_PER_GPU * layout.num_gpus
+    if layout.asked.verdict != "harms" and layout.asked.size_bytes * cache.num_engines > usual:
+        yield (
+            f"{_size(layout.asked)} is more than nodes usually have: 2 TB for eight GPUs are {format_bytes(usual)} for "
+            f"{layout.num_gpus}. --host-memory asks about what yours has."
+        )
     ends = f" and {format_bytes(cache.end_bytes)} where a prompt can be resumed" if cache.end_bytes else ""
     yield (
         f"A token takes {cache.token_bytes / 1024:,.4g} KiB of host memory{ends}; hits are multiples of "
