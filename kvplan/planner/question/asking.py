@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError, check
-from kvplan.fleet.routers.named import check_router
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.api_price import parse_api_price
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
@@ -19,14 +18,12 @@ from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo, split_slo
-from kvplan.planner.question.trace import TraceQuestion, check_playable, refuse_without_trace, window_seconds
-from kvplan.planner.question.trace import share_of_windows as parse_share_of_windows
+from kvplan.planner.question.trace import TraceWords, check_playable
 from kvplan.planner.question.traced import refuse_beside_file, with_file
-from kvplan.planner.question.wishes import fleet_wishes
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
-from kvplan.workload.part import file_part
+from kvplan.workload.part import FilePart, file_part
 
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
@@ -56,6 +53,7 @@ PLAN_SETTINGS: Final = (
     "acceptance_rate",
 )
 """Settings that every deployment of a plan shares; the others are what a plan finds."""
+_OF_FILE: Final = {"start", "end", "speed", "sample", "trace_unit", "spread_ticks"}
 _COUNT: Final = re.compile(r"\d{1,9}")
 
 
@@ -89,32 +87,17 @@ def plan_request(
     quantization: Sequence[str] | None = None,
     kv_cache_dtype: Sequence[str] | None = None,
     workload: Path | None = None,
-    start: str | None = None,
-    end: str | None = None,
-    speed: float | None = None,
-    sample: int | None = None,
-    trace_unit: str | None = None,
-    spread_ticks: bool = False,
-    plays_trace: bool = False,
-    window: str | None = None,
-    share_of_windows: str | None = None,
-    router: str | None = None,
-    load_shape: Path | None = None,
-    disaggregate: bool = False,
-    hand_over: str | None = None,
-    autoscale: bool = False,
-    min_replicas: int | None = None,
-    max_replicas: int | None = None,
-    cold_start: str | None = None,
-    **pattern: Any,
+    **more: Any,
 ) -> PlanRequest:
     """Return the question that options of ``kvplan plan`` ask. UsageError for a value that cannot be read.
 
-    ``plays_trace``: a file with times, beside which no other load is given, is played as it is. ``pattern``: what
+    ``more``: which part of a ``workload``'s file (``file_part``), what is asked of a trace (``TraceWords``), and what
     ``load_pattern`` takes.
     """
     if users is not None and request_rate is not None:
         raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
+    of_file = {name: more.pop(name) for name in _OF_FILE & more.keys()}
+    words, pattern = TraceWords.taken_from(more), more
     named = [parse_gpu_count(name) for name in split_list(gpu)]
     listed = _gpus(named)
     if prices is not None:
@@ -152,35 +135,9 @@ def plan_request(
         settings=settings,
     )
     has_rate = request_rate is not None
-    part = file_part(
-        start=start,
-        end=end,
-        speed=speed,
-        sample=sample,
-        trace_unit=trace_unit,
-        spread_ticks=spread_ticks,
-        output_len=output_len,
-        has_file=workload is not None,
-        has_rate=has_rate,
-    )
-    of_trace = {
-        "--window": window,
-        "--share-of-windows": share_of_windows,
-        "--router": router,
-        "--load-shape": load_shape,
-        "--disaggregate": disaggregate or None,
-        "--autoscale": autoscale or None,
-    }
-    wishes = fleet_wishes(
-        disaggregate=disaggregate,
-        hand_over=hand_over,
-        autoscale=autoscale,
-        min_replicas=min_replicas,
-        max_replicas=max_replicas,
-        cold_start=cold_start,
-    )
+    part = file_part(**of_file, output_len=output_len, has_file=workload is not None, has_rate=has_rate)
     if workload is None:
-        refuse_without_trace(of_trace)
+        words.refuse()
         return asked
     refuse_beside_file(
         {
@@ -192,24 +149,27 @@ def plan_request(
             "--prefix-len": pattern.get("prefix_len"),
         }
     )
-    is_trace = plays_trace and users is None and not has_rate and pattern.get("prefix_hit_rate") is None
+    has_load = users is not None or has_rate or pattern.get("prefix_hit_rate") is not None
+    return _with_workload(asked, workload, part, words, has_load=has_load)
+
+
+def _with_workload(
+    asked: PlanRequest, workload: Path, part: FilePart, words: TraceWords, *, has_load: bool
+) -> PlanRequest:
+    """``asked`` of the file's load. has_load: beside it another one is given, of which the file says the lengths."""
+    is_trace = words.plays_trace and not has_load
     if is_trace:
-        check(not worst_case, "--worst-case cannot be used with a trace", "its requests are as long as the file says")
+        check(
+            not asked.worst_case,
+            "--worst-case cannot be used with a trace",
+            "its requests are as long as the file says",
+        )
         check_playable(workload, part)
     found = with_file(asked, workload, part)
     if not is_trace or found.requests_per_second is None:
-        refuse_without_trace(of_trace)
+        words.refuse()
         return found
-    trace = TraceQuestion(
-        workload,
-        part,
-        window_seconds(window),
-        parse_share_of_windows(share_of_windows),
-        None if router is None else check_router(router),
-        load_shape,
-        wishes,
-    )
-    return replace(found, trace=trace)
+    return replace(found, trace=words.question(workload, part))
 
 
 def _gpus(named: Sequence[GpuCount]) -> tuple[GpuProfile, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvplan.errors import KvplanError, UsageError
-from kvplan.planner.question.wishes import FleetWishes
+from kvplan.fleet.routers.named import check_router
+from kvplan.planner.question.wishes import FleetWishes, fleet_wishes
 from kvplan.setting_values import parse_share
 from kvplan.units import plural
 from kvplan.workload.files import span_text, survey_file
@@ -36,6 +36,73 @@ class TraceQuestion:
     wishes: FleetWishes = FleetWishes()  # noqa: RUF009 - frozen
 
 
+@dataclass(frozen=True, slots=True)
+class TraceWords:
+    """What options of ``kvplan plan`` say of a trace, as people write them.
+
+    plays_trace: a file with times, beside which no other load is given, is played as it is.
+    """
+
+    plays_trace: bool = False
+    window: str | None = None
+    share_of_windows: str | None = None
+    router: str | None = None
+    load_shape: Path | None = None
+    disaggregate: bool = False
+    hand_over: str | None = None
+    autoscale: bool = False
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    cold_start: str | None = None
+
+    @staticmethod
+    def taken_from(options: dict[str, Any]) -> TraceWords:
+        """Take those that are about a trace out of ``options``. UsageError for one without its purpose."""
+        own = {each.name for each in fields(TraceWords)} & options.keys()
+        found = TraceWords(**{name: options.pop(name) for name in own})
+        found._wishes()
+        return found
+
+    def refuse(self) -> None:
+        """UsageError for an option that only a trace gives a meaning."""
+        given = {
+            "--window": self.window,
+            "--share-of-windows": self.share_of_windows,
+            "--router": self.router,
+            "--load-shape": self.load_shape,
+            "--disaggregate": self.disaggregate or None,
+            "--autoscale": self.autoscale or None,
+        }
+        first = next((option for option, value in given.items() if value is not None), None)
+        if first is not None:
+            raise UsageError(
+                f"{first} needs a --workload with times, and neither --users nor --request-rate.",
+                hint="it is about a trace that is played as it is",
+            )
+
+    def question(self, path: Path, part: FilePart) -> TraceQuestion:
+        """Return what is asked of the trace at ``path``. UsageError for a value that cannot be read."""
+        return TraceQuestion(
+            path,
+            part,
+            window_seconds(self.window),
+            share_of_windows(self.share_of_windows),
+            None if self.router is None else check_router(self.router),
+            self.load_shape,
+            self._wishes(),
+        )
+
+    def _wishes(self) -> FleetWishes:
+        return fleet_wishes(
+            disaggregate=self.disaggregate,
+            hand_over=self.hand_over,
+            autoscale=self.autoscale,
+            min_replicas=self.min_replicas,
+            max_replicas=self.max_replicas,
+            cold_start=self.cold_start,
+        )
+
+
 def window_seconds(text: str | None) -> float:
     """``5m`` -> 300; nothing -> the default. UsageError for what is no time, or shorter than ten seconds."""
     found = parse_moment("--window", text)
@@ -59,16 +126,6 @@ def share_of_windows(text: str | None) -> float:
             "--share-of-windows must be more than 0 and at most 1.", hint="1 is every window, as by default"
         )
     return share
-
-
-def refuse_without_trace(given: Mapping[str, object]) -> None:
-    """UsageError for an option that only a trace gives a meaning."""
-    first = next((option for option, value in given.items() if value is not None), None)
-    if first is not None:
-        raise UsageError(
-            f"{first} needs a --workload with times, and neither --users nor --request-rate.",
-            hint="it is about a trace that is played as it is",
-        )
 
 
 def check_playable(path: Path, part: FilePart) -> None:
