@@ -70,12 +70,19 @@ def _outcome(seen: Seen) -> tuple[float, float, int, int]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("seats", "budget", "num_blocks"), [(8, 64, 400), (4, 40, 60), (16, 40, 36), (16, 4096, 48)])
-@pytest.mark.parametrize("groups", [FULL, WINDOWED, SHORT_WINDOWS, CHUNKED, WITH_STATES])
+@pytest.mark.parametrize(
+    ("groups", "interval"),
+    [
+        (FULL, 0),
+        (CHUNKED, 0),
+        *((groups, interval) for groups in (WINDOWED, SHORT_WINDOWS, WITH_STATES) for interval in (None, 0, 32)),
+    ],
+)
 def test_every_request_sees_what_it_sees_block_by_block(
-    groups: tuple[CacheGroup, ...], seats: int, budget: int, num_blocks: int, seed: int
+    groups: tuple[CacheGroup, ...], interval: int | None, seats: int, budget: int, num_blocks: int, seed: int
 ) -> None:
     requests = shared_prompts(seed, 60)
-    layout = PoolLayout(groups, max(num_blocks, longest_blocks(groups, requests)))
+    layout = PoolLayout(groups, max(num_blocks, longest_blocks(groups, requests)), retention_interval=interval)
     slow = SlowReplica(layout, seats, budget)
     expected = [(each.first, each.last, each.hit, each.num_preemptions) for each in slow.play(requests)]
     fleet, seen = played(requests, layout, seats, budget)
