@@ -313,6 +313,9 @@ class BlockGroup(Group):
         needed, place = 0, 0
         self._order = [each for each in self._order if each.is_running]
         while place < len(self._order):
+            if self._order[place] not in self._decoding and self._decoding_is_first(place):
+                self._take_until(self.ticks + 1)
+                needed = 0
             self._leave_behind(self._order[place])
             needed += self._blocks_of(self._order[place])
             while needed > self.pool.queue.num_free and place < len(self._order):
@@ -320,6 +323,16 @@ class BlockGroup(Group):
                 self._preempt(newest)
                 self.may_admit = False
             place += 1
+
+    def _decoding_is_first(self, place: int) -> bool:
+        """Whether all that decode come before ``place``, and take their blocks before what is there lets go its own."""
+        ahead = self._taken_ticks > self.ticks or not self._decoding
+        return (
+            self._in_order
+            and not ahead
+            and all(each in self._decoding for each in self._order[:place])
+            and not any(each in self._decoding for each in self._order[place:])
+        )
 
     def _leave_behind(self, sequence: Sequence) -> None:
         assert isinstance(sequence, BlockSequence)
