@@ -400,6 +400,8 @@ def _whole_states(
     if begun >= prefill_end:
         return number
     last_kept = (sequence.known - 1) // size * size
+    if pool.layout.drops_a_block:
+        last_kept = max(sequence.known // size - 1, 0) * size
     end = begun + number
     exports = pool.layout.exports_states and end >= prefill_end
     if end < prefill_end:

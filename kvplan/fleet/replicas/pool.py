@@ -1,7 +1,8 @@
 """The blocks of a replica's KV cache: who holds them, what is found again, what is evicted.
 
-vLLM's rules, block for block, read in 0.32.0 and 0.33.0, which do not differ in these (vllm/v1/core: block_pool.py,
-kv_cache_manager.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py):
+vLLM's rules, block for block, read in 0.32.0 and 0.33.0 (vllm/v1/core: block_pool.py, kv_cache_manager.py,
+kv_cache_coordinator.py, single_type_kv_cache_manager.py), which differ in one of these: behind a junction, 0.33.0 alone
+keeps windows for drafters that drop a block.
 
 * A request looks up all its tokens but the last, and holds what it finds. Kinds of layers agree on a length of which
   all their blocks are parts (find_longest_cache_hit).
@@ -10,10 +11,12 @@ kv_cache_manager.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py):
 * Blocks are found by others as soon as a step is composed that fills them (cache_blocks), by two requests that fill
   the same ones each has its own, of which the first is found (BlockHashToBlockMap).
 * A request that ends lets go its blocks one kind of layer after the other, deepest first; those that are not full are
-  taken first, the others when all before them are (free_blocks).
+  taken first, and those of windows and states that are not kept (see ``kept``), the others when all before them are
+  (free_blocks).
 
-Two things are simpler: a state that decoding leaves behind is free in the step in which the next one is begun, not one
-later; and blocks that answers fill are found by others when the answer has ended, not while it goes on.
+Three things are simpler: a state that decoding leaves behind is free in the step in which the next one is begun, not
+one later; blocks that answers fill are found by others when the answer has ended, not while it goes on; and where the
+pool is so full that requests are preempted, what decoding lets go is free before the others take theirs.
 """
 
 from __future__ import annotations
