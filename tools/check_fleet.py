@@ -79,14 +79,21 @@ def _hits(trace: Path) -> int:
 
 def _beside_vllm(requests: Sequence[FleetRequest], python: str) -> Iterator[tuple[str, str, Compared]]:
     cases = [
-        Case(name, PoolLayout(groups, num_blocks), seats, budget)
+        Case(_named(name, interval), PoolLayout(groups, num_blocks, retention_interval=interval), seats, budget)
         for name, groups in KINDS.items()
+        for interval in (0, None)
+        if interval == 0 or any(group.kind in ("sliding", "state") for group in groups)
         for seats, budget, num_blocks in SETTINGS
     ]
     for case, record in zip(cases, vllm_records(requests, cases, python), strict=True):
         play = played(requests, case.layout, case.max_num_seqs, case.budget)
         settings = f"{case.max_num_seqs}, {case.budget:,}, {case.layout.num_blocks:,}"
         yield case.name, settings, compared(play, record)
+
+
+def _named(kind: str, interval: int | None) -> str:
+    """The kind, and whether it is not vLLM's default interval that windows and states are kept at."""
+    return kind if interval == 0 else f"{kind}, no interval"
 
 
 def _beside_engine(requests: Sequence[FleetRequest]) -> Iterator[tuple[str, str, Compared]]:

@@ -41,7 +41,7 @@ def chat_trace(seed: int, num_chats: int = 12, turns: int = 6) -> list[FleetRequ
     for number, chat in enumerate(order):
         prompt, answer = sizes[chat] + rng.randint(1, 60), rng.randint(1, 40)
         sizes[chat] = prompt + answer
-        requests.append(FleetRequest(number, float(number), prompt, answer, (Run(chat, prompt),), chat))
+        requests.append(FleetRequest(number, float(number), prompt, answer, (Run(chat, prompt),), answer_key=chat))
     return requests
 
 

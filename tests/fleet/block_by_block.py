@@ -215,7 +215,7 @@ class SlowReplica:
         full = min(tokens, going.num_tokens) // self.alignment * self.alignment // size
         for place in range(table.num_named, full):
             block = table.blocks[place]
-            if block is None or not self.is_kept(number, place):
+            if block is None or not self.is_kept(number, going, place):
                 continue
             if self.groups[number].kind == "state" and place != tokens // size - 1:
                 continue  # its state is not that after a whole block
@@ -227,15 +227,21 @@ class SlowReplica:
                     self.fresh.add(name)
         table.num_named = max(table.num_named, full)
 
-    def is_kept(self, number: int, place: int) -> bool:
-        group = self.groups[number]
-        if group.kind != "sliding":
+    def is_kept(self, number: int, going: Going, place: int) -> bool:
+        """reachable_block_mask of the two managers that have one."""
+        group, interval = self.groups[number], self.layout.retention_interval
+        size = group.block_size
+        if group.kind not in ("sliding", "state"):
             return True
-        needed, per_segment = (
-            -(-((group.window_tokens or 0) - 1) // group.block_size),
-            self.alignment // group.block_size,
-        )
-        return needed >= per_segment or place % per_segment >= per_segment - needed
+        if group.kind == "state" and interval is None:
+            return True
+        needed = 1 if group.kind == "state" else -(-((group.window_tokens or 0) - 1) // size)
+        segment = self.alignment if interval is None else interval
+        if segment and (needed >= segment // size or place % (segment // size) >= segment // size - needed):
+            return True
+        boundaries = [going.request.num_prompt_tokens - 1, going.junction]
+        ends = [tokens // self.alignment * self.alignment // size for tokens in boundaries]
+        return interval is not None and any(end - needed <= place < end for end in ends)
 
     def remove_skipped(self, table: Table, skipped: int) -> None:
         gone = []

@@ -9,6 +9,7 @@ from block_by_block import SlowReplica
 
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.fleet import Fleet
+from kvplan.fleet.replicas.kept import resumed_at
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
 from kvplan.fleet.requests import FleetRequest, Run
@@ -68,14 +69,66 @@ def _outcome(seen: Seen) -> tuple[float, float, int, int]:
     return seen.first, seen.last, seen.num_hit_tokens, seen.num_preemptions
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("seats", "budget", "num_blocks"), [(8, 64, 400), (4, 40, 60), (16, 40, 36), (16, 4096, 48)])
-@pytest.mark.parametrize("groups", [FULL, WINDOWED, SHORT_WINDOWS, CHUNKED, WITH_STATES])
-def test_every_request_sees_what_it_sees_block_by_block(
-    groups: tuple[CacheGroup, ...], seats: int, budget: int, num_blocks: int, seed: int
+SMALL, TIGHT, TIGHTER, WIDE = (8, 64, 400), (4, 40, 60), (16, 40, 36), (16, 4096, 48)
+"""Seats, token budget, blocks."""
+DENSE = [
+    (groups, None, setting)
+    for groups in (FULL, WINDOWED, SHORT_WINDOWS, CHUNKED, WITH_STATES)
+    for setting in (SMALL, TIGHT, TIGHTER, WIDE)
+]
+SPARSE = [
+    *((groups, 0, setting) for groups in (FULL, CHUNKED) for setting in (SMALL, WIDE)),
+    *((groups, 0, setting) for groups in (WINDOWED, SHORT_WINDOWS) for setting in (SMALL, TIGHT, TIGHTER, WIDE)),
+    *((WITH_STATES, 0, setting) for setting in (SMALL, TIGHT, WIDE)),
+    *((SHORT_WINDOWS, 32, setting) for setting in (SMALL, TIGHT, TIGHTER, WIDE)),
+    (WINDOWED, 32, SMALL),
+    (WITH_STATES, 32, SMALL),
+    (WITH_STATES, 32, TIGHT),
+]
+
+
+def prompt_of(number: int, *lengths: tuple[int, int]) -> FleetRequest:
+    """A prompt of (key, tokens up to which it is alike), sent long after the one before, with an answer of a token."""
+    return FleetRequest(number, 100.0 * number, lengths[-1][1], 1, tuple(Run(key, end) for key, end in lengths))
+
+
+@pytest.mark.parametrize("groups", [(FULL[0], CacheGroup("sliding", 8, 9)), (FULL[0], CacheGroup("state", 8))])
+@pytest.mark.parametrize(
+    ("interval", "found"),
+    [
+        (None, [0, 56, 32, 32]),  # wherever a hit can end
+        (0, [0, 56, 0, 32]),  # at the prompt's last place; where the third went on differently, for the fourth
+        (16, [0, 56, 32, 32]),  # and where each 16 tokens end
+        (24, [0, 56, 24, 32]),  # each 24
+    ],
+)
+def test_a_window_and_a_state_are_kept_at_three_places(
+    groups: tuple[CacheGroup, ...], interval: int | None, found: list[int]
 ) -> None:
+    requests = [
+        prompt_of(0, (1, 32), (2, 64)),
+        prompt_of(1, (1, 32), (2, 64)),
+        prompt_of(2, (1, 32), (3, 64)),
+        prompt_of(3, (1, 32), (4, 64)),
+    ]
+    _, seen = played(requests, PoolLayout(groups, 400, retention_interval=interval), 4, 8)
+    assert [each.num_hit_tokens for each in seen] == found
+
+
+def test_a_drafter_has_both_places_kept_one_block_earlier() -> None:
+    assert resumed_at(64, 16, drops_a_block=False) == (48,)
+    assert resumed_at(64, 16, drops_a_block=True) == (32, 48)
+    assert resumed_at(70, 16, drops_a_block=True) == (48,)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("groups", "interval", "setting"), [*DENSE, *SPARSE])
+def test_every_request_sees_what_it_sees_block_by_block(
+    groups: tuple[CacheGroup, ...], interval: int | None, setting: tuple[int, int, int], seed: int
+) -> None:
+    seats, budget, num_blocks = setting
     requests = shared_prompts(seed, 60)
-    layout = PoolLayout(groups, max(num_blocks, longest_blocks(groups, requests)))
+    layout = PoolLayout(groups, max(num_blocks, longest_blocks(groups, requests)), retention_interval=interval)
     slow = SlowReplica(layout, seats, budget)
     expected = [(each.first, each.last, each.hit, each.num_preemptions) for each in slow.play(requests)]
     fleet, seen = played(requests, layout, seats, budget)

@@ -52,7 +52,7 @@ class _LatePool(BlockPool):
     def __init__(self, pool: BlockPool) -> None:
         super().__init__(pool.layout, 1 << 30)
         groups = pool.layout.groups
-        self.lanes = [_OneCopy(group, pool.layout.hit_tokens, self.queue) for group in groups]
+        self.lanes = [_OneCopy(group, pool.layout.hit_tokens, self.queue, None) for group in groups]
         self._full_first = sorted(self.lanes, key=lambda lane: lane.kind != "full")
         self._late: dict[Held, int] = {}
 
@@ -127,7 +127,7 @@ def layout_of(engine: Engine) -> PoolLayout:
         kind: GroupKind = "full" if group.kept.kind == "full" else "sliding"
         assert group.kept.kind in ("full", "window"), "its states are kept where prompts end, vLLM's where blocks do"
         groups.append(CacheGroup(kind, engine.scheduler.pool.block_size, group.kept.tokens, group.width))
-    return PoolLayout(tuple(groups), engine.scheduler.pool.num_blocks)
+    return PoolLayout(tuple(groups), engine.scheduler.pool.num_blocks, retention_interval=None)
 
 
 def run_engine(requests: Sequence[FleetRequest], config: EngineConfig) -> tuple[Record, PoolLayout]:

@@ -62,7 +62,11 @@ def _scheduler(asked: dict[str, Any], folder: Path) -> tuple[Scheduler, int]:
     groups = [group for group in asked["groups"] for _ in range(group["count"])]
     has_states = any(group["kind"] == "state" for group in groups)
     size = next(group["block_size"] for group in groups if group["kind"] in ("state", "full", "sliding"))
-    cache = CacheConfig(block_size=size, enable_prefix_caching=True)
+    cache = CacheConfig(
+        block_size=size,
+        enable_prefix_caching=True,
+        prefix_cache_retention_interval=asked["retention_interval"],
+    )
     if has_states:
         cache.mamba_cache_mode, cache.mamba_block_size = "align", size
     config = VllmConfig(
@@ -83,6 +87,7 @@ def _scheduler(asked: dict[str, Any], folder: Path) -> tuple[Scheduler, int]:
         asked["num_blocks"] + 1,  # one stands for blocks that are not there
         [],
         [KVCacheGroupSpec([f"layer.{number}"], _spec(group)) for number, group in enumerate(groups)],
+        prefix_cache_retention_interval=asked["retention_interval"],
     )
     cache.num_gpu_blocks = pool.num_blocks
     block_size, hash_block_size = resolve_kv_cache_block_sizes(pool, config)

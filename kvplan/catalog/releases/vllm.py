@@ -92,6 +92,7 @@ class VllmRelease:
     in_flight_batches: int
     caches_hybrid_prefixes: bool
     pins_shared_prefixes: bool
+    keeps_resumed_places_only: bool
     keeps_every_state: tuple[str, ...]
     checkpointed_states: tuple[str, ...]
     needs_block_per_sequence: bool

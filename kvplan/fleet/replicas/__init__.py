@@ -2,6 +2,7 @@
 
 setup      everything that the play of one replica needs
 extents    stretches of blocks, and the queue of those that nobody holds
+kept       which blocks of windows, and which states, others can find
 lanes      one kind of cache groups: what is found of a prompt, and what is held
 pool       blocks of a replica's KV cache: who holds them, what is found again, what is evicted
 group      the sequences of one data-parallel group over such a pool

@@ -41,14 +41,16 @@ class Junk(Node):
 class Holding:
     """What a request holds in one lane: its extents, in the order of its blocks. num_blocks: where its blocks end,
     those among them that are not full and those that it has let go; num_full: where the full ones do; first: before
-    which it holds none. states: where states are that are not those after a whole block."""
+    which it holds none. states: where states are that are not those after a whole block, or are not kept. places: where
+    its prompt can be resumed, in tokens."""
 
-    __slots__ = ("extents", "first", "num_blocks", "num_full", "states")
+    __slots__ = ("extents", "first", "num_blocks", "num_full", "places", "states")
 
     def __init__(self) -> None:
         self.extents: list[Extent] = []
         self.first = self.num_blocks = self.num_full = 0
         self.states: list[int] = []
+        self.places: tuple[int, ...] = ()
 
 
 class Extent(Node):

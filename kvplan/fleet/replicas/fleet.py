@@ -102,6 +102,10 @@ class Fleet:
             else:
                 self._coming.append((each.sent, each.number, each))
         heapq.heapify(self._coming)
+        sent = [number for _, number, _ in self._coming]
+        for number in sent:
+            sent += [each.number for each in self._followers.get(number, ())]
+        assert len(sent) == len(requests), "requests wait for each other"
         self._sampled, self._num_prompt, self._num_hit = self._sample_seconds, 0, 0
 
     def _advance_ended(self, until: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from kvplan.estimate.speed.queueing.instance import Group, Sequence
@@ -49,7 +50,7 @@ class BlockGroup(Group):
         self._phases: dict[int, Counter[int]] = {size: Counter() for size in sizes}
         self._weights = {size: sum(lane.weight for lane in pool.lanes if lane.size == size) for size in sizes}
         self._passing = [lane for lane in pool.lanes if lane.kind in ("sliding", "chunked", "state")]
-        self._one_by_one = any(lane.leaves_blanks for lane in pool.lanes) and self._even
+        self._in_order = any(lane.leaves_blanks for lane in pool.lanes)
         self._decoding: dict[BlockSequence, None] = {}
         self._num_started = 0
         self._drafted: dict[BlockSequence, int] = {}
@@ -122,22 +123,42 @@ class BlockGroup(Group):
         if tick <= begun or not self._decoding:
             return
         self._taken_ticks = tick
-        if self._one_by_one:
-            for at in range(begun, tick):
-                for sequence in sorted(self._decoding, key=lambda each: each.order):
-                    self._take_step(sequence, at)
+        if self._in_order:
+            self._take_in_order(begun, tick)
             return
         self.pool.queue.take(self._blocks_between(begun, tick))
         if self._passing:
             self._let_pass(begun, tick)
 
-    def _take_step(self, sequence: BlockSequence, at: int) -> None:
-        """Its blocks in the step of tick ``at``, after those that it lets go: where some of these are taken first."""
-        for number, lane in enumerate(self._passing):
-            for _, _, _, _, first, computed in self._passes(sequence, number, lane, at, at + 1):
-                self.pool.pass_block(sequence.held, lane, first, computed)
-        tokens = self._tokens_at(sequence, at)
-        self.pool.queue.take(sum(weight for size, weight in self._weights.items() if tokens % size == 0))
+    def _take_in_order(self, begun: int, tick: int) -> None:
+        """What decoding lets go and takes, in the order in which steps do: some of the former is taken first."""
+        events: list[tuple[int, int, int, BlockSequence, int, int]] = []
+        taking = len(self._passing)
+        for sequence in self._decoding:
+            since = max(begun, sequence.start_tick)
+            for number, lane in enumerate(self._passing):
+                events.extend(self._passes(sequence, number, lane, since, tick))
+            events.extend(self._takes(sequence, taking, since, tick))
+        events.sort(key=lambda event: event[:3])
+        for _, _, number, sequence, first, computed in events:
+            if number == taking:
+                self.pool.queue.take(first)
+            else:
+                self.pool.pass_block(sequence.held, self._passing[number], first, computed)
+
+    def _takes(
+        self, sequence: BlockSequence, number: int, begun: int, tick: int
+    ) -> Iterator[tuple[int, int, int, BlockSequence, int, int]]:
+        """The blocks that ``sequence`` takes in the steps from ``begun`` to before ``tick``."""
+        before = self._tokens_at(sequence, begun) if self._even else self._drafted[sequence]
+        after = self._tokens_at(sequence, tick - 1) + self._rows
+        for size, weight in self._weights.items():
+            for block in range(-(-before // size), -(-after // size)):
+                ahead = block * size + 1 - self._rows - sequence.known
+                at = sequence.start_tick + math.ceil(ahead / self._tokens_per_step)
+                yield max(at, begun), sequence.order, number, sequence, weight, 0
+        if not self._even:
+            self._drafted[sequence] = max(before, after)
 
     def _blocks_between(self, begun: int, tick: int) -> int:
         if not self._even:
@@ -292,6 +313,9 @@ class BlockGroup(Group):
         needed, place = 0, 0
         self._order = [each for each in self._order if each.is_running]
         while place < len(self._order):
+            if self._order[place] not in self._decoding and self._decoding_is_first(place):
+                self._take_until(self.ticks + 1)
+                needed = 0
             self._leave_behind(self._order[place])
             needed += self._blocks_of(self._order[place])
             while needed > self.pool.queue.num_free and place < len(self._order):
@@ -299,6 +323,16 @@ class BlockGroup(Group):
                 self._preempt(newest)
                 self.may_admit = False
             place += 1
+
+    def _decoding_is_first(self, place: int) -> bool:
+        """Whether all that decode come before ``place``, and take their blocks before what is there lets go its own."""
+        ahead = self._taken_ticks > self.ticks or not self._decoding
+        return (
+            self._in_order
+            and not ahead
+            and all(each in self._decoding for each in self._order[:place])
+            and not any(each in self._decoding for each in self._order[place:])
+        )
 
     def _leave_behind(self, sequence: Sequence) -> None:
         assert isinstance(sequence, BlockSequence)
@@ -366,6 +400,8 @@ def _whole_states(
     if begun >= prefill_end:
         return number
     last_kept = (sequence.known - 1) // size * size
+    if pool.layout.drops_a_block:
+        last_kept = max(sequence.known // size - 1, 0) * size
     end = begun + number
     exports = pool.layout.exports_states and end >= prefill_end
     if end < prefill_end:

@@ -11,10 +11,10 @@ fixed     never found; a block for each request (CircularBufferManager)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from kvplan.fleet.replicas.extents import Extent, FreeQueue, Holding
+from kvplan.fleet.replicas.kept import KeptBlocks
 from kvplan.fleet.replicas.setup import CacheGroup
 from kvplan.fleet.requests import Run
 
@@ -28,29 +28,21 @@ class Lane:
     """weight: groups of this kind. alignment: tokens of which a hit is a multiple. fresh: states that the step which is
     composed writes."""
 
-    def __init__(self, group: CacheGroup, alignment: int, queue: FreeQueue) -> None:
+    def __init__(self, group: CacheGroup, alignment: int, queue: FreeQueue, retention_interval: int | None) -> None:
         self.kind, self.size, self.weight = group.kind, group.block_size, group.count
         self.window = group.window_tokens or 0
         self._alignment = alignment
-        self._drops = int(group.drops_a_block)
+        self.drops = int(group.drops_a_block)
         self._queue = queue
         self._found: dict[int, list[Extent]] = {}
         self._needed = -(-(self.window - 1) // self.size)
-        self._kept = self._tails(alignment)
+        self.kept = KeptBlocks(group, alignment, retention_interval)
         self.fresh: set[tuple[int, int]] = set()
-
-    def _tails(self, alignment: int) -> tuple[int, int, int] | None:
-        """(blocks from one place that can be hit to the next, the first of them that is kept, shift) of windows that
-        are shorter than that; None where all blocks are kept (``reachable_block_mask``)."""
-        per_segment, needed = alignment // self.size, self._needed + self._drops
-        if self.kind != "sliding" or alignment % self.size or needed >= per_segment:
-            return None
-        return per_segment, per_segment - needed, self._drops
 
     @property
     def leaves_blanks(self) -> bool:
-        """Whether blocks behind a window may be such that nobody can find, which are taken first."""
-        return self._kept is not None
+        """Whether full blocks that are let go may be such that nobody can find, which are taken first."""
+        return not self.kept.is_all
 
     # ---- what is found
 
@@ -65,7 +57,7 @@ class Lane:
         return self._deepest(runs, limit)
 
     def _full(self, runs: list[Run], limit: int) -> int:
-        drops = self._drops
+        drops = self.drops
         most = limit // self.size + (drops if self._alignment != self.size else 0)
         found = self._covered_from(runs, 0, most)
         return max(found - drops, 0) * self.size // self._alignment * self._alignment
@@ -76,7 +68,7 @@ class Lane:
 
     def _deepest(self, runs: list[Run], limit: int) -> int:
         """The deepest place at which the blocks before it that are needed are there."""
-        drops, step = self._drops, self._alignment // self.size or 1
+        drops, step = self.drops, self._alignment // self.size or 1
         needed = 1 if self.kind == "state" else self._needed + drops
         for begin, end in reversed(self._coverage(runs, limit // self.size + drops)):
             place = (end - drops) // step * step
@@ -168,7 +160,7 @@ class Lane:
     def num_findable(self, num_tokens: int) -> int:
         """Blocks that can be found of so many tokens: whole hits' ones (``get_num_cacheable_tokens``)."""
         aligned = num_tokens // self._alignment * self._alignment
-        if self._drops and aligned and self._alignment != self.size:
+        if self.drops and aligned and self._alignment != self.size:
             aligned = min(num_tokens, aligned + self.size)
         return aligned // self.size
 
@@ -212,12 +204,13 @@ class Lane:
         return deeper
 
     def add(self, holding: Holding, runs: list[Run], begin: int, end: int) -> None:
-        """The blocks from ``begin`` to ``end``, which ``holding`` has, are full: they can be found from now on."""
+        """The blocks from ``begin`` to ``end``, which ``holding`` has, are full: those that are kept can be found from
+        now on."""
         start = 0
         for key, stop in runs:
             first, last = max(start // self.size, begin), min(stop // self.size, end)
             start = stop
-            for one, other in self._stretches(first, last):
+            for one, other in self.kept.stretches(first, last, holding.places):
                 self._add(holding, key, one, other)
             if last == end:
                 break
@@ -235,25 +228,9 @@ class Lane:
         extent.holders.append(holding)
         holding.extents.append(extent)
 
-    def _stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Those of the blocks that are kept when they are full."""
-        if first >= last:
-            return
-        if self._kept is None:
-            yield first, last
-            return
-        per_segment, tail, shift = self._kept
-        segment = (first - shift) // per_segment
-        while segment * per_segment + shift < last:
-            begin = max(segment * per_segment + tail + shift, first)
-            end = min((segment + 1) * per_segment + shift, last)
-            if begin < end:
-                yield begin, end
-            segment += 1
-
-    def num_kept(self, first: int, last: int) -> int:
+    def num_kept(self, holding: Holding, first: int, last: int) -> int:
         """How many of the blocks are kept when they are full."""
-        return sum(end - begin for begin, end in self._stretches(first, last))
+        return sum(end - begin for begin, end in self.kept.stretches(first, last, holding.places))
 
     def let_go(self, holding: Holding, extents: list[Extent]) -> int:
         """``holding`` has ``extents`` no more, deepest first. Return how many blocks these are."""

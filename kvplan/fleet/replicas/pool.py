@@ -1,7 +1,8 @@
 """The blocks of a replica's KV cache: who holds them, what is found again, what is evicted.
 
-vLLM's rules, block for block, read in 0.32.0 and 0.33.0, which do not differ in these (vllm/v1/core: block_pool.py,
-kv_cache_manager.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py):
+vLLM's rules, block for block, read in 0.32.0 and 0.33.0 (vllm/v1/core: block_pool.py, kv_cache_manager.py,
+kv_cache_coordinator.py, single_type_kv_cache_manager.py), which differ in one of these: behind a junction, 0.33.0 alone
+keeps windows for drafters that drop a block.
 
 * A request looks up all its tokens but the last, and holds what it finds. Kinds of layers agree on a length of which
   all their blocks are parts (find_longest_cache_hit).
@@ -10,15 +11,18 @@ kv_cache_manager.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py):
 * Blocks are found by others as soon as a step is composed that fills them (cache_blocks), by two requests that fill
   the same ones each has its own, of which the first is found (BlockHashToBlockMap).
 * A request that ends lets go its blocks one kind of layer after the other, deepest first; those that are not full are
-  taken first, the others when all before them are (free_blocks).
+  taken first, and those of windows and states that are not kept (see ``kept``), the others when all before them are
+  (free_blocks).
 
-Two things are simpler: a state that decoding leaves behind is free in the step in which the next one is begun, not one
-later; and blocks that answers fill are found by others when the answer has ended, not while it goes on.
+Three things are simpler: a state that decoding leaves behind is free in the step in which the next one is begun, not
+one later; blocks that answers fill are found by others when the answer has ended, not while it goes on; and where the
+pool is so full that requests are preempted, what decoding lets go is free before the others take theirs.
 """
 
 from __future__ import annotations
 
 from kvplan.fleet.replicas.extents import FreeQueue, Holding
+from kvplan.fleet.replicas.kept import resumed_at
 from kvplan.fleet.replicas.lanes import ENDLESS, Lane, Piece
 from kvplan.fleet.replicas.setup import PoolLayout
 from kvplan.fleet.requests import FleetRequest, Run
@@ -57,7 +61,7 @@ class BlockPool:
         self.num_blocks = layout.num_blocks
         self.queue = FreeQueue(layout.num_blocks)
         self._alignment = layout.hit_tokens
-        self.lanes = [Lane(group, self._alignment, self.queue) for group in layout.groups]
+        self.lanes = [Lane(group, self._alignment, self.queue, layout.retention_interval) for group in layout.groups]
         self._full_first = sorted(self.lanes, key=lambda lane: lane.kind != "full")
         self._chunk_tokens = chunk_tokens
         sizes = [lane.size for lane in self.lanes if lane.kind == "state"]
@@ -157,13 +161,22 @@ class BlockPool:
 
     def start(self, held: Held, match: Match) -> None:
         """Hold what was found."""
+        if match.longest > match.num_tokens and self.layout.pins_shared_prefixes:
+            held.junction = match.longest
         for lane, holding, pieces in zip(self.lanes, held.holdings, match.pieces, strict=True):
             if lane.kind != "fixed":
                 lane.hold(holding, pieces)
                 holding.num_blocks = holding.num_full = match.num_tokens // lane.size
                 holding.first = lane.first_needed(match.num_tokens)
-        if match.longest > match.num_tokens and self.layout.pins_shared_prefixes:
-            held.junction = match.longest
+            holding.places = self._places(lane, held)
+
+    def _places(self, lane: Lane, held: Held) -> tuple[int, ...]:
+        """Tokens at which others can go on from what ``held`` leaves. Where a drafter drops a block, those that went on
+        differently do one block before the junction."""
+        ends = resumed_at(held.num_prompt_tokens, self._alignment, drops_a_block=self.layout.drops_a_block)
+        if not held.junction:
+            return ends
+        return (*ends, held.junction, held.junction - lane.size) if lane.drops else (*ends, held.junction)
 
     def grow(self, held: Held, num_computed: int, num_tokens: int) -> None:
         """A step is composed that takes ``held`` from ``num_computed`` to ``num_tokens``: blocks that these do not see
@@ -195,9 +208,14 @@ class BlockPool:
         if count > holding.num_blocks:
             holding.num_blocks = count
             holding.states.append(count - 1)
-        if num_tokens % lane.size == 0 and count - 1 in holding.states and self.layout.caches_prefixes:
-            holding.states.remove(count - 1)
-            lane.add(holding, held.runs, count - 1, count)
+        if num_tokens % lane.size == 0 and count - 1 in holding.states:
+            self._keep_state(lane, held, holding, count - 1)
+
+    def _keep_state(self, lane: Lane, held: Held, holding: Holding, block: int) -> None:
+        """The state after the whole of ``block`` is there."""
+        if self.layout.caches_prefixes and lane.kept.has(block, holding.places):
+            holding.states.remove(block)
+            lane.add(holding, held.runs, block, block + 1)
 
     def leave_behind(self, held: Held, num_computed: int) -> None:
         """Let go what no token after ``num_computed`` others sees."""
@@ -211,11 +229,9 @@ class BlockPool:
     def pass_block(self, held: Held, lane: Lane, first: int, num_computed: int) -> None:
         """A request that decodes has ``num_computed`` tokens, and needs no block before ``first`` any more."""
         holding = held.holdings[self.lanes.index(lane)]
-        caches = self.layout.caches_prefixes
         if lane.kind == "state":
-            for block in [block for block in holding.states if block < first and caches]:
-                lane.add(holding, held.runs, block, block + 1)
-                holding.states.remove(block)
+            for block in [block for block in holding.states if block < first]:
+                self._keep_state(lane, held, holding, block)
             if first >= holding.num_blocks:
                 holding.states.append(first)
                 holding.num_blocks = first + 1
@@ -262,7 +278,7 @@ class BlockPool:
             if may_be_found:
                 lane.add(holding, held.runs, begin, full)
             else:
-                junk = lane.num_kept(begin, full)
+                junk = lane.num_kept(holding, begin, full)
         count = sum(extent.last - extent.first for extent in holding.extents)
         self.queue.free_blank((taken - holding.first - count - junk) * lane.weight)
         if junk:
@@ -276,7 +292,8 @@ class BlockPool:
         just_begun = max(-(-num_taken // lane.size) - holding.num_blocks, 0)
         blank = len(holding.states) + just_begun
         for block in holding.states:
-            if self.layout.caches_prefixes and (block + 1) * lane.size <= num_tokens:
+            is_kept = self.layout.caches_prefixes and lane.kept.has(block, holding.places)
+            if is_kept and (block + 1) * lane.size <= num_tokens:
                 blank -= 1
                 if may_be_found:
                     lane.add(holding, held.runs, block, block + 1)

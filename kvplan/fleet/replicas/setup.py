@@ -34,6 +34,8 @@ class PoolLayout:
 
     pins_shared_prefixes: a prompt is cut where others went on differently, so that the state there is kept.
     exports_states: kernels write the state at the last block's end without a cut there.
+    retention_interval: tokens after which windows and states are kept for others beside the places where prompts can be
+    resumed: 0 for nowhere else, None for everywhere (see ``kept``).
     """
 
     groups: tuple[CacheGroup, ...]
@@ -41,11 +43,17 @@ class PoolLayout:
     caches_prefixes: bool = True
     pins_shared_prefixes: bool = True
     exports_states: bool = False
+    retention_interval: int | None = 0
 
     @staticmethod
     def full_attention(block_size: int, num_blocks: int, *, caches_prefixes: bool = True) -> PoolLayout:
         """Return the layout of a model all of whose layers keep all tokens."""
         return PoolLayout((CacheGroup("full", block_size),), num_blocks, caches_prefixes)
+
+    @property
+    def drops_a_block(self) -> bool:
+        """Whether a drafter has the last block that is found computed again."""
+        return any(group.drops_a_block for group in self.groups)
 
     @property
     def hit_tokens(self) -> int:

@@ -123,7 +123,7 @@ def _weights(spec: ModelSpec, ranks: PredictedRanks, unit: int) -> Weights:
 
 def _keeps_ends_only(release: VllmRelease) -> bool:
     """Return whether windows and states are kept where prompts can be resumed, and shared beginnings end, alone."""
-    return release.pins_shared_prefixes
+    return release.pins_shared_prefixes and release.keeps_resumed_places_only
 
 
 def _end_blocks(group: KvGroup) -> int:

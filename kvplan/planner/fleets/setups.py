@@ -113,6 +113,7 @@ def pool_layout(spec: ModelSpec, prediction: VllmPrediction, *, caches_prefixes:
         prediction.num_blocks - int(release.reserves_null_block),
         caches_prefixes,
         release.pins_shared_prefixes,
+        retention_interval=0 if release.keeps_resumed_places_only else None,
     )
 
 
