@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvplan-installed
 STAMP_DEV := $(VENV)/.kvplan-installed-dev
-# processes that run tests side by side; each takes up to 3 GiB
-JOBS ?= 2
+# processes that run tests side by side, one more than two cores: tests wait for servers and workers a third of the time. Each
+# takes up to 3 GiB
+JOBS ?= 3
 CLIENTS ?=
 # folder by folder: in xdist's own order, files of many tests first, the longest tests of all would come last
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
