@@ -1,18 +1,32 @@
-"""Plays that do not depend on each other, on several cores: each in a process that is forked off and ends with it."""
+"""Plays that do not depend on each other, on several cores: in processes that are forked off and end with their share.
+
+``multiprocessing.Pool`` forks beside threads of its own, and its end waits for ever where a child that was forked in a
+process with other threads, as a notebook's, does not take the signal. Here a child runs plays, writes what they return
+and is gone.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 _MOST_PROCESSES: Final = 8
-_jobs: list[Callable[[int], object]] = []
-"""What the processes that are forked off run: they inherit it, so nothing of a play has to be sent there."""
+_CTRL_C: Final = {signal.SIGINT}
+_TICKET_BYTES: Final = 4
+_MOST_TICKETS: Final = 1000
+"""Written to a pipe before anybody reads it: what fits there."""
+
+
+class _Child(NamedTuple):
+    """pid: of the process; answers: the end of the pipe that it writes to."""
+
+    pid: int
+    answers: int
 
 
 def num_cores() -> int:
@@ -23,21 +37,71 @@ def num_cores() -> int:
 
 
 def side_by_side(count: int, job: Callable[[int], Result]) -> list[Result]:
-    """Return what ``job`` returns for 0 to ``count`` - 1. Ctrl-C ends all of them."""
+    """Return what ``job`` returns for 0 to ``count`` - 1. Ctrl-C ends all of them, and what one raises is raised."""
     processes = min(num_cores(), count)
-    if processes < 2:
+    if processes < 2 or count > _MOST_TICKETS:
         return [job(number) for number in range(count)]
-    _jobs.append(job)
+    tickets, written = os.pipe()
+    os.write(written, b"".join(number.to_bytes(_TICKET_BYTES, "little") for number in range(count)))
+    os.close(written)
+    children: list[_Child] = []
+    found: dict[int, Any] = {}
     try:
-        with multiprocessing.get_context("fork").Pool(processes, _leave_ctrl_c_to_the_parent) as pool:
-            return pool.map(_run, range(count), chunksize=1)  # type: ignore[arg-type]
+        signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)  # a child that nobody knows of would stay
+        try:
+            for _ in range(processes):
+                children.append(_forked(tickets, job))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _CTRL_C)
+        for child in children:
+            found |= _answers_of(child)
+    except BaseException:
+        for child in children:
+            os.kill(child.pid, signal.SIGKILL)
+        raise
     finally:
-        _jobs.pop()
+        os.close(tickets)
+        for child in children:
+            os.close(child.answers)
+            os.waitpid(child.pid, 0)
+    for number in range(count):
+        if number not in found:  # its process was killed, or raised what is raised here once more
+            found[number] = job(number)
+    return [found[number] for number in range(count)]
 
 
-def _run(number: int) -> object:
-    return _jobs[-1](number)
+def _forked(tickets: int, job: Callable[[int], object]) -> _Child:
+    answers, written = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _run(tickets, written, job)
+    os.close(written)
+    return _Child(pid, answers)
 
 
-def _leave_ctrl_c_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _run(tickets: int, written: int, job: Callable[[int], object]) -> None:
+    """What a child does: numbers as long as there are any. It never returns."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent takes it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        found: dict[int, object] = {}
+        while ticket := os.read(tickets, _TICKET_BYTES):
+            number = int.from_bytes(ticket, "little")
+            found[number] = job(number)
+        with os.fdopen(written, "wb") as file:
+            pickle.dump(found, file)
+    finally:
+        os._exit(0)
+
+
+def _answers_of(child: _Child) -> dict[int, Any]:
+    """What it returned; nothing of one that was killed."""
+    parts = []
+    while part := os.read(child.answers, 1 << 20):
+        parts.append(part)
+    whole = b"".join(parts)
+    try:
+        found: dict[int, Any] = pickle.loads(whole)
+    except (EOFError, pickle.UnpicklingError):
+        return {}
+    return found
