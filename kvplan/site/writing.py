@@ -26,6 +26,7 @@ _ROOMS: Final = (
     "commands",
     "estimate",
     "explaining",
+    "fleet",
     "machine",
     "metrics",
     "pasted",
