@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -27,6 +29,7 @@ def test_what_a_dropped_engine_left_is_given_back_before_the_device_is_read(monk
     cached = [40 * GIB]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=False))
     monkeypatch.setattr(cuda, "_make_context", lambda device: None)
 
     def empty_cache() -> None:
