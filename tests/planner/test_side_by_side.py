@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -49,23 +48,3 @@ def test_a_killed_process_costs_nothing() -> None:
         return number
 
     assert cores.side_by_side(4, play) == [0, 1, 2, 3]
-
-
-def test_ctrl_c_leaves_no_process() -> None:
-    parent = os.getpid()
-
-    def play(number: int) -> int:
-        if number == 0:
-            os.kill(parent, signal.SIGINT)
-        threading.Event().wait(60)
-        return number
-
-    before = _children()
-    with pytest.raises(KeyboardInterrupt):
-        cores.side_by_side(3, play)
-    assert _children() == before
-
-
-def _children() -> set[str]:
-    """Processes of this one, those that the tests' own tools started among them."""
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
