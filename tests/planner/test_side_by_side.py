@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,22 @@ def test_a_killed_process_costs_nothing() -> None:
         return number
 
     assert cores.side_by_side(4, play) == [0, 1, 2, 3]
+
+
+def test_ctrl_c_leaves_no_process() -> None:
+    parent, before = os.getpid(), _children()
+
+    def play(number: int) -> int:
+        if number == 0:
+            os.kill(parent, signal.SIGINT)
+        threading.Event().wait(60)
+        return number
+
+    with pytest.raises(KeyboardInterrupt):
+        cores.side_by_side(3, play)
+    assert not _children() - before
+
+
+def _children() -> set[str]:
+    """Processes of this one, those that the tests' own tools started among them."""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}

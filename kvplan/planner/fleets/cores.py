@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 _MOST_PROCESSES: Final = 8
-_CTRL_C: Final = {signal.SIGINT}
 _TICKET_BYTES: Final = 4
 _MOST_TICKETS: Final = 1000
-"""Written to a pipe before anybody reads it: what fits there."""
+"""Written to a pipe at once: what fits there."""
 
 
 class _Child(NamedTuple):
@@ -42,17 +41,15 @@ def side_by_side(count: int, job: Callable[[int], Result]) -> list[Result]:
     if processes < 2 or count > _MOST_TICKETS:
         return [job(number) for number in range(count)]
     tickets, written = os.pipe()
-    os.write(written, b"".join(number.to_bytes(_TICKET_BYTES, "little") for number in range(count)))
-    os.close(written)
     children: list[_Child] = []
     found: dict[int, Any] = {}
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)  # a child that nobody knows of would stay
-        try:
-            for _ in range(processes):
-                children.append(_forked(tickets, job))
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _CTRL_C)
+        for _ in range(processes):
+            children.append(_forked(tickets, written, job))
+        # Only now do they begin: one that is forked while Ctrl-C comes, and that nobody knows of, finds no number.
+        os.write(written, b"".join(number.to_bytes(_TICKET_BYTES, "little") for number in range(count)))
+        os.close(written)
+        written = -1
         for child in children:
             found |= _answers_of(child)
     except BaseException:
@@ -60,7 +57,9 @@ def side_by_side(count: int, job: Callable[[int], Result]) -> list[Result]:
             os.kill(child.pid, signal.SIGKILL)
         raise
     finally:
-        os.close(tickets)
+        for end in (tickets, written):
+            if end >= 0:
+                os.close(end)
         for child in children:
             os.close(child.answers)
             os.waitpid(child.pid, 0)
@@ -70,17 +69,18 @@ def side_by_side(count: int, job: Callable[[int], Result]) -> list[Result]:
     return [found[number] for number in range(count)]
 
 
-def _forked(tickets: int, job: Callable[[int], object]) -> _Child:
+def _forked(tickets: int, tickets_written: int, job: Callable[[int], object]) -> _Child:
     answers, written = os.pipe()
     pid = os.fork()
     if not pid:
+        os.close(tickets_written)
         _run(tickets, written, job)
     os.close(written)
     return _Child(pid, answers)
 
 
 def _run(tickets: int, written: int, job: Callable[[int], object]) -> None:
-    """What a child does: numbers as long as there are any. It never returns."""
+    """Play numbers as long as there are any, in a child. It never returns."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent takes it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -95,7 +95,7 @@ def _run(tickets: int, written: int, job: Callable[[int], object]) -> None:
 
 
 def _answers_of(child: _Child) -> dict[int, Any]:
-    """What it returned; nothing of one that was killed."""
+    """Return what ``child`` returned; nothing of one that was killed."""
     parts = []
     while part := os.read(child.answers, 1 << 20):
         parts.append(part)
