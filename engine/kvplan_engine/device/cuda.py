@@ -154,7 +154,9 @@ def _make_context(device: torch.device) -> None:
 
 
 def _free_and_total(device: torch.device) -> tuple[int, int]:
-    """As the driver says; of a GPU that shares the machine's memory, free is what the system can give.
+    """Return the bytes that are free and all of them, as the driver says.
+
+    Of a GPU that shares the machine's memory, free is what the system can give.
 
     The driver counts cached files as used there, such as the weights that were just read, although the system gives
     them up when memory is needed (NVIDIA's "CUDA for Tegra", estimating total allocatable device memory; vLLM measures

@@ -19,7 +19,7 @@ _UNITS = {
     "NEON": ("asimd",),
     "SVE": ("sve",),
 }
-"""By name, the flags of /proc/cpuinfo that mean them."""
+"""The flags of /proc/cpuinfo that stand for each unit, by its name."""
 
 
 def cpu_facts() -> dict[str, Any]:

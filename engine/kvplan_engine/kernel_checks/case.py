@@ -10,7 +10,7 @@ import torch
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of a result by the type that it is stored in: a few roundings of that type, see ``Comparison.largest_error``."""
+"""The error that is allowed, a few roundings of the type of a result (see ``Comparison.largest_error``)."""
 _LEAST = 1e-6
 
 Work = Callable[[], object]

@@ -20,7 +20,7 @@ _SEGMENTS = (48, 24)
 _SLOTS = 2
 _ROWS = 11
 _GROUPS = ((0, range(8)), (1, range(8, 9)), (-1, range(0)), (0, range(10, 11)))
-"""Of each group of rows its slot and the rows; one is no group, and row 9 has no adapter."""
+"""The slot of each group of rows, and the rows; one is no group, and row 9 has no adapter."""
 _ROOM = 1 << 16
 
 

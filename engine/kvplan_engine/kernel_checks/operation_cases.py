@@ -42,7 +42,7 @@ class Operations:
 
 
 Arguments = Callable[[torch.device], tuple[tuple[object, ...], list[torch.Tensor]]]
-"""Of an operation on a device: its arguments, and those that hold results afterwards."""
+"""What makes an operation's arguments on a device, and says which hold results afterwards."""
 
 
 def operation_cases(needed: Operations) -> Iterator[Case]:

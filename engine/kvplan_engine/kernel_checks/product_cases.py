@@ -53,12 +53,12 @@ class Matrix:
 
     @property
     def weight_rows(self) -> int:
-        """Of the weight."""
+        """Count the rows of the weight: twice the outputs where they are gated."""
         return self.outputs * (2 if self.activation is not None and ACTIVATIONS[self.activation][1] else 1)
 
 
 def skinny_cases(scalar: torch.dtype, matrices: tuple[Matrix, ...], properties: DeviceProperties) -> Iterator[Case]:
-    """For each activation that follows one of ``matrices``; the speed is that of all of them in turn."""
+    """Make a case of each activation that follows one of ``matrices``; the speed is that of all of them in turn."""
     if not properties.has_tensor_kernels or scalar is torch.float32:
         return
     small = dict.fromkeys(Matrix(_OUTPUTS, _INPUTS, each.activation) for each in matrices)

@@ -121,7 +121,7 @@ class LeadingCarver(MemoryCarver):
         return runner
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
-        """With the smallest device, and the most that one rank keeps free: what is told of all is then true of each."""
+        """Plan with the smallest device and the most that one rank keeps free: what is told of all is true of each."""
         overhead = max(self._overhead_bytes(config), *(each.overhead_bytes for each in self.needs))
         others = [replace(each, overhead_bytes=overhead) for each in self.needs]
         own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, overhead, layout.block_bytes)
