@@ -34,7 +34,7 @@ LIST_OPTIONS: dict[str, Callable[[str], object]] = {"--slo": lambda text: ":" in
 
 @shown_under(SERVER_PANEL)
 @dataclass(frozen=True)
-class ServerOptions:
+class LoadServerOptions:
     """Which server, and how it is asked."""
 
     model: Annotated[str | None, typer.Option(help="Model to ask for. Default: the server's first.")] = None
@@ -149,7 +149,7 @@ class LoadGoals:
 
 @takes_groups
 def load(
-    server: ServerOptions,
+    server: LoadServerOptions,
     arrivals: ArrivalOptions,
     requests: RequestOptions,
     trace: TraceOptions,

@@ -88,7 +88,7 @@ class ServerOptions:
 
 @shown_under(DEVICE_PANEL)
 @dataclass(frozen=True)
-class EngineOptions:
+class OwnEngineOptions:
     """Settings that only kvplan's own engine has. None: the engine's default."""
 
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None
@@ -189,7 +189,7 @@ class EngineOptions:
         "device_memory_bytes": "Memory of each engine's device, such as 4GiB. Default: all of a GPU's.",
     },
 )
-def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine: EngineOptions) -> None:
+def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine: OwnEngineOptions) -> None:
     """Serve a model behind OpenAI's API with kvplan's own engine."""
     from kvplan.units import parse_bytes
 

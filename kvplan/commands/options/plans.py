@@ -43,7 +43,7 @@ LIST_OPTIONS: dict[str, Callable[[str], object]] = {
 
 @shown_under(WORKLOAD_PANEL)
 @dataclass(frozen=True)
-class LoadOptions:
+class PlanLoadOptions:
     """The load: who asks, how much, how fast."""
 
     users: Annotated[str | None, typer.Option(metavar="NUMBER", help="Requests in progress at once.")] = None
