@@ -26,7 +26,7 @@ from kvplan.terminal import fitted
 INTERRUPTED = 130
 
 
-class Listing(NamedTuple):
+class CommandListing(NamedTuple):
     """How a command stands in the help of ``kvplan``: the section it is listed in, what it does, and what it needs.
 
     ``extra``: the one of pyproject.toml whose packages it cannot do without, empty where every install has them.
@@ -37,24 +37,30 @@ class Listing(NamedTuple):
     extra: str = ""
 
 
-COMMANDS: dict[str, Listing] = {
-    "estimate": Listing("Plan", "Size a model: weights, KV cache, and how many sequences fit on which GPU."),
-    "plan": Listing("Plan", "Find the GPUs and settings for a given load."),
-    "explain": Listing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
-    "cache": Listing("Plan", "Size a prefix cache: hits of a trace over GiB of HBM, host memory and NVMe."),
-    "web": Listing("Plan", "Open the planner as a page in your browser, or write it for any web server."),
-    "sweep": Listing("Measure", "Measure throughput, occupancy and memory limits with kvplan's own engine or another."),
-    "merge": Listing("Measure", "Join the shards of a sweep into one run directory.", "report"),
-    "profile": Listing("Measure", "Profile one setting: memory, batches, and where a step's time goes.", "engine"),
-    "bench": Listing("Measure", "Benchmark paging against what it replaces.", "engine"),
-    "calibrate": Listing("Measure", "Fit the predictions to measured rows.", "report"),
-    "report": Listing("Measure", "Draw tables, plots and a page from a run directory.", "report"),
-    "doctor": Listing("Measure", "Check this machine: device, driver, and every kernel against torch.", "engine"),
-    "serve": Listing("Serve", "Serve a model behind OpenAI's API with kvplan's own engine.", "serve"),
-    "load": Listing("Serve", "Load an OpenAI-compatible server, and say what bound it.", "load"),
-    "top": Listing("Serve", "Watch running servers, and how many more sequences fit in each."),
-    "models": Listing("Look up", "List the models known by name."),
-    "gpus": Listing("Look up", "List the GPUs known by name."),
+COMMANDS: dict[str, CommandListing] = {
+    "estimate": CommandListing("Plan", "Size a model: weights, KV cache, and how many sequences fit on which GPU."),
+    "plan": CommandListing("Plan", "Find the GPUs and settings for a given load."),
+    "explain": CommandListing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
+    "cache": CommandListing("Plan", "Size a prefix cache: hits of a trace over GiB of HBM, host memory and NVMe."),
+    "web": CommandListing("Plan", "Open the planner as a page in your browser, or write it for any web server."),
+    "sweep": CommandListing(
+        "Measure", "Measure throughput, occupancy and memory limits with kvplan's own engine or another."
+    ),
+    "merge": CommandListing("Measure", "Join the shards of a sweep into one run directory.", "report"),
+    "profile": CommandListing(
+        "Measure", "Profile one setting: memory, batches, and where a step's time goes.", "engine"
+    ),
+    "bench": CommandListing("Measure", "Benchmark paging against what it replaces.", "engine"),
+    "calibrate": CommandListing("Measure", "Fit the predictions to measured rows.", "report"),
+    "report": CommandListing("Measure", "Draw tables, plots and a page from a run directory.", "report"),
+    "doctor": CommandListing(
+        "Measure", "Check this machine: device, driver, and every kernel against torch.", "engine"
+    ),
+    "serve": CommandListing("Serve", "Serve a model behind OpenAI's API with kvplan's own engine.", "serve"),
+    "load": CommandListing("Serve", "Load an OpenAI-compatible server, and say what bound it.", "load"),
+    "top": CommandListing("Serve", "Watch running servers, and how many more sequences fit in each."),
+    "models": CommandListing("Look up", "List the models known by name."),
+    "gpus": CommandListing("Look up", "List the GPUs known by name."),
 }
 """Every command is a function of its own name in kvplan/commands/<name>.py."""
 

@@ -28,7 +28,7 @@ from kvplan.planner.choices.candidate import Candidate, candidate
 from kvplan.planner.choices.deployment import Choice, Deployment
 from kvplan.planner.choices.evaluation import evaluate
 from kvplan.planner.choices.expected import Expected
-from kvplan.planner.choices.played import Replica
+from kvplan.planner.choices.played import PlayedReplica
 from kvplan.planner.choices.trial import Trial
 from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.question.asking import plan_request
@@ -139,7 +139,7 @@ def num_kept(best: Deployment, workload: Any) -> int:
     """Of twenty seeds of its load, under how many ``best`` keeps its bounds by the middle of what is expected."""
     kept = 0
     for seed in _SEEDS:
-        replica = Replica(
+        replica = PlayedReplica(
             workload, best.choice, best.replicas, best.prediction, best.capacity, best.speed_model, seed=seed
         )
         queues: Queues | None = replica.play(best.served)

@@ -9,17 +9,17 @@ from typing import Final
 
 from kvplan.bench import latency_experiments, memory_experiments, speed_experiments
 from kvplan.bench.figures import Experiment
-from kvplan.bench.options import BenchOrder, Scale
+from kvplan.bench.options import BenchOrder, BenchScale
 from kvplan.bench.serving import warm_up
 from kvplan_engine import Engine
 
 # With an engine of their own, of a model cut down to one layer.
-_ON_SHORT_MODEL: Final[Mapping[str, Callable[[BenchOrder, Scale], Experiment]]] = {
+_ON_SHORT_MODEL: Final[Mapping[str, Callable[[BenchOrder, BenchScale], Experiment]]] = {
     "reservation": memory_experiments.reservation,
     "sharing": memory_experiments.sharing,
 }
 # With one engine of the whole model, which each of them reconfigures.
-_ON_FULL_MODEL: Final[Mapping[str, Callable[[BenchOrder, Scale, Engine], Experiment]]] = {
+_ON_FULL_MODEL: Final[Mapping[str, Callable[[BenchOrder, BenchScale, Engine], Experiment]]] = {
     "scheduling": speed_experiments.scheduling,
     "prefix": speed_experiments.prefix,
     "chunking": latency_experiments.chunking,
@@ -33,7 +33,7 @@ class ExperimentRunner:
 
     def __init__(self, order: BenchOrder) -> None:
         self._order = order
-        self._scale = Scale.of(order.is_quick)
+        self._scale = BenchScale.of(order.is_quick)
         self._engine: Engine | None = None
 
     def run(self, name: str) -> Experiment:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class BenchFigure:
     """One quantity, measured alternately on both sides.
 
     baseline, measured: medians of the samples. ratio: median over pairs of neighbouring samples, measured / baseline if
@@ -42,7 +42,7 @@ class Experiment:
     baseline: str
     measured: str
     workload: str
-    figures: tuple[Figure, ...]
+    figures: tuple[BenchFigure, ...]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -58,24 +58,24 @@ class Experiment:
         return Experiment(**{**record, "figures": figures, "notes": tuple(record["notes"])})
 
 
-def _figure(record: Mapping[str, Any]) -> Figure:
+def _figure(record: Mapping[str, Any]) -> BenchFigure:
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
     }
     del values["cut_pct"]  # follows from the ratio
-    return Figure(**values)
+    return BenchFigure(**values)
 
 
 def compare(
     name: str, unit: str, baseline: Sequence[float], measured: Sequence[float], *, higher_is_better: bool
-) -> Figure:
+) -> BenchFigure:
     """A figure from samples taken alternately: baseline, measured, baseline, measured, ..."""
     ratios = []
     for before, after in zip(baseline, measured, strict=True):
         better, worse = (after, before) if higher_is_better else (before, after)
         if worse:
             ratios.append(better / worse)
-    return Figure(
+    return BenchFigure(
         name=name,
         unit=unit,
         higher_is_better=higher_is_better,

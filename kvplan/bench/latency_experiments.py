@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.bench.figures import Experiment, compare
-from kvplan.bench.options import BenchOrder, Scale
+from kvplan.bench.options import BenchOrder, BenchScale
 from kvplan.bench.serving import BenchRequest, random_prompt, serve, set_up, warm_up
 from kvplan.bench.speed_experiments import ENOUGH_SECONDS, alternate
 from kvplan_engine import Engine
@@ -37,7 +37,7 @@ class _FirstTokens:
     num_disk_tokens: int = 0
 
 
-def tiers(order: BenchOrder, scale: Scale, open_engine: Callable[[], Engine]) -> Experiment:
+def tiers(order: BenchOrder, scale: BenchScale, open_engine: Callable[[], Engine]) -> Experiment:
     """``open_engine`` is called once, and again for each restart."""
     rng = np.random.default_rng(order.seed)
     times = _FirstTokens()
@@ -75,7 +75,7 @@ def tiers(order: BenchOrder, scale: Scale, open_engine: Callable[[], Engine]) ->
 
 def _measure_tiers(
     engine: Engine,
-    scale: Scale,
+    scale: BenchScale,
     rng: np.random.Generator,
     folder: Path,
     times: _FirstTokens,
@@ -163,7 +163,7 @@ def measure_arrival(engine: Engine, running: list[BenchRequest], late: BenchRequ
     return Arrival(stall, first_token)
 
 
-def chunking(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
+def chunking(order: BenchOrder, scale: BenchScale, engine: Engine) -> Experiment:
     rng = np.random.default_rng(order.seed)
     running = [
         BenchRequest(random_prompt(rng, engine, scale.batch_prompt), scale.prefix_tokens // 2)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.bench.figures import Experiment, compare
-from kvplan.bench.options import BenchOrder, Scale
+from kvplan.bench.options import BenchOrder, BenchScale
 from kvplan.bench.serving import BenchRequest, exponential_lengths, make_engine, random_prompt, set_up
 from kvplan_engine import Engine
 
@@ -64,7 +64,7 @@ class _Occupancy:
         self.sequences.append(stats.num_running)
 
 
-def measure_occupancy(engine: Engine, scale: Scale, seed: int) -> _Occupancy:
+def measure_occupancy(engine: Engine, scale: BenchScale, seed: int) -> _Occupancy:
     """Keep more requests waiting than fit, and observe the pool in its steady state."""
     rng = np.random.default_rng(seed)
     occupancy = _Occupancy()
@@ -84,7 +84,7 @@ def measure_occupancy(engine: Engine, scale: Scale, seed: int) -> _Occupancy:
     return occupancy
 
 
-def reservation(order: BenchOrder, scale: Scale) -> Experiment:
+def reservation(order: BenchOrder, scale: BenchScale) -> Experiment:
     engine = make_short_engine(order, max_num_batched_tokens=2048, max_num_seqs=256)
     num_blocks = scale.num_reserved_sequences * _MAX_MODEL_LEN // _BLOCK_SIZE
     sides: list[_Occupancy] = []
@@ -141,7 +141,7 @@ def measure_sharing(engine: Engine, prompt_token_ids: list[int], num_samples: in
     return num_shared, num_separate
 
 
-def sharing(order: BenchOrder, scale: Scale) -> Experiment:
+def sharing(order: BenchOrder, scale: BenchScale) -> Experiment:
     samples, prompt_length = scale.num_samples, scale.prefix_tokens
     engine = make_short_engine(order, max_num_batched_tokens=samples * prompt_length, max_num_seqs=samples)
     prompt = random_prompt(np.random.default_rng(order.seed), engine, prompt_length)

@@ -41,7 +41,7 @@ class BenchOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class BenchScale:
     """Sizes of the workloads: tokens and requests.
 
     Lengths of the reservation workload are ShareGPT's as the PagedAttention paper gives them (mean prompt 161, mean
@@ -72,10 +72,10 @@ class Scale:
     swap_answer: int = 48
 
     @staticmethod
-    def of(is_quick: bool) -> Scale:
+    def of(is_quick: bool) -> BenchScale:
         if not is_quick:
-            return Scale()
-        return Scale(
+            return BenchScale()
+        return BenchScale(
             warm_steps=100,
             measured_steps=200,
             batch_size=8,

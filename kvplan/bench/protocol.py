@@ -3,7 +3,7 @@
 parent -> worker   BenchOrder       once
 worker -> parent   NoticeMessage    before the first experiment, where the user should know something of the kernels
                    StartMessage     an experiment begins
-                   ResultMessage    it has ended
+                   ExperimentMessage    it has ended
                    DoneMessage      all have; the worker ends
                    ErrorMessage     the engine refused; the worker ends
 """
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 
 from kvplan.sweeps.worker.protocol import NoticeMessage
 
-__all__ = ["DoneMessage", "ErrorMessage", "Message", "NoticeMessage", "ResultMessage", "StartMessage"]
+__all__ = ["DoneMessage", "ErrorMessage", "ExperimentMessage", "Message", "NoticeMessage", "StartMessage"]
 
 
 class StartMessage(TypedDict):
@@ -22,7 +22,7 @@ class StartMessage(TypedDict):
     experiment: str
 
 
-class ResultMessage(TypedDict):
+class ExperimentMessage(TypedDict):
     """experiment: an Experiment as JSON."""
 
     type: Literal["result"]
@@ -48,4 +48,4 @@ class ErrorMessage(TypedDict):
     hint: str | None
 
 
-Message = NoticeMessage | StartMessage | ResultMessage | DoneMessage | ErrorMessage
+Message = NoticeMessage | StartMessage | ExperimentMessage | DoneMessage | ErrorMessage

@@ -35,7 +35,7 @@ KERNELS_USED: dict[str, str] = {}
 
 
 @dataclass(slots=True)
-class Served:
+class ServedWorkload:
     """A served workload. first_token_seconds: per request, since the start."""
 
     seconds: float = 0.0
@@ -68,9 +68,9 @@ def set_up(engine: Engine, *, num_blocks: int | None = None, **changes: Any) -> 
     engine.touch_pool()
 
 
-def serve(engine: Engine, requests: Sequence[BenchRequest]) -> Served:
+def serve(engine: Engine, requests: Sequence[BenchRequest]) -> ServedWorkload:
     """Queue everything at once and step until it is served."""
-    served = Served()
+    served = ServedWorkload()
     started = time.perf_counter()
     waiting_for_first = set()
     for index, request in enumerate(requests):
@@ -93,13 +93,13 @@ def run_step(engine: Engine) -> None:
         engine.step()
 
 
-def serve_under_load(engine: Engine, requests: Sequence[BenchRequest]) -> Served:
+def serve_under_load(engine: Engine, requests: Sequence[BenchRequest]) -> ServedWorkload:
     """A server whose queue is never empty: measured from a full batch until no request waits any more.
 
     Whatever the scheduling, as many prompts are computed in that time as answers are completed: the first prompts come
     before it, and the last answers, whose batch only shrinks, are aborted.
     """
-    served = Served()
+    served = ServedWorkload()
     for index, request in enumerate(requests):
         engine.add_request(str(index), request.prompt_token_ids, request.params)
     run_step(engine)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from kvplan.bench.figures import Experiment, compare
-from kvplan.bench.options import BenchOrder, Scale
+from kvplan.bench.options import BenchOrder, BenchScale
 from kvplan.bench.serving import (
     BenchRequest,
-    Served,
+    ServedWorkload,
     exponential_lengths,
     make_engine,
     random_prompt,
@@ -50,14 +50,14 @@ def alternate(num_rounds: int, baseline: Callable[[], Any], measured: Callable[[
     return before, after
 
 
-def _speeds(runs: list[Served]) -> list[float]:
+def _speeds(runs: list[ServedWorkload]) -> list[float]:
     return [run.tokens_per_second for run in runs]
 
 
 # ---- continuous against static batching
 
 
-def mixed_requests(engine: Engine, scale: Scale, num_batches: int, seed: int) -> list[BenchRequest]:
+def mixed_requests(engine: Engine, scale: BenchScale, num_batches: int, seed: int) -> list[BenchRequest]:
     rng = np.random.default_rng(seed)
     count = scale.batch_size * num_batches
     answers = exponential_lengths(rng, scale.batch_mean_answer, count, scale.batch_max_answer)
@@ -74,13 +74,13 @@ def padded(requests: list[BenchRequest], batch_size: int) -> list[BenchRequest]:
     return result
 
 
-def scheduling(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
+def scheduling(order: BenchOrder, scale: BenchScale, engine: Engine) -> Experiment:
     """Under load, which for static batches means all of them but the last."""
     requests = mixed_requests(engine, scale, scale.num_batches, order.seed)
     in_batches = padded(requests, scale.batch_size)
     num_requested_tokens = sum(request.num_output_tokens for request in requests[: -scale.batch_size])
 
-    def run(mode: str, work: list[BenchRequest]) -> Served:
+    def run(mode: str, work: list[BenchRequest]) -> ServedWorkload:
         set_up(engine, max_num_seqs=scale.batch_size, enable_prefix_caching=False, scheduling=mode)
         return serve_under_load(engine, work)
 
@@ -117,12 +117,12 @@ def scheduling(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
 # ---- a repeated prefix
 
 
-def prefix(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
+def prefix(order: BenchOrder, scale: BenchScale, engine: Engine) -> Experiment:
     rng = np.random.default_rng(order.seed)
     shared = random_prompt(rng, engine, scale.prefix_tokens)
     prompts = [shared + random_prompt(rng, engine, scale.question_tokens) for _ in range(1 + scale.num_questions)]
 
-    def run(is_caching: bool) -> list[Served]:
+    def run(is_caching: bool) -> list[ServedWorkload]:
         set_up(engine, enable_prefix_caching=is_caching)
         if is_caching:
             serve(engine, [BenchRequest(prompts[0], 1)])  # the request that fills the cache is not a repetition
@@ -130,10 +130,10 @@ def prefix(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
 
     before, after = alternate(order.num_rounds, lambda: run(False), lambda: run(True))
 
-    def first_tokens(rounds: list[list[Served]]) -> list[float]:
+    def first_tokens(rounds: list[list[ServedWorkload]]) -> list[float]:
         return [1000 * float(np.median([run.first_token_seconds[0] for run in runs])) for runs in rounds]
 
-    def speeds(rounds: list[list[Served]]) -> list[float]:
+    def speeds(rounds: list[list[ServedWorkload]]) -> list[float]:
         return [sum(run.num_output_tokens for run in runs) / sum(run.seconds for run in runs) for runs in rounds]
 
     one_by_one = " one after the other," if scale.num_questions > 1 else ""
@@ -156,7 +156,7 @@ def prefix(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
 # ---- an overfull pool
 
 
-def swap(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
+def swap(order: BenchOrder, scale: BenchScale, engine: Engine) -> Experiment:
     rng = np.random.default_rng(order.seed)
     requests = [
         BenchRequest(random_prompt(rng, engine, scale.swap_prompt), scale.swap_answer)
@@ -168,7 +168,7 @@ def swap(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
     max_model_len = scale.swap_prompt + scale.swap_answer
     counts: dict[str, dict[str, int]] = {}
 
-    def run(mode: str) -> Served:
+    def run(mode: str) -> ServedWorkload:
         swap_space = num_blocks * engine.memory.block_bytes if mode == "swap" else 0
         set_up(
             engine,
@@ -209,7 +209,7 @@ def swap(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
 # ---- transformers
 
 
-def against_transformers(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
+def against_transformers(order: BenchOrder, scale: BenchScale, engine: Engine) -> Experiment:
     requests = mixed_requests(engine, scale, 1, order.seed)
     model = _transformers_model(order)
 

@@ -6,7 +6,7 @@ Started as ``python -m kvplan.bench.worker``; see :mod:`kvplan.bench.protocol`.
 from __future__ import annotations
 
 from kvplan.bench.options import BenchOrder
-from kvplan.bench.protocol import DoneMessage, ErrorMessage, NoticeMessage, ResultMessage, StartMessage
+from kvplan.bench.protocol import DoneMessage, ErrorMessage, ExperimentMessage, NoticeMessage, StartMessage
 from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.workers.channel import WorkerChannel
 from kvplan.workers.imports import quick_imports
@@ -40,7 +40,7 @@ def _run(order: BenchOrder, channel: WorkerChannel) -> None:
     for name in order.experiments:
         start: StartMessage = {"type": "start", "experiment": name}
         channel.send(start)
-        result: ResultMessage = {"type": "result", "experiment": runner.run(name).as_json()}
+        result: ExperimentMessage = {"type": "result", "experiment": runner.run(name).as_json()}
         channel.send(result)
     if order.engine["device"] == "cpu":
         for kernels, dtype in KERNELS_USED.items():

@@ -26,7 +26,7 @@ from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_rules
 from kvplan.estimate.speed.own_point import MeasuredFigure, OwnPoint, scale_of
-from kvplan.estimate.speed.queueing.loads import Lengths, ListedLoad
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, ListedLoad
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import weight_formats
 from kvplan.planner.choices.trial import Trial, capacity_of, predict, speed_model
@@ -73,7 +73,7 @@ def of_estimate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _ServerFacts:
     """What served a result: its own words, else the question's."""
 
     gpu: GpuProfile
@@ -105,7 +105,7 @@ def with_results(measured: MeasuredProfiles, paths: Sequence[Path], asked: Asked
     return replace(measured, server=server)
 
 
-def _facts(load: LoadResult, asked: AskedServer) -> _Facts:
+def _facts(load: LoadResult, asked: AskedServer) -> _ServerFacts:
     """UsageError where file and question contradict each other, or neither says it."""
     served, source = load.served, load.source
     _check_model(served.model, asked.spec, source)
@@ -127,7 +127,7 @@ def _facts(load: LoadResult, asked: AskedServer) -> _Facts:
     }
     tensor = _tensor_size(served.tensor_parallel_size, asked, source)
     settings = replace(asked.settings, tensor_parallel_size=tensor, **values)
-    return _Facts(_gpu(served.gpu, asked, source), replace(asked.engine, version=version), settings)
+    return _ServerFacts(_gpu(served.gpu, asked, source), replace(asked.engine, version=version), settings)
 
 
 def _check_model(told: str | None, spec: ModelSpec, source: str) -> None:
@@ -171,7 +171,7 @@ def _tensor_size(told: int | None, asked: AskedServer, source: str) -> int:
     return told
 
 
-def _point(load: LoadResult, facts: _Facts, asked: AskedServer, measured: MeasuredProfiles) -> OwnPoint:
+def _point(load: LoadResult, facts: _ServerFacts, asked: AskedServer, measured: MeasuredProfiles) -> OwnPoint:
     """The load on the deployment that served it, as a plan predicts it."""
     prompts = [each.num_prompt_tokens for each in load.requests]
     answers = [each.num_output_tokens for each in load.requests]
@@ -200,7 +200,7 @@ def _played(load: LoadResult) -> ListedLoad:
     lengths = tuple((each.num_prompt_tokens, each.num_output_tokens) for each in load.requests)
     times = tuple(each.arrival_seconds for each in load.requests)
     count = len(lengths)
-    prompts, answers = (Lengths(fmean(each)) for each in zip(*lengths, strict=True))
+    prompts, answers = (LengthDistribution(fmean(each)) for each in zip(*lengths, strict=True))
     found = ListedLoad(prompts, answers, count, max_concurrency=load.max_concurrency, listed=lengths)
     if any(times):  # a rate is that of all of them
         return replace(found, times=times, listed=lengths[:_MOST_PLAYED], num_requests=min(count, _MOST_PLAYED))
@@ -224,7 +224,7 @@ def _figures(load: LoadResult) -> dict[FigureName, MeasuredFigure]:
     return found
 
 
-def _note(points: Sequence[OwnPoint], scale: ServerScale, facts: _Facts, layout: ParallelLayout) -> str:
+def _note(points: Sequence[OwnPoint], scale: ServerScale, facts: _ServerFacts, layout: ParallelLayout) -> str:
     """``scaled by your measurement on 1 x h100-sxm: ...``, for people."""
     point = points[0]
     predicted = point.figures(ServerScale())

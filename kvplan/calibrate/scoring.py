@@ -26,14 +26,14 @@ LEVEL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TrialSplit:
     """Trials to fit to and trials to score, with no setting in both."""
 
     fitted: tuple[MeasuredTrial, ...]
     held_out: tuple[MeasuredTrial, ...]
 
 
-def split_by_settings(trials: Sequence[MeasuredTrial], held_out: float, seed: int) -> Split:
+def split_by_settings(trials: Sequence[MeasuredTrial], held_out: float, seed: int) -> TrialSplit:
     """Hold out a share of the settings, drawn by seed. KvplanError for too few settings."""
     settings = list(dict.fromkeys(trial.setting for trial in trials))
     if len(settings) < LEAST_SETTINGS:
@@ -44,7 +44,7 @@ def split_by_settings(trials: Sequence[MeasuredTrial], held_out: float, seed: in
     shuffled = sorted(settings, key=str)
     random.Random(seed).shuffle(shuffled)
     drawn = set(shuffled[: min(round(held_out * len(shuffled)), len(shuffled) - LEAST_SETTINGS // 2)])
-    return Split(
+    return TrialSplit(
         fitted=tuple(trial for trial in trials if trial.setting not in drawn),
         held_out=tuple(trial for trial in trials if trial.setting in drawn),
     )

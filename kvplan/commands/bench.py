@@ -14,7 +14,7 @@ from kvplan.terminal import width_of
 from kvplan.workload.requests import LARGEST_SEED
 
 if TYPE_CHECKING:
-    from kvplan.bench.figures import Experiment, Figure
+    from kvplan.bench.figures import BenchFigure, Experiment
     from kvplan.bench.session import BenchOutcome, BenchPlan
 
 _WIDTH = 110
@@ -148,12 +148,12 @@ def _print_conditions(outcome: BenchOutcome) -> None:
         print(f"other processes used {others:.0f} % of the CPU{warning}")
 
 
-def _cells(figure: Figure) -> list[str]:
+def _cells(figure: BenchFigure) -> list[str]:
     unit = f", {figure.unit}" if figure.unit else ""
     return [figure.name + unit, _number(figure.baseline), _number(figure.measured), _gain(figure)]
 
 
-def _gain(figure: Figure) -> str:
+def _gain(figure: BenchFigure) -> str:
     if figure.ratio is None:
         return "-" if figure.baseline == figure.measured else "all"
     text = f"{figure.ratio:.2f} x"

@@ -17,7 +17,7 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.commands.options.extras import need_extra
-from kvplan.commands.options.groups import takes_groups
+from kvplan.commands.options.groups import shown_under, takes_groups
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
@@ -103,46 +103,26 @@ AsJson = Annotated[
 ]
 
 
+@shown_under(TIER_PANEL)
 @dataclass(frozen=True)
 class TierOptions:
     """How large the tiers may be, how fast, and who shares them."""
 
     host_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="BYTES",
-            help="Host memory for KV of one replica, such as 512GiB. Default: proposed.",
-            rich_help_panel=TIER_PANEL,
-        ),
+        typer.Option(metavar="BYTES", help="Host memory for KV of one replica, such as 512GiB. Default: proposed."),
     ] = None
-    nvme: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Drives below host memory, such as 4TB.", rich_help_panel=TIER_PANEL),
-    ] = None
+    nvme: Annotated[str | None, typer.Option(metavar="BYTES", help="Drives below host memory, such as 4TB.")] = None
     host_bandwidth: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GBPS",
-            help="GB/s from host memory to one GPU. Default: 70 % of its PCIe.",
-            rich_help_panel=TIER_PANEL,
-        ),
+        float | None, typer.Option(metavar="GBPS", help="GB/s from host memory to one GPU. Default: 70 % of its PCIe.")
     ] = None
     nvme_bandwidth: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GBPS", help="GB/s of all drives of a host. Default: 6.5, one drive.", rich_help_panel=TIER_PANEL
-        ),
+        float | None, typer.Option(metavar="GBPS", help="GB/s of all drives of a host. Default: 6.5, one drive.")
     ] = None
-    replicas: Annotated[
-        int, typer.Option(help="Replicas that the trace is split over.", rich_help_panel=TIER_PANEL)
-    ] = 1
+    replicas: Annotated[int, typer.Option(help="Replicas that the trace is split over.")] = 1
     router: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help=f"How it is split: {', '.join(SPLITS)} (one tier for all, of this size).",
-            rich_help_panel=TIER_PANEL,
-        ),
+        typer.Option(metavar="NAME", help=f"How it is split: {', '.join(SPLITS)} (one tier for all, of this size)."),
     ] = SPLITS[0]
 
 

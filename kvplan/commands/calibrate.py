@@ -144,11 +144,11 @@ def _results(
 ) -> tuple[dict[str, object], Path]:
     from kvplan.calibrate.results.calibration import calibrate_results
     from kvplan.calibrate.results.profile import learned_document, learned_path
-    from kvplan.calibrate.results.served import Served
+    from kvplan.calibrate.results.served import ServedDeployment
     from kvplan.commands.printing.calibrations import print_learned
 
     name, _, version = (engine or "").partition("@")
-    options = Served(
+    options = ServedDeployment(
         model=model,
         gpu=gpu,
         engine=name or None,

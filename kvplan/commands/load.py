@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvplan.commands.options.groups import given_options, takes_groups
+from kvplan.commands.options.groups import given_options, shown_under, takes_groups
 from kvplan.commands.options.trace import FILE_HELP, TraceOptions
 from kvplan.errors import KvplanError
 
@@ -32,155 +32,99 @@ LIST_OPTIONS: dict[str, Callable[[str], object]] = {"--slo": lambda text: ":" in
 """Options whose further values may follow after spaces (kvplan.list_words)."""
 
 
+@shown_under(SERVER_PANEL)
 @dataclass(frozen=True)
-class ServerOptions:
+class LoadServerOptions:
     """Which server, and how it is asked."""
 
-    model: Annotated[
-        str | None, typer.Option(help="Model to ask for. Default: the server's first.", rich_help_panel=SERVER_PANEL)
-    ] = None
-    endpoint: Annotated[
-        str | None, typer.Option(help="completions or chat. Default: completions.", rich_help_panel=SERVER_PANEL)
-    ] = None
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Sent as a bearer token.", envvar="OPENAI_API_KEY", rich_help_panel=SERVER_PANEL),
-    ] = None
+    model: Annotated[str | None, typer.Option(help="Model to ask for. Default: the server's first.")] = None
+    endpoint: Annotated[str | None, typer.Option(help="completions or chat. Default: completions.")] = None
+    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.", envvar="OPENAI_API_KEY")] = None
     request_timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds after which a request has failed. Default: 600.", rich_help_panel=SERVER_PANEL),
+        float | None, typer.Option(help="Seconds after which a request has failed. Default: 600.")
     ] = None
 
 
+@shown_under(ARRIVALS_PANEL)
 @dataclass(frozen=True)
 class ArrivalOptions:
     """How many requests, and when they come. Without any: all at once."""
 
     num_prompts: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests that are measured. Default: 100, or all of --workload.", rich_help_panel=ARRIVALS_PANEL
-        ),
+        int | None, typer.Option(help="Requests that are measured. Default: 100, or all of --workload.")
     ] = None
     duration: Annotated[
-        float | None,
-        typer.Option(help="Send for so many seconds instead of a number of requests.", rich_help_panel=ARRIVALS_PANEL),
+        float | None, typer.Option(help="Send for so many seconds instead of a number of requests.")
     ] = None
     request_rate: Annotated[
         str | None,
         typer.Option(
-            help="Arrivals per second, or 1..8 for a rate that grows; traces are rescaled to this rate.",
-            metavar="RATE",
-            rich_help_panel=ARRIVALS_PANEL,
+            help="Arrivals per second, or 1..8 for a rate that grows; traces are rescaled to this rate.", metavar="RATE"
         ),
     ] = None
     burstiness: Annotated[
         float | None,
-        typer.Option(
-            help="1 is a Poisson process, less is burstier, inf sends at equal gaps. Default: 1.",
-            rich_help_panel=ARRIVALS_PANEL,
-        ),
+        typer.Option(help="1 is a Poisson process, less is burstier, inf sends at equal gaps. Default: 1."),
     ] = None
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Maximum number of requests in flight.", rich_help_panel=ARRIVALS_PANEL)
-    ] = None
-    users: Annotated[
-        int | None,
-        typer.Option(help="A closed loop: so many users, one request at a time each.", rich_help_panel=ARRIVALS_PANEL),
-    ] = None
+    max_concurrency: Annotated[int | None, typer.Option(help="Maximum number of requests in flight.")] = None
+    users: Annotated[int | None, typer.Option(help="A closed loop: so many users, one request at a time each.")] = None
     think_time: Annotated[
-        float | None,
-        typer.Option(
-            help="A user's mean pause between answer and next request, in seconds. Default: 0.",
-            rich_help_panel=ARRIVALS_PANEL,
-        ),
+        float | None, typer.Option(help="A user's mean pause between answer and next request, in seconds. Default: 0.")
     ] = None
     num_warmups: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests of the same load before the measured ones. Default: 0.", rich_help_panel=ARRIVALS_PANEL
-        ),
+        int | None, typer.Option(help="Requests of the same load before the measured ones. Default: 0.")
     ] = None
 
 
+@shown_under(REQUESTS_PANEL)
 @dataclass(frozen=True)
 class RequestOptions:
     """What the requests ask."""
 
     input_len: Annotated[
         str | None,
-        typer.Option(
-            help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST]. Default: 128.",
-            rich_help_panel=REQUESTS_PANEL,
-        ),
+        typer.Option(help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST]. Default: 128."),
     ] = None
-    output_len: Annotated[
-        str | None,
-        typer.Option(help="Generated tokens, in the same notation. Default: 64.", rich_help_panel=REQUESTS_PANEL),
-    ] = None
+    output_len: Annotated[str | None, typer.Option(help="Generated tokens, in the same notation. Default: 64.")] = None
     num_prefixes: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of shared prefixes that prompts start with. Default: 1.", rich_help_panel=REQUESTS_PANEL
-        ),
+        int | None, typer.Option(help="Number of shared prefixes that prompts start with. Default: 1.")
     ] = None
-    prefix_len: Annotated[
-        str | None,
-        typer.Option(help="Tokens per shared prefix, in addition to --input-len.", rich_help_panel=REQUESTS_PANEL),
-    ] = None
+    prefix_len: Annotated[str | None, typer.Option(help="Tokens per shared prefix, in addition to --input-len.")] = None
     same_prompt: Annotated[
-        bool | None,
-        typer.Option("--same-prompt", help="Send the same prompt in every request.", rich_help_panel=REQUESTS_PANEL),
+        bool | None, typer.Option("--same-prompt", help="Send the same prompt in every request.")
     ] = None
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help=FILE_HELP,
-            rich_help_panel=REQUESTS_PANEL,
-        ),
-    ] = None
+    workload: Annotated[str | None, typer.Option(metavar="FILE", help=FILE_HELP)] = None
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
             "--ignore-eos/--no-ignore-eos",
             help="Generate exactly as many tokens as asked for, or stop at end of sequence. Default: exactly.",
-            rich_help_panel=REQUESTS_PANEL,
         ),
     ] = None
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of lengths and arrivals. Default: 0.", rich_help_panel=REQUESTS_PANEL)
-    ] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of lengths and arrivals. Default: 0.")] = None
 
 
+@shown_under(GOAL_PANEL)
 @dataclass(frozen=True)
 class LoadGoals:
     """What to look for, and how carefully."""
 
     slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Bounds of p99 in ms, such as 'ttft:500 tpot:50', or mlperf:llama3.1-8b.",
-            rich_help_panel=GOAL_PANEL,
-        ),
+        list[str] | None, typer.Option(help="Bounds of p99 in ms, such as 'ttft:500 tpot:50', or mlperf:llama3.1-8b.")
     ] = None
     search: Annotated[
         str | None,
         typer.Option(
             help="Find the most users, or the largest max_concurrency or request_rate, within --slo; with values to "
-            "choose from: users=1..64.",
-            rich_help_panel=GOAL_PANEL,
+            "choose from: users=1..64."
         ),
     ] = None
-    num_runs: Annotated[
-        int | None, typer.Option(help="Repetitions of every load. Default: 1.", rich_help_panel=GOAL_PANEL)
-    ] = None
+    num_runs: Annotated[int | None, typer.Option(help="Repetitions of every load. Default: 1.")] = None
     self_test: Annotated[
         bool | None,
         typer.Option(
             "--self-test",
             help="First measure how many tokens per second this client can read; without URL, do nothing else.",
-            rich_help_panel=GOAL_PANEL,
         ),
     ] = None
     max_failed: Annotated[
@@ -188,15 +132,10 @@ class LoadGoals:
         typer.Option(
             help="Requests that may fail, as a number or a share such as 1%; more are exit code 1. Default: 0.",
             metavar="NUMBER",
-            rich_help_panel=GOAL_PANEL,
         ),
     ] = None
     num_clients: Annotated[
-        int | None,
-        typer.Option(
-            help="Client processes; use more if one cannot keep up with the server. Default: 1.",
-            rich_help_panel=GOAL_PANEL,
-        ),
+        int | None, typer.Option(help="Client processes; use more if one cannot keep up with the server. Default: 1.")
     ] = None
     save_detailed: Annotated[
         bool | None,
@@ -210,7 +149,7 @@ class LoadGoals:
 
 @takes_groups
 def load(
-    server: ServerOptions,
+    server: LoadServerOptions,
     arrivals: ArrivalOptions,
     requests: RequestOptions,
     trace: TraceOptions,

@@ -21,9 +21,9 @@ from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.fleet_wishes import WishOptions
 from kvplan.commands.options.fleets import FLEET_PANEL, FleetOptions
 from kvplan.commands.options.groups import takes_groups
-from kvplan.commands.options.like import Question, likened
+from kvplan.commands.options.like import PlanQuestion, likened
 from kvplan.commands.options.patterns import PatternOptions
-from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions
+from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, PlanLoadOptions
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
@@ -120,7 +120,7 @@ def _playing(*, shows: bool) -> Iterator[Progress | None]:
 def plan(
     model: Model = None,
     *,
-    load: LoadOptions,
+    load: PlanLoadOptions,
     pattern: PatternOptions,
     trace: TraceOptions,
     fleet: FleetOptions,
@@ -146,7 +146,7 @@ def plan(
     """
     shown = chosen_format(output_format, as_json=as_json)
     settings = with_speculative_config(settings, speculative_config)
-    asked = Question(model, load, pattern, gpus, formats, settings, engine, trace, fleet=fleet, wishes=wishes)
+    asked = PlanQuestion(model, load, pattern, gpus, formats, settings, engine, trace, fleet=fleet, wishes=wishes)
     kept, notes = (asked, []) if like is None else likened(asked, like)
     if kept.model is None:
         raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")

@@ -27,7 +27,7 @@ from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 if TYPE_CHECKING:
     from kvplan.profiling.plan import ProfilePlan
     from kvplan.profiling.session import ProfileOutcome
-    from kvplan.profiling.shares import Share
+    from kvplan.profiling.shares import TimeShare
     from kvplan.sweeps.worker.protocol import Event
 
 __all__ = ["FLAG_OPTIONS", "profile"]
@@ -189,7 +189,7 @@ def _print_figures(outcome: ProfileOutcome) -> None:
         print_notes(f"other processes used {busy:.0f} % of the CPU: times are not the engine's own.")
 
 
-def _cells(share: Share) -> list[str]:
+def _cells(share: TimeShare) -> list[str]:
     return [
         share.title,
         f"{1000 * share.seconds:,.1f}",

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.models import OptionInfo
 
-from kvplan.commands.options.groups import given_options, takes_groups
+from kvplan.commands.options.groups import given_options, shown_under, takes_groups
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import Model
 from kvplan.errors import UsageError
@@ -35,133 +35,81 @@ ENGINE_NAMES: Final = {"device_memory_bytes": "device_memory"}
 """Settings that the engine calls otherwise."""
 
 
+@shown_under(SERVER_PANEL)
 @dataclass(frozen=True)
 class ServerOptions:
     """How clients reach the server."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=SERVER_PANEL)] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER_PANEL)
-    ] = 8000
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000
     served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(help="What clients call the model (repeatable). Default: MODEL.", rich_help_panel=SERVER_PANEL),
+        list[str] | None, typer.Option(help="What clients call the model (repeatable). Default: MODEL.")
     ] = None
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
-            help=f"Key that clients must send (repeatable). Default: ${_KEY_VARIABLE}, or none.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        typer.Option(help=f"Key that clients must send (repeatable). Default: ${_KEY_VARIABLE}, or none."),
     ] = None
     max_num_queued_reqs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Refuse requests while so many are queued.", rich_help_panel=SERVER_PANEL),
+        int | None, typer.Option(min=1, help="Refuse requests while so many are queued.")
     ] = None
     max_num_queued_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Refuse requests beyond so many queued prompt tokens.", rich_help_panel=SERVER_PANEL),
+        int | None, typer.Option(min=1, help="Refuse requests beyond so many queued prompt tokens.")
     ] = None
-    max_body_size: Annotated[
-        str, typer.Option(help="Largest request body, such as 32MiB.", metavar="BYTES", rich_help_panel=SERVER_PANEL)
-    ] = "32MiB"
+    max_body_size: Annotated[str, typer.Option(help="Largest request body, such as 32MiB.", metavar="BYTES")] = "32MiB"
     allowed_origins: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Origins whose pages may use the server (repeatable, or a JSON list). Default: all.",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        typer.Option(help="Origins whose pages may use the server (repeatable, or a JSON list). Default: all."),
     ] = None
-    allowed_methods: Annotated[
-        list[str] | None,
-        typer.Option(help="Methods that they may use. Default: all.", rich_help_panel=SERVER_PANEL),
-    ] = None
-    allowed_headers: Annotated[
-        list[str] | None,
-        typer.Option(help="Headers that they may send. Default: all.", rich_help_panel=SERVER_PANEL),
-    ] = None
-    allow_credentials: Annotated[
-        bool,
-        typer.Option("--allow-credentials", help="They may send cookies.", rich_help_panel=SERVER_PANEL),
-    ] = False
+    allowed_methods: Annotated[list[str] | None, typer.Option(help="Methods that they may use. Default: all.")] = None
+    allowed_headers: Annotated[list[str] | None, typer.Option(help="Headers that they may send. Default: all.")] = None
+    allow_credentials: Annotated[bool, typer.Option("--allow-credentials", help="They may send cookies.")] = False
     timeout_keep_alive: Annotated[
-        float,
-        typer.Option(
-            min=0.1, help="Seconds that a connection waits for its next request.", rich_help_panel=SERVER_PANEL
-        ),
+        float, typer.Option(min=0.1, help="Seconds that a connection waits for its next request.")
     ] = 5.0
-    client_header_timeout: Annotated[
-        float,
-        typer.Option(min=0.1, help="Seconds that a request's head may take.", rich_help_panel=SERVER_PANEL),
-    ] = 60.0
+    client_header_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request's head may take.")] = (
+        60.0
+    )
     shutdown_timeout: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds that requests in flight get after SIGTERM.", rich_help_panel=SERVER_PANEL),
+        float, typer.Option(min=0, help="Seconds that requests in flight get after SIGTERM.")
     ] = 0.0
     lora_modules: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=DIR",
-            help="A LoRA adapter, saved by PEFT, and what clients call it (repeatable).",
-            rich_help_panel=SERVER_PANEL,
-        ),
+        typer.Option(metavar="NAME=DIR", help="A LoRA adapter, saved by PEFT, and what clients call it (repeatable)."),
     ] = None
     allow_runtime_lora_updating: Annotated[
         bool,
         typer.Option(
-            "--allow-runtime-lora-updating",
-            help="Clients may load and unload adapters: /v1/load_lora_adapter.",
-            rich_help_panel=SERVER_PANEL,
+            "--allow-runtime-lora-updating", help="Clients may load and unload adapters: /v1/load_lora_adapter."
         ),
     ] = False
     # of vLLM's command lines: the load is always counted
     enable_server_load_tracking: Annotated[bool, typer.Option("--enable-server-load-tracking", hidden=True)] = False
 
 
+@shown_under(DEVICE_PANEL)
 @dataclass(frozen=True)
-class EngineOptions:
+class OwnEngineOptions:
     """Settings that only kvplan's own engine has. None: the engine's default."""
 
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=DEVICE_PANEL)] = None
-    load_format: Annotated[
-        str | None,
-        typer.Option(
-            help="auto, dummy (random weights), safetensors or gguf.",
-            rich_help_panel=DEVICE_PANEL,
-        ),
-    ] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None
+    load_format: Annotated[str | None, typer.Option(help="auto, dummy (random weights), safetensors or gguf.")] = None
     dummy_layers: Annotated[
-        str | None,
-        typer.Option(help="With load_format dummy: full, or shared by equal layers.", rich_help_panel=DEVICE_PANEL),
+        str | None, typer.Option(help="With load_format dummy: full, or shared by equal layers.")
     ] = None
-    model_impl: Annotated[
-        str | None,
-        typer.Option(help="auto, native, or transformers (its class there).", rich_help_panel=DEVICE_PANEL),
-    ] = None
+    model_impl: Annotated[str | None, typer.Option(help="auto, native, or transformers (its class there).")] = None
     activation_quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="int8: round what weights in few bits are multiplied with to 8 bits.", rich_help_panel=DEVICE_PANEL
-        ),
+        str | None, typer.Option(help="int8: round what weights in few bits are multiplied with to 8 bits.")
     ] = None
     attention_backend: Annotated[
-        str | None,
-        typer.Option(help="auto, cpu, cuda, cuda_wgmma, cuda_cascade or reference.", rich_help_panel=DEVICE_PANEL),
+        str | None, typer.Option(help="auto, cpu, cuda, cuda_wgmma, cuda_cascade or reference.")
     ] = None
     linear_backend: Annotated[
-        str | None,
-        typer.Option(
-            help="Dense products on a GPU: auto, torch (cuBLAS), or cuda_skinny for few rows.",
-            rich_help_panel=DEVICE_PANEL,
-        ),
+        str | None, typer.Option(help="Dense products on a GPU: auto, torch (cuBLAS), or cuda_skinny for few rows.")
     ] = None
-    seed: Annotated[
-        int | None, typer.Option(help="Of random weights, and of requests without one.", rich_help_panel=DEVICE_PANEL)
-    ] = None
-    max_cpu_loras: Annotated[
-        int | None,
-        typer.Option(min=1, help="Adapters in host memory. Default: --max-loras.", rich_help_panel=DEVICE_PANEL),
-    ] = None
+    seed: Annotated[int | None, typer.Option(help="Of random weights, and of requests without one.")] = None
+    max_cpu_loras: Annotated[int | None, typer.Option(min=1, help="Adapters in host memory. Default: --max-loras.")] = (
+        None
+    )
     enable_prefix_caching: Annotated[
         bool | None,
         typer.Option(
@@ -175,30 +123,21 @@ class EngineOptions:
         typer.Option(
             "--async-scheduling/--no-async-scheduling",
             help="Start a step before the last one's tokens are read. Default: on a GPU.",
-            rich_help_panel=DEVICE_PANEL,
         ),
     ] = None
     cudagraph_mode: Annotated[
         str | None,
-        typer.Option(
-            help="Steps that a GPU replays as graphs: full, or full_decode_only without those with prompts.",
-            rich_help_panel=DEVICE_PANEL,
-        ),
+        typer.Option(help="Steps that a GPU replays as graphs: full, or full_decode_only without those with prompts."),
     ] = None
     enable_pdl: Annotated[
         bool | None,
         typer.Option(
             "--enable-pdl/--no-enable-pdl",
             help="Programmatic dependent launch on new GPUs. Default: where it passes a check and a timing.",
-            rich_help_panel=DEVICE_PANEL,
         ),
     ] = None
-    scheduling: Annotated[
-        str | None, typer.Option(help="continuous or static (a baseline).", rich_help_panel=DEVICE_PANEL)
-    ] = None
-    kv_reservation: Annotated[
-        str | None, typer.Option(help="paged or contiguous (a baseline).", rich_help_panel=DEVICE_PANEL)
-    ] = None
+    scheduling: Annotated[str | None, typer.Option(help="continuous or static (a baseline).")] = None
+    kv_reservation: Annotated[str | None, typer.Option(help="paged or contiguous (a baseline).")] = None
     swap_space: Annotated[
         str | None,
         typer.Option(
@@ -250,7 +189,7 @@ class EngineOptions:
         "device_memory_bytes": "Memory of each engine's device, such as 4GiB. Default: all of a GPU's.",
     },
 )
-def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine: EngineOptions) -> None:
+def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine: OwnEngineOptions) -> None:
     """Serve a model behind OpenAI's API with kvplan's own engine."""
     from kvplan.units import parse_bytes
 

@@ -49,7 +49,7 @@ class Source:
         return str(self.path) if self.path is not None else str(write_dummy_model(self.spec, self.directory))
 
 
-class EngineHost:
+class EngineServerHost:
     """A TrialHost. One server at a time; it stays for the next trial if that has the same settings."""
 
     def __init__(self, adapter: EngineAdapter, identity: SweepIdentity, source: Source) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kvplan.load.run import OnProgress, Progress
+from kvplan.load.run import LoadProgress, OnProgress
 from kvplan.sweeps.hosts import OnEvent
 
 
 def progress_to(on_event: OnEvent, num_tokens: int) -> OnProgress:
     """A load's progress as a sweep shows it. num_tokens: that all requests will have."""
 
-    def report(progress: Progress) -> None:
+    def report(progress: LoadProgress) -> None:
         reading, sent = progress.reading, progress.sent
         on_event(
             {

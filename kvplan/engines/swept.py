@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.host import EngineHost, Source, lowered_settings
+from kvplan.engines.host import EngineServerHost, Source, lowered_settings
 from kvplan.engines.interface import EngineAdapter, Installation
 from kvplan.engines.starter import preload_of
 from kvplan.errors import UsageError
@@ -82,4 +82,4 @@ class AdaptedEngine:
         return self.adapter.model(spec, device)
 
     def host(self, identity: SweepIdentity, spec: ModelSpec, model_path: Path | None, directory: Path) -> TrialHost:
-        return EngineHost(self.adapter, identity, Source(spec, model_path, directory))
+        return EngineServerHost(self.adapter, identity, Source(spec, model_path, directory))

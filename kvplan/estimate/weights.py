@@ -163,7 +163,7 @@ def _kind_of_module(name: str) -> WeightKind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorPlace:
     """A tensor, the layer it stands in (None: outside), and in how many layers it stands the same way."""
 
     tensor: Tensor
@@ -171,17 +171,17 @@ class _Place:
     repeats: int
 
 
-def _placed(spec: ModelSpec, quantization: QuantizationSpec | None) -> Iterable[_Place]:
+def _placed(spec: ModelSpec, quantization: QuantizationSpec | None) -> Iterable[_TensorPlace]:
     """Every tensor; where nothing tells layers apart, those that are one object are counted once, with their number."""
     for tensor in spec.tensors:
-        yield _Place(tensor, None, 1)
+        yield _TensorPlace(tensor, None, 1)
     if quantization is None or quantization.rules is None or not quantization.rules.tells_layers:
         groups = [(layer, 0, count) for layer, count in spec.distinct_layers()]
     else:
         groups = [(layer, index, 1) for index, layer in enumerate(spec.layers)]
     for layer, index, repeats in groups:
         for tensor in layer.all_tensors:
-            yield _Place(tensor, index, repeats)
+            yield _TensorPlace(tensor, index, repeats)
 
 
 def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> WeightBytes:

@@ -10,7 +10,7 @@ from kvplan.explaining.startup_log import StartupLog
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AccountLine:
     """One line of the account: bytes as logged and as predicted, None where one of them is not known."""
 
     name: str
@@ -39,25 +39,25 @@ _PARTS: tuple[tuple[str, str, Callable[[VllmPrediction], int]], ...] = (
 """Name, where the log has it, and where the prediction has it."""
 
 
-def parts_of(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ...]:
+def parts_of(log: StartupLog, prediction: VllmPrediction | None) -> tuple[AccountLine, ...]:
     parts = [
-        Part(name, getattr(log.memory, field), None if prediction is None else predicted(prediction))
+        AccountLine(name, getattr(log.memory, field), None if prediction is None else predicted(prediction))
         for name, field, predicted in _PARTS
     ]
     memory, rank = log.memory, None if prediction is None else prediction.rank
     if memory.graph_estimate_bytes not in (None, memory.graph_bytes):
         budgeted = None if rank is None or not rank.subtracted_graph_bytes else rank.subtracted_graph_bytes
-        parts.insert(-1, Part("CUDA graphs, as estimated", memory.graph_estimate_bytes, budgeted))
+        parts.insert(-1, AccountLine("CUDA graphs, as estimated", memory.graph_estimate_bytes, budgeted))
     if memory.peak_with_graphs_bytes is not None:
         peak = None if rank is None else rank.activation.peak_bytes + rank.subtracted_graph_bytes
-        parts[_PEAK] = Part("activations and graphs", memory.peak_with_graphs_bytes, peak)
+        parts[_PEAK] = AccountLine("activations and graphs", memory.peak_with_graphs_bytes, peak)
     if rank is not None and rank.state_bytes:
         # No log has it apart: vLLM prints it as consumed, with the weights and what is outside torch.
         if memory.consumed_bytes is None:
-            parts.insert(-1, Part("state of requests", None, rank.state_bytes))
+            parts.insert(-1, AccountLine("state of requests", None, rank.state_bytes))
         else:
             outside = rank.non_torch_bytes + rank.state_bytes
-            parts[_OUTSIDE] = Part("outside torch, and state", memory.non_torch_bytes, outside)
+            parts[_OUTSIDE] = AccountLine("outside torch, and state", memory.non_torch_bytes, outside)
     return tuple(parts)
 
 
@@ -70,7 +70,7 @@ _PEAK, _OUTSIDE = (
 _BESIDE_THE_POOL = ("GPU in all", "weights")
 
 
-def parts_beside_the_pool(log: StartupLog, prediction: VllmPrediction) -> tuple[Part, ...]:
+def parts_beside_the_pool(log: StartupLog, prediction: VllmPrediction) -> tuple[AccountLine, ...]:
     """The account without a prediction of what follows from a share of the GPU."""
     return tuple(
         part if part.name in _BESIDE_THE_POOL else replace(part, predicted_bytes=None)

@@ -14,7 +14,7 @@ from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.weights import size_weights
 from kvplan.explaining.startup_log import StartupLog
-from kvplan.explaining.ways_out import Change, or_lower_to
+from kvplan.explaining.ways_out import SuggestedChange, or_lower_to
 from kvplan.units import GIB, format_bytes
 
 
@@ -43,7 +43,7 @@ def pool_tokens(log: StartupLog, size: KvCacheSize) -> int | None:
     return max(pool, 0) // size.bytes_per_token
 
 
-def cpu_changes(log: StartupLog, size: KvCacheSize | None) -> Iterator[Change]:
+def cpu_changes(log: StartupLog, size: KvCacheSize | None) -> Iterator[SuggestedChange]:
     """What makes room on a CPU, in vLLM's own knobs."""
     memory = log.memory
     if log.crash is not None:
@@ -57,42 +57,46 @@ def cpu_changes(log: StartupLog, size: KvCacheSize | None) -> Iterator[Change]:
         yield from _no_room(log)
     elif memory.needed_kv_bytes is not None:
         if log.largest_max_model_len:
-            yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache")
+            yield SuggestedChange(
+                f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache"
+            )
         space = math.ceil(memory.needed_kv_bytes / GIB)
-        yield Change(f"set VLLM_CPU_KVCACHE_SPACE={space} (GiB), which holds one request of the maximum length")
+        yield SuggestedChange(
+            f"set VLLM_CPU_KVCACHE_SPACE={space} (GiB), which holds one request of the maximum length"
+        )
 
 
-def _more_room(log: StartupLog, size: KvCacheSize | None) -> Change:
+def _more_room(log: StartupLog, size: KvCacheSize | None) -> SuggestedChange:
     """What one GiB more would hold, and how to give it."""
     gained = GIB // size.bytes_per_token if size is not None and size.bytes_per_token else None
     if log.memory.used_bytes is not None:
-        return Change(
+        return SuggestedChange(
             "for 1 GiB more of KV cache raise --gpu-memory-utilization, on a CPU a share of the host's memory, "
             "or set VLLM_CPU_KVCACHE_SPACE (GiB)",
             gained,
         )
     pool = log.memory.kv_pool_bytes
     now = f" (now {pool / GIB:g} GiB)" if pool is not None else ""
-    return Change(f"for 1 GiB more of KV cache raise VLLM_CPU_KVCACHE_SPACE{now}", gained)
+    return SuggestedChange(f"for 1 GiB more of KV cache raise VLLM_CPU_KVCACHE_SPACE{now}", gained)
 
 
-def _busy_host(log: StartupLog) -> Iterator[Change]:
+def _busy_host(log: StartupLog) -> Iterator[SuggestedChange]:
     memory = log.memory
     if not memory.free_bytes or not memory.total_bytes:
         return
     lower = or_lower_to(memory.free_bytes / memory.total_bytes)
-    yield Change(
+    yield SuggestedChange(
         f"only {format_bytes(memory.free_bytes)} of the host's {format_bytes(memory.total_bytes)} is free: stop other "
         f"programs{lower}, or set VLLM_CPU_KVCACHE_SPACE (GiB) instead"
     )
 
 
-def _no_room(log: StartupLog) -> Iterator[Change]:
+def _no_room(log: StartupLog) -> Iterator[SuggestedChange]:
     """Nothing was left of the share for the cache, or the cache is larger than what is free."""
     memory = log.memory
     pool, budget, total, free = memory.kv_pool_bytes, memory.budget_bytes, memory.total_bytes, memory.free_bytes
     if memory.used_bytes is not None and log.least_share is not None:
-        yield Change(
+        yield SuggestedChange(
             f"the process holds {format_bytes(memory.used_bytes)} before any KV cache: raise --gpu-memory-utilization, "
             f"on a CPU a share of the host's memory, above {log.least_share:g}, or set VLLM_CPU_KVCACHE_SPACE (GiB)"
         )
@@ -100,7 +104,7 @@ def _no_room(log: StartupLog) -> Iterator[Change]:
         used = budget - pool
         share = math.ceil(used / total * 100) / 100
         raised = f"raise --gpu-memory-utilization above {share}, or " if share < 1 else ""
-        yield Change(
+        yield SuggestedChange(
             f"the process holds {format_bytes(used)} before any KV cache: {raised}set VLLM_CPU_KVCACHE_SPACE (GiB)"
         )
     elif pool is not None and free is not None:
@@ -108,7 +112,7 @@ def _no_room(log: StartupLog) -> Iterator[Change]:
         if "--kv-cache-memory-bytes" in (log.failure or ""):
             space = f"--kv-cache-memory-bytes below {format_bytes(free)} (or {space})"
         knob = "--gpu-memory-utilization" if budget is not None else space
-        yield Change(
+        yield SuggestedChange(
             f"{format_bytes(pool)} was asked for the KV cache and {format_bytes(free)} is free: lower {knob}, or "
             "stop other programs"
         )

@@ -14,11 +14,11 @@ from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.kv_cache import KvCacheSize
 from kvplan.estimate.sglang import SglangPrediction, predict_sglang, sglang_cache_dtype
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.explaining.account import Counts, Part, parts_beside_the_pool, parts_of
+from kvplan.explaining.account import AccountLine, Counts, parts_beside_the_pool, parts_of
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
-from kvplan.explaining.ways_out import Change, in_words_of, more_gpus, reachable_share, ways_out
+from kvplan.explaining.ways_out import SuggestedChange, in_words_of, more_gpus, reachable_share, ways_out
 from kvplan.explaining.which_gpu import fitting_gpus
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, format_bytes
@@ -58,9 +58,9 @@ class Explanation:
 
     log: StartupLog
     gpu: GpuProfile | None
-    parts: tuple[Part, ...]
+    parts: tuple[AccountLine, ...]
     predicted: Counts
-    changes: tuple[Change, ...]
+    changes: tuple[SuggestedChange, ...]
     notes: tuple[str, ...]
 
 
@@ -152,11 +152,11 @@ def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
     memory = log.memory
     size, notes = _cpu_sequence(log, spec)
     parts = (
-        Part("host in all", memory.total_bytes, None),
-        Part("the engine may use", memory.budget_bytes, None),
-        Part("weights", memory.weight_bytes, None if spec is None else weight_bytes(log, spec)),
-        Part("in use before the cache", memory.used_bytes, None),
-        Part("KV cache", memory.kv_pool_bytes, None),
+        AccountLine("host in all", memory.total_bytes, None),
+        AccountLine("the engine may use", memory.budget_bytes, None),
+        AccountLine("weights", memory.weight_bytes, None if spec is None else weight_bytes(log, spec)),
+        AccountLine("in use before the cache", memory.used_bytes, None),
+        AccountLine("KV cache", memory.kv_pool_bytes, None),
     )
     tokens = None if size is None else pool_tokens(log, size)
     concurrency = None if tokens is None or size is None else tokens / size.context_tokens
@@ -173,7 +173,7 @@ def _cpu_sequence(log: StartupLog, spec: ModelSpec | None) -> tuple[KvCacheSize 
         return None, (_no_prediction(error),)
 
 
-_Account = tuple[tuple[Part, ...], Counts, tuple[Change, ...]]
+_Account = tuple[tuple[AccountLine, ...], Counts, tuple[SuggestedChange, ...]]
 
 
 def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, notes: list[str]) -> _Account:
@@ -229,12 +229,12 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
             gained = tried.kv_cache_tokens - found.kv_cache_tokens
         except KvplanError:
             continue
-        changes.append(Change(sentence, gained))
+        changes.append(SuggestedChange(sentence, gained))
     useful = tuple(change for change in changes if change.gained_tokens is None or change.gained_tokens > 0)
     return parts, Counts(found.kv_cache_tokens), useful
 
 
-def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
+def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[SuggestedChange]:
     """What to do where too little is left when everything is in place, or more than a share can be raised by.
 
     The latter is so where the log does not say the share: it may be far below the default.
@@ -243,14 +243,16 @@ def _left_memory(log: StartupLog, found: SglangPrediction) -> Iterator[Change]:
     if left is None:
         return
     if left < _LEFT_FOR_PREFILL_BYTES:
-        yield Change(
+        yield SuggestedChange(
             f"only {format_bytes(left)} is left for long prompts: if they run out of memory, lower "
             "--gpu-memory-utilization or --max-num-batched-tokens"
         )
         return
     is_unstated = log.settings.gpu_memory_utilization is None and left > 2 * _LEFT_FOR_PREFILL_BYTES
     if is_unstated or _raised_static(log, found) >= 1:
-        yield Change(f"{format_bytes(left)} is left beside the caches: raise --gpu-memory-utilization from what it was")
+        yield SuggestedChange(
+            f"{format_bytes(left)} is left beside the caches: raise --gpu-memory-utilization from what it was"
+        )
 
 
 def _raised_static(log: StartupLog, found: SglangPrediction) -> float:
@@ -292,7 +294,9 @@ def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]
     return found
 
 
-def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
+def _changes(
+    log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction
+) -> Iterator[SuggestedChange]:
     if prediction.outcome == "oom_weights":
         yield from _ways_to_fit(log, spec, gpu, prediction)
         return
@@ -303,10 +307,12 @@ def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: Vllm
             continue
         gained = _held_tokens(changed) - now
         if gained > max(_SMALL_GAIN * now, changed.block_size):
-            yield Change(sentence, gained)
+            yield SuggestedChange(sentence, gained)
 
 
-def _ways_to_fit(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
+def _ways_to_fit(
+    log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction
+) -> Iterator[SuggestedChange]:
     """What holds the weights where these GPUs do not: the fewest more GPUs, and formats with fewer bits."""
     ranks = log.settings.tensor_parallel_size
     for more in (2 * ranks, 4 * ranks, 8 * ranks, 16 * ranks):
@@ -314,7 +320,7 @@ def _ways_to_fit(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: 
         if found is not None and found.outcome != "oom_weights":
             each = format_bytes(found.rank.weight_bytes)
             wider = more_gpus(log.settings, replace(log.settings, tensor_parallel_size=more))
-            yield Change(f"{wider} ({each} of weights each)", _held_tokens(found))
+            yield SuggestedChange(f"{wider} ({each} of weights each)", _held_tokens(found))
             break
     if spec.quantization is not None:
         return
@@ -322,7 +328,7 @@ def _ways_to_fit(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: 
         found = _tried(log, with_quantization(spec, ServingSettings(quantization=name)), gpu, log.settings)
         if found is not None and found.outcome != "oom_weights":
             stored = f"{format_bytes(found.rank.weight_bytes)} instead of {format_bytes(prediction.rank.weight_bytes)}"
-            yield Change(f"take a checkpoint in {name}: {stored}", _held_tokens(found))
+            yield SuggestedChange(f"take a checkpoint in {name}: {stored}", _held_tokens(found))
 
 
 _SMALLER_FORMATS = ("fp8", "awq")
@@ -362,7 +368,7 @@ def _variants(log: StartupLog, gpu: GpuProfile, prediction: VllmPrediction) -> I
     yield more_gpus(settings, wider), wider
 
 
-def difference_gib(part: Part) -> float | None:
+def difference_gib(part: AccountLine) -> float | None:
     """Logged less predicted, in GiB."""
     if part.logged_bytes is None or part.predicted_bytes is None:
         return None

@@ -19,18 +19,18 @@ _OTHERS_FROM_BYTES: Final = GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SuggestedChange:
     """Something to change, with what it would give: tokens of KV cache more than now (None: unknown)."""
 
     sentence: str
     gained_tokens: int | None = None
 
 
-def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[Change]:
+def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[SuggestedChange]:
     """Changes that the log itself suggests; those that a prediction suggests come on top. ``gpus``: it may be of."""
     pool = log.memory.kv_pool_bytes
     if log.has_given_pool and pool is not None:
-        yield Change(
+        yield SuggestedChange(
             f"for more KV cache raise --kv-cache-memory-bytes (now {format_bytes(pool)}), or leave it out: "
             "--gpu-memory-utilization has no effect beside it"
         )
@@ -42,62 +42,64 @@ def ways_out(log: StartupLog, gpus: Sequence[GpuProfile] = ()) -> Iterator[Chang
     elif log.crash is None:
         rows, concurrency = log.settings.max_num_seqs, log.max_concurrency
         if rows and concurrency and concurrency > 2 * rows:
-            yield Change(f"the pool holds {concurrency:.0f} sequences but --max-num-seqs is {rows}: raise it")
+            yield SuggestedChange(f"the pool holds {concurrency:.0f} sequences but --max-num-seqs is {rows}: raise it")
     elif KILLED.search(log.crash):
-        yield Change(
+        yield SuggestedChange(
             "the operating system ended a process, as it does where the host is out of memory: give the container more "
             "of it, or load with fewer processes at once"
         )
 
 
-def _too_long(log: StartupLog, gpus: Sequence[GpuProfile]) -> Iterator[Change]:
+def _too_long(log: StartupLog, gpus: Sequence[GpuProfile]) -> Iterator[SuggestedChange]:
     """What helps where one request, or all that may run at once, do not fit."""
     memory = log.memory
     if log.largest_max_model_len:
-        yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache")
+        yield SuggestedChange(
+            f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache"
+        )
     elif log.kv_cache_tokens and "max seq len" in (log.failure or ""):
-        yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache")
+        yield SuggestedChange(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache")
     if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
         missing = memory.needed_kv_bytes - memory.kv_pool_bytes
-        yield Change(
+        yield SuggestedChange(
             f"one request of the maximum length needs {format_bytes(missing)} more KV cache on each GPU"
             + _raised_by(log, missing, gpus)
         )
     if log.num_state_blocks:
-        yield Change(
+        yield SuggestedChange(
             f"set --max-num-seqs {log.num_state_blocks}: each running sequence takes a block of states, and CUDA "
             f"graphs are captured for all of them; or {_more_memory(log, gpus)}use more GPUs"
         )
 
 
-def _too_full(log: StartupLog, failure: str, gpus: Sequence[GpuProfile]) -> Iterator[Change]:
+def _too_full(log: StartupLog, failure: str, gpus: Sequence[GpuProfile]) -> Iterator[SuggestedChange]:
     """What helps where others hold the GPU, or nothing is left of the engine's share."""
     memory = log.memory
     if "Free memory on device" in failure and memory.free_bytes and memory.total_bytes:
-        yield Change(
+        yield SuggestedChange(
             f"other programs use {format_bytes(max(memory.total_bytes - memory.free_bytes, 0))} of the GPU: stop them"
             + or_lower_to(memory.free_bytes / memory.total_bytes)
         )
     if memory.kv_pool_bytes is not None and memory.kv_pool_bytes <= 0:
-        yield Change(f"{format_bytes(-memory.kv_pool_bytes)} more is needed before there is any KV cache")
+        yield SuggestedChange(f"{format_bytes(-memory.kv_pool_bytes)} more is needed before there is any KV cache")
     if "No available memory" in failure or "Not enough memory" in failure:
         sentence = "lower --max-num-seqs or --max-num-batched-tokens, or use more GPUs"
         share = log.settings.gpu_memory_utilization
         if share is None or share < _MOST_USEFUL_SHARE:
             sentence = f"raise --gpu-memory-utilization if nothing else uses the GPU, {sentence}"
-        yield Change(sentence)
+        yield SuggestedChange(sentence)
     if "Cannot auto-fit" in failure:
         more = _more_memory(log, gpus)
-        yield Change(f"{more}use more GPUs, or a checkpoint with fewer bits per weight: no token fits")
+        yield SuggestedChange(f"{more}use more GPUs, or a checkpoint with fewer bits per weight: no token fits")
     if "Error in memory profiling" in failure:
-        yield Change(
+        yield SuggestedChange(
             "another program gave memory back while vLLM measured: start vLLM when the others are up, or give it a GPU "
             "of its own"
         )
     if "Externally held weights" in failure or "multimodal GPU decoding" in failure:
-        yield Change(f"{_more_memory(log, gpus)}leave less of the GPU to what is held outside the engine")
+        yield SuggestedChange(f"{_more_memory(log, gpus)}leave less of the GPU to what is held outside the engine")
     if "leave no GPU memory" in failure:
-        yield Change(_beside_the_weights(log.least_static_fraction))
+        yield SuggestedChange(_beside_the_weights(log.least_static_fraction))
 
 
 _MOST_USEFUL_SHARE: Final = 0.95
@@ -147,22 +149,24 @@ def or_lower_to(share: float) -> str:
     return f", or lower --gpu-memory-utilization to {rounded}" if 0 < rounded < 1 else ""
 
 
-def _sglang_pools(failure: str) -> Iterator[Change]:
+def _sglang_pools(failure: str) -> Iterator[SuggestedChange]:
     """What makes room for the pools that SGLang could not set aside."""
     if "state cache" in failure:
-        yield Change(
+        yield SuggestedChange(
             "lower --max-num-seqs, raise --gpu-memory-utilization, draft fewer tokens, or use more GPUs: the states of "
             "recurrent layers have no room"
         )
     if "leaves no room" in failure:
-        yield Change(
+        yield SuggestedChange(
             "lower --max-num-seqs or raise --gpu-memory-utilization: the windows' pool leaves nothing to the layers "
             "that keep every token"
         )
     if "ONE worst-case request" in failure:
-        yield Change("raise --gpu-memory-utilization or lower --max-model-len: not one request of that length fits")
+        yield SuggestedChange(
+            "raise --gpu-memory-utilization or lower --max-model-len: not one request of that length fits"
+        )
     if "memory capacity is unbalanced" in failure:
-        yield Change("other programs use some of the GPUs: stop them")
+        yield SuggestedChange("other programs use some of the GPUs: stop them")
 
 
 def _beside_the_weights(least: float | None) -> str:
@@ -209,7 +213,7 @@ _BY_STEP: Final = (
 )
 
 
-def _out_of_memory(log: StartupLog) -> Iterator[Change]:
+def _out_of_memory(log: StartupLog) -> Iterator[SuggestedChange]:
     """What helps where an allocator refused, by what the engine was doing."""
     memory = log.memory
     if not log.is_out_of_memory:
@@ -218,20 +222,20 @@ def _out_of_memory(log: StartupLog) -> Iterator[Change]:
     if total is not None and free is not None and held is not None:
         others = total - free - held
         if others > _OTHERS_FROM_BYTES:
-            yield Change(f"other programs hold {format_bytes(others)} of the GPU: stop them")
+            yield SuggestedChange(f"other programs hold {format_bytes(others)} of the GPU: stop them")
     if memory.tried_bytes is not None and total is not None and memory.tried_bytes > total:
         sentence = _BY_ENCODER if log.phase == "vision" else _BY_STEP
-        yield Change(sentence.format(tried=format_bytes(memory.tried_bytes)))
+        yield SuggestedChange(sentence.format(tried=format_bytes(memory.tried_bytes)))
         return
     sentence = _BY_PHASE[log.phase]
     if log.has_given_pool and log.phase not in ("loading", None):
         sentence = sentence.replace("--gpu-memory-utilization", "--kv-cache-memory-bytes")
-    yield Change(sentence)
+    yield SuggestedChange(sentence)
     if WITHOUT_NVML in (log.failure or ""):
-        yield Change("torch words it like this where it is out of memory on a slice of a GPU (MIG)")
+        yield SuggestedChange("torch words it like this where it is out of memory on a slice of a GPU (MIG)")
     tried, unused = memory.tried_bytes, memory.unused_bytes
     if tried is not None and unused is not None and unused > tried:
-        yield Change(
+        yield SuggestedChange(
             f"torch held {format_bytes(unused)} unused, more than the {format_bytes(tried)} it asked for, in pieces "
             "too small: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )

@@ -17,7 +17,7 @@ from kvplan.workload.files import FileRequest, read_requests, survey_file
 from kvplan.workload.part import WHOLE_FILE, FilePart
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """The tokens of a prompt from the end of the run before to ``end``."""
 
     key: int
@@ -37,7 +37,7 @@ class FleetRequest:
     sent: float
     num_prompt_tokens: int
     num_output_tokens: int
-    runs: tuple[Run, ...] = ()
+    runs: tuple[TokenRun, ...] = ()
     after: int | None = None
     think_seconds: float = 0.0
     answer_key: int | None = None
@@ -55,7 +55,7 @@ def requests_of_file(path: Path, part: FilePart = WHOLE_FILE, longest: int | Non
             f"Every request of the workload file {path} is longer than {longest:,} tokens.",
             hint="use a larger --ctx-max",
         )
-    keys = _Keys()
+    keys = _PrefixKeys()
     numbers = {place: number for number, (place, _, _) in enumerate(read)}
     return tuple(
         FleetRequest(
@@ -94,7 +94,7 @@ def _by_arrival(read: Iterator[FileRequest], longest: int | None) -> list[_Place
     return sorted(kept, key=lambda placed: placed.request.arrival_seconds or 0.0)
 
 
-class _Keys:
+class _PrefixKeys:
     """Numbers the prefixes of a file. An id stands for its own tokens only, so a key is of an id and all before it."""
 
     def __init__(self) -> None:
@@ -102,19 +102,19 @@ class _Keys:
         self._chats: dict[int, int] = {}
         self._next = 0
 
-    def runs(self, request: FileRequest) -> tuple[Run, ...]:
+    def runs(self, request: FileRequest) -> tuple[TokenRun, ...]:
         prompt = request.num_prompt_tokens
         if request.chat is not None:
             key = self.of_chat(request.chat)
             assert key is not None
-            return (Run(key, prompt),)
+            return (TokenRun(key, prompt),)
         runs, parent, end = [], -1, 0
         for block in request.block_ids:
             if end >= prompt:
                 break
             parent = self._prefix(parent, block)
             end = min(end + request.block_tokens, prompt)
-            runs.append(Run(parent, end))
+            runs.append(TokenRun(parent, end))
         return tuple(runs)
 
     def of_chat(self, chat: int | None) -> int | None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from kvplan.errors import KvplanError
 from kvplan.files import open_file
-from kvplan.fleet.requests import FleetRequest, Run, renumbered
+from kvplan.fleet.requests import FleetRequest, TokenRun, renumbered
 
 DAY_SECONDS: Final = 86_400.0
 MOST_REQUESTS: Final = 400_000
@@ -142,6 +142,6 @@ def _round(
 
 
 def _moved(each: FleetRequest, number: int, sent: float, offset: int, after: int | None) -> FleetRequest:
-    runs = tuple(Run(run.key + offset, run.end) for run in each.runs) if offset else each.runs
+    runs = tuple(TokenRun(run.key + offset, run.end) for run in each.runs) if offset else each.runs
     answer = None if each.answer_key is None else each.answer_key + offset
     return replace(each, number=number, sent=sent, runs=runs, answer_key=answer, after=after)

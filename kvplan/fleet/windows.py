@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures, Statistic
-from kvplan.fleet.replicas.fleet import FleetPlay, Sample
+from kvplan.fleet.replicas.fleet import FleetPlay, FleetSample
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.requests import FleetRequest
 
@@ -67,13 +67,13 @@ def windows_of(play: FleetPlay, seconds: float) -> tuple[Window, ...]:
     seen: dict[int, list[Seen]] = {}
     for each in play.seen:
         seen.setdefault(window_of(each.sent, seconds), []).append(each)
-    samples: dict[int, list[Sample]] = {}
+    samples: dict[int, list[FleetSample]] = {}
     for sample in play.samples:
         samples.setdefault(window_of(sample.at, seconds), []).append(sample)
     return tuple(_window(place, seconds, seen[place], samples.get(place, [])) for place in sorted(seen))
 
 
-def _window(place: int, seconds: float, seen: Sequence[Seen], samples: Sequence[Sample]) -> Window:
+def _window(place: int, seconds: float, seen: Sequence[Seen], samples: Sequence[FleetSample]) -> Window:
     tpots = [tpot for each in seen if (tpot := each.tpot_seconds) is not None]
     return Window(
         start=place * seconds,

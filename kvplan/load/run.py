@@ -12,7 +12,7 @@ from kvplan.load.observed.health import ClientHealth, client_health
 from kvplan.load.observed.monitor import ServerMonitor, ServerView
 from kvplan.load.observed.requests import request_lines
 from kvplan.load.observed.series import series_of
-from kvplan.load.observed.verdict import Verdict, verdict
+from kvplan.load.observed.verdict import LoadVerdict, verdict
 from kvplan.load.processes.team import send_together
 from kvplan.load.sending import Sender, Sending, Sent, SentSoFar
 from kvplan.load.target import Target
@@ -28,14 +28,14 @@ _SETTLING_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LoadProgress:
     """A run as it goes. reading: the server's last, None if it tells nothing."""
 
     sent: SentSoFar
     reading: ServerReading | None
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[LoadProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LoadRun:
     measured: MeasuredRun
     health: ClientHealth
     server: ServerView
-    verdict: Verdict
+    verdict: LoadVerdict
     interrupted: bool
 
     def row(self, slo_seconds: Mapping[str, float]) -> Row:
@@ -95,7 +95,7 @@ def run_load(
         monitor.start()
 
     def report(sent: SentSoFar) -> None:
-        on_progress(Progress(sent, monitor.last_reading))
+        on_progress(LoadProgress(sent, monitor.last_reading))
 
     is_cut_off = True
     try:

@@ -41,7 +41,7 @@ _LIKELY_SEATS: Final = 32
 _LIKELY_SHARE: Final = 0.7
 
 
-class Listener(Protocol):
+class LoadListener(Protocol):
     """Who is told how a load goes."""
 
     def run_started(self, plan: TrafficPlan, number: int) -> None: ...
@@ -84,7 +84,7 @@ def run_session(
     options: LoadOptions,
     target: Target,
     directory: Path,
-    listener: Listener,
+    listener: LoadListener,
     *,
     command: str,
     ceiling: Ceiling | None = None,
@@ -126,7 +126,7 @@ class _Session:
     options: LoadOptions
     target: Target
     identity: LoadIdentity
-    listener: Listener
+    listener: LoadListener
     rows: list[Row] = field(default_factory=list)
     runs: list[LoadRun] = field(default_factory=list)
     drifts: list[list[str]] = field(default_factory=list)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvplan.load.observed.engines import EngineFigures
-from kvplan.load.observed.verdict import Verdict
+from kvplan.load.observed.verdict import LoadVerdict
 from kvplan.load.options import SearchRange
 from kvplan.runs.answers.slo_result import SloResult, line_result, slo_summary
 from kvplan.runs.columns import Row
@@ -50,7 +50,7 @@ def load_summary(
     workload: str,
     objectives_ms: Mapping[str, float],
     search: SearchRange | None,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[LoadVerdict],
     engines: Sequence[Mapping[str, EngineFigures]],
     notes: Sequence[str],
     interrupted: bool,
@@ -90,7 +90,7 @@ def load_summary(
     }
 
 
-def _result_entry(row: Row, verdict: Verdict, found: SloResult | None) -> dict[str, Any]:
+def _result_entry(row: Row, verdict: LoadVerdict, found: SloResult | None) -> dict[str, Any]:
     """The main run as a report shows it first: what bound it, and its figures."""
     is_found = found is not None and found.keeps is not None
     return {

@@ -15,7 +15,7 @@ from kvplan.load.client.body import PATHS, RequestForm
 from kvplan.load.client.connection import Client
 from kvplan.load.client.record import RequestRecord, TokenSource
 from kvplan.load.traffic.prompts import PLAIN_SCALE, PromptBook, PromptScale
-from kvplan.metrics.http import Connection, Response, ServerAddress
+from kvplan.metrics.http import PersistentConnection, Response, ServerAddress
 from kvplan.metrics.limits import limits_in
 from kvplan.metrics.reading import believable_names
 
@@ -43,7 +43,7 @@ class Target:
 
 def find_model(address: ServerAddress, api_key: str | None, wanted: str | None) -> tuple[str, int | None]:
     """The model to ask for, and its longest sequence where told. KvplanError for a wrong address or name."""
-    with Connection(address, api_key) as connection:
+    with PersistentConnection(address, api_key) as connection:
         answer = connection.get("/v1/models")
     if answer.status in _REFUSED:
         raise refused_key(address)

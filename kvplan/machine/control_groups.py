@@ -9,20 +9,20 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
 
 
-class Room(NamedTuple):
+class MemoryLeft(NamedTuple):
     """What a group's limit leaves, in bytes. cached: of files, which the system gives up when memory is needed."""
 
     unused: int
     cached: int
 
 
-def rooms() -> list[Room]:
+def rooms() -> list[MemoryLeft]:
     """Of each group with a limit, from this process's own to the root."""
     found = []
     for group, (limit_file, used_file, cached_field) in _groups():
         limit, used = _count(group / limit_file), _count(group / used_file)
         if limit is not None and used is not None:
-            found.append(Room(max(0, limit - used), _field(group / "memory.stat", cached_field)))
+            found.append(MemoryLeft(max(0, limit - used), _field(group / "memory.stat", cached_field)))
     return found
 
 

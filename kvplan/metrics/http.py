@@ -78,7 +78,7 @@ class Response:
             return None
 
 
-class Connection:
+class PersistentConnection:
     """A connection that is kept from one question to the next. Not for several threads at once.
 
     timeout_seconds: for a whole answer, from the question to its last byte.
@@ -97,7 +97,7 @@ class Connection:
         kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
         self._connection = kind(address.host, address.port)
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> PersistentConnection:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from kvplan.errors import KvplanError
-from kvplan.metrics.http import DEFAULT_TIMEOUT_SECONDS, Connection, Response, ServerAddress
+from kvplan.metrics.http import DEFAULT_TIMEOUT_SECONDS, PersistentConnection, Response, ServerAddress
 from kvplan.metrics.limits import LIMIT_PATHS, ServerLimits, limits_in
 from kvplan.metrics.llamacpp import with_slots
 from kvplan.metrics.page import read_page
@@ -28,7 +28,7 @@ class MetricsSource:
     ) -> None:
         """UsageError if ``url`` is no address. Nothing is sent yet."""
         self.address = ServerAddress.parse(url)
-        self._connection = Connection(self.address, api_key, timeout_seconds=timeout_seconds)
+        self._connection = PersistentConnection(self.address, api_key, timeout_seconds=timeout_seconds)
         self._path = _PAGE
         self._tells_slots = True
 

@@ -68,7 +68,7 @@ class PastedCommand:
 def read_command(command: str | Sequence[str]) -> PastedCommand:
     """Read one command, a text or its words. UsageError for what does not start vLLM, or for an option that is none."""
     line = serve_line(shell_words(command) if isinstance(command, str) else command)
-    found = _Reading()
+    found = _CommandReading()
     for name, value in line.variables.items():
         found.take_variable(name, value)
     words = list(line.arguments)
@@ -88,7 +88,7 @@ def read_command(command: str | Sequence[str]) -> PastedCommand:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _CommandReading:
     """A command as far as it is read."""
 
     model: str | None = None

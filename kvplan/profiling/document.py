@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvplan import __version__
 from kvplan.profiling.plan import ProfilePlan
 from kvplan.profiling.shares import operation_shares, phase_shares
-from kvplan.profiling.steps import Recording
+from kvplan.profiling.steps import StepRecording
 from kvplan.runs.columns import Row
 from kvplan.sweeps.forecast.prediction import predicted_columns
 from kvplan.sweeps.worker.protocol import Hello
@@ -17,7 +17,7 @@ from kvplan.sweeps.worker.protocol import Hello
 SCHEMA: Final = "kvplan.profile/1"
 
 
-def profile_document(plan: ProfilePlan, recording: Recording, row: Row, hello: Hello) -> dict[str, Any]:
+def profile_document(plan: ProfilePlan, recording: StepRecording, row: Row, hello: Hello) -> dict[str, Any]:
     """The whole document. ``measured`` and ``predicted`` have the names of a sweep's columns."""
     device, spec = plan.predictor.device, plan.predictor.spec
     return {
@@ -51,7 +51,7 @@ def profile_document(plan: ProfilePlan, recording: Recording, row: Row, hello: H
     }
 
 
-def where_time_goes(recording: Recording) -> dict[str, Any]:
+def where_time_goes(recording: StepRecording) -> dict[str, Any]:
     """The shares of the steps' time, and the time outside of steps."""
     return {
         "num_steps": recording.num_steps,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kvplan.profiling.shares import Share, operation_shares, phase_shares
-from kvplan.profiling.steps import Recording
+from kvplan.profiling.shares import TimeShare, operation_shares, phase_shares
+from kvplan.profiling.steps import StepRecording
 from kvplan.reports.html.rendering import render
 from kvplan.reports.html.tables import Cell, Heading, Table
 from kvplan.reports.pictures import Picture
@@ -26,7 +26,7 @@ _HEADS: Final = (
 )
 
 
-def profile_page(document: Mapping[str, Any], recording: Recording, about: str, timeline: bytes) -> str:
+def profile_page(document: Mapping[str, Any], recording: StepRecording, about: str, timeline: bytes) -> str:
     """Return the whole page. document: profile.json. about: device, setting and load in one line."""
     row: Row = {**document["predicted"], **document["measured"]}
     busy = row.get("other_cpu_pct") or 0.0
@@ -52,7 +52,7 @@ def profile_page(document: Mapping[str, Any], recording: Recording, about: str, 
     )
 
 
-def _sentences(row: Row, recording: Recording) -> list[str]:
+def _sentences(row: Row, recording: StepRecording) -> list[str]:
     kinds = recording.kinds()
     counts = ", ".join(f"{kinds.count(kind):,} {kind}" for kind in ("prefill", "mixed", "decode") if kind in kinds)
     throughput = short_number(row.get("output_throughput"))
@@ -62,11 +62,11 @@ def _sentences(row: Row, recording: Recording) -> list[str]:
     return found
 
 
-def _table(label: str, shares: Sequence[Share]) -> Table:
+def _table(label: str, shares: Sequence[TimeShare]) -> Table:
     return Table(label, _HEADS, [_cells(share) for share in shares])
 
 
-def _cells(share: Share) -> list[Cell]:
+def _cells(share: TimeShare) -> list[Cell]:
     figures = (
         1000 * share.seconds,
         100 * share.share,

@@ -17,7 +17,7 @@ from kvplan.profiling.document import profile_document
 from kvplan.profiling.page import profile_page
 from kvplan.profiling.plan import ProfilePlan
 from kvplan.profiling.protocol import Message, ProfileOrder, ProfileResult
-from kvplan.profiling.steps import Recording
+from kvplan.profiling.steps import StepRecording
 from kvplan.profiling.timeline import draw_timeline
 from kvplan.profiling.trace import trace_document
 from kvplan.runs.columns import Row
@@ -50,7 +50,7 @@ class ProfileOutcome:
 
     plan: ProfilePlan
     directory: Path
-    recording: Recording
+    recording: StepRecording
     row: Row
     hello: Hello
     files: tuple[str, ...]
@@ -91,7 +91,7 @@ def run_profile(
         raise _refusal(result["row"], directory, allocations)
     if reserve is not None:
         plan = replace(plan, prepared=plan.prepared.with_reserve(reserve))
-    recording = Recording(result["recording"])
+    recording = StepRecording(result["recording"])
     files = [PROFILE, TRACE, TIMELINE, PAGE]
     outcome = ProfileOutcome(
         plan,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kvplan.profiling.steps import OTHER_PHASE, Recording
+from kvplan.profiling.steps import OTHER_PHASE, StepRecording
 
 PHASE_TITLES: Final[Mapping[str, str]] = {
     "schedule": "scheduling",
@@ -38,7 +38,7 @@ REST_OF_FORWARD: Final = "embedding and head"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TimeShare:
     """One part of the time. share: of all steps' time, 0 to 1. The medians are of steps with and without prompt tokens;
     None where there was no such step.
     """
@@ -54,12 +54,12 @@ class Share:
         return asdict(self)
 
 
-def phase_shares(recording: Recording) -> list[Share]:
+def phase_shares(recording: StepRecording) -> list[TimeShare]:
     """One share per phase that occurred, in the order of a step; they add up to the steps' time."""
     return [_share(recording, name, PHASE_TITLES[name], column) for name, column in recording.phases().items()]
 
 
-def operation_shares(recording: Recording) -> list[Share]:
+def operation_shares(recording: StepRecording) -> list[TimeShare]:
     """One share per operation of the layers, largest first, then the rest of forward; [] where they are not told."""
     operations = recording.json["operation_seconds"]
     if not operations:
@@ -75,10 +75,10 @@ def operation_shares(recording: Recording) -> list[Share]:
     return [*shares, _share(recording, "rest", REST_OF_FORWARD, rest)]
 
 
-def _share(recording: Recording, name: str, title: str, column: Sequence[float]) -> Share:
+def _share(recording: StepRecording, name: str, title: str, column: Sequence[float]) -> TimeShare:
     seconds = sum(column)
     kinds = recording.kinds()
-    return Share(
+    return TimeShare(
         name=name,
         title=title,
         seconds=seconds,

@@ -40,7 +40,7 @@ class StepColumns(TypedDict):
     process_bytes: list[int | None]
 
 
-class RequestRecord(TypedDict):
+class ProfiledRequest(TypedDict):
     """One request, in the order of arrival. Times since the first was sent; None for one that was refused."""
 
     request_id: str
@@ -76,7 +76,7 @@ class RecordingJson(TypedDict):
     steps: StepColumns
     phase_seconds: dict[str, list[float]]
     operation_seconds: dict[str, list[float]]
-    requests: list[RequestRecord]
+    requests: list[ProfiledRequest]
     memory: MemoryParts
     duration_seconds: float
     num_threads: int
@@ -84,7 +84,7 @@ class RecordingJson(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class StepRecording:
     """A recording with the figures that several readers need."""
 
     json: RecordingJson

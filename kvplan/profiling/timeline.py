@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.profiling.shares import Share, operation_shares, phase_shares
-from kvplan.profiling.steps import Recording
+from kvplan.profiling.shares import TimeShare, operation_shares, phase_shares
+from kvplan.profiling.steps import StepRecording
 from kvplan.reports.looks import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILION, YELLOW
 from kvplan.reports.plots.canvas import (
     FAINT,
@@ -45,7 +45,7 @@ _MOST_LABEL_LINES: Final = 3
 _LOG_RATIO: Final = 20
 
 
-def draw_timeline(recording: Recording, model_id: str, circumstances: str) -> bytes:
+def draw_timeline(recording: StepRecording, model_id: str, circumstances: str) -> bytes:
     """The picture as a PNG. circumstances: device, setting and load, in one line."""
     with drawing():
         figure = new_figure(_WIDTH_INCHES, _HEIGHT_INCHES)
@@ -56,14 +56,14 @@ def draw_timeline(recording: Recording, model_id: str, circumstances: str) -> by
         return png_bytes(figure)
 
 
-def _frame(figure: Figure, recording: Recording, model_id: str, circumstances: str) -> None:
+def _frame(figure: Figure, recording: StepRecording, model_id: str, circumstances: str) -> None:
     title = balanced(printable(finding(recording, model_id)), 100)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     foot = textwrap.fill(printable(circumstances), 150)
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=FAINT)
 
 
-def finding(recording: Recording, model_id: str) -> str:
+def finding(recording: StepRecording, model_id: str) -> str:
     """The title: the largest part of the time, and how full the pool was."""
     largest = max(phase_shares(recording), key=lambda share: share.seconds)
     peak = max(recording.steps["used_blocks"], default=0) / recording.memory["num_blocks"]
@@ -73,7 +73,7 @@ def finding(recording: Recording, model_id: str) -> str:
     )
 
 
-def _over_time(rows: Sequence[Axes], recording: Recording) -> None:
+def _over_time(rows: Sequence[Axes], recording: StepRecording) -> None:
     clock = _Clock(recording)
     memory, blocks, sequences, tokens, times = rows
     _memory(memory, recording, clock)
@@ -90,7 +90,7 @@ def _over_time(rows: Sequence[Axes], recording: Recording) -> None:
 class _Clock:
     """The steps' places on the horizontal axis."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: StepRecording) -> None:
         steps = recording.steps
         self.began = steps["began_seconds"]
         self.ended = [began + length for began, length in zip(self.began, steps["step_seconds"], strict=True)]
@@ -129,7 +129,7 @@ def _legend(axes: Axes, reverse: bool = False) -> None:
     outer_legend(axes, handles[::-1] if reverse else handles, labels[::-1] if reverse else labels)
 
 
-def _memory(axes: Axes, recording: Recording, clock: _Clock) -> None:
+def _memory(axes: Axes, recording: StepRecording, clock: _Clock) -> None:
     parts, steps = recording.memory, recording.steps
     unit, name = (GIB, "GiB") if parts["budget_bytes"] >= 2 * GIB else (MIB, "MiB")
     count = recording.num_steps
@@ -154,7 +154,7 @@ def _memory(axes: Axes, recording: Recording, clock: _Clock) -> None:
     _legend(axes, reverse=True)
 
 
-def _blocks(axes: Axes, recording: Recording, clock: _Clock) -> None:
+def _blocks(axes: Axes, recording: StepRecording, clock: _Clock) -> None:
     steps, parts = recording.steps, recording.memory
     layers = [(label, colour, steps[f"{kind}_blocks"])  # type: ignore[literal-required]
               for kind, (label, colour) in _BLOCKS.items()]  # fmt: skip
@@ -168,7 +168,7 @@ def _blocks(axes: Axes, recording: Recording, clock: _Clock) -> None:
     _legend(axes, reverse=True)
 
 
-def _sequences(axes: Axes, recording: Recording, clock: _Clock) -> None:
+def _sequences(axes: Axes, recording: StepRecording, clock: _Clock) -> None:
     steps = recording.steps
     edges = clock.lasting([0.0] * recording.num_steps)[1]
     axes.stairs(steps["num_running"], edges, color=BLUE, linewidth=1.8, label="running")
@@ -179,7 +179,7 @@ def _sequences(axes: Axes, recording: Recording, clock: _Clock) -> None:
     _legend(axes)
 
 
-def _mark_preemptions(axes: Axes, recording: Recording, clock: _Clock) -> None:
+def _mark_preemptions(axes: Axes, recording: StepRecording, clock: _Clock) -> None:
     counts = [0, *recording.steps["num_preemptions"]]
     first = counts[1] if len(counts) > 1 else 0
     places = [clock.ended[index] for index in range(1, recording.num_steps) if counts[index + 1] > counts[index]]
@@ -188,7 +188,7 @@ def _mark_preemptions(axes: Axes, recording: Recording, clock: _Clock) -> None:
         axes.plot(at, [0] * len(at), "x", color=INK, markersize=6, clip_on=False, label="preemption")
 
 
-def _tokens(axes: Axes, recording: Recording, clock: _Clock) -> None:
+def _tokens(axes: Axes, recording: StepRecording, clock: _Clock) -> None:
     steps = recording.steps
     prefill, edges = clock.passing(steps["prefill_tokens"])
     decode, _ = clock.passing(steps["decode_tokens"])
@@ -205,7 +205,7 @@ def _tokens(axes: Axes, recording: Recording, clock: _Clock) -> None:
     _legend(axes)
 
 
-def _times(axes: Axes, recording: Recording) -> None:
+def _times(axes: Axes, recording: StepRecording) -> None:
     steps, kinds = recording.steps, recording.kinds()
     rows = list(zip(steps["began_seconds"], steps["step_seconds"], kinds, strict=True))
     for kind, (label, colour, marker) in _STEP_KINDS.items():
@@ -226,7 +226,7 @@ def _times(axes: Axes, recording: Recording) -> None:
     _legend(axes)
 
 
-def _shares(axes: Axes, recording: Recording) -> None:
+def _shares(axes: Axes, recording: StepRecording) -> None:
     bars = [("step", phase_shares(recording))]
     if operations := operation_shares(recording):
         bars.append(("forward", operations))
@@ -240,7 +240,7 @@ def _shares(axes: Axes, recording: Recording) -> None:
     axes.set_title("Where the steps' time goes (%)")
 
 
-def _bar(axes: Axes, place: int, shares: Sequence[Share]) -> None:
+def _bar(axes: Axes, place: int, shares: Sequence[TimeShare]) -> None:
     """One bar; parts too small for their name are left to the table."""
     left = 0.0
     for share, colour in zip(sorted(shares, key=lambda each: -each.seconds), _cycled(len(shares)), strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kvplan.profiling.steps import OTHER_PHASE, Recording, RequestRecord
+from kvplan.profiling.steps import OTHER_PHASE, ProfiledRequest, StepRecording
 
 Event = dict[str, Any]
 
@@ -31,7 +31,7 @@ _ARGS: Final = (
 )
 
 
-def trace_document(recording: Recording, model_id: str) -> dict[str, Any]:
+def trace_document(recording: StepRecording, model_id: str) -> dict[str, Any]:
     """The whole trace; its events are sorted by time."""
     events = [*_steps(recording), *_counters(recording), *_requests(recording)]
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
@@ -48,7 +48,7 @@ def _names() -> Iterator[Event]:
     yield {"ph": "M", "name": "thread_name", "pid": _ENGINE, "tid": _STEPS, "args": {"name": "steps"}}
 
 
-def _steps(recording: Recording) -> Iterator[Event]:
+def _steps(recording: StepRecording) -> Iterator[Event]:
     steps, phases, kinds = recording.steps, recording.phases(), recording.kinds()
     columns: Any = steps
     operations = recording.json["operation_seconds"]
@@ -78,7 +78,7 @@ def _slice(name: str, category: str, began: float, seconds: float, args: dict[st
     }
 
 
-def _counters(recording: Recording) -> Iterator[Event]:
+def _counters(recording: StepRecording) -> Iterator[Event]:
     steps = recording.steps
     columns: Any = steps
     for index, (began, seconds) in enumerate(zip(steps["began_seconds"], steps["step_seconds"], strict=True)):
@@ -95,7 +95,7 @@ def _counter(name: str, ts: float, values: dict[str, int]) -> Event:
     return {"ph": "C", "name": name, "pid": _ENGINE, "tid": 0, "ts": ts, "args": values}
 
 
-def _requests(recording: Recording) -> Iterator[Event]:
+def _requests(recording: StepRecording) -> Iterator[Event]:
     for number, request in enumerate(recording.json["requests"], start=1):
         last = request["last_token_seconds"]
         if last is None or request["first_token_seconds"] is None:
@@ -123,7 +123,7 @@ def _request_event(kind: str, name: str, number: int, seconds: float, args: dict
     }
 
 
-def _lengths(request: RequestRecord) -> dict[str, Any]:
+def _lengths(request: ProfiledRequest) -> dict[str, Any]:
     return {"prompt_tokens": request["num_prompt_tokens"], "output_tokens": request["num_output_tokens"]}
 
 

@@ -11,10 +11,10 @@ from typing import Final, cast
 from kvplan.reports.selection import AXIS_COLUMNS, best_trial, is_busy, listed_trials
 from kvplan.reports.wording import plural, setting, short_number
 from kvplan.runs.answers.beside import beside_phrases, predicted_of, ratio_sentences
-from kvplan.runs.answers.deploy import Deployment, deployment_of
+from kvplan.runs.answers.deploy import LaunchCommands, deployment_of
 from kvplan.runs.rows import REFERENCE_KERNELS
 from kvplan.runs.statuses import MEASURED_STATUSES, STATUS_BRIEF, best_to_worst
-from kvplan.runs.storage.reader import Document, Run, Trial
+from kvplan.runs.storage.reader import Document, FinishedTrial, Run
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.settings import KNOBS
 
@@ -60,7 +60,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
-class KvWaste:
+class KvWasteFinding:
     """Share of KV memory that holds tokens, in %, paged as measured and under contiguous reservation."""
 
     paged_pct: float
@@ -126,11 +126,11 @@ def _settings(entry: Document) -> Document:
     return {**_object(entry["settings"]), **load}
 
 
-def _from_trial(trial: Trial) -> Recommendation:
+def _from_trial(trial: FinishedTrial) -> Recommendation:
     names = [name for name in SETTING_NAMES if trial.value(name) not in (None, KNOBS[name].default)]
     # A row that was damaged may lack what a command needs.
     is_whole = {*AXIS_COLUMNS, "dtype"} <= set(names) and trial.text("model_id") and trial.text("device")
-    deployment = deployment_of(trial.row, trial.text("model_id")) if is_whole else Deployment({}, ())
+    deployment = deployment_of(trial.row, trial.text("model_id")) if is_whole else LaunchCommands({}, ())
     return Recommendation(
         title=_GOALS["output_throughput"],
         reason=_sentence("; ".join([f"{_UNSUMMARIZED} (status {trial.status})", *deployment.refusals])),
@@ -171,20 +171,20 @@ def sentences(run: Run, key: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def kv_waste(run: Run) -> KvWaste | None:
+def kv_waste(run: Run) -> KvWasteFinding | None:
     """From the summary; without one from the best trial."""
     found = _object(run.summary.get("kv_waste"))
     paged, contiguous = found.get("paged_waste_pct"), found.get("contiguous_utilization_pct")
     if isinstance(paged, int | float) and isinstance(contiguous, int | float):
         size, length = (cast(float | None, found.get(name)) for name in ("block_size", "max_model_len"))
-        return KvWaste(100 - paged, contiguous, size, length)
+        return KvWasteFinding(100 - paged, contiguous, size, length)
     best = best_trial(run)
     if best is None:
         return None
     wasted, held = best.number("frag_pct"), best.number("contiguous_utilization_pct")
     if wasted is None or held is None:
         return None
-    return KvWaste(100 - wasted, held, best.number("block_size"), best.number("max_model_len"))
+    return KvWasteFinding(100 - wasted, held, best.number("block_size"), best.number("max_model_len"))
 
 
 _COUNTED_WEIGHTS: Final = {

@@ -17,7 +17,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import UsageError
 from kvplan.reports.comparison import MATCHED_SETTINGS
 from kvplan.reports.wording import plural, short_number
-from kvplan.runs.storage.reader import Run, Trial, trial_frame
+from kvplan.runs.storage.reader import FinishedTrial, Run, trial_frame
 from kvplan.units import GIB
 
 _FIGURES = ("output_throughput", "median_tpot_ms", "p99_ttft_ms", "max_running")
@@ -67,7 +67,7 @@ class DeviceFigures:
 
 def by_device(run: Run) -> list[Run]:
     """The run itself if all rows are of one device, else a run for each, without what was made of all of them."""
-    groups: dict[str, list[Trial]] = {}
+    groups: dict[str, list[FinishedTrial]] = {}
     for trial in run.trials:
         groups.setdefault(device_of(trial), []).append(trial)
     if len(groups) < 2:
@@ -75,7 +75,7 @@ def by_device(run: Run) -> list[Run]:
     return [replace(run, trials=tuple(kept), frame=trial_frame(kept), summary={}) for kept in groups.values()]
 
 
-def device_of(trial: Trial) -> str:
+def device_of(trial: FinishedTrial) -> str:
     """The device of a row as its driver names it; '' for a load of a server."""
     return trial.text("device_name") or trial.text("device")
 

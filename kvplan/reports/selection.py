@@ -11,7 +11,7 @@ from typing import Final
 
 import pandas as pd
 
-from kvplan.runs.storage.reader import Run, Trial
+from kvplan.runs.storage.reader import FinishedTrial, Run
 
 SETTING_COLUMNS: Final = (
     "gpu_memory_utilization",
@@ -62,7 +62,7 @@ def is_busy(run: Run) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slice:
+class TrialSlice:
     """Trials that differ only in some axes; ``fixed`` holds the other settings, without those that no row names."""
 
     trials: pd.DataFrame
@@ -77,14 +77,14 @@ class Curves:
     """
 
     x: str
-    lines: tuple[Slice, ...]
+    lines: tuple[TrialSlice, ...]
     names: tuple[str, ...]
     fixed: Mapping[str, object]
     has_best: bool
     num_left_out: int
 
 
-def slices(trials: pd.DataFrame, axes: Sequence[str], best: Trial | None) -> list[Slice]:
+def slices(trials: pd.DataFrame, axes: Sequence[str], best: FinishedTrial | None) -> list[TrialSlice]:
     """All groups that agree in every setting but ``axes``: those that differ from the best trial in the fewest settings
     first; ties: the most points, then the most trials, then the larger utilization and context."""
     if trials.empty:
@@ -98,7 +98,7 @@ def slices(trials: pd.DataFrame, axes: Sequence[str], best: Trial | None) -> lis
         return (distance, -len(group.drop_duplicates(list(axes))), -len(group), *memory)
 
     groups = sorted((group for _, group in trials.groupby(others, dropna=False, sort=False)), key=order)
-    return [Slice(group, _named(group.iloc[0][others])) for group in groups]
+    return [TrialSlice(group, _named(group.iloc[0][others])) for group in groups]
 
 
 def _differs(cell: object, value: object) -> bool:
@@ -125,15 +125,15 @@ def curves(run: Run, most_lines: int) -> Curves | None:
     return None
 
 
-def _holds(part: Slice, trial: Trial) -> bool:
+def _holds(part: TrialSlice, trial: FinishedTrial) -> bool:
     return trial.trial_id in set(part.trials["trial_id"])
 
 
-def _comes_near(part: Slice, best: Trial) -> bool:
+def _comes_near(part: TrialSlice, best: FinishedTrial) -> bool:
     return bool(part.trials["output_throughput"].max() >= _NEAR_THE_BEST * (best.number("output_throughput") or 0.0))
 
 
-def _curves(x: str, lines: Sequence[Slice], best: Trial, most_lines: int) -> Curves:
+def _curves(x: str, lines: Sequence[TrialSlice], best: FinishedTrial, most_lines: int) -> Curves:
     kept = lines[:most_lines]
     shared = {
         name: value for name, value in kept[0].fixed.items() if all(part.fixed.get(name) == value for part in kept)
@@ -149,7 +149,7 @@ def shown_columns(run: Run) -> tuple[str, ...]:
     return tuple(name for name in SETTING_COLUMNS if name in shown)
 
 
-def listed_trials(run: Run) -> tuple[Trial, ...]:
+def listed_trials(run: Run) -> tuple[FinishedTrial, ...]:
     """The trials that the tables list: those that a search did not run say nothing, and may be hundreds."""
     return tuple(trial for trial in run.trials if trial.status != "skipped_oom_dominated") or run.trials
 
@@ -172,7 +172,7 @@ def spreads(trials: pd.DataFrame, column: str, by: str) -> pd.DataFrame:
     return trials.dropna(subset=[column]).groupby(by)[column].agg(["median", "min", "max", "count"])
 
 
-def best_trial(run: Run) -> Trial | None:
+def best_trial(run: Run) -> FinishedTrial | None:
     """The trial the summary recommends for throughput; without one the fastest, those that never waited first.
 
     Of trials that only count: the one that ran the most sequences at once.
@@ -188,18 +188,18 @@ def best_trial(run: Run) -> Trial | None:
     return None if candidates[figure].dropna().empty else run.trials[candidates[figure].idxmax()]
 
 
-def fullest_queue_trial(run: Run) -> Trial | None:
+def fullest_queue_trial(run: Run) -> FinishedTrial | None:
     """The served trial with the most sequences waiting, None where none ever waited."""
     waiting = run.served[run.served["max_waiting"] > 0]
     return None if waiting.empty else run.trials[waiting["max_waiting"].idxmax()]
 
 
-def slowest_trial(run: Run) -> Trial | None:
+def slowest_trial(run: Run) -> FinishedTrial | None:
     """The comparable trial with the lowest output throughput."""
     return None if run.comparable.empty else run.trials[run.comparable["output_throughput"].idxmin()]
 
 
-def most_preempted_trial(run: Run) -> Trial | None:
+def most_preempted_trial(run: Run) -> FinishedTrial | None:
     """The measured trial with the most preemptions, None where there was none at all."""
     preempted = run.served[run.served["num_preemptions"] > 0]
     return None if preempted.empty else run.trials[preempted["num_preemptions"].idxmax()]

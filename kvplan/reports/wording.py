@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from kvplan.reports.selection import AXIS_COLUMNS, SETTING_COLUMNS, Curves, varied_columns
-from kvplan.runs.storage.reader import Run, Trial
+from kvplan.runs.storage.reader import FinishedTrial, Run
 from kvplan.settings import KNOBS
 from kvplan.units import format_bytes, plural
 
@@ -48,7 +48,7 @@ def named_cell(name: str, value: object, unit: str = "") -> str:
     return setting(value) if name in SETTING_COLUMNS and unit != "bytes" else cell(value, unit)
 
 
-def settings_phrase(trial: Trial, columns: Iterable[str] = AXIS_COLUMNS[:4]) -> str:
+def settings_phrase(trial: FinishedTrial, columns: Iterable[str] = AXIS_COLUMNS[:4]) -> str:
     """``gpu_memory_utilization 0.9, max_num_seqs 16, ...``, as far as the trial has them."""
     return ", ".join(f"{name} {setting(trial.value(name))}" for name in columns if trial.value(name) is not None)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.errors import KvplanError
-from kvplan.metrics.http import Connection, ServerAddress
+from kvplan.metrics.http import PersistentConnection, ServerAddress
 from kvplan.metrics.limits import UNKNOWN_LIMITS, ServerLimits
 from kvplan.metrics.reading import ServerReading, believable_names
 from kvplan.metrics.source import MetricsSource
@@ -51,7 +51,7 @@ class ServerWatch:
         self.address = ServerAddress.parse(url)
         timeout = max(_LEAST_TIMEOUT_SECONDS, interval_seconds)
         self._source = MetricsSource(url, api_key, timeout_seconds=timeout)
-        self._questions = Connection(self.address, api_key, timeout_seconds=timeout)
+        self._questions = PersistentConnection(self.address, api_key, timeout_seconds=timeout)
         self._interval_seconds = interval_seconds
         self._window_seconds = window_seconds
         self._readings: deque[ServerReading] = deque()
@@ -141,7 +141,7 @@ class ServerWatch:
             self._knows_settings = True
 
 
-def _served_models(connection: Connection) -> tuple[str, ...]:
+def _served_models(connection: PersistentConnection) -> tuple[str, ...]:
     """``root`` (what was loaded) and ``id`` (its name) of each model at /v1/models."""
     answer = connection.get("/v1/models")
     document = answer.json() if answer.status == _OK else None

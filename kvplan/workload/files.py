@@ -21,7 +21,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.units import plural
 from kvplan.workload.part import WHOLE_FILE, FilePart
 from kvplan.workload.records import HINT, malformed, records_of
-from kvplan.workload.rows import MissingColumn, Row, RowMaker
+from kvplan.workload.rows import MissingColumn, RequestRow, RowMaker
 from kvplan.workload.times import LONGEST_SECONDS, UNITS, DecidedUnit, TimesSeen, decide_unit
 
 _MOONCAKE_BLOCK: Final = 512
@@ -105,12 +105,12 @@ def read_requests(path: Path, part: FilePart = WHOLE_FILE) -> Iterator[FileReque
     return (facts.request(row, part) for row in (_spread(rows) if part.spreads_ticks else rows))
 
 
-def _spread(rows: Iterator[Row]) -> Iterator[Row]:
+def _spread(rows: Iterator[RequestRow]) -> Iterator[RequestRow]:
     """Return rows of one moment evenly spread until the next one; those of the last moment as far as the one before.
 
     Turns of one chat stay together.
     """
-    moments: Iterator[list[Row] | None] = ([*same] for _, same in groupby(rows, lambda row: row.time))
+    moments: Iterator[list[RequestRow] | None] = ([*same] for _, same in groupby(rows, lambda row: row.time))
     gap = 0.0
     for same, following in pairwise(chain(moments, [None])):
         assert same is not None, "nothing follows the end"
@@ -124,7 +124,7 @@ def _spread(rows: Iterator[Row]) -> Iterator[Row]:
             yield row._replace(time=begin + gap * place / len(places))
 
 
-def _used(path: Path, part: FilePart, facts: _Facts, num_in_window: int) -> Iterator[Row]:
+def _used(path: Path, part: FilePart, facts: _Facts, num_in_window: int) -> Iterator[RequestRow]:
     kept = _in_window(path, part, facts)
     if part.sample is not None and part.sample < num_in_window:
         chosen = set(random.Random(0).sample(range(num_in_window), part.sample))
@@ -150,7 +150,7 @@ class _Facts(NamedTuple):
     per_second: int
     block_tokens: int
 
-    def request(self, row: Row, part: FilePart) -> FileRequest:
+    def request(self, row: RequestRow, part: FilePart) -> FileRequest:
         time = None
         if self.is_timed and not part.ignores_times:
             time = (((row.time or 0.0) - self.zero) / self.per_second + row.delay) / part.speed
@@ -174,7 +174,7 @@ class _Seen:
     longest_of_one: int = 0
     has_chats: bool = False
 
-    def see(self, row: Row) -> None:
+    def see(self, row: RequestRow) -> None:
         self.num_rows += 1
         if row.time is None:
             self.num_untimed += 1
@@ -297,14 +297,14 @@ def _count_in_window(path: Path, part: FilePart, facts: _Facts, num_rows: int) -
     return sum(1 for _ in _in_window(path, part, facts)) if facts.is_timed and part.has_window else num_rows
 
 
-def _times_of(rows: Iterator[Row]) -> TimesSeen:
+def _times_of(rows: Iterator[RequestRow]) -> TimesSeen:
     seen = TimesSeen()
     for row in rows:
         seen.see(row.time or 0.0)
     return seen
 
 
-def _rows(path: Path, maker: RowMaker) -> Iterator[Row]:
+def _rows(path: Path, maker: RowMaker) -> Iterator[RequestRow]:
     for record in records_of(path):
         try:
             yield from maker.rows(record.fields)
@@ -314,7 +314,7 @@ def _rows(path: Path, maker: RowMaker) -> Iterator[Row]:
             raise malformed(path, record.place, str(error)) from error
 
 
-def _in_window(path: Path, part: FilePart, facts: _Facts) -> Iterator[Row]:
+def _in_window(path: Path, part: FilePart, facts: _Facts) -> Iterator[RequestRow]:
     rows = _rows(path, RowMaker(part.output_tokens))
     if not facts.is_timed or not part.has_window:
         return rows

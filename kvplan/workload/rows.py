@@ -44,7 +44,7 @@ class MissingColumn(ValueError):
         super().__init__(f"has no '{wanted}'; it has {shown or 'nothing'}")
 
 
-class Row(NamedTuple):
+class RequestRow(NamedTuple):
     """A request as the file has it. time: in the file's unit, None where it has none.
 
     block_ids: of ``block_tokens`` each (None: to be found out), of the prompt from its first token on. chat: its
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Session:
+class _ChatSession:
     number: int
     known: int = 0
     time: float | None = None
@@ -92,10 +92,10 @@ class RowMaker:
     unit: TimeUnit | None = None
     is_like_mooncake: bool = False
     _columns: ColumnsSeen = field(default_factory=ColumnsSeen)
-    _sessions: dict[str, _Session] = field(default_factory=dict)
+    _sessions: dict[str, _ChatSession] = field(default_factory=dict)
     _num_chats: int = 0
 
-    def rows(self, fields: Mapping[str, Any]) -> Iterator[Row]:
+    def rows(self, fields: Mapping[str, Any]) -> Iterator[RequestRow]:
         """Those of a record. ValueError with a phrase that says what is wrong."""
         columns = self._columns.of(fields)
         if columns.prompt_tokens is not None:
@@ -112,7 +112,7 @@ class RowMaker:
         else:
             yield from self._of_body(fields, columns, fields)
 
-    def _kept(self, row: Row) -> Iterator[Row]:
+    def _kept(self, row: RequestRow) -> Iterator[RequestRow]:
         if row.num_prompt_tokens < 1:
             self.num_empty += 1
         elif row.num_output_tokens < 1:
@@ -134,7 +134,7 @@ class RowMaker:
 
     # ---- lengths as numbers
 
-    def _counted(self, fields: Mapping[str, Any], columns: Columns) -> Row:
+    def _counted(self, fields: Mapping[str, Any], columns: Columns) -> RequestRow:
         assert columns.prompt_tokens is not None
         prompt = _length(fields[columns.prompt_tokens], columns.prompt_tokens)
         output = self._output(fields, columns)
@@ -143,11 +143,11 @@ class RowMaker:
             self.num_ids_unused += columns.block_ids is not None
             return self._turn_of(str(fields[columns.session]), prompt, output, time, _delay(fields))
         if columns.block_ids is None:
-            return Row(prompt, output, time)
+            return RequestRow(prompt, output, time)
         size = columns.block_tokens
         if columns.block_tokens_column is not None and fields[columns.block_tokens_column]:
             size = _length(fields[columns.block_tokens_column], columns.block_tokens_column)
-        return Row(prompt, output, time, _ids(fields[columns.block_ids]), size)
+        return RequestRow(prompt, output, time, _ids(fields[columns.block_ids]), size)
 
     def _output(self, fields: Mapping[str, Any], columns: Columns) -> int:
         if columns.output_tokens is not None and fields[columns.output_tokens] is not None:
@@ -159,7 +159,7 @@ class RowMaker:
 
     def _turn_of(
         self, key: str, message: int, output: int, time: float | None, delay: float, *, is_timed: bool | None = None
-    ) -> Row:
+    ) -> RequestRow:
         """A turn of a session whose rows hold only what is new (AIPerf's Mooncake sessions, and its delta messages).
 
         is_timed: whether ``time`` is that of the turn itself; None where it is if there is one.
@@ -167,17 +167,17 @@ class RowMaker:
         session = self._sessions.get(key)
         pause = None if session is None or (time is not None if is_timed is None else is_timed) else delay
         if session is None:
-            session = self._sessions[key] = _Session(self._new_chat())
+            session = self._sessions[key] = _ChatSession(self._new_chat())
         prompt = session.known + message
         session.known = prompt + output
         if time is not None:
             session.time, session.delay = time, 0.0
         session.delay += delay
-        return Row(prompt, output, session.time, chat=session.number, delay=session.delay, pause=pause)
+        return RequestRow(prompt, output, session.time, chat=session.number, delay=session.delay, pause=pause)
 
     # ---- texts
 
-    def _of_body(self, body: Any, columns: Columns, fields: Mapping[str, Any]) -> Iterator[Row]:
+    def _of_body(self, body: Any, columns: Columns, fields: Mapping[str, Any]) -> Iterator[RequestRow]:
         """One request as it is sent to a server: a prompt or messages, and a limit of tokens."""
         if not isinstance(body, dict):
             raise ValueError("it has a request that is no JSON object")
@@ -189,7 +189,7 @@ class RowMaker:
             raise MissingColumn("input_len", fields)
         output = self._answer_of(body, fields)
         if isinstance(prompt, list) and all(isinstance(each, int) for each in prompt):
-            yield from self._kept(Row(len(prompt), output, time, block_ids_of_tokens(prompt), TEXT_BLOCK_TOKENS))
+            yield from self._kept(RequestRow(len(prompt), output, time, block_ids_of_tokens(prompt), TEXT_BLOCK_TOKENS))
             return
         text = text_of(prompt)
         if columns.session is not None and ("text_input" in fields or fields.get("message_mode") == "delta"):
@@ -200,7 +200,7 @@ class RowMaker:
         if isinstance(fields.get("instruction"), str) and isinstance(fields.get("input"), str):
             text += f"\n{fields['input']}"
         self.num_estimated += 1
-        yield from self._kept(Row(num_tokens(text), output, time, block_ids_of(text), TEXT_BLOCK_TOKENS))
+        yield from self._kept(RequestRow(num_tokens(text), output, time, block_ids_of(text), TEXT_BLOCK_TOKENS))
 
     def _answer_of(self, body: Mapping[str, Any], fields: Mapping[str, Any]) -> int:
         """Tokens of the recorded answer, or the limit that the request sets."""
@@ -227,7 +227,7 @@ class RowMaker:
             parts.append(f"{message.get('role', '')}\n{text_of(message.get('content'))}")
         return "\n".join(parts)
 
-    def _of_conversation(self, turns: list[Any], fields: Mapping[str, Any], columns: Columns) -> Iterator[Row]:
+    def _of_conversation(self, turns: list[Any], fields: Mapping[str, Any], columns: Columns) -> Iterator[RequestRow]:
         """A request for every answer of the model, with all that was said before it as the prompt."""
         if not all(isinstance(turn, dict) for turn in turns):
             raise ValueError("it has a turn that is no JSON object")
@@ -239,7 +239,7 @@ class RowMaker:
         else:
             yield from self._of_turns(turns, self._time(fields, columns))
 
-    def _recorded(self, turns: Sequence[Mapping[str, Any]], time: float | None) -> Iterator[Row]:
+    def _recorded(self, turns: Sequence[Mapping[str, Any]], time: float | None) -> Iterator[RequestRow]:
         """ShareGPT, LMSYS, WildChat: every message of both sides is there."""
         known, chat, num_answers = 0, self._new_chat(), 0
         for place, turn in enumerate(turns):
@@ -247,11 +247,11 @@ class RowMaker:
             if _is_of_model(turn, place):
                 num_answers += 1
                 self.num_estimated += 1
-                yield from self._kept(Row(known, said, time, chat=chat, pause=0.0 if num_answers > 1 else None))
+                yield from self._kept(RequestRow(known, said, time, chat=chat, pause=0.0 if num_answers > 1 else None))
             known += said
         self.num_failed += not num_answers
 
-    def _of_turns(self, turns: Sequence[Mapping[str, Any]], time: float | None) -> Iterator[Row]:
+    def _of_turns(self, turns: Sequence[Mapping[str, Any]], time: float | None) -> Iterator[RequestRow]:
         """AIPerf's turns: what the user says, and how long an answer may be."""
         session = f" {self._num_chats}"  # no key of a file begins like this
         for turn in turns:
@@ -271,7 +271,7 @@ class RowMaker:
             )
         self._sessions.pop(session, None)
 
-    def _of_agent(self, fields: Mapping[str, Any], requests: Sequence[Any], begin: float = 0.0) -> Iterator[Row]:
+    def _of_agent(self, fields: Mapping[str, Any], requests: Sequence[Any], begin: float = 0.0) -> Iterator[RequestRow]:
         """A trace of an agent (Weka's KV cache tester): its requests, and those of the agents that it starts."""
         own = fields.get("id", self._num_chats)
         size = _length(fields["block_size"], "block_size") if "block_size" in fields else None

@@ -9,7 +9,7 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.kv_cache import CacheSettings
-from kvplan.estimate.kvplan.parts import Part, layer_parts
+from kvplan.estimate.kvplan.parts import KvPart, layer_parts
 from kvplan.paths import profiles_dir
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
@@ -32,7 +32,7 @@ def needed_bytes(spec: ModelSpec) -> Fraction:
     return sum((part.num_bytes * _kept_share(part) for part in parts), Fraction(0))
 
 
-def _kept_share(part: Part) -> Fraction:
+def _kept_share(part: KvPart) -> Fraction:
     if part.kept.kind == "state" or part.kept.tokens is None:
         return Fraction(1)
     return Fraction(min(part.kept.tokens, NUM_TOKENS), NUM_TOKENS)

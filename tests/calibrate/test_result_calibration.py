@@ -18,7 +18,7 @@ from kvplan.calibrate.results.observing import ServedResult, TimedBatch
 from kvplan.calibrate.results.outcome import BatchResult, LoadFigures, LoadResult, Results, alike
 from kvplan.calibrate.results.prior import prior_of
 from kvplan.calibrate.results.ranks import rank_clock
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 from kvplan.catalog.devices import measured
 from kvplan.catalog.devices.measured import load_measured, read_measured
 from kvplan.catalog.models import resolve_model
@@ -35,7 +35,7 @@ from kvplan.workload.requests import RequestSpec
 
 DATA = Path(__file__).parents[1] / "data" / "results"
 SWEEPS = sorted((DATA / "vllm-cpu-sweeps").iterdir())
-H100 = Served(model="llama-3.1-8b", gpu="h100-sxm", engine="vllm", engine_version="0.24.0", max_num_seqs=64)
+H100 = ServedDeployment(model="llama-3.1-8b", gpu="h100-sxm", engine="vllm", engine_version="0.24.0", max_num_seqs=64)
 NO_FIGURES = LoadFigures(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
@@ -47,7 +47,7 @@ def own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "profiles" / "measured"
 
 
-def load(prompts: int, answers: int, concurrency: int, served: Served = H100) -> LoadResult:
+def load(prompts: int, answers: int, concurrency: int, served: ServedDeployment = H100) -> LoadResult:
     requests = alike(2 * concurrency, 2 * concurrency * prompts, 2 * concurrency * answers)
     return LoadResult(f"{concurrency} of {prompts}", served, requests, concurrency, NO_FIGURES, True)
 
@@ -85,7 +85,7 @@ LOADS = [load(*sizes) for sizes in ((64, 24, 1), (512, 24, 4), (2048, 12, 16), (
 
 
 def test_known_speeds_come_back() -> None:
-    matched = match(Results(loads=LOADS), Served())
+    matched = match(Results(loads=LOADS), ServedDeployment())
     expected = prior_of(matched.first).kernels.base
     truth = changed(expected, flops=0.7, bandwidth=0.8)
     found = learn(as_served_by(truth, matched), expected)
@@ -98,7 +98,7 @@ def test_known_speeds_come_back() -> None:
 
 def test_what_one_load_does_not_tell_stays_as_it_was() -> None:
     """Single requests with short prompts: one direction, the time of a decode step."""
-    matched = match(Results(loads=[load(16, 64, 1)]), Served())
+    matched = match(Results(loads=[load(16, 64, 1)]), ServedDeployment())
     expected = prior_of(matched.first).kernels.base
     found = learn(as_served_by(changed(expected, layer_seconds=1.5), matched), expected)
     kept = set(expected.as_json()) - set(found.identified.names)
@@ -112,7 +112,7 @@ def test_what_one_load_does_not_tell_stays_as_it_was() -> None:
 def test_timed_batches_tell_a_forward_without_the_host() -> None:
     sizes = [((1, 1024),) * count for count in (1, 8, 64, 256)] + [((count, count),) for count in (256, 1024, 4096)]
     batches = [BatchResult(f"case {index}", H100, each, 1.0) for index, each in enumerate(sizes)]
-    matched = match(Results(batches=batches), Served())
+    matched = match(Results(batches=batches), ServedDeployment())
     expected = prior_of(matched.first).kernels.base
     truth = changed(expected, flops=1.4, layer_seconds=0.6, step_seconds=5.0)
     timed = [
@@ -139,7 +139,7 @@ def test_directions_that_look_alike_get_one_coefficient() -> None:
 
 def test_the_steps_of_a_load_and_of_its_observation_are_one() -> None:
     mixture = replace(H100, model="mixtral-8x7b", tensor_parallel_size=2)
-    matched = match(Results(loads=[load(200, 5, 3, mixture)]), Served())
+    matched = match(Results(loads=[load(200, 5, 3, mixture)]), ServedDeployment())
     speed = prior_of(matched.first).kernels.base
     simulated = matched.loads[0].simulate(speed)
     assert matched.loads[0].observe(speed).seconds(speed) == pytest.approx(simulated.loads.step_seconds)
@@ -210,27 +210,43 @@ def test_estimates_of_that_engine_use_it(
     assert found == {"vllm@0.32": "measured", "kvplan": "roofline"}
 
 
-def results_of(*served: Served) -> Results:
+def results_of(*served: ServedDeployment) -> Results:
     return Results(loads=[load(64, 8, 1, each) for each in served])
 
 
 @pytest.mark.parametrize(
     ("results", "options", "sentence"),
     [
-        (results_of(Served()), Served(), "does not say which model was served"),
-        (results_of(Served(model="gpt2")), Served(), "does not say what it was measured on"),
-        (results_of(Served(model="gpt2", gpu="l4")), Served(), "does not say which engine"),
-        (results_of(Served(model="smollm", gpu="l4")), Served(engine="vllm"), "is of a model 'smollm', which is not"),
-        (results_of(Served(model="gpt2", gpu="l4")), Served(engine="orca"), "Unknown engine 'orca'"),
-        (results_of(H100, replace(H100, gpu="a100-80gb-sxm")), Served(), "are of different devices"),
-        (results_of(H100, replace(H100, dtype="float16")), Served(), "are of different devices"),
-        (results_of(H100, replace(H100, engine="sglang")), Served(), "are of different engines: vllm; sglang"),
-        (results_of(H100, replace(H100, model="gpt2")), Served(model="gpt2"), "are of different models"),
-        (results_of(H100), Served(gpu="a100-80gb-sxm"), "says that it ran on h100-sxm, but --gpu says a100-80gb-sxm"),
-        (results_of(H100), Served(max_num_seqs=8), "says max_num_seqs 64, but --max-num-seqs says 8"),
+        (results_of(ServedDeployment()), ServedDeployment(), "does not say which model was served"),
+        (results_of(ServedDeployment(model="gpt2")), ServedDeployment(), "does not say what it was measured on"),
+        (results_of(ServedDeployment(model="gpt2", gpu="l4")), ServedDeployment(), "does not say which engine"),
+        (
+            results_of(ServedDeployment(model="smollm", gpu="l4")),
+            ServedDeployment(engine="vllm"),
+            "is of a model 'smollm', which is not",
+        ),
+        (
+            results_of(ServedDeployment(model="gpt2", gpu="l4")),
+            ServedDeployment(engine="orca"),
+            "Unknown engine 'orca'",
+        ),
+        (results_of(H100, replace(H100, gpu="a100-80gb-sxm")), ServedDeployment(), "are of different devices"),
+        (results_of(H100, replace(H100, dtype="float16")), ServedDeployment(), "are of different devices"),
+        (
+            results_of(H100, replace(H100, engine="sglang")),
+            ServedDeployment(),
+            "are of different engines: vllm; sglang",
+        ),
+        (results_of(H100, replace(H100, model="gpt2")), ServedDeployment(model="gpt2"), "are of different models"),
+        (
+            results_of(H100),
+            ServedDeployment(gpu="a100-80gb-sxm"),
+            "says that it ran on h100-sxm, but --gpu says a100-80gb-sxm",
+        ),
+        (results_of(H100), ServedDeployment(max_num_seqs=8), "says max_num_seqs 64, but --max-num-seqs says 8"),
     ],
 )
-def test_results_that_make_no_profile(results: Results, options: Served, sentence: str) -> None:
+def test_results_that_make_no_profile(results: Results, options: ServedDeployment, sentence: str) -> None:
     with pytest.raises((KvplanError, UsageError), match=sentence):
         match(results, options)
 
@@ -246,11 +262,11 @@ def test_the_command_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str], t
 
 
 def test_measured_kernels_are_believed_where_results_tell_nothing() -> None:
-    matched = match(Results(loads=LOADS), Served())
+    matched = match(Results(loads=LOADS), ServedDeployment())
     prior = prior_of(matched.first)
     assert prior.source.startswith("kernels measured on h100-sxm with vLLM")
     assert set(prior.groups) >= {"links"}
-    on_four = match(Results(loads=[load(64, 8, 2, replace(H100, tensor_parallel_size=4))]), Served())
+    on_four = match(Results(loads=[load(64, 8, 2, replace(H100, tensor_parallel_size=4))]), ServedDeployment())
     plain, believing = on_four.loads[0], on_four.believing(prior.kernels).loads[0]
     base = prior.kernels.base
     assert believing.simulate(base).seconds < plain.simulate(base).seconds  # all-reduces as they were measured

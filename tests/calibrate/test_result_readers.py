@@ -12,7 +12,7 @@ import pytest
 from kvplan.calibrate.results.outcome import alike
 from kvplan.calibrate.results.readers.kvplan_sweep import is_own_sweep
 from kvplan.calibrate.results.reading import read_results
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 from kvplan.errors import KvplanError
 
 DATA = Path(__file__).parents[1] / "data" / "results"
@@ -37,7 +37,7 @@ def test_a_sweep_of_vllm() -> None:
 def test_vllm_bench_serve_without_details() -> None:
     (load,) = read_results([SERVE / "serve-prefill.json"]).loads
     document = json.loads((SERVE / "serve-prefill.json").read_text())
-    assert load.served == Served(model="smollm2")
+    assert load.served == ServedDeployment(model="smollm2")
     assert not load.has_lengths
     assert load.max_concurrency == 2
     assert sum(each.num_prompt_tokens for each in load.requests) == document["total_input_tokens"]
@@ -108,7 +108,7 @@ def test_vllm_bench_forward(tmp_path: Path) -> None:
     found = read_results([tmp_path / "forward.json"])
     (batch,) = found.batches
     assert (batch.requests, batch.seconds) == (((1, 1024), (1, 1024)), 0.0064)
-    assert batch.served == Served(engine="vllm")
+    assert batch.served == ServedDeployment(engine="vllm")
     assert dict(found.excluded) == {"a drafter ran along": 1}
 
 
@@ -117,7 +117,7 @@ def test_metadata_says_what_was_served(tmp_path: Path) -> None:
     document |= {"gpu": "H100", "tp": "2", "engine": "vllm", "version": "0.24.0", "max-num-seqs": 64}
     (tmp_path / "a.json").write_text(json.dumps(document))
     (load,) = read_results([tmp_path]).loads
-    assert load.served == Served("smollm2", "H100", None, None, "vllm", "0.24.0", 2, max_num_seqs=64)
+    assert load.served == ServedDeployment("smollm2", "H100", None, None, "vllm", "0.24.0", 2, max_num_seqs=64)
 
 
 def test_several_results_in_one_file(tmp_path: Path) -> None:

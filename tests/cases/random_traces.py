@@ -6,7 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.tiers.chains import Chain
 
 Block = tuple[int, int]
@@ -22,10 +22,10 @@ def branching_trace(seed: int, count: int = 120, branches: int = 3, run_tokens: 
         runs = []
         for depth in range(rng.randint(1, 5)):
             path = (*path, rng.randrange(branches if depth else 2))
-            runs.append(Run(keys.setdefault(path, len(keys)), (depth + 1) * run_tokens))
+            runs.append(TokenRun(keys.setdefault(path, len(keys)), (depth + 1) * run_tokens))
         if rng.random() < 0.5:
             cut = rng.randint(1, run_tokens - 1)
-            runs[-1] = Run(1000 + number, runs[-1].end - cut)
+            runs[-1] = TokenRun(1000 + number, runs[-1].end - cut)
         prompt = runs[-1].end
         requests.append(FleetRequest(number, float(number), prompt, rng.randint(1, 40), tuple(runs)))
     return requests
@@ -41,7 +41,7 @@ def chat_trace(seed: int, num_chats: int = 12, turns: int = 6) -> list[FleetRequ
     for number, chat in enumerate(order):
         prompt, answer = sizes[chat] + rng.randint(1, 60), rng.randint(1, 40)
         sizes[chat] = prompt + answer
-        requests.append(FleetRequest(number, float(number), prompt, answer, (Run(chat, prompt),), answer_key=chat))
+        requests.append(FleetRequest(number, float(number), prompt, answer, (TokenRun(chat, prompt),), answer_key=chat))
     return requests
 
 

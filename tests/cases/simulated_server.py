@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from kvplan.load.client.record import RequestRecord
 from kvplan.load.observed.health import ClientHealth, ProcessSample, client_health
 from kvplan.load.observed.monitor import INTERVAL_SECONDS, ServerView
-from kvplan.load.observed.verdict import Verdict, verdict
+from kvplan.load.observed.verdict import LoadVerdict, verdict
 from kvplan.metrics.limits import ServerLimits
 from kvplan.metrics.reading import CacheConfig, ServerReading
 
@@ -39,7 +39,7 @@ class Simulated:
     late_seconds: float = 0.0
     tells_seats: bool = True
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> LoadVerdict:
         """What the load of this server says bound it."""
         records, readings = _play(self)
         limits = ServerLimits(max_num_seqs=self.seats if self.tells_seats else None)

@@ -1,6 +1,6 @@
-"""Architectures that transformers lacks: small configs of each, and what vLLM's class (0.32, 0.33) makes of them.
+"""Architectures that transformers lacks: what their makers state, and what is refused.
 
-The counts are those of the class's parameters on a CPU; what a layer keeps is that of its ``KVCacheSpec``.
+Small configs of each stand in ``tests/data/counted_configs.json``, with what vLLM's classes make of them.
 """
 
 from __future__ import annotations
@@ -8,320 +8,27 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from counted_configs import SMALL, counted_config
 from kept_elements import kept as kept_by_layer
 
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 
-_SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 16,
-}
-_EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "num_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
-_ROUTED = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
-_CHOOSING = {**_ROUTED, "index_n_heads": 2, "index_head_dim": 128, "index_topk": 64}
-_HUNYUAN_4 = {**_LATENT, **_CHOOSING, "num_hidden_layers": 6, "layer_types": ["indexed_attention"] * 6}
-_MIXED_TYPES = ["full_attention", "deepseek_sparse_attention"] * 3
-_LAST_OF_FOUR = ["indexed_attention", *["linear_attention"] * 3, "indexed_attention"]
-_GLM_NEXT = {
-    **_LATENT,
-    **{key: value for key, value in _CHOOSING.items() if key != "first_k_dense_replace"},
-    "num_hidden_layers": 8,
-    "qk_rope_head_dim": 0,
-    "index_kpool": 16,
-    "linear_head_dim": 16,
-    "linear_num_heads": 4,
-    "linear_conv_kernel_dim": 4,
-}
-_GLM_STATE = ("state", 4 * 16 * 16, None)
-_GLM_LATENT = ("latent", 512, None)
-_NGRAMS = {
-    **_LATENT,
-    "num_hidden_layers": 2,
-    "ffn_hidden_size": 96,
-    "expert_ffn_hidden_size": 32,
-    "n_routed_experts": 4,
-    "zero_expert_num": 2,
-    "moe_topk": 2,
-}
-"""LongCat Flash Lite's; vLLM pads the rows of its tables by 48."""
-_COUNTED: dict[str, tuple[str, dict[str, Any], int, list[tuple[str, int, int | None]]]] = {
-    "iquest coder": ("IQuestCoderForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
-    "telechat 3": ("TeleChat3ForCausalLM", {}, 139_840, [("softmax", 64, None)] * 4),
-    "solar": (
-        "SolarForCausalLM",
-        {"sliding_window": 64, "attention_bias": True, "mlp_bias": True},
-        141_632,
-        [("softmax", 64, 64)] * 4,
-    ),
-    "mistral large 3": ("MistralLarge3ForCausalLM", {**_LATENT, **_ROUTED}, 593_312, [("latent", 576, None)] * 4),
-    "sarvam mla": (
-        "SarvamMLAForCausalLM",
-        {**_LATENT, **_EXPERTS, "q_lora_rank": None, "moe_shared_expert_intermediate_size": 40},
-        642_892,
-        [("latent", 576, None)] * 4,
-    ),
-    "sarvam mla, every second layer": (
-        "SarvamMLAForCausalLM",
-        {**_LATENT, **_EXPERTS, "num_shared_experts": 2, "moe_layer_freq": 2},
-        593_064,
-        [("latent", 576, None)] * 4,
-    ),
-    "sarvam moe": (
-        "SarvamMoEForCausalLM",
-        {
-            **_EXPERTS,
-            "use_qkv_bias": True,
-            "use_qk_norm": True,
-            "use_rmsnorm": True,
-            "moe_router_enable_expert_bias": True,
-            "moe_shared_expert_intermediate_size": 40,
-        },
-        182_732,
-        [("softmax", 64, None)] * 4,
-    ),
-    "param 2": (
-        "Param2MoEForCausalLM",
-        {**_EXPERTS, "num_shared_experts": 2, "moe_shared_expert_intermediate_size": 64, "use_qk_norm": True},
-        196_044,
-        [("softmax", 64, None)] * 4,
-    ),
-    "step 3": (
-        "Step3TextForCausalLM",
-        {
-            "moe_num_experts": 4,
-            "moe_top_k": 2,
-            "moe_intermediate_size": 32,
-            "share_expert_dim": 40,
-            "share_q_dim": 24,
-            "moe_layers_enum": "1,3",
-        },
-        155_808,
-        [("softmax", 32, None)] * 4,
-    ),
-    "a.x k1": (
-        "AXK1ForCausalLM",
-        {**_LATENT, **_ROUTED, "model_type": "axk1", "n_shared_experts": 2},
-        612_012,
-        [("latent", 576, None)] * 4,
-    ),
-    "a.x k1, two dense layers": (
-        "AXK1ForCausalLM",
-        {**_LATENT, **_ROUTED, "model_type": "axk1", "first_k_dense_replace": 2},
-        581_032,
-        [("latent", 576, None)] * 4,
-    ),
-    "pangu embedded": ("PanguEmbeddedForCausalLM", {"bias": True}, 140_608, [("softmax", 64, None)] * 4),
-    "pangu embedded, own biases": (
-        "PanguEmbeddedForCausalLM",
-        {"bias": True, "qkv_bias": False, "mlp_bias": True},
-        141_120,
-        [("softmax", 64, None)] * 4,
-    ),
-    "pangu embedded, four norms": (
-        "PanguEmbeddedForCausalLM",
-        {"attention_bias": True, "sandwich_norm": True},
-        141_120,
-        [("softmax", 64, None)] * 4,
-    ),
-    "pangu ultra": (
-        "PanguUltraMoEForCausalLM",
-        {
-            **_LATENT,
-            **_ROUTED,
-            "model_type": "pangu_ultra_moe",
-            "n_shared_experts": 2,
-            "sandwich_norm": True,
-            "router_enable_expert_bias": True,
-        },
-        612_268,
-        [("latent", 576, None)] * 4,
-    ),
-    "pangu ultra, two norms": (
-        "PanguUltraMoEForCausalLM",
-        {**_LATENT, **_ROUTED, "model_type": "pangu_ultra_moe", "first_k_dense_replace": 2},
-        580_768,
-        [("latent", 576, None)] * 4,
-    ),
-    "rnj-1": ("Rnj1ForCausalLM", {"sliding_window": 32}, 140_480, [("softmax", 64, None)] * 4),
-    "rnj-1, tied": (
-        "Rnj1ForCausalLM",
-        {
-            "sliding_window": 32,
-            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-        },
-        133_056,
-        [("softmax", 64, None)] * 4,
-    ),
-    "tele-flm": (
-        "TeleFLMForCausalLM",
-        {"attention_bias": True, "mlp_bias": True},
-        141_632,
-        [("softmax", 64, None)] * 4,
-    ),
-    "longcat lite": (
-        "LongcatFlashNgramForCausalLM",
-        {**_NGRAMS, "ngram_vocab_size_ratio": 3, "emb_split_num": 2, "emb_neighbor_num": 3},
-        635_308 - 48 * 16,
-        [("latent", 576, None)] * 4,
-    ),
-    "longcat lite, pairs": (
-        "LongcatFlashNgramForCausalLM",
-        {**_NGRAMS, "ngram_vocab_size_ratio": 5, "emb_split_num": 4, "emb_neighbor_num": 2},
-        651_692 - 48 * 16,
-        [("latent", 576, None)] * 4,
-    ),
-    "ring 2.5": (
-        "BailingMoeV2_5ForCausalLM",
-        {
-            **_LATENT,
-            **_EXPERTS,
-            "layer_group_size": 2,
-            "use_qk_norm": True,
-            "moe_router_enable_expert_bias": True,
-            "moe_shared_expert_intermediate_size": 32,
-        },
-        401_980,
-        [("state", 4 * 16 * 16, None), ("latent", 576, None)] * 2,
-    ),
-    "ling 3": (
-        "BailingMoeV3ForCausalLM",
-        {
-            **_LATENT,
-            **_EXPERTS,
-            "num_hidden_layers": 5,
-            "layer_group_size": 3,
-            "no_kda_lora": True,
-            "gated_attention_proj_granularity_type": "head_wise",
-            "moe_shared_expert_intermediate_size": 40,
-        },
-        566_464,
-        [("state", 4 * 16 * 16, None)] * 2 + [("latent", 576, None)] * 3,
-    ),
-    "hunyuan 4": ("HYV4ForCausalLM", _HUNYUAN_4, 982_521, [("latent", 576, None)] * 6),
-    "hunyuan 4, all tokens": (
-        "HYV4ForCausalLM",
-        {**_HUNYUAN_4, "layer_types": ["full_attention"] * 6},
-        938_361,
-        [("latent", 576, None)] * 6,
-    ),
-    "hunyuan 4, mixed": (
-        "HYV4ForCausalLM",
-        {**_HUNYUAN_4, "layer_types": _MIXED_TYPES, "indexer_types": ["full", "full", *["shared"] * 2, "full", "full"]},
-        967_801,
-        [("latent", 576, None)] * 6,
-    ),
-    "hunyuan 4, a gate of each head": (
-        "HYV4ForCausalLM",
-        {**_HUNYUAN_4, "gating_type": "headwise", "learnable_sink": False, "n_shared_experts": 2, "hc_mult": 2},
-        970_927,
-        [("latent", 576, None)] * 6,
-    ),
-    "hunyuan 4, one stream": (
-        "HYV4ForCausalLM",
-        {
-            **_HUNYUAN_4,
-            "gated_mla": False,
-            "enable_ihc": False,
-            "tie_word_embeddings": True,
-            "n_shared_experts": 0,
-            "mlp_layer_types": ["dense", "sparse"] * 3,
-            "indexer_types": ["full"] * 3 + ["shared"] * 3,
-        },
-        880_500,
-        [("latent", 576, None)] * 6,
-    ),
-    "glm 5.3 flash": (
-        "Glm5NextForCausalLM",
-        _GLM_NEXT,
-        717_868,
-        [*[_GLM_STATE] * 3, _GLM_LATENT] * 2,
-    ),
-    "glm 5.3 flash, other layers": (
-        "Glm5NextForCausalLM",
-        {
-            **_GLM_NEXT,
-            "layer_types": ["full_attention", *["linear_attention"] * 2, *_LAST_OF_FOUR],
-            "mlp_layer_types": ["dense", "sparse"] * 4,
-            "n_shared_experts": 2,
-            "hc_mult": 2,
-            "index_kpool": 32,
-        },
-        763_244,
-        [_GLM_LATENT, *[_GLM_STATE] * 2, _GLM_LATENT, *[_GLM_STATE] * 3, _GLM_LATENT],
-    ),
-    "glm 5.3 flash, older keys": (
-        "Glm5NextForCausalLM",
-        {
-            **_GLM_NEXT,
-            "mhc": False,
-            "linear_attn_config": {"head_dim": 32, "num_heads": 2, "short_conv_kernel_size": 3},
-            "topk_method": "greedy",
-            "index_n_heads": 4,
-        },
-        654_396,
-        [*[("state", 2 * 32 * 32, None)] * 3, _GLM_LATENT] * 2,
-    ),
-}
-
-
-def _config(name: str) -> dict[str, Any]:
-    architecture, own, *_ = _COUNTED[name]
-    return {**_SMALL, "architectures": [architecture], **own}
-
-
-@pytest.mark.parametrize("name", _COUNTED)
-def test_small_configs_as_vllm_builds_them(name):
-    *_, parameters, kept = _COUNTED[name]
-    spec = read_config(_config(name), model_id=name)
-    assert spec.num_parameters == parameters
-    assert kept_by_layer(spec) == kept
-
 
 def test_shared_experts_of_param_2_without_a_size_of_their_own():
-    config = {**_config("param 2"), "moe_shared_expert_intermediate_size": None}
+    config = counted_config("param 2", moe_shared_expert_intermediate_size=None)
     assert read_config(config, model_id="param").num_parameters == 196_044
 
 
 def test_solar_without_a_window_has_its_class_default():
-    spec = read_config({**_SMALL, "architectures": ["SolarForCausalLM"]}, model_id="solar")
+    spec = read_config({**SMALL, "architectures": ["SolarForCausalLM"]}, model_id="solar")
     assert [tokens for _, _, tokens in kept_by_layer(spec)] == [2047] * 4
     assert any("2,047" in sentence for sentence in spec.assumptions)
 
 
 def test_biases_of_ring_that_nobody_knows_are_refused():
     with pytest.raises(Exception, match="use_bias"):
-        read_config({**_config("ring 2.5"), "use_bias": True}, model_id="ring")
+        read_config(counted_config("ring 2.5", use_bias=True), model_id="ring")
 
 
 def test_step_3_has_the_parameters_its_makers_state():
@@ -434,23 +141,25 @@ def _indexed(config: dict[str, Any]) -> list[bool]:
 
 def test_layers_of_hunyuan_4_that_keep_index_keys():
     """As vLLM's class has them: a cache of 132 B a token in each."""
-    assert _indexed(_config("hunyuan 4")) == [True, True, False, False, False, True]
-    assert _indexed(_config("hunyuan 4, mixed")) == [False, True, False, False, False, True]
-    assert not any(_indexed(_config("hunyuan 4, all tokens")))
-    chosen = [layer.mixer.chosen_tokens for layer in read_config(_config("hunyuan 4, mixed"), model_id="hy").layers]
+    assert _indexed(counted_config("hunyuan 4")) == [True, True, False, False, False, True]
+    assert _indexed(counted_config("hunyuan 4, mixed")) == [False, True, False, False, False, True]
+    assert not any(_indexed(counted_config("hunyuan 4, all tokens")))
+    chosen = [
+        layer.mixer.chosen_tokens for layer in read_config(counted_config("hunyuan 4, mixed"), model_id="hy").layers
+    ]
     assert chosen == [None, 64] * 3
 
 
 def test_drafters_of_hunyuan_4_have_one_stream():
     """Parameters of vLLM's class without embedding and head, which are the model's."""
-    (drafter,) = read_config({**_config("hunyuan 4"), "num_nextn_predict_layers": 1}, model_id="hy").extras
+    (drafter,) = read_config(counted_config("hunyuan 4", num_nextn_predict_layers=1), model_id="hy").extras
     assert drafter.num_parameters == 174_560
 
 
 def test_hunyuan_4_preview_has_the_parameters_of_its_class():
     """transformers' class of its config's defaults, which are the preview's, with the correction of its routers."""
     config = {
-        **_HUNYUAN_4,
+        **counted_config("hunyuan 4"),
         "architectures": ["HYV4ForCausalLM"],
         "model_type": "hy_v4",
         "vocab_size": 120832,
@@ -487,7 +196,7 @@ def test_hunyuan_4_preview_has_the_parameters_of_its_class():
 def test_what_is_not_known_of_hunyuan_4_is_refused(own):
     (key,) = own
     with pytest.raises(Exception, match=key):
-        read_config({**_config("hunyuan 4"), **own}, model_id="hy")
+        read_config(counted_config("hunyuan 4", **own), model_id="hy")
 
 
 _GLM_FLASH_TEXT = {
@@ -547,7 +256,7 @@ def test_the_tower_of_glm_flash():
 )
 def test_drafters_of_glm_flash_have_latent_attention_and_one_stream(own, parameters):
     """Parameters of vLLM's class without embedding and head, which are the model's."""
-    config = {**_config("glm 5.3 flash"), "num_nextn_predict_layers": 1, **own}
+    config = counted_config("glm 5.3 flash", num_nextn_predict_layers=1, **own)
     (drafter,) = read_config(config, model_id="glm").extras
     assert drafter.num_parameters == parameters
 
@@ -571,25 +280,25 @@ def test_drafters_of_glm_flash_have_latent_attention_and_one_stream(own, paramet
 def test_what_is_not_known_of_glm_flash_is_refused(own):
     (key,) = own
     with pytest.raises(Exception, match=key):
-        read_config({**_config("glm 5.3 flash"), **own}, model_id="glm")
+        read_config(counted_config("glm 5.3 flash", **own), model_id="glm")
 
 
 def test_what_a_layer_of_another_type_keeps_is_not_guessed():
     """vLLM keeps latents only of types on its list; of others each head's keys and values."""
     for name in ("a.x k1", "pangu ultra"):
         with pytest.raises(Exception, match="model_type"):
-            read_config({**_config(name), "model_type": "AXK1"}, model_id=name)
+            read_config(counted_config(name, model_type="AXK1"), model_id=name)
 
 
 @pytest.mark.parametrize("key", ["param_sink_number", "interleaved_sliding_window", "n_routed_experts"])
 def test_attentions_of_pangu_that_nobody_knows_are_refused(key):
     with pytest.raises(Exception, match=key):
-        read_config({**_config("pangu embedded"), key: 4}, model_id="pangu")
+        read_config({**counted_config("pangu embedded"), key: 4}, model_id="pangu")
 
 
 def test_chunked_layers_of_rnj_are_refused():
     with pytest.raises(Exception, match="chunked_attention"):
-        read_config({**_config("rnj-1"), "layer_types": ["chunked_attention"] * 4}, model_id="rnj")
+        read_config(counted_config("rnj-1", layer_types=["chunked_attention"] * 4), model_id="rnj")
 
 
 def test_a_x_k1_has_the_parameters_its_makers_state():

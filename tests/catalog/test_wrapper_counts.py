@@ -1,7 +1,6 @@
-"""Models that see or hear: small configs of each, and what vLLM 0.33's class makes of the language model inside.
+"""Models that see or hear: the language model inside, versions, and towers as vLLM 0.33's classes have them.
 
-The counts are those of the class's parameters below its language model, on a CPU; what a layer keeps is that of its
-``KVCacheSpec``. Towers that kvplan counts have the figures of the same classes.
+Small configs of each stand in ``tests/data/counted_configs.json``.
 """
 
 from __future__ import annotations
@@ -9,135 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kept_elements import Kept
+from counted_configs import SMALL, counted_config
 from kept_elements import kept as kept_by_layer
 
 from kvplan.catalog.reader import read_config
 from kvplan.errors import KvplanError
 
-_SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-_WIDE = {"hidden_size": 128, "num_attention_heads": 8}
-_DELTA = {
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_MAMBA = {
-    "num_hidden_layers": 8,
-    "hybrid_override_pattern": "M-M*M-M*",
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 32,
-    "ssm_state_size": 16,
-    "n_groups": 2,
-}
-_GEMMA4 = {
-    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-    "sliding_window": 16,
-    "global_head_dim": 32,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "tie_word_embeddings": True,
-}
-_WHOLE_HEADS = {
-    "head_dim": None,
-    "num_key_value_heads": 4,
-    "qk_nope_head_dim": 0,
-    "qk_rope_head_dim": 0,
-    "v_head_dim": 0,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-}
 _SOFTMAX = [("softmax", 64, None)] * 4
-_STATES = [("state", 4 * 16 * 16, None)] * 3 + [("softmax", 64, None)]
 _ENDS = 128 * 64
 """Parameters of an embedding, or of a head."""
-
-_COUNTED: dict[str, tuple[str, dict[str, Any], int, Kept]] = {
-    "AudioFlamingo3ForConditionalGeneration": ("text_config:qwen2", {}, 140_352, _SOFTMAX),
-    "BeeForConditionalGeneration": ("text_config:qwen3", {}, 139_968, _SOFTMAX),
-    "Cosmos3ForConditionalGeneration": ("text_config:qwen3_vl_text", {}, 139_968, _SOFTMAX),
-    "DeepseekOCRForCausalLM": ("language_config:deepseek_v2", _WHOLE_HEADS, 212_288, [("softmax", 128, None)] * 4),
-    "DeepseekOCR2ForCausalLM": ("language_config:deepseek_v2", _WHOLE_HEADS, 212_288, [("softmax", 128, None)] * 4),
-    "Eagle2_5_VLForConditionalGeneration": ("text_config:qwen2", {}, 140_352, _SOFTMAX),
-    "FunAudioChatForConditionalGeneration": ("text_config:qwen3", {}, 139_968, _SOFTMAX),
-    # vLLM fills the values' rows of the full layer with its keys, and holds four scalars apart from the parameters
-    "Gemma4UnifiedForConditionalGeneration": (
-        "text_config:gemma4_unified_text",
-        _GEMMA4,
-        140_512 - 32 * 64 + 4,
-        [("softmax", 64, 16)] * 3 + [("softmax", 64, None)],
-    ),
-    "GlmAsrForConditionalGeneration": ("text_config:llama", {"tie_word_embeddings": None}, 131_648, _SOFTMAX),
-    "GlmOcrForConditionalGeneration": ("text_config:glm_ocr_text", {"head_dim": None}, 140_352, _SOFTMAX),
-    "Granite4VisionForConditionalGeneration": ("text_config:granite4_vision_text", {}, 139_840, _SOFTMAX),
-    "GraniteSpeechForConditionalGeneration": (
-        "text_config:granite",
-        {"attention_bias": True, "mlp_bias": True},
-        141_632,
-        _SOFTMAX,
-    ),
-    "GraniteSpeechPlusForConditionalGeneration": (
-        "text_config:granite",
-        {"tie_word_embeddings": None},
-        131_648,
-        _SOFTMAX,
-    ),
-    "HCXVisionV2ForCausalLM": ("text_config:hyperclovax", {"tie_word_embeddings": None}, 132_160, _SOFTMAX),
-    "InternS2PreviewForConditionalGeneration": (
-        "text_config:qwen3_5_moe_text",
-        {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
-        222_120,
-        _STATES,
-    ),
-    "KeyeForConditionalGeneration": (":Keye", {}, 139_968, _SOFTMAX),
-    "KeyeVL1_5ForConditionalGeneration": (":KeyeVL1_5", {}, 139_968, _SOFTMAX),
-    "LightOnOCRForConditionalGeneration": ("text_config:qwen3", {"tie_word_embeddings": None}, 131_776, _SOFTMAX),
-    "LlavaOnevision2ForConditionalGeneration": ("text_config:qwen3", {}, 139_968, _SOFTMAX),
-    "MiniCPMOcrForConditionalGeneration": ("text_config:qwen3_5_text", _DELTA, 159_400, _STATES),
-    "MiniCPMV": (":minicpmv", {**_WIDE, "version": 4.5}, 345_344, _SOFTMAX),
-    "MiniCPMV4_7ForConditionalGeneration": ("text_config:qwen3_5_text", _DELTA, 159_400, _STATES),
-    "MossTranscribeDiarizeForConditionalGeneration": (
-        "text_config:qwen3",
-        {"tie_word_embeddings": None},
-        131_776,
-        _SOFTMAX,
-    ),
-    "NemotronH_Nano_Omni_Reasoning_V3": (
-        "llm_config:nemotron_h",
-        _MAMBA,
-        186_224,
-        [("state", 4 * 32 * 16, None)] * 2
-        + [("softmax", 64, None)]
-        + [("state", 4 * 32 * 16, None)] * 2
-        + [("softmax", 64, None)],
-    ),
-    "OpenCUAForConditionalGeneration": ("text_config:qwen2", {}, 140_352, _SOFTMAX),
-    "OpenPanguVLForConditionalGeneration": (":openpangu_vl", {"bias": True}, 140_608, _SOFTMAX),
-    "Ovis": ("llm_config:qwen2", {}, 140_352, _SOFTMAX),
-    "Phi4ForCausalLMV": (":phi4-siglip", {}, 139_840, _SOFTMAX),
-    "QianfanOCRForConditionalGeneration": ("text_config:qwen3", {}, 139_968, _SOFTMAX),
-    "Qwen3ASRForConditionalGeneration": ("thinker_config.text_config:qwen3_asr_text", {}, 139_968, _SOFTMAX),
-    "RForConditionalGeneration": ("text_config:qwen3", {}, 139_968, _SOFTMAX),
-    "StepVLForConditionalGeneration": ("text_config:qwen3", {}, 139_968, _SOFTMAX),
-}
-
 
 _AS_NAMED = {
     "KananaVForConditionalGeneration": ("text_config:llama", "LlamaForCausalLM"),
@@ -150,34 +30,23 @@ _AS_NAMED = {
 """Wrappers whose class cannot be made without files or libraries, and the language model that its code makes."""
 
 
-def _config(architecture: str, **outer: Any) -> dict[str, Any]:
-    place, own = _COUNTED[architecture][:2] if architecture in _COUNTED else (_AS_NAMED[architecture][0], {})
-    path, model_type = place.split(":")
-    config = {key: value for key, value in {**_SMALL, **own, "model_type": model_type}.items() if value is not None}
-    for section in reversed(path.split(".") if path else []):
-        config = {section: config}
-    return {**config, "torch_dtype": "bfloat16", "architectures": [architecture], **outer}
-
-
-@pytest.mark.parametrize("architecture", _COUNTED)
-def test_small_configs_as_vllm_builds_them(architecture):
-    *_, parameters, kept = _COUNTED[architecture]
-    spec = read_config(_config(architecture), model_id=architecture)
-    assert spec.num_parameters == parameters
-    assert kept_by_layer(spec) == kept
+def _named(architecture: str) -> dict[str, Any]:
+    path, model_type = _AS_NAMED[architecture][0].split(":")
+    text = {**SMALL, "model_type": model_type}
+    return {**({path: text} if path else text), "torch_dtype": "bfloat16", "architectures": [architecture]}
 
 
 @pytest.mark.parametrize("architecture", _AS_NAMED)
 def test_wrappers_hold_what_their_code_names(architecture):
-    plain = read_config({**_SMALL, "architectures": [_AS_NAMED[architecture][1]]}, model_id="plain")
-    spec = read_config(_config(architecture), model_id=architecture)
+    plain = read_config({**SMALL, "architectures": [_AS_NAMED[architecture][1]]}, model_id="plain")
+    spec = read_config(_named(architecture), model_id=architecture)
     assert (spec.layers, spec.tensors) == (plain.layers, plain.tensors)
 
 
 def test_ling_3_that_sees_holds_ling_3():
     """566,464 parameters below the language model of vLLM's class, as its text model alone has."""
     text = {
-        **_SMALL,
+        **SMALL,
         "model_type": "bailing_hybrid",
         "num_hidden_layers": 5,
         "num_key_value_heads": 4,
@@ -208,7 +77,7 @@ def test_ling_3_that_sees_holds_ling_3():
 )
 def test_molmo_2_as_vllm_builds_it(own, parameters):
     """vLLM pads the 140 rows of the embedding to 192."""
-    config = {"architectures": ["Molmo2ForConditionalGeneration"], "text_config": {**_SMALL, **own}, "vit_config": {}}
+    config = {"architectures": ["Molmo2ForConditionalGeneration"], "text_config": {**SMALL, **own}, "vit_config": {}}
     spec = read_config({**config, "torch_dtype": "bfloat16"}, model_id="molmo")
     assert spec.num_parameters == parameters
     assert kept_by_layer(spec) == _SOFTMAX
@@ -220,18 +89,18 @@ def test_molmo_2_as_vllm_builds_it(own, parameters):
     [("MiniCPMV", None, 345_216), ("MiniCPMV", "2.6", 345_984), ("MiniCPMV", 4.0, 345_216), ("MiniCPMO", 2.6, 345_984)],
 )
 def test_versions_of_minicpm_hold_different_language_models(architecture, version, parameters):
-    config = {**_config("MiniCPMV"), "architectures": [architecture], "version": version}
+    config = counted_config("MiniCPMV", architectures=[architecture], version=version)
     assert read_config(config, model_id="minicpm").num_parameters == parameters
 
 
 @pytest.mark.parametrize("own", [{"version": 2.0}, {"version": None, "query_num": 64}])
 def test_minicpm_v_2_is_refused(own):
     with pytest.raises(KvplanError, match="version"):
-        read_config({**_config("MiniCPMV"), **own}, model_id="minicpm")
+        read_config(counted_config("MiniCPMV", **own), model_id="minicpm")
 
 
 def test_a_class_that_ties_does_so_only_where_the_config_is_silent():
-    config = _config("LightOnOCRForConditionalGeneration", tie_word_embeddings=False)
+    config = counted_config("LightOnOCRForConditionalGeneration", tie_word_embeddings=False)
     assert read_config(config, model_id="lighton").num_parameters == 131_776 + _ENDS
 
 
@@ -286,7 +155,7 @@ _PIXTRAL = {
     ],
 )
 def test_towers_as_vllm_builds_them(architecture, outer, counted):
-    spec = read_config(_config(architecture, **outer), model_id=architecture)
+    spec = read_config(counted_config(architecture, **outer), model_id=architecture)
     assert sum(extra.num_parameters or 0 for extra in spec.extras) == counted
 
 
@@ -302,7 +171,7 @@ def test_towers_as_vllm_builds_them(architecture, outer, counted):
 )
 def test_towers_that_are_not_counted_are_named(architecture, outer, names):
     of = {"MiniCPMO": "MiniCPMV", "Ovis2_5": "Ovis"}.get(architecture, architecture)
-    spec = read_config({**_config(of, **outer), "architectures": [architecture]}, model_id=architecture)
+    spec = read_config(counted_config(of, **outer, architectures=[architecture]), model_id=architecture)
     assert [(extra.kind, extra.num_parameters) for extra in spec.extras] == [(name, None) for name in names]
 
 

@@ -12,7 +12,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.machine.device import Device
-from kvplan.metrics.http import Connection, ServerAddress
+from kvplan.metrics.http import PersistentConnection, ServerAddress
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.pool import PlainPool
@@ -70,7 +70,7 @@ class ServeAdapter:
     def lower(self, directory: Path, settings: TrialSettings) -> None:
         if self.port is None:
             return  # what is written before a start is in its command line
-        with Connection(ServerAddress.parse(f"127.0.0.1:{self.port}")) as connection:
+        with PersistentConnection(ServerAddress.parse(f"127.0.0.1:{self.port}")) as connection:
             answer = connection.ask("PATCH", "/v1/runtime_config", {"max_num_seqs": settings.max_num_seqs})
         assert answer.status == 200, answer.text
 

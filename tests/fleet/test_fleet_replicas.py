@@ -10,14 +10,14 @@ import pytest
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queueing.arrivals import Arrivals
 from kvplan.estimate.speed.queueing.front_end import FrontEnd
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, TracedLoad
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, TracedLoad
 from kvplan.estimate.speed.queueing.play import InstancePlay
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.fleet import Fleet, FleetPlay
 from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.in_turn import LeastLoaded, RoundRobin
 from kvplan.fleet.routers.interface import ReplicaView
 
@@ -65,7 +65,9 @@ def unlike(count: int, gap: float, prompt: int = 700, answer: int = 60) -> list[
 def times_in_a_play_of_tokens(requests: Sequence[FleetRequest], rules: SchedulingRules) -> list[tuple[float, float]]:
     """When requests get their first and their last token, as ``queueing`` plays them."""
     pairs = tuple((each.num_prompt_tokens, each.num_output_tokens) for each in requests)
-    load = PlayedLoad(Lengths(1), Lengths(1), len(requests), 1.0, trace=TracedLoad("a trace", pairs))
+    load = PlayedLoad(
+        LengthDistribution(1), LengthDistribution(1), len(requests), 1.0, trace=TracedLoad("a trace", pairs)
+    )
     load.__dict__["lengths"] = list(pairs)  # in the trace's order and at its times, of which it has neither
     load.__dict__["arrivals"] = [each.sent for each in requests]
     arrivals = Arrivals(load, rules.front_end)
@@ -124,8 +126,8 @@ def test_the_least_loaded_replica_gets_the_next_request() -> None:
 
 
 def test_the_next_turn_is_sent_when_the_answer_was_read() -> None:
-    first = FleetRequest(0, 1.0, 100, 20, (Run(1, 100),), answer_key=1)
-    second = FleetRequest(1, 1.0, 160, 20, (Run(1, 160),), after=0, think_seconds=3.0, answer_key=1)
+    first = FleetRequest(0, 1.0, 100, 20, (TokenRun(1, 100),), answer_key=1)
+    second = FleetRequest(1, 1.0, 160, 20, (TokenRun(1, 160),), after=0, think_seconds=3.0, answer_key=1)
     play = Fleet(setup(), 1, RoundRobin()).play([first, second])
     assert play.seen[1].sent == play.seen[0].last + 3.0
     assert play.seen[1].num_hit_tokens == 119 // 16 * 16, "the answer was kept too, but for its last token"

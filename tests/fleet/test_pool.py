@@ -12,7 +12,7 @@ from kvplan.fleet.replicas.fleet import Fleet
 from kvplan.fleet.replicas.kept import resumed_at
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.in_turn import RoundRobin
 
 
@@ -28,18 +28,18 @@ class OneSecond:
 def shared_prompts(seed: int, count: int, *, mean_gap: float = 6.0) -> list[FleetRequest]:
     """Prompts that branch: each begins like an earlier one, as far as a random place, and goes on by itself."""
     rng, now, key, requests = random.Random(seed), 0.0, 0, []
-    paths: list[list[Run]] = [[]]
+    paths: list[list[TokenRun]] = [[]]
     for number in range(count):
         path = rng.choice(paths)
         runs = list(path[: rng.randint(0, len(path))])
         end = runs[-1].end if runs else 0
         for _ in range(rng.randint(1, 5)):
             key, end = key + 1, end + rng.choice([8, 16, 24])
-            runs.append(Run(key, end))
+            runs.append(TokenRun(key, end))
         paths.append(runs)
         prompt = max(end - rng.randint(0, 7), 1)
         cut = [run for run, before in zip(runs, [0, *(each.end for each in runs)], strict=False) if before < prompt]
-        cut[-1] = Run(cut[-1].key, prompt)
+        cut[-1] = TokenRun(cut[-1].key, prompt)
         now += rng.randint(0, round(2 * mean_gap))
         requests.append(FleetRequest(number, now, prompt, rng.randint(1, 40), tuple(cut)))
     return requests
@@ -89,7 +89,7 @@ SPARSE = [
 
 def prompt_of(number: int, *lengths: tuple[int, int]) -> FleetRequest:
     """A prompt of (key, tokens up to which it is alike), sent long after the one before, with an answer of a token."""
-    return FleetRequest(number, 100.0 * number, lengths[-1][1], 1, tuple(Run(key, end) for key, end in lengths))
+    return FleetRequest(number, 100.0 * number, lengths[-1][1], 1, tuple(TokenRun(key, end) for key, end in lengths))
 
 
 @pytest.mark.parametrize("groups", [(FULL[0], CacheGroup("sliding", 8, 9)), (FULL[0], CacheGroup("state", 8))])

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 from random_traces import blocks_of, branching_trace, chat_trace
 
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.tiers.chains import Chain, chains_of
 from kvplan.fleet.tiers.distances import reuse_distances
 from kvplan.fleet.tiers.replayed import Weights, replayed_hits
@@ -63,12 +63,12 @@ def test_without_windows_a_replay_finds_what_one_pass_finds(trace: int) -> None:
 
 def test_the_second_of_those_that_begin_alike_finds_no_end_and_the_third_does() -> None:
     """What two prompts share ends where neither of them could resume: the second one's lookup has an end kept there."""
-    requests = [FleetRequest(number, 0.0, 96, 1, (Run(1, 48), Run(10 + number, 96))) for number in range(3)]
+    requests = [FleetRequest(number, 0.0, 96, 1, (TokenRun(1, 48), TokenRun(10 + number, 96))) for number in range(3)]
     chains = chains_of(requests, 16)
     assert replayed_hits(chains, Weights(1, 2), 1000) == [0, 0, 3]
     assert replayed_hits(chains, Weights(1, 0), 1000) == [0, 3, 3]
 
 
 def test_the_same_prompt_again_resumes_at_its_last_boundary() -> None:
-    twice = [FleetRequest(number, 0.0, 100, 1, (Run(1, 100),)) for number in range(2)]
+    twice = [FleetRequest(number, 0.0, 100, 1, (TokenRun(1, 100),)) for number in range(2)]
     assert replayed_hits(chains_of(twice, 16), Weights(1, 2), 1000) == [0, 6]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError
-from kvplan.fleet.requests import FleetRequest, Run, merged_runs, requests_of_file
+from kvplan.fleet.requests import FleetRequest, TokenRun, merged_runs, requests_of_file
 
 DATA = Path(__file__).parents[1] / "data"
 EXCERPT = DATA / "mooncake_conversation_100.jsonl"
@@ -78,14 +78,14 @@ def test_longer_requests_are_left_out_and_an_answer_is_waited_for_all_the_same(t
 def test_merged_runs_say_the_same() -> None:
     def request(number: int, keys: list[int], prompt: int | None = None) -> FleetRequest:
         end = prompt or 8 * len(keys)
-        runs = tuple(Run(key, min(8 * place, end)) for place, key in enumerate(keys, 1))
+        runs = tuple(TokenRun(key, min(8 * place, end)) for place, key in enumerate(keys, 1))
         return FleetRequest(number, 0.0, end, 4, runs)
 
     requests = [request(0, [1, 2, 3, 4]), request(1, [1, 2, 3, 5]), request(2, [1, 2], 13), request(3, [9])]
     assert [each.runs for each in merged_runs(requests)] == [
-        (Run(2, 16), Run(3, 24)),
-        (Run(2, 16), Run(3, 24)),
-        (Run(2, 13),),
+        (TokenRun(2, 16), TokenRun(3, 24)),
+        (TokenRun(2, 16), TokenRun(3, 24)),
+        (TokenRun(2, 13),),
         (),
     ]
     again = merged_runs(requests)

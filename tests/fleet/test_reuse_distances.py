@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from random_traces import blocks_of, branching_trace, chat_trace, replayed_hits
 
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.tiers.belady import next_uses
 from kvplan.fleet.tiers.chains import Chain, chains_of
 from kvplan.fleet.tiers.distances import reuse_distances
@@ -39,20 +39,20 @@ def test_distinct_blocks_are_those_with_different_names(trace: int) -> None:
 
 def test_the_last_token_is_always_computed() -> None:
     """Two equal prompts of whole blocks: the last block is found and computed all the same."""
-    twice = [FleetRequest(number, 0.0, 64, 1, (Run(7, 64),)) for number in range(2)]
+    twice = [FleetRequest(number, 0.0, 64, 1, (TokenRun(7, 64),)) for number in range(2)]
     assert reuse_distances(chains_of(twice, 16)).hits_by_request(100) == [0, 3]
 
 
 def test_a_block_belongs_to_the_run_that_holds_its_last_token() -> None:
     """40 shared tokens are two blocks of 16; the third block holds other tokens, too."""
-    requests = [FleetRequest(number, 0.0, 100, 1, (Run(1, 40), Run(10 + number, 100))) for number in range(2)]
+    requests = [FleetRequest(number, 0.0, 100, 1, (TokenRun(1, 40), TokenRun(10 + number, 100))) for number in range(2)]
     assert reuse_distances(chains_of(requests, 16)).hits_by_request(100) == [0, 2]
 
 
 def test_an_answer_takes_room_and_its_last_token_none() -> None:
-    (chain,) = chains_of([FleetRequest(0, 0.0, 20, 13, (Run(1, 20),))], 16)
+    (chain,) = chains_of([FleetRequest(0, 0.0, 20, 13, (TokenRun(1, 20),))], 16)
     assert (chain.num_prompt_blocks, chain.num_blocks) == (1, 2)
-    (chain,) = chains_of([FleetRequest(0, 0.0, 20, 12, (Run(1, 20),))], 16)
+    (chain,) = chains_of([FleetRequest(0, 0.0, 20, 12, (TokenRun(1, 20),))], 16)
     assert chain.num_blocks == 1
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.dynamo import KvRouter
 from kvplan.fleet.routers.interface import Router
 from kvplan.fleet.routers.llm_d import LlmD, LlmDPrecise
@@ -41,7 +41,7 @@ class Stand:
 
 def prompt(*ids: int, sent: float = 0.0, tokens: int = 512) -> FleetRequest:
     """A prompt of runs of ``tokens``."""
-    runs = tuple(Run(key, (place + 1) * tokens) for place, key in enumerate(ids))
+    runs = tuple(TokenRun(key, (place + 1) * tokens) for place, key in enumerate(ids))
     return FleetRequest(0, sent, len(ids) * tokens, 10, runs)
 
 
@@ -72,9 +72,9 @@ def test_a_memory_knows_prefixes_up_to_where_they_agree() -> None:
 
 def test_a_memory_knows_a_chat_as_far_as_its_longest_prompt() -> None:
     memory = PrefixMemory()
-    memory.remember(FleetRequest(0, 0.0, 100, 10, (Run(7, 100),)))
-    assert memory.match(FleetRequest(1, 0.0, 300, 10, (Run(7, 300),))) == 100
-    assert memory.match(FleetRequest(2, 0.0, 60, 10, (Run(7, 60),))) == 60
+    memory.remember(FleetRequest(0, 0.0, 100, 10, (TokenRun(7, 100),)))
+    assert memory.match(FleetRequest(1, 0.0, 300, 10, (TokenRun(7, 300),))) == 100
+    assert memory.match(FleetRequest(2, 0.0, 60, 10, (TokenRun(7, 60),))) == 60
 
 
 def test_a_memory_forgets_what_was_used_longest_ago_and_deepest_first() -> None:

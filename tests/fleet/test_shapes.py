@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.shapes import DAY_SECONDS, LoadShape, ShapePoint, read_shape, stretched
 
-REQUESTS = tuple(FleetRequest(each, 18.0 * each, 600, 10, (Run(1, 512), Run(2 + each, 600))) for each in range(200))
+REQUESTS = tuple(
+    FleetRequest(each, 18.0 * each, 600, 10, (TokenRun(1, 512), TokenRun(2 + each, 600))) for each in range(200)
+)
 """An hour, a request every 18 s, which all begin with the same 512 tokens."""
 
 
@@ -53,7 +55,10 @@ def test_what_comes_again_has_tokens_of_its_own() -> None:
 
 
 def test_turns_follow_those_of_their_own_copy() -> None:
-    turns = (FleetRequest(0, 0.0, 100, 10, (Run(1, 100),)), FleetRequest(1, 500.0, 200, 10, (Run(1, 200),), 0, 3.0))
+    turns = (
+        FleetRequest(0, 0.0, 100, 10, (TokenRun(1, 100),)),
+        FleetRequest(1, 500.0, 200, 10, (TokenRun(1, 200),), 0, 3.0),
+    )
     chat = tuple(replace(each, answer_key=1) for each in turns)
     day = stretched(chat, LoadShape((ShapePoint(0, 2.0),)))
     by_number = {each.number: each for each in day}

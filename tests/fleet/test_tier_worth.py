@@ -8,7 +8,7 @@ import pytest
 from random_traces import branching_trace
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.tiers.curves import cache_curve
 from kvplan.fleet.tiers.layouts import CacheLayout
 from kvplan.fleet.tiers.links import PrefillTime, TierLink, break_even_tokens, host_link
@@ -51,7 +51,7 @@ def _documents(total_gib: float, rounds: int = 3, tokens: int = 16_384) -> list[
     """Documents of so many GiB of KV together, read one after the other, and again."""
     count = round(total_gib * GIB / _TOKEN_BYTES / tokens)
     order = itertools.chain.from_iterable(range(count) for _ in range(rounds))
-    return [FleetRequest(n, float(n), tokens, 1, (Run(key, tokens),)) for n, key in enumerate(order)]
+    return [FleetRequest(n, float(n), tokens, 1, (TokenRun(key, tokens),)) for n, key in enumerate(order)]
 
 
 def _agents(live_gib: float, num_agents: int = 14, steps: int = 10) -> list[FleetRequest]:
@@ -59,7 +59,7 @@ def _agents(live_gib: float, num_agents: int = 14, steps: int = 10) -> list[Flee
     longest = round(live_gib * GIB / _TOKEN_BYTES / num_agents)
     lengths = [round(longest * (0.9 + 0.1 * (turn + 1) / steps)) for turn in range(steps)]
     return [
-        FleetRequest(n, float(n), length, 1, (Run(agent, length),))
+        FleetRequest(n, float(n), length, 1, (TokenRun(agent, length),))
         for n, (length, agent) in enumerate(itertools.product(lengths, range(num_agents)))
     ]
 

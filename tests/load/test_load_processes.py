@@ -111,7 +111,7 @@ def test_a_process_that_is_stopped_gives_what_it_has() -> None:
     with running(FakeServer(ttft=0.0, gap=0.0)) as server:
         options = LoadOptions(url=server.url, duration=600.0, users=2, output_len="2")
         sending = Sending(find_target(options), options.traffic(), 60.0)
-        tally = team._Tally(1, lambda seen: None)
+        tally = team._SentTally(1, lambda seen: None)
         with ClientProcess(sending, tally, 0) as process:
             process.expect_ready()
             process.begin(time.perf_counter())

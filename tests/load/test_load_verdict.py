@@ -18,7 +18,7 @@ from kvplan.load.observed.figures import MeasuredRun, client_figures, resolved_p
 from kvplan.load.observed.health import ClientHealth, HealthMeter, bound_reasons, client_health
 from kvplan.load.observed.monitor import ServerView
 from kvplan.load.observed.series import series_of
-from kvplan.load.observed.verdict import Verdict, verdict
+from kvplan.load.observed.verdict import LoadVerdict, verdict
 from kvplan.load.self_test import Ceiling
 from kvplan.metrics.limits import ServerLimits
 from kvplan.metrics.page import read_page
@@ -106,7 +106,7 @@ def test_a_run_too_short_for_readings_has_no_gauges_and_no_verdict() -> None:
 def test_a_server_that_failed_most_of_its_requests_has_no_verdict() -> None:
     lost = [record(1.0, (), ended=9.0, error="connection refused")] * 3
     found = verdict(HEALTHY, view(*[reading(running=16)] * 4, max_num_seqs=16), [record(), *lost])
-    assert found == Verdict(None, "not known: 3 of 4 requests failed")
+    assert found == LoadVerdict(None, "not known: 3 of 4 requests failed")
     row = client_figures(MeasuredRun((record(), *lost), is_open=False), {})
     assert (row["duration"], row["failed"], row["request_throughput"]) == (9.0, 3, pytest.approx(1 / 9))
 

@@ -14,7 +14,7 @@ from hostile_server import Answer, document, dribble, endless, hostile, raw
 from metric_pages import TRTLLM_ITERATIONS, vllm_page
 
 from kvplan.errors import KvplanError, UsageError
-from kvplan.metrics.http import Connection, ServerAddress
+from kvplan.metrics.http import PersistentConnection, ServerAddress
 from kvplan.metrics.limits import limits_in
 from kvplan.metrics.llamacpp import with_slots
 from kvplan.metrics.page import read_page
@@ -29,7 +29,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 def ask(answer: Answer, timeout: float = 10.0) -> object:
     with (
         hostile({"/metrics": answer}) as server,
-        closing(Connection(ServerAddress.parse(server.url), timeout_seconds=timeout)) as connection,
+        closing(PersistentConnection(ServerAddress.parse(server.url), timeout_seconds=timeout)) as connection,
     ):
         return connection.get("/metrics")
 
@@ -64,7 +64,7 @@ def test_a_byte_now_and_then_ends_with_the_whole_time(start: bytes) -> None:
 
 def test_a_key_that_no_header_can_have() -> None:
     with pytest.raises(UsageError, match="characters that no header can have"):
-        Connection(ServerAddress.parse("127.0.0.1:9"), "a\r\nX: b")
+        PersistentConnection(ServerAddress.parse("127.0.0.1:9"), "a\r\nX: b")
 
 
 def test_more_series_or_engines_than_any_server_has() -> None:

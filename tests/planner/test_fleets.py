@@ -19,7 +19,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
-from kvplan.fleet.replicas.fleet import FleetPlay, Sample
+from kvplan.fleet.replicas.fleet import FleetPlay, FleetSample
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.windows import windows_of
@@ -80,7 +80,7 @@ def answer(trace: Path) -> FleetAnswer:
 
 def test_a_window_has_the_requests_that_were_sent_in_it() -> None:
     play = FleetPlay([seen(0, 1.0, 0.2), seen(1, 9.9, 3.0), seen(2, 10.0, 0.4)])
-    play.samples = [Sample(5.0, 2, 4, 6, 0.3, 0, 0), Sample(10.0, 2, 1, 2, 0.6, 0, 0)]
+    play.samples = [FleetSample(5.0, 2, 4, 6, 0.3, 0, 0), FleetSample(10.0, 2, 1, 2, 0.6, 0, 0)]
     first, second = windows_of(play, 10.0)
     assert (first.start, first.num_requests, first.requests_per_second) == (0.0, 2, 0.2)
     assert first.ttft.p99 == pytest.approx(0.2 + 0.99 * 2.8) and first.hit_rate == pytest.approx(0.3)

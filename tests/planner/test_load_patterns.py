@@ -11,7 +11,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import UsageError
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad
 from kvplan.estimate.speed.queueing.sharing import PromptSharing
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import predict_vllm
@@ -19,7 +19,7 @@ from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits
 from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.sharing import hits_document, hits_sentence
 from kvplan.planner.choices.deployment import Deployment
-from kvplan.planner.choices.played import Replica
+from kvplan.planner.choices.played import PlayedReplica
 from kvplan.planner.launch.engines import launch_commands, vllm_command
 from kvplan.planner.question.pattern import LoadPattern, load_pattern
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
@@ -46,7 +46,7 @@ def planned(pattern: LoadPattern = LoadPattern(), **changes: object) -> Plan:
 def played(plan: Plan) -> tuple[Deployment, Queues]:
     best = plan.deployments[0]
     parts = (best.choice, best.replicas, best.prediction, best.capacity, best.speed_model)
-    found = Replica(plan.workload, *parts).play(best.served)
+    found = PlayedReplica(plan.workload, *parts).play(best.served)
     assert found is not None
     return best, found
 
@@ -105,7 +105,7 @@ def test_bursts_lengthen_the_tail_and_leave_the_rate() -> None:
 
 
 def test_a_load_of_bursts_has_the_asked_rate() -> None:
-    load = PlayedLoad(Lengths(100), Lengths(10), 400, 8.0, burstiness=0.2)
+    load = PlayedLoad(LengthDistribution(100), LengthDistribution(10), 400, 8.0, burstiness=0.2)
     assert load.arrivals[-1] == pytest.approx(400 / 8.0, rel=0.1)
 
 

@@ -18,7 +18,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.profiling import timeline
 from kvplan.profiling.plan import make_profile_plan
 from kvplan.profiling.session import ProfileOutcome, new_directory, run_profile
-from kvplan.profiling.shares import Share, operation_shares, phase_shares
+from kvplan.profiling.shares import TimeShare, operation_shares, phase_shares
 from kvplan.reports.plots.canvas import drawing, new_figure
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.worker.protocol import Event
@@ -167,7 +167,7 @@ def test_the_page_shows_the_picture_the_shares_and_what_was_predicted(outcome: P
 def test_every_label_is_within_its_part_of_the_bar() -> None:
     titles = ("embedding and head", "MLP down product", "QKV product", "attention's output product", "sampling")
     widths = (0.6, 0.2, 0.12, 0.06, 0.02)
-    shares = [Share("", title, width, width, None, None) for title, width in zip(titles, widths, strict=True)]
+    shares = [TimeShare("", title, width, width, None, None) for title, width in zip(titles, widths, strict=True)]
     with drawing():
         figure = new_figure(timeline._WIDTH_INCHES, timeline._HEIGHT_INCHES)
         axes = figure.subplots(6, 1)[5]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import sample_rows
 
-from kvplan.runs.storage.reader import Run, Trial, load_run, trial_frame
+from kvplan.runs.storage.reader import FinishedTrial, Run, load_run, trial_frame
 
 MEASURED = ("ok", "queued", "preempted")
 
@@ -39,12 +39,12 @@ def sample_run(directory: Path) -> Run:
     return load_run(sample_directory(directory))
 
 
-def trial(**cells: object) -> Trial:
+def trial(**cells: object) -> FinishedTrial:
     """A measured trial with the given cells."""
     row = {"status": "ok", "output_throughput": 100.0, "trial_id": "t", "run_number": 1, "median_tpot_ms": 20.0}
-    return Trial(row | cells)
+    return FinishedTrial(row | cells)
 
 
-def frame(*trials: Trial) -> pd.DataFrame:
+def frame(*trials: FinishedTrial) -> pd.DataFrame:
     """The trials as a run holds them."""
     return trial_frame(trials)

@@ -12,7 +12,7 @@ import pytest
 import kvplan
 from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, TracedLoad
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, TracedLoad
 from kvplan.load.options import LoadOptions
 from kvplan.sweeps.options import SweepOptions
 from kvplan.workload.part import FilePart, file_part
@@ -152,10 +152,10 @@ def test_requests_longer_than_the_context_are_left_out_and_counted() -> None:
 
 def test_a_played_trace_has_its_lengths_and_its_pattern() -> None:
     trace = TracedLoad("t", ((100, 5), (9, 70), (40, 40)), gaps=(0.0, 0.0, 6.0), rate=0.5)
-    load = PlayedLoad(Lengths(50), Lengths(38), 9, requests_per_second=0.5, trace=trace)
+    load = PlayedLoad(LengthDistribution(50), LengthDistribution(38), 9, requests_per_second=0.5, trace=trace)
     assert sorted(load.lengths) == sorted(3 * trace.pairs)
     assert [round(time, 3) for time in load.arrivals] == [0, 0, 0, 8, 8, 8, 16, 16, 16]
-    share = PlayedLoad(Lengths(50), Lengths(38), 4, requests_per_second=0.25, trace=trace)
+    share = PlayedLoad(LengthDistribution(50), LengthDistribution(38), 4, requests_per_second=0.25, trace=trace)
     assert share.arrivals[-1] == pytest.approx(12.0) and len(share.arrivals) == 4
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 
 VOCABULARY = 384
 
@@ -20,11 +20,11 @@ def shortened(requests: Sequence[FleetRequest], factor: int, block_tokens: int) 
     for request in requests:
         prompt = max(request.num_prompt_tokens // factor, 2)
         prompt += prompt % block_tokens == 0
-        runs: list[Run] = []
+        runs: list[TokenRun] = []
         for run in request.runs:
             end = run.end // factor if run.end < request.num_prompt_tokens else prompt
             if end > (runs[-1].end if runs else 0):
-                runs.append(Run(run.key, min(end, prompt)))
+                runs.append(TokenRun(run.key, min(end, prompt)))
         found.append(replace(request, num_prompt_tokens=prompt, num_output_tokens=1, runs=tuple(runs)))
     return found
 
@@ -32,7 +32,7 @@ def shortened(requests: Sequence[FleetRequest], factor: int, block_tokens: int) 
 def token_ids(request: FleetRequest) -> list[int]:
     """Return the prompt: of each run, tokens that only its key has."""
     ids: list[int] = []
-    for run in (*request.runs, Run(-1 - request.number, request.num_prompt_tokens)):
+    for run in (*request.runs, TokenRun(-1 - request.number, request.num_prompt_tokens)):
         count = run.end - len(ids)
         ids += random.Random(run.key).choices(range(1, VOCABULARY), k=max(count, 0))
     return ids

@@ -19,13 +19,13 @@ from fleet_checks.playing import Outcome, Record
 from fleet_checks.trace import prompt_token_ids
 from kvplan.estimate.speed.queueing.instance import Sequence as Running
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
-from kvplan.fleet.replicas.extents import Holding
+from kvplan.fleet.replicas.extents import LaneHolding
 from kvplan.fleet.replicas.group import BlockGroup, BlockSequence
 from kvplan.fleet.replicas.lanes import Lane
 from kvplan.fleet.replicas.pool import BlockPool, Held
 from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.setup import CacheGroup, GroupKind, PoolLayout
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan_engine import SamplingParams
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.engine import Engine
@@ -36,7 +36,7 @@ _WATERMARK = 0.01
 class _OneCopy(Lane):
     """Content that is there is not found twice."""
 
-    def add(self, holding: Holding, runs: list[Run], begin: int, end: int) -> None:
+    def add(self, holding: LaneHolding, runs: list[TokenRun], begin: int, end: int) -> None:
         there = self._coverage(runs, end)
         for first, last in there:
             if begin < min(first, end):
@@ -63,7 +63,7 @@ class _LatePool(BlockPool):
         super().grow(held, num_computed, num_tokens)
         self._late[held] = num_tokens
 
-    def _fill(self, lane: Lane, held: Held, holding: Holding, num_tokens: int) -> None:
+    def _fill(self, lane: Lane, held: Held, holding: LaneHolding, num_tokens: int) -> None:
         """Later."""
 
     def begin_step(self) -> None:

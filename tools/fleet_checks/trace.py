@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvplan.fleet.requests import FleetRequest, Run, requests_of_file
+from kvplan.fleet.requests import FleetRequest, TokenRun, requests_of_file
 from kvplan.workload.part import FilePart
 
 _TOKENS = 100_000
@@ -27,20 +27,20 @@ def shortened(path: Path, count: int, factor: int, steps_per_second: float) -> l
     ]
 
 
-def _short_runs(request: FleetRequest, factor: int) -> tuple[Run, ...]:
+def _short_runs(request: FleetRequest, factor: int) -> tuple[TokenRun, ...]:
     prompt = max(request.num_prompt_tokens // factor, 1)
-    found: list[Run] = []
+    found: list[TokenRun] = []
     for run in request.runs:
         end = min(run.end // factor if run.end < request.num_prompt_tokens else prompt, prompt)
         if end > (found[-1].end if found else 0):
-            found.append(Run(run.key, end))
+            found.append(TokenRun(run.key, end))
     return tuple(found)
 
 
 def prompt_token_ids(request: FleetRequest, vocabulary: int = _TOKENS) -> list[int]:
     """Return the prompt: two of them begin alike as far as their runs have the same keys."""
     tokens: list[int] = []
-    for key, end in (*request.runs, Run(10_000_019 + request.number, request.num_prompt_tokens)):
+    for key, end in (*request.runs, TokenRun(10_000_019 + request.number, request.num_prompt_tokens)):
         tokens += [1 + (key * 7919 + place * 104_729) % (vocabulary - 2) for place in range(len(tokens), end)]
     return tokens
 

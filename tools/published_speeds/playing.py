@@ -12,7 +12,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.sglang import SglangPrediction, predict_sglang
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad
 from kvplan.estimate.speed.queueing.rules import (
     SGLANG_MOST_RUNNING,
     SchedulingRules,
@@ -74,22 +74,24 @@ def _num_requests(row: PublishedRow) -> int:
     return row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
 
 
-def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
+def _lengths(row: PublishedRow) -> tuple[LengthDistribution, LengthDistribution]:
     if sample := sample_of(row):
         return sample.lengths()
     least = row.number("range_ratio")
     if least is None or least == 1:
-        return Lengths(row.input_tokens), _ended_early(row)
+        return LengthDistribution(row.input_tokens), _ended_early(row)
     mean = 1.0 if row.text["lengths_are"] == "means" else (1 + least) / 2
-    return Lengths(row.input_tokens * mean, "uniform", least), Lengths(row.output_tokens * mean, "uniform", least)
+    return LengthDistribution(row.input_tokens * mean, "uniform", least), LengthDistribution(
+        row.output_tokens * mean, "uniform", least
+    )
 
 
-def _ended_early(row: PublishedRow) -> Lengths:
+def _ended_early(row: PublishedRow) -> LengthDistribution:
     """Answers; those that a model ends by itself spread evenly around their mean, up to what was asked for."""
     mean, asked = row.output_tokens, row.number("asked_output")
     if asked is None or asked <= mean:
-        return Lengths(mean)
-    return Lengths(mean, "uniform", max(2 * mean / asked - 1, 0.0))
+        return LengthDistribution(mean)
+    return LengthDistribution(mean, "uniform", max(2 * mean / asked - 1, 0.0))
 
 
 def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_tokens: float) -> float:

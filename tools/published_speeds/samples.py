@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.estimate.speed.queueing.loads import Lengths, Quantiles
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, Quantiles
 from published_speeds.rows import PublishedRow
 
 
@@ -29,10 +29,10 @@ class Sample:
     max_model_len: int
     num_online: int | None = None
 
-    def lengths(self) -> tuple[Lengths, Lengths]:
+    def lengths(self) -> tuple[LengthDistribution, LengthDistribution]:
         """Of prompts and of answers."""
-        answers = Lengths(0.0, "quantiles", quantiles=self.answers, longest=self.longest_answer)
-        return Lengths(0.0, "quantiles", quantiles=self.prompts), answers
+        answers = LengthDistribution(0.0, "quantiles", quantiles=self.answers, longest=self.longest_answer)
+        return LengthDistribution(0.0, "quantiles", quantiles=self.prompts), answers
 
 
 def _ended(mean: float, longest: int) -> Quantiles:

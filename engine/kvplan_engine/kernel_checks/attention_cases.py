@@ -71,7 +71,7 @@ _TIMED_APART = Lengths(tuple(1024 + each for each in range(16)), (1,) * 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AttentionStep:
     """One layer's attention, and the blocks of the pool that it reads."""
 
     inputs: AttentionInputs
@@ -145,7 +145,7 @@ def _shape(heads: Heads, storage: Storage) -> AttentionShape:
 
 def make_step(
     heads: Heads, storage: Storage, lengths: Lengths, device: torch.device, *, is_random: bool = True
-) -> Step:
+) -> AttentionStep:
     """A layer's step over a pool in which what no token owns is no number. is_random: else for times alone."""
     generator = torch.Generator().manual_seed(len(lengths.of) * 1009 + lengths.of[0])
     tables, num_blocks = _tables(lengths, storage.block_size, generator)
@@ -164,7 +164,7 @@ def make_step(
         starts.to(device),
         max(lengths.new),
     )
-    return Step(AttentionInputs(query, cache, metadata, out, _options(heads, device)), blocks)
+    return AttentionStep(AttentionInputs(query, cache, metadata, out, _options(heads, device)), blocks)
 
 
 def _options(heads: Heads, device: torch.device) -> AttentionOptions:
@@ -346,6 +346,6 @@ def _shared_contest(heads: Heads, storage: Storage, runtime: CudaRuntime) -> Con
     return Contest(partial(_attend_each, sharing, steps), partial(_attend_each, plain, steps))
 
 
-def _attend_each(backend: CudaBackend, steps: Sequence[Step]) -> None:
+def _attend_each(backend: CudaBackend, steps: Sequence[AttentionStep]) -> None:
     for step in steps:
         backend.attend(step.inputs)

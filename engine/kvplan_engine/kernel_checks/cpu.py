@@ -13,7 +13,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.kernel_checks.attention_cases import DECODE, PROMPTS, compare_attending, compare_writing
 from kvplan_engine.kernel_checks.case import TOLERANCE, Comparison
 from kvplan_engine.kernel_checks.operation_cases import compare_operation, operations_of
-from kvplan_engine.kernel_checks.product_cases import Matrix
+from kvplan_engine.kernel_checks.product_cases import MatrixCase
 from kvplan_engine.kernel_checks.use import KernelUse
 from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts
 from kvplan_engine.kernels.cpu import ops as cpu_ops
@@ -49,7 +49,7 @@ def _cases(kernels: CpuKernels, use: KernelUse) -> Iterator[tuple[str, Callable[
         yield "cpu_products", partial(_compare_product, kernels, scalar, matrix)
 
 
-def _compare_product(kernels: CpuKernels, scalar: torch.dtype, matrix: Matrix) -> Comparison:
+def _compare_product(kernels: CpuKernels, scalar: torch.dtype, matrix: MatrixCase) -> Comparison:
     generator = torch.Generator().manual_seed(1)
     outputs = min(matrix.outputs, _MOST_OUTPUTS)
     weight = (torch.randn(outputs, matrix.inputs, generator=generator) * matrix.inputs**-0.5).to(scalar)

@@ -44,7 +44,7 @@ _SCALES = {1: torch.uint8, 2: torch.float16, 4: torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class MatrixCase:
     """A dense weight [outputs, inputs], twice as many rows where ``activation`` is gated; None: nothing follows."""
 
     outputs: int
@@ -57,11 +57,11 @@ class Matrix:
         return self.outputs * (2 if self.activation is not None and ACTIVATIONS[self.activation][1] else 1)
 
 
-def skinny_cases(scalar: torch.dtype, matrices: tuple[Matrix, ...], properties: DeviceProperties) -> Iterator[Case]:
+def skinny_cases(scalar: torch.dtype, matrices: tuple[MatrixCase, ...], properties: DeviceProperties) -> Iterator[Case]:
     """Make a case of each activation that follows one of ``matrices``; the speed is that of all of them in turn."""
     if not properties.has_tensor_kernels or scalar is torch.float32:
         return
-    small = dict.fromkeys(Matrix(_OUTPUTS, _INPUTS, each.activation) for each in matrices)
+    small = dict.fromkeys(MatrixCase(_OUTPUTS, _INPUTS, each.activation) for each in matrices)
     for number, matrix in enumerate(small):
         contest = partial(_skinny_contest, scalar, matrices) if number == 0 else None
         yield Case((families.SKINNY,), partial(_compare_skinny, scalar, matrix), contest)
@@ -71,7 +71,7 @@ def _random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _compare_skinny(scalar: torch.dtype, matrix: Matrix, runtime: CudaRuntime) -> Comparison:
+def _compare_skinny(scalar: torch.dtype, matrix: MatrixCase, runtime: CudaRuntime) -> Comparison:
     """3 and 16 rows, with and without a residual."""
     weight = (_random(1, matrix.weight_rows, matrix.inputs) * matrix.inputs**-0.5).to(scalar)
     kernels, found, wanted = CudaSkinny(runtime), [], []
@@ -98,7 +98,7 @@ def activated(name: str | None, product: torch.Tensor) -> torch.Tensor:
     return result if up is None else result * up
 
 
-def _skinny_contest(scalar: torch.dtype, matrices: tuple[Matrix, ...], runtime: CudaRuntime) -> Contest:
+def _skinny_contest(scalar: torch.dtype, matrices: tuple[MatrixCase, ...], runtime: CudaRuntime) -> Contest:
     """One row, and sixteen, by each of the weights of a layer."""
     device, kernels = runtime.device, CudaSkinny(runtime)
     weights = [torch.zeros(each.weight_rows, each.inputs, dtype=scalar, device=device) for each in matrices]

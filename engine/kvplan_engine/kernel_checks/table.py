@@ -8,7 +8,7 @@ from kvplan_engine.kernels.cuda.launching import families
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class KernelFamily:
     """what: in words. twin: what stands in for it, in words; None: nothing does, and an engine cannot start."""
 
     what: str
@@ -21,10 +21,10 @@ class Family:
 
 
 _ATTENTION = {
-    families.DECODE_MMA: Family("decode attention, tensor cores", "decode_simple"),
-    families.PREFILL_MMA: Family("prompt attention, tensor cores", "prefill_simple"),
-    families.PREFILL_SHORT: Family("attention of short prompts", "prefill_mma"),
-    families.SHARED_PREFIX: Family("prefixes that sequences share", "off"),
+    families.DECODE_MMA: KernelFamily("decode attention, tensor cores", "decode_simple"),
+    families.PREFILL_MMA: KernelFamily("prompt attention, tensor cores", "prefill_simple"),
+    families.PREFILL_SHORT: KernelFamily("attention of short prompts", "prefill_mma"),
+    families.SHARED_PREFIX: KernelFamily("prefixes that sequences share", "off"),
 }
 
 CPU_FAMILIES = {
@@ -34,26 +34,26 @@ CPU_FAMILIES = {
     "cpu_products": "products with dense weights",
 }
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, KernelFamily] = {
     **_ATTENTION,
-    **{f"{name}_fp8": Family(f"{each.what}, fp8 cache", each.twin) for name, each in _ATTENTION.items()},
-    families.DECODE_SIMPLE: Family("decode attention, simple", None),
-    families.PREFILL_SIMPLE: Family("prompt attention, simple", None),
-    families.PREFILL_WGMMA: Family("prompt attention, warp groups", "prefill_mma"),
-    families.LATENT_MMA: Family("latent attention, tensor cores", "the simple kernels"),
-    families.WRITE_KV: Family("new keys and values, rotation", "torch"),
-    families.SKINNY: Family("products of up to 16 rows", "cuBLAS"),
-    families.DEPENDENT_LAUNCH: Family("launches that overlap (PDL)", "off"),
-    families.QUANTISED_MMA: Family("products with codes, tensor cores", "quantised_simple"),
-    families.QUANTISED_SIMPLE: Family("products with codes, simple", "torch"),
-    families.QUANTISED_WIDEN: Family("weights in few bits, widened", "torch"),
-    families.MIXTURE_MMA: Family("experts, tensor cores", "mixture_simple"),
-    families.MIXTURE_SIMPLE: Family("experts, simple", "torch"),
-    families.STATES: Family("layers with a state", "torch"),
-    families.DRAWS: Family("drawing tokens", "torch"),
-    families.LORA: Family("what adapters add", "torch"),
-    **{name: Family(what, "attention_backend='reference'") for name, what in CPU_FAMILIES.items()},
-    **{name: Family(f"operation {name}", "torch") for name in families.OPERATIONS},
+    **{f"{name}_fp8": KernelFamily(f"{each.what}, fp8 cache", each.twin) for name, each in _ATTENTION.items()},
+    families.DECODE_SIMPLE: KernelFamily("decode attention, simple", None),
+    families.PREFILL_SIMPLE: KernelFamily("prompt attention, simple", None),
+    families.PREFILL_WGMMA: KernelFamily("prompt attention, warp groups", "prefill_mma"),
+    families.LATENT_MMA: KernelFamily("latent attention, tensor cores", "the simple kernels"),
+    families.WRITE_KV: KernelFamily("new keys and values, rotation", "torch"),
+    families.SKINNY: KernelFamily("products of up to 16 rows", "cuBLAS"),
+    families.DEPENDENT_LAUNCH: KernelFamily("launches that overlap (PDL)", "off"),
+    families.QUANTISED_MMA: KernelFamily("products with codes, tensor cores", "quantised_simple"),
+    families.QUANTISED_SIMPLE: KernelFamily("products with codes, simple", "torch"),
+    families.QUANTISED_WIDEN: KernelFamily("weights in few bits, widened", "torch"),
+    families.MIXTURE_MMA: KernelFamily("experts, tensor cores", "mixture_simple"),
+    families.MIXTURE_SIMPLE: KernelFamily("experts, simple", "torch"),
+    families.STATES: KernelFamily("layers with a state", "torch"),
+    families.DRAWS: KernelFamily("drawing tokens", "torch"),
+    families.LORA: KernelFamily("what adapters add", "torch"),
+    **{name: KernelFamily(what, "attention_backend='reference'") for name, what in CPU_FAMILIES.items()},
+    **{name: KernelFamily(f"operation {name}", "torch") for name in families.OPERATIONS},
 }
 """By name, in the order in which they are listed."""
 

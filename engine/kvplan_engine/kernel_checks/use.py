@@ -18,7 +18,7 @@ from kvplan_engine.kernel_checks.case import Case
 from kvplan_engine.kernel_checks.lora_cases import lora_cases
 from kvplan_engine.kernel_checks.operation_cases import Operations, operation_cases
 from kvplan_engine.kernel_checks.product_cases import (
-    Matrix,
+    MatrixCase,
     early_cases,
     mixture_cases,
     quantised_cases,
@@ -44,7 +44,7 @@ class KernelUse:
     heads: tuple[Heads, ...]
     operations: Operations
     hidden: int
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[MatrixCase, ...]
     formats: tuple[WeightFormat, ...]
     mixtures: tuple[Mixture, ...]
     states: tuple[State, ...]
@@ -172,15 +172,15 @@ def _norm_operation(kind: NormKind) -> str:
     return "rms_norm" if kind.startswith("rms") else "layer_norm"
 
 
-def _matrices(model: ModelDescription, mlps: tuple[Mlp, ...]) -> tuple[Matrix, ...]:
+def _matrices(model: ModelDescription, mlps: tuple[Mlp, ...]) -> tuple[MatrixCase, ...]:
     """Dense weights of a layer of each kind."""
     hidden, found = model.hidden_size, []
     for layer in model.distinct_layers:
         for mixer in layer.mixers:
             if isinstance(mixer, Attention):
-                found += [Matrix(mixer.qkv_size, hidden), Matrix(hidden, mixer.output_size)]
+                found += [MatrixCase(mixer.qkv_size, hidden), MatrixCase(hidden, mixer.output_size)]
     for mlp in mlps:
         plain = {"gelu_tanh": "gelu_new"}.get(mlp.activation, mlp.activation)
         name = f"{mlp.activation}_and_mul" if mlp.gated else plain
-        found += [Matrix(mlp.size, hidden, name if name in ACTIVATIONS else None), Matrix(hidden, mlp.size)]
+        found += [MatrixCase(mlp.size, hidden, name if name in ACTIVATIONS else None), MatrixCase(hidden, mlp.size)]
     return tuple(dict.fromkeys(found))

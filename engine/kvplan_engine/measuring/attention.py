@@ -20,7 +20,7 @@ POOL_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class ModelHeads:
     """A model's attention shape."""
 
     model: str
@@ -37,7 +37,7 @@ class DecodeShape:
     shared: tokens at the beginning, in whole blocks, that all sequences share.
     """
 
-    heads: Heads
+    heads: ModelHeads
     batch: int
     context: int
     goal: float | None = None
@@ -56,9 +56,9 @@ class DecodeShape:
         return [self.context * (self.batch + 14 * step) // (8 * self.batch) + 1 for step in steps]
 
 
-LLAMA = Heads("llama-3.1-8b", 32, 8, 128)
-GPT2 = Heads("gpt2", 12, 12, 64)
-DRY_HEADS = Heads("tiny", 4, 2, 64)
+LLAMA = ModelHeads("llama-3.1-8b", 32, 8, 128)
+GPT2 = ModelHeads("gpt2", 12, 12, 64)
+DRY_HEADS = ModelHeads("tiny", 4, 2, 64)
 DECODE_SHAPES = [
     DecodeShape(LLAMA, 1, 32768, 0.85),
     DecodeShape(LLAMA, 16, 8192, 0.92),
@@ -105,7 +105,7 @@ class Pool:
 
 def make_pool(
     bench: Bench,
-    heads: Heads,
+    heads: ModelHeads,
     lengths: Sequence[int],
     new_tokens: int,
     *,

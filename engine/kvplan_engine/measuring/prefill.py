@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.measuring.attention import DRY_HEADS, LLAMA, Heads, attend_all_layers, make_pool
+from kvplan_engine.measuring.attention import DRY_HEADS, LLAMA, ModelHeads, attend_all_layers, make_pool
 from kvplan_engine.measuring.support import Bench, Row
 
 GOAL = 0.90  # of flash attention's rate
@@ -40,7 +40,7 @@ SHORT_SHAPES = [PrefillShape(1, 64, 32768), PrefillShape(16, 4, 8192), PrefillSh
 YARDSTICKS = {"flash attention": SDPBackend.FLASH_ATTENTION, "cuDNN attention": SDPBackend.CUDNN_ATTENTION}
 
 
-class Kernel(NamedTuple):
+class TimedKernel(NamedTuple):
     """What the rows call it, and who launches it."""
 
     name: str
@@ -53,9 +53,9 @@ def measure_prefill(bench: Bench) -> None:
     heads = DRY_HEADS if bench.dry else LLAMA
     shapes = [PrefillShape(2, 20, 0), PrefillShape(2, 9, 30)] if bench.dry else SHAPES
     short_shapes = [PrefillShape(1, 3, 60)] if bench.dry else SHORT_SHAPES
-    kernels = [Kernel("prefill attention", bench.backend)]
+    kernels = [TimedKernel("prefill attention", bench.backend)]
     if bench.wgmma_backend is not None:  # last: no GPU has run it, and if it hung it would take what comes after it
-        kernels.append(Kernel("prefill attention of warp groups", bench.wgmma_backend))
+        kernels.append(TimedKernel("prefill attention of warp groups", bench.wgmma_backend))
     their_seconds: dict[tuple[str, PrefillShape], float | None] = {}
     for kernel in kernels:
         for shape in shapes:
@@ -64,7 +64,9 @@ def measure_prefill(bench: Bench) -> None:
             measure_short_shape(bench, heads, shape, kernel, copy_rate)
 
 
-def seconds_of(bench: Bench, heads: Heads, shape: PrefillShape, backend: CudaBackend) -> tuple[float, list[float], int]:
+def seconds_of(
+    bench: Bench, heads: ModelHeads, shape: PrefillShape, backend: CudaBackend
+) -> tuple[float, list[float], int]:
     """Of one layer: the median, the samples of all layers together, and the bytes of its KV."""
     pool = make_pool(bench, heads, [shape.prefix + shape.new_tokens] * shape.batch, shape.new_tokens)
     samples = bench.time(lambda: attend_all_layers(backend, pool))
@@ -73,9 +75,9 @@ def seconds_of(bench: Bench, heads: Heads, shape: PrefillShape, backend: CudaBac
 
 def measure_shape(
     bench: Bench,
-    heads: Heads,
+    heads: ModelHeads,
     shape: PrefillShape,
-    kernel: Kernel,
+    kernel: TimedKernel,
     their_seconds: dict[tuple[str, PrefillShape], float | None],
 ) -> None:
     """Floating-point operations over time, against each yardstick on the same tokens without a prefix.
@@ -109,7 +111,7 @@ def measure_shape(
         )
 
 
-def measure_yardstick(bench: Bench, heads: Heads, shape: PrefillShape, name: str) -> float | None:
+def measure_yardstick(bench: Bench, heads: ModelHeads, shape: PrefillShape, name: str) -> float | None:
     """Seconds of one of torch's own attentions, with a row of its rate; None where torch lacks it."""
     seconds = yardstick_seconds(bench, heads, shape, YARDSTICKS[name])
     if seconds is not None:
@@ -119,7 +121,9 @@ def measure_yardstick(bench: Bench, heads: Heads, shape: PrefillShape, name: str
     return seconds
 
 
-def measure_short_shape(bench: Bench, heads: Heads, shape: PrefillShape, kernel: Kernel, copy_rate: float) -> None:
+def measure_short_shape(
+    bench: Bench, heads: ModelHeads, shape: PrefillShape, kernel: TimedKernel, copy_rate: float
+) -> None:
     """Few queries read the KV of many tokens: bytes over time, as a decode step is measured."""
     seconds, samples, kv_bytes = seconds_of(bench, heads, shape, kernel.backend)
     bench.add(
@@ -138,7 +142,7 @@ def measure_short_shape(bench: Bench, heads: Heads, shape: PrefillShape, kernel:
     )
 
 
-def yardstick_seconds(bench: Bench, heads: Heads, shape: PrefillShape, backend: SDPBackend) -> float | None:
+def yardstick_seconds(bench: Bench, heads: ModelHeads, shape: PrefillShape, backend: SDPBackend) -> float | None:
     """Seconds of one of torch's own attentions over whole sequences, four in a graph; None where torch lacks it."""
     size = (shape.batch, heads.query, shape.new_tokens, heads.size)
     query = torch.randn(size, device=bench.device).to(torch.bfloat16)

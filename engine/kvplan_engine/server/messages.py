@@ -24,7 +24,7 @@ class _Message(msgspec.Struct, array_like=True, gc=False, tag=True):
 # ---- from the API process
 
 
-class Load(_Message):
+class LoadModel(_Message):
     """The first message: load ``model`` with these settings (amounts of memory may be text).
 
     cpu_bytes: memory of the device, where that is the CPU and the settings leave it open; None: as without a server.
@@ -180,7 +180,7 @@ class Begun(_Message):
 class Ended(_Message):
     """An answer is complete. stop_token: the stop token it ended with, if the request named it.
 
-    token_ids: all of its tokens, where the Load asked for them.
+    token_ids: all of its tokens, where the LoadModel asked for them.
     """
 
     answer: int
@@ -198,7 +198,7 @@ class TokenLogprobs(_Message):
     alternatives: dict[int, float]
 
 
-class PromptLogprobs(_Message):
+class PromptLogprobsMessage(_Message):
     """What is said of the prompt's tokens from the second on, before the first token of the answer ``first`` comes.
 
     ranks: as in PromptTokenLogprob. tops: by token, the likeliest ones and their log-probabilities, best first.
@@ -226,8 +226,8 @@ class Step(_Message):
     logprobs: list[TokenLogprobs] = []
 
 
-ToEngine = Load | Add | Abort | Command | Stop
-FromEngine = Step | PromptLogprobs | Ready | Carved | Failed | Refused | Reply
+ToEngine = LoadModel | Add | Abort | Command | Stop
+FromEngine = Step | PromptLogprobsMessage | Ready | Carved | Failed | Refused | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -10,7 +10,7 @@ from kvplan.calibrate.results.learning import Learned, learn
 from kvplan.calibrate.results.matching import Matched, match
 from kvplan.calibrate.results.prior import Prior, prior_of
 from kvplan.calibrate.results.reading import read_results
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ResultCalibration:
     learned: Learned
 
 
-def calibrate_results(paths: Sequence[Path], options: Served) -> ResultCalibration:
+def calibrate_results(paths: Sequence[Path], options: ServedDeployment) -> ResultCalibration:
     """KvplanError for files that cannot be read, hold nothing served, or mix devices or engines."""
     found = match(read_results(paths), options)
     prior = prior_of(found.first)

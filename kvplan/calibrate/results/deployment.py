@@ -8,7 +8,7 @@ from functools import cache
 from statistics import fmean
 from typing import Final
 
-from kvplan.calibrate.results.served import Served, demand
+from kvplan.calibrate.results.served import ServedDeployment, demand
 from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.devices.device_support import dtype_on
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
@@ -48,7 +48,7 @@ class Deployed:
     kernels: KernelSpeed | None = None
 
 
-def deployed(served: Served, source: str, requests: Sequence[RequestSpec]) -> Deployed:
+def deployed(served: ServedDeployment, source: str, requests: Sequence[RequestSpec]) -> Deployed:
     """The deployment of ``requests``. UsageError for what neither the file nor an option says.
 
     Limits that nobody said are the engine's defaults, by vLLM's rules; the pool is what was said, on a GPU what is
@@ -76,7 +76,7 @@ def deployed(served: Served, source: str, requests: Sequence[RequestSpec]) -> De
     )
 
 
-def _model(served: Served, source: str) -> ModelSpec:
+def _model(served: ServedDeployment, source: str) -> ModelSpec:
     name = demand(served.model, "which model was served", "--model", source)
     try:
         return resolve_model(name)
@@ -84,7 +84,7 @@ def _model(served: Served, source: str) -> ModelSpec:
         raise KvplanError(f"{source} is of a model '{name}', which is not known here.", hint="add --model") from error
 
 
-def _gpu(served: Served, source: str) -> GpuProfile:
+def _gpu(served: ServedDeployment, source: str) -> GpuProfile:
     hint = "--gpu, such as --gpu h100-sxm, or --gpu cpu for this machine's processor"
     return find_gpu(demand(served.gpu, "what it was measured on", hint, source))
 
@@ -94,7 +94,7 @@ def _version(engine: str, version: str | None) -> str:
     return version if engine == "vllm" and version else "latest"
 
 
-def _settings(served: Served) -> ServingSettings:
+def _settings(served: ServedDeployment) -> ServingSettings:
     return ServingSettings(
         dtype=served.dtype or "auto",
         kv_cache_dtype=served.kv_cache_dtype or "auto",
@@ -116,13 +116,15 @@ def _memory(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version
     return predict_vllm(spec, gpu, replace(settings, dtype=dtype), version)
 
 
-def _identity(served: Served, gpu: GpuProfile, dtype: str) -> DeviceIdentity:
+def _identity(served: ServedDeployment, gpu: GpuProfile, dtype: str) -> DeviceIdentity:
     if not gpu.is_cpu:
         return DeviceIdentity("cuda", gpu.name, None, dtype)
     return DeviceIdentity("cpu", served.cpu_name or cpu_name(), served.num_cores or usable_cores(), dtype)
 
 
-def _limits(served: Served, gpu: GpuProfile, found: VllmPrediction, requests: Sequence[RequestSpec]) -> BatchLimits:
+def _limits(
+    served: ServedDeployment, gpu: GpuProfile, found: VllmPrediction, requests: Sequence[RequestSpec]
+) -> BatchLimits:
     settings, block = found.settings.serving, found.block_size
     needed = [-(-(each.num_prompt_tokens + each.num_output_tokens + 1) // block) for each in requests]
     known = served.num_blocks

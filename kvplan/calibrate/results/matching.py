@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from kvplan.calibrate.results.deployment import Deployed, deployed
 from kvplan.calibrate.results.observing import ServedResult, TimedBatch
 from kvplan.calibrate.results.outcome import Results
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
@@ -57,7 +57,7 @@ class Matched:
         return ", ".join(sorted({each.of.engine_version for each in self.all}))
 
 
-def match(results: Results, options: Served) -> Matched:
+def match(results: Results, options: ServedDeployment) -> Matched:
     """Each result completed by ``options``. KvplanError for results that one profile cannot hold together."""
     _refuse_renaming(results, options)
     loads = [
@@ -74,7 +74,7 @@ def match(results: Results, options: Served) -> Matched:
     return found
 
 
-def _completed(served: Served, options: Served, source: str) -> Served:
+def _completed(served: ServedDeployment, options: ServedDeployment, source: str) -> ServedDeployment:
     found = served.completed_by(options, source)
     if options.gpu is None or found.gpu is None or served.gpu is None:
         return found
@@ -94,7 +94,7 @@ def _held(requests: tuple[tuple[int, int], ...]) -> tuple[RequestSpec, ...]:
     return tuple(RequestSpec(index, held, 1) for index, (_, held) in enumerate(requests))
 
 
-def _refuse_renaming(results: Results, options: Served) -> None:
+def _refuse_renaming(results: Results, options: ServedDeployment) -> None:
     """One --model cannot be the name of several."""
     told = {each.served.model for each in results.loads} | {each.served.model for each in results.batches}
     told.discard(None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 from kvplan.errors import KvplanError
 from kvplan.workload.requests import RequestSpec
 
@@ -37,7 +37,7 @@ class LoadResult:
     """
 
     source: str
-    served: Served
+    served: ServedDeployment
     requests: tuple[RequestSpec, ...]
     max_concurrency: int | None
     figures: LoadFigures
@@ -52,7 +52,7 @@ class BatchResult:
     """
 
     source: str
-    served: Served
+    served: ServedDeployment
     requests: tuple[tuple[int, int], ...]
     seconds: float
 

@@ -11,7 +11,7 @@ from kvplan.errors import KvplanError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedDeployment:
     """None: nobody said so. cpu_name, num_cores: where gpu is ``cpu``. num_blocks: of the KV pool."""
 
     model: str | None = None
@@ -30,11 +30,11 @@ class Served:
     block_size: int | None = None
     num_blocks: int | None = None
 
-    def with_values(self, **values: Any) -> Served:
+    def with_values(self, **values: Any) -> ServedDeployment:
         """Another with these of its fields; what is None changes nothing."""
         return replace(self, **{name: value for name, value in values.items() if value is not None})
 
-    def completed_by(self, options: Served, source: str) -> Served:
+    def completed_by(self, options: ServedDeployment, source: str) -> ServedDeployment:
         """With what ``options`` say of the rest. KvplanError where both say it and differ.
 
         The model's name is the options', because a file may have the name that it was served under.
@@ -73,14 +73,14 @@ _COMPARED: Final = ("engine", "dtype", *_WHOLE)
 _UNSAID: Final = (None, "", "auto")
 
 
-def served_by(document: Mapping[str, Any], source: str) -> Served:
+def served_by(document: Mapping[str, Any], source: str) -> ServedDeployment:
     """What the keys of ``document`` say, with hyphens or underscores. KvplanError for a number that is none."""
     said: dict[str, Any] = {}
     for key, value in document.items():
         name = _NAMES.get(str(key).replace("-", "_"))
         if name is not None and value not in _UNSAID:
             said[name] = _typed(name, value, source)
-    return Served(**said)
+    return ServedDeployment(**said)
 
 
 def _typed(name: str, value: object, source: str) -> object:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvplan.catalog.checkpoint.safetensors import FLOAT_TYPES, StoredTensor
+from kvplan.catalog.checkpoint.safetensors import FLOAT_TYPES, HeaderTensor
 from kvplan.catalog.checkpoint.stored import StoredKind
 
 PartName = Literal["layer", "outside", "multi_token", "towers", "left out"]
@@ -98,7 +98,7 @@ def kind_of(name: str, shape: tuple[int, ...]) -> StoredKind:
     return "attention" if "attn" in folded or "attention" in folded else "feed-forward"
 
 
-def is_plain(tensor: StoredTensor) -> bool:
+def is_plain(tensor: HeaderTensor) -> bool:
     """Whether these are weights in a floating type, which an engine converts, and not scales or packed numbers."""
     last = tensor.name.rsplit(".", 1)[-1]
     return tensor.type_name in FLOAT_TYPES and _SCALE.search(last) is None

@@ -39,7 +39,7 @@ FLOAT_TYPES: Final = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class HeaderTensor:
     """One tensor of a header. ``num_bytes`` are those it takes in the file."""
 
     name: str
@@ -58,7 +58,7 @@ class StoredFiles:
 
     folder: Path
     num_whole: int
-    tensors: tuple[StoredTensor, ...]
+    tensors: tuple[HeaderTensor, ...]
     missing: tuple[str, ...]
 
 
@@ -101,7 +101,7 @@ def _names_in(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _read_tensors(path: Path) -> list[StoredTensor] | None:
+def _read_tensors(path: Path) -> list[HeaderTensor] | None:
     """The tensors of a file; None where it is missing or shorter than its header says.
 
     A Git LFS pointer stands for a file that was not fetched. KvplanError when the header is damaged.
@@ -130,7 +130,7 @@ def _read_tensors(path: Path) -> list[StoredTensor] | None:
     return tensors if size >= 8 + length + end else None
 
 
-def _tensor(name: str, entry: dict[str, Any]) -> StoredTensor:
+def _tensor(name: str, entry: dict[str, Any]) -> HeaderTensor:
     """ValueError where its shape does not take the bytes that it has."""
     begin, end = entry["data_offsets"]
     shape, type_name = tuple(entry["shape"]), str(entry["dtype"])
@@ -139,7 +139,7 @@ def _tensor(name: str, entry: dict[str, Any]) -> StoredTensor:
     bits = _BITS.get(type_name)
     if bits is not None and end - begin != -(-prod(shape) * bits // 8):
         raise ValueError(name)
-    return StoredTensor(name, type_name, shape, end - begin)
+    return HeaderTensor(name, type_name, shape, end - begin)
 
 
 def _check_places(places: list[list[int]]) -> None:

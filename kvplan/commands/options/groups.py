@@ -1,5 +1,6 @@
 """Commands with many options take dataclasses: each field is an option, a dataclass is a group of them.
 
+    @shown_under("Load")
     @dataclass(frozen=True)
     class Load:
         num_prompts: Annotated[int | None, typer.Option(help="Requests per trial.")] = None
@@ -7,7 +8,8 @@
     @takes_groups
     def sweep(load: Load, dry_run: Annotated[bool, typer.Option("--dry-run")] = False) -> int: ...
 
-What typer sees is one flat list of options; what the function gets are the groups.
+What typer sees is one flat list of options; what the function gets are the groups. ``--help`` shows the options of a
+group under its panel, except those that name their own.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 Result = TypeVar("Result")
+Group = TypeVar("Group")
+_PANELS: dict[type[Any], str] = {}
+"""The panel of each group that has one."""
 
 
 def takes_groups(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -43,14 +49,35 @@ def takes_groups(function: Callable[..., Result]) -> Callable[..., Result]:
     return with_groups
 
 
+def shown_under(panel: str) -> Callable[[type[Group]], type[Group]]:
+    """Return a decorator of a group: ``--help`` shows its options under ``panel``, except those that name their own."""
+
+    def decorate(group: type[Group]) -> type[Group]:
+        _PANELS[group] = panel
+        return group
+
+    return decorate
+
+
 def _options_of(group: type[Any]) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
     return [
         inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default_of(field), annotation=hints[field.name]
+            field.name, kind, default=_default_of(field), annotation=_on_panel(hints[field.name], _PANELS.get(group))
         )
         for field in fields(group)
     ]
+
+
+def _on_panel(hint: Any, panel: str | None) -> Any:
+    """The option of ``hint`` under ``panel``, unless it names one."""
+    written, option = get_args(hint)
+    if panel is None or option.rich_help_panel is not None:
+        return hint
+    option = copy(option)
+    option.rich_help_panel = panel
+    return Annotated[written, option]
 
 
 def _default_of(field: Field[Any]) -> Any:

@@ -10,7 +10,7 @@ from kvplan.commands.options.fleet_wishes import WishOptions
 from kvplan.commands.options.fleets import FleetOptions
 from kvplan.commands.options.pasted import engine_of, with_pasted
 from kvplan.commands.options.patterns import PatternOptions
-from kvplan.commands.options.plans import FormatOptions, GpuOptions, LoadOptions
+from kvplan.commands.options.plans import FormatOptions, GpuOptions, PlanLoadOptions
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.errors import UsageError
 from kvplan.pasted.command import PastedCommand, read_command
@@ -26,11 +26,11 @@ _SEARCHED: Final = (*_SIZES, "enable_expert_parallel", "quantization", "kv_cache
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """The options of ``plan`` that ask for something."""
 
     model: str | None
-    load: LoadOptions
+    load: PlanLoadOptions
     pattern: PatternOptions
     gpus: GpuOptions
     formats: FormatOptions
@@ -52,7 +52,7 @@ class Question:
         return replace(found, as_started=self.as_started)
 
 
-def likened(asked: Question, command: str) -> tuple[Question, list[str]]:
+def likened(asked: PlanQuestion, command: str) -> tuple[PlanQuestion, list[str]]:
     """``asked`` with the command's settings where nothing else is said, and notes on what of it is not modelled.
 
     UsageError where the command sets something that a plan does not know.
@@ -72,7 +72,7 @@ def likened(asked: Question, command: str) -> tuple[Question, list[str]]:
     load = asked.load if longest is None or asked.load.ctx_max else replace(asked.load, ctx_max=str(longest))
     engine = engine_of(None if asked.engine == _DEFAULT_ENGINE else asked.engine, pasted, _DEFAULT_ENGINE)
     gpus, model = replace(asked.gpus, **sizes), asked.model or pasted.model
-    question = Question(
+    question = PlanQuestion(
         model, load, asked.pattern, gpus, formats, settings, engine, asked.trace, True, asked.fleet, asked.wishes
     )
     return question, pasted.notes

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvplan.catalog.devices.gpus import parse_gpu_count
+from kvplan.commands.options.groups import shown_under
 from kvplan.commands.options.shared import WORKLOAD_PANEL
 from kvplan.commands.options.trace import FILE_HELP
 from kvplan.planner.choices.formats import FORMAT_NAMES
@@ -40,96 +41,58 @@ LIST_OPTIONS: dict[str, Callable[[str], object]] = {
 """Options whose further values may follow after spaces, and what reads one of them (kvplan.list_words)."""
 
 
+@shown_under(WORKLOAD_PANEL)
 @dataclass(frozen=True)
-class LoadOptions:
+class PlanLoadOptions:
     """The load: who asks, how much, how fast."""
 
-    users: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBER", help="Requests in progress at once.", rich_help_panel=WORKLOAD_PANEL),
-    ] = None
+    users: Annotated[str | None, typer.Option(metavar="NUMBER", help="Requests in progress at once.")] = None
     request_rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="Requests per second, instead of --users; also 720/min.",
-            rich_help_panel=WORKLOAD_PANEL,
-        ),
+        str | None, typer.Option(metavar="NUMBER", help="Requests per second, instead of --users; also 720/min.")
     ] = None
-    ctx_avg: Annotated[
-        str | None,
-        typer.Option(help="Tokens that a sequence holds on average, such as 8k.", rich_help_panel=WORKLOAD_PANEL),
-    ] = None
+    ctx_avg: Annotated[str | None, typer.Option(help="Tokens that a sequence holds on average, such as 8k.")] = None
     ctx_max: Annotated[
         str | None,
-        typer.Option(
-            "--ctx-max",
-            "--max-model-len",
-            help="Longest sequence that must be served, such as 32k.",
-            rich_help_panel=WORKLOAD_PANEL,
-        ),
+        typer.Option("--ctx-max", "--max-model-len", help="Longest sequence that must be served, such as 32k."),
     ] = None
-    input_len: Annotated[str | None, typer.Option(help="Tokens per prompt.", rich_help_panel=WORKLOAD_PANEL)] = None
-    output_len: Annotated[str | None, typer.Option(help="Tokens per answer.", rich_help_panel=WORKLOAD_PANEL)] = None
-    workload: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=FILE_HELP, rich_help_panel=WORKLOAD_PANEL),
-    ] = None
+    input_len: Annotated[str | None, typer.Option(help="Tokens per prompt.")] = None
+    output_len: Annotated[str | None, typer.Option(help="Tokens per answer.")] = None
+    workload: Annotated[Path | None, typer.Option(metavar="FILE", help=FILE_HELP)] = None
     slo: Annotated[
         list[str] | None,
         typer.Option(
             help="Bounds in ms: ttft:500 tpot:50 e2el:5000 (averages), p99_ttft:500 (or p50, p90, p95), "
-            "'TTFT<1s', or mlperf:llama3.1-8b.",
-            rich_help_panel=WORKLOAD_PANEL,
+            "'TTFT<1s', or mlperf:llama3.1-8b."
         ),
     ] = None
     confidence: Annotated[
-        str | None,
-        typer.Option(
-            help=f"How sure an answer keeps --slo, such as 0.9. Default: {DEFAULT_CONFIDENCE:g}.",
-            rich_help_panel=WORKLOAD_PANEL,
-        ),
+        str | None, typer.Option(help=f"How sure an answer keeps --slo, such as 0.9. Default: {DEFAULT_CONFIDENCE:g}.")
     ] = None
     worst_case: Annotated[
-        bool,
-        typer.Option(
-            "--worst-case", help="Size for all users at --ctx-max instead of --ctx-avg.", rich_help_panel=WORKLOAD_PANEL
-        ),
+        bool, typer.Option("--worst-case", help="Size for all users at --ctx-max instead of --ctx-avg.")
     ] = False
-    headroom: Annotated[
-        str | None,
-        typer.Option(help="Plan for so much more load than given, such as 20%.", rich_help_panel=WORKLOAD_PANEL),
-    ] = None
+    headroom: Annotated[str | None, typer.Option(help="Plan for so much more load than given, such as 20%.")] = None
 
 
+@shown_under(GPU_PANEL)
 @dataclass(frozen=True)
 class GpuOptions:
     """What it may run on, how it may be spread, and what it may cost."""
 
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="GPU names; takes several. Default: all.", rich_help_panel=GPU_PANEL),
-    ] = None
+    gpu: Annotated[list[str] | None, typer.Option(metavar="NAME", help="GPU names; takes several. Default: all.")] = (
+        None
+    )
     max_gpus: Annotated[
         int | None,
         typer.Option(
             help="GPUs in total, over all replicas. Default: the largest count in --gpu, as many as --budget buys or "
-            f"--nodes have, or {DEFAULT_MAX_GPUS}.",
-            rich_help_panel=GPU_PANEL,
+            f"--nodes have, or {DEFAULT_MAX_GPUS}."
         ),
     ] = None
-    spare_replicas: Annotated[
-        int, typer.Option(help="Replicas beside those the load needs: 1 for N+1.", rich_help_panel=GPU_PANEL)
-    ] = 0
+    spare_replicas: Annotated[int, typer.Option(help="Replicas beside those the load needs: 1 for N+1.")] = 0
     tensor_parallel_size: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tensor-parallel-size",
-            "--tp",
-            metavar="LIST",
-            help="Sizes to try. Default: 1 to 16.",
-            rich_help_panel=GPU_PANEL,
-        ),
+        typer.Option("--tensor-parallel-size", "--tp", metavar="LIST", help="Sizes to try. Default: 1 to 16."),
     ] = None
     pipeline_parallel_size: Annotated[
         list[str] | None,
@@ -138,7 +101,6 @@ class GpuOptions:
             "--pp",
             metavar="LIST",
             help="Sizes to try. Default: 1, more across nodes and without NVLink.",
-            rich_help_panel=GPU_PANEL,
         ),
     ] = None
     data_parallel_size: Annotated[
@@ -148,7 +110,6 @@ class GpuOptions:
             "--dp",
             metavar="LIST",
             help="Sizes to try. Default: 1, more for mixtures of experts.",
-            rich_help_panel=GPU_PANEL,
         ),
     ] = None
     enable_expert_parallel: Annotated[
@@ -157,18 +118,13 @@ class GpuOptions:
             "--enable-expert-parallel/--no-enable-expert-parallel",
             "--ep/--no-ep",
             help="Whole experts on each GPU. Default: with data parallelism.",
-            rich_help_panel=GPU_PANEL,
         ),
     ] = None
     nodes: Annotated[
-        int | None,
-        typer.Option(help="Nodes that one replica may span. Default: as --max-gpus allows.", rich_help_panel=GPU_PANEL),
+        int | None, typer.Option(help="Nodes that one replica may span. Default: as --max-gpus allows.")
     ] = None
     thorough: Annotated[
-        bool,
-        typer.Option(
-            "--thorough", help="Play every layout with every token budget; up to minutes.", rich_help_panel=GPU_PANEL
-        ),
+        bool, typer.Option("--thorough", help="Play every layout with every token budget; up to minutes.")
     ] = False
     budget: Annotated[
         str | None, typer.Option(metavar="USD", help="US dollars per hour at most.", rich_help_panel=COST_PANEL)

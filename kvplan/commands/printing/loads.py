@@ -10,7 +10,7 @@ from kvplan.commands.printing.render import print_json, print_table
 from kvplan.foreign_text import printable, unguarded
 from kvplan.load.observed.engines import EngineFigures, engine_figures
 from kvplan.load.options import LoadOptions
-from kvplan.load.run import LoadRun, OnProgress, Progress
+from kvplan.load.run import LoadProgress, LoadRun, OnProgress
 from kvplan.load.self_test import Ceiling
 from kvplan.load.session import LoadOutcome
 from kvplan.load.target import Target
@@ -76,7 +76,7 @@ class StderrListener:
         load = "" if self._plan is None else f" ({self._plan.arrivals_text})"
         print(f"{start}run {row['trial_number']}{load}: {printable(_one_line(row))}", file=unguarded(sys.stderr))
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: LoadProgress) -> None:
         sent = progress.sent
         parts = [f"{sent.seconds:.0f} s", f"{sent.num_ended:,} of {sent.num_sent:,} sent requests ended"]
         parts.append(f"{sent.num_tokens:,} tokens")
@@ -88,7 +88,7 @@ class StderrListener:
         print("\r\x1b[K" + printable(" · ".join(parts)), end="", flush=True, file=unguarded(sys.stderr))
 
 
-def _say_nothing(progress: Progress) -> None:
+def _say_nothing(progress: LoadProgress) -> None:
     """Nobody watches."""
 
 

@@ -10,7 +10,7 @@ from kvplan.engines.serving.keeper import descendants
 from kvplan.engines.serving.ports import HOST, listens
 from kvplan.engines.serving.process import ServerProcess
 from kvplan.errors import KvplanError
-from kvplan.metrics.http import Connection, ServerAddress
+from kvplan.metrics.http import PersistentConnection, ServerAddress
 
 _POLL_SECONDS: Final = 0.1
 _ANSWER_SECONDS: Final = 5.0
@@ -45,7 +45,9 @@ def wait_until_ready(process: ServerProcess, port: int, health_path: str, limit_
 def answers(port: int, path: str) -> bool:
     """Whether a good answer comes from there now."""
     try:
-        with Connection(ServerAddress.parse(f"{HOST}:{port}"), None, timeout_seconds=_ANSWER_SECONDS) as connection:
+        with PersistentConnection(
+            ServerAddress.parse(f"{HOST}:{port}"), None, timeout_seconds=_ANSWER_SECONDS
+        ) as connection:
             return connection.get(path).status == _OK
     except KvplanError:
         return False

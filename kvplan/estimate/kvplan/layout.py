@@ -14,7 +14,7 @@ from fractions import Fraction
 from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import FULL, KEPT_KINDS, STATE, Kept, KvGroup, blocks_for
-from kvplan.estimate.kvplan.parts import Part, layer_parts
+from kvplan.estimate.kvplan.parts import KvPart, layer_parts
 
 _LARGEST_WASTE = Fraction(2, 100)
 _STATE_ALIGNMENT = 16
@@ -79,10 +79,10 @@ def plan_layout(spec: ModelSpec, cache: CacheSettings, block_size: int, encoder_
 
 def _grouped(
     layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, encoder_tokens: int
-) -> dict[Kept, list[Part]]:
+) -> dict[Kept, list[KvPart]]:
     """The parts of all layers, by what they keep, groups in the layout's order. Equal layers are looked at once."""
-    known: dict[int, tuple[Part, ...]] = {}
-    found: dict[Kept, list[Part]] = {}
+    known: dict[int, tuple[KvPart, ...]] = {}
+    found: dict[Kept, list[KvPart]] = {}
     for layer in layers:
         if id(layer) not in known:
             known[id(layer)] = layer_parts(layer, cache, block_size, encoder_tokens)
@@ -92,7 +92,7 @@ def _grouped(
     return {kept: found[kept] for kept in order}
 
 
-def _block_bytes(parts: dict[Kept, list[Part]], alignment: int) -> int:
+def _block_bytes(parts: dict[Kept, list[KvPart]], alignment: int) -> int:
     """Bytes of a block: a run of the smallest token group's units, cut so that no token group wastes much."""
     token_groups = [of_group for kept, of_group in parts.items() if kept != STATE]
     if not token_groups:
@@ -111,7 +111,7 @@ def _block_bytes(parts: dict[Kept, list[Part]], alignment: int) -> int:
     return best[1] if best is not None else _rounded_up(largest_unit, alignment)
 
 
-def _run_sizes(parts: Sequence[Part], alignment: int) -> Iterator[int]:
+def _run_sizes(parts: Sequence[KvPart], alignment: int) -> Iterator[int]:
     """Bytes of the largest run when ``parts`` are cut into runs of ceil(n / d), for d = 1, 2, ... n."""
     for num_runs in range(1, len(parts) + 1):
         length = -(-len(parts) // num_runs)
@@ -119,11 +119,11 @@ def _run_sizes(parts: Sequence[Part], alignment: int) -> Iterator[int]:
         yield max(_packed_bytes(run, alignment) for run in runs)
 
 
-def _waste(parts: Sequence[Part], block_bytes: int, alignment: int) -> Fraction:
+def _waste(parts: Sequence[KvPart], block_bytes: int, alignment: int) -> Fraction:
     return Fraction(_num_blocks(parts, block_bytes, alignment) * block_bytes, _sum(parts)) - 1
 
 
-def _num_blocks(parts: Sequence[Part], block_bytes: int, alignment: int) -> int:
+def _num_blocks(parts: Sequence[KvPart], block_bytes: int, alignment: int) -> int:
     """Blocks that ``parts`` fill in order: a unit that does not fit what is left of a block begins the next one."""
     blocks, used = 0, block_bytes
     for part in parts:
@@ -139,12 +139,12 @@ def _num_blocks(parts: Sequence[Part], block_bytes: int, alignment: int) -> int:
     return blocks
 
 
-def _packed_bytes(parts: Sequence[Part], alignment: int) -> int:
+def _packed_bytes(parts: Sequence[KvPart], alignment: int) -> int:
     """Bytes of ``parts`` in one run, each beginning at a multiple of ``alignment``, and as a whole one."""
     return sum(_rounded_up(part.num_bytes, alignment) for part in parts)
 
 
-def _sum(parts: Sequence[Part]) -> int:
+def _sum(parts: Sequence[KvPart]) -> int:
     return sum(part.num_bytes for part in parts)
 
 

@@ -21,7 +21,7 @@ from kvplan.estimate.kvplan.launches import launches_each_expert
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.ranks import stage_specs
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
-from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
+from kvplan.estimate.kvplan.settings import EngineDevice, KvplanSettings, resolve_settings
 from kvplan.estimate.weights import size_weights
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import MIB
@@ -40,7 +40,7 @@ _ALIGNMENT = 64
 class EnginePrediction:
     """What the engine will report once it has started, or why it will refuse to. Bytes of one device: of each rank."""
 
-    settings: ResolvedSettings
+    settings: KvplanSettings
     budget_bytes: int
     weight_bytes: int
     """With the slots of adapters."""
@@ -196,7 +196,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     )
 
 
-def _on_rank(spec: ModelSpec, resolved: ResolvedSettings, room_bytes: int) -> _RankMemory:
+def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _RankMemory:
     """spec: of what the rank has. room_bytes: for weights, buffers, graphs and blocks."""
     settings, device = resolved.serving, resolved.device
     adapter_bytes = engine_slot_bytes(spec, settings, settings.dtype)
@@ -220,7 +220,7 @@ def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevic
     return held_weight_bytes(spec, settings.dtype, settings.quantization, settings.group_size, on_gpu=on_gpu)
 
 
-def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
+def _graphs(spec: ModelSpec, resolved: KvplanSettings) -> GraphMemory | None:
     settings = resolved.serving
     num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     if resolved.device.kind == "cpu" or resolved.device.is_counted or num_ranks > 1 or settings.enforce_eager:

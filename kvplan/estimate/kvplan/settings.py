@@ -31,14 +31,14 @@ class EngineDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedSettings:
+class KvplanSettings:
     """The settings that the engine runs with, and the device it runs on."""
 
     serving: FilledSettings
     device: EngineDevice
 
 
-def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> ResolvedSettings:
+def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> KvplanSettings:
     """``asked`` with the engine's defaults. UsageError for a setting out of range.
 
     KvplanError when neither the settings nor the config say how long a sequence may be.
@@ -64,7 +64,7 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
         dtype=dtype,
         kv_cache_dtype=cache_dtype(dtype, asked.kv_cache_dtype),
     )
-    return ResolvedSettings(serving, device)
+    return KvplanSettings(serving, device)
 
 
 def engine_dtype(spec: ModelSpec, requested: str, device: EngineDevice) -> str:

@@ -17,18 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Node:
+class QueueNode:
     """Something in the queue of free blocks."""
 
     __slots__ = ("after", "before", "is_free")
 
     def __init__(self) -> None:
-        self.before: Node | None = None
-        self.after: Node | None = None
+        self.before: QueueNode | None = None
+        self.after: QueueNode | None = None
         self.is_free = False
 
 
-class Junk(Node):
+class Junk(QueueNode):
     """Free blocks that nobody can find."""
 
     __slots__ = ("count",)
@@ -38,7 +38,7 @@ class Junk(Node):
         self.count = count
 
 
-class Holding:
+class LaneHolding:
     """What a request holds in one lane: its extents, in the order of its blocks. num_blocks: where its blocks end,
     those among them that are not full and those that it has let go; num_full: where the full ones do; first: before
     which it holds none. states: where states are that are not those after a whole block, or are not kept. places: where
@@ -53,7 +53,7 @@ class Holding:
         self.places: tuple[int, ...] = ()
 
 
-class Extent(Node):
+class Extent(QueueNode):
     """Blocks ``first`` to ``last`` (exclusive) of prompts whose run there has ``key``. holders: who has them.
 
     home: all extents of a lane by their key, among which it is found.
@@ -65,7 +65,7 @@ class Extent(Node):
         super().__init__()
         self.key, self.first, self.last = key, first, last
         self.home = home
-        self.holders: list[Holding] = []
+        self.holders: list[LaneHolding] = []
         self.companion: Junk | None = None
 
 
@@ -74,7 +74,7 @@ class FreeQueue:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_free = self.num_blank = num_blocks
-        self._ends = Node()
+        self._ends = QueueNode()
         self._ends.before = self._ends.after = self._ends
 
     def free_blank(self, count: int) -> None:
@@ -153,7 +153,7 @@ class FreeQueue:
                 del first.home[first.key]
         return taken
 
-    def _append(self, node: Node) -> None:
+    def _append(self, node: QueueNode) -> None:
         ends = self._ends
         last = ends.before
         assert last is not None
@@ -161,7 +161,7 @@ class FreeQueue:
         node.before, node.after, node.is_free = last, ends, True
 
     @staticmethod
-    def _remove(node: Node) -> None:
+    def _remove(node: QueueNode) -> None:
         before, after = node.before, node.after
         assert before is not None and after is not None
         before.after, after.before = after, before

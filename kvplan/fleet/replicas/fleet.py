@@ -15,7 +15,7 @@ from kvplan.fleet.requests import FleetRequest, merged_runs
 from kvplan.fleet.routers.interface import Router
 
 
-class Sample(NamedTuple):
+class FleetSample(NamedTuple):
     """The fleet at one moment. kv_usage: of all replicas on average. Tokens count from the sample before."""
 
     at: float
@@ -32,7 +32,7 @@ class FleetPlay:
     """seen: of requests that ended, by number. was_stopped: before all ended."""
 
     seen: list[Seen] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[FleetSample] = field(default_factory=list)
     num_preemptions: int = 0
     was_stopped: bool = False
 
@@ -72,7 +72,7 @@ class Fleet:
         requests: Sequence[FleetRequest],
         on_progress: Callable[[int, float], None] | None = None,
         stop: Callable[[list[Seen]], bool] | None = None,
-        on_sample: Callable[[Fleet, Sample], None] | None = None,
+        on_sample: Callable[[Fleet, FleetSample], None] | None = None,
     ) -> FleetPlay:
         """Send ``requests`` and play until all have ended, or ``stop`` says of those that have so far that it is
         hopeless. on_progress: is told how many have ended, and the moment. on_sample: may add and drain replicas.
@@ -149,7 +149,7 @@ class Fleet:
         self,
         on_progress: Callable[[int, float], None] | None,
         stop: Callable[[list[Seen]], bool] | None,
-        on_sample: Callable[[Fleet, Sample], None] | None,
+        on_sample: Callable[[Fleet, FleetSample], None] | None,
     ) -> None:
         play = self._play
         sample = self._sample(self._sampled, self._num_prompt, self._num_hit)
@@ -170,9 +170,9 @@ class Fleet:
         chosen.deliver(request, sent)
         self._note_ended(chosen)
 
-    def _sample(self, at: float, prompts: int, hits: int) -> Sample:
+    def _sample(self, at: float, prompts: int, hits: int) -> FleetSample:
         replicas = self.replicas
-        return Sample(
+        return FleetSample(
             at,
             len(self.serving(at)),
             sum(each.num_waiting for each in replicas),

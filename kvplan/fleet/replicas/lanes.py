@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvplan.fleet.replicas.extents import Extent, FreeQueue, Holding
+from kvplan.fleet.replicas.extents import Extent, FreeQueue, LaneHolding
 from kvplan.fleet.replicas.kept import KeptBlocks
 from kvplan.fleet.replicas.setup import CacheGroup
-from kvplan.fleet.requests import Run
+from kvplan.fleet.requests import TokenRun
 
 ENDLESS: Final = 1 << 60
 """End of the last run of a request in hand: its answer's, which can go on."""
@@ -46,7 +46,7 @@ class Lane:
 
     # ---- what is found
 
-    def longest(self, runs: list[Run], limit: int) -> int:
+    def longest(self, runs: list[TokenRun], limit: int) -> int:
         """Tokens, at most ``limit``, that this lane can begin with."""
         if self.kind == "full":
             return self._full(runs, limit)
@@ -56,17 +56,17 @@ class Lane:
             return limit
         return self._deepest(runs, limit)
 
-    def _full(self, runs: list[Run], limit: int) -> int:
+    def _full(self, runs: list[TokenRun], limit: int) -> int:
         drops = self.drops
         most = limit // self.size + (drops if self._alignment != self.size else 0)
         found = self._covered_from(runs, 0, most)
         return max(found - drops, 0) * self.size // self._alignment * self._alignment
 
-    def _chunked(self, runs: list[Run], limit: int) -> int:
+    def _chunked(self, runs: list[TokenRun], limit: int) -> int:
         begin = limit // self.window * self.window // self.size
         return self._covered_from(runs, begin, limit // self.size) * self.size
 
-    def _deepest(self, runs: list[Run], limit: int) -> int:
+    def _deepest(self, runs: list[TokenRun], limit: int) -> int:
         """The deepest place at which the blocks before it that are needed are there."""
         drops, step = self.drops, self._alignment // self.size or 1
         needed = 1 if self.kind == "state" else self._needed + drops
@@ -76,7 +76,7 @@ class Lane:
                 return place * self.size
         return 0
 
-    def _covered_from(self, runs: list[Run], begin: int, most: int) -> int:
+    def _covered_from(self, runs: list[TokenRun], begin: int, most: int) -> int:
         """The block up to which all from ``begin`` on are there, at most ``most``."""
         place, start = begin, 0
         for key, end in runs:
@@ -96,7 +96,7 @@ class Lane:
                 break
         return max(place, begin)
 
-    def _coverage(self, runs: list[Run], most: int) -> list[tuple[int, int]]:
+    def _coverage(self, runs: list[TokenRun], most: int) -> list[tuple[int, int]]:
         """Stretches of blocks that are there, before block ``most``."""
         found: list[tuple[int, int]] = []
         start = 0
@@ -115,7 +115,7 @@ class Lane:
                     found.append((begin, stop))
         return found
 
-    def pieces(self, runs: list[Run], begin: int, end: int) -> list[Piece]:
+    def pieces(self, runs: list[TokenRun], begin: int, end: int) -> list[Piece]:
         """The blocks from ``begin`` to ``end``, which are there: of several copies the one that was first."""
         found: list[Piece] = []
         place, start = begin, 0
@@ -173,7 +173,7 @@ class Lane:
 
     # ---- what is held
 
-    def hold(self, holding: Holding, pieces: list[Piece]) -> None:
+    def hold(self, holding: LaneHolding, pieces: list[Piece]) -> None:
         """Let ``holding``, which has nothing yet, have ``pieces``."""
         for extent, begin, end in reversed(pieces):  # cutting the deeper first leaves the places of the others
             own = self._exactly(extent, begin, end)
@@ -203,7 +203,7 @@ class Lane:
             self._queue.stand_beside(deeper, extent)
         return deeper
 
-    def add(self, holding: Holding, runs: list[Run], begin: int, end: int) -> None:
+    def add(self, holding: LaneHolding, runs: list[TokenRun], begin: int, end: int) -> None:
         """The blocks from ``begin`` to ``end``, which ``holding`` has, are full: those that are kept can be found from
         now on."""
         start = 0
@@ -215,7 +215,7 @@ class Lane:
             if last == end:
                 break
 
-    def _add(self, holding: Holding, key: int, begin: int, end: int) -> None:
+    def _add(self, holding: LaneHolding, key: int, begin: int, end: int) -> None:
         if self.kind == "state":
             self.fresh.add((key, end - 1))
         if holding.extents:
@@ -228,11 +228,11 @@ class Lane:
         extent.holders.append(holding)
         holding.extents.append(extent)
 
-    def num_kept(self, holding: Holding, first: int, last: int) -> int:
+    def num_kept(self, holding: LaneHolding, first: int, last: int) -> int:
         """How many of the blocks are kept when they are full."""
         return sum(end - begin for begin, end in self.kept.stretches(first, last, holding.places))
 
-    def let_go(self, holding: Holding, extents: list[Extent]) -> int:
+    def let_go(self, holding: LaneHolding, extents: list[Extent]) -> int:
         """``holding`` has ``extents`` no more, deepest first. Return how many blocks these are."""
         free, count = [], 0
         for extent in extents:

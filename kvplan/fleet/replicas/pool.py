@@ -21,11 +21,11 @@ pool is so full that requests are preempted, what decoding lets go is free befor
 
 from __future__ import annotations
 
-from kvplan.fleet.replicas.extents import FreeQueue, Holding
+from kvplan.fleet.replicas.extents import FreeQueue, LaneHolding
 from kvplan.fleet.replicas.kept import resumed_at
 from kvplan.fleet.replicas.lanes import ENDLESS, Lane, Piece
 from kvplan.fleet.replicas.setup import PoolLayout
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 
 
 class Held:
@@ -38,7 +38,7 @@ class Held:
         self.num_prompt_tokens = request.num_prompt_tokens
         self.is_asked_again = request.answer_key is not None
         self.junction = 0
-        self.holdings = [Holding() for _ in range(num_lanes)]
+        self.holdings = [LaneHolding() for _ in range(num_lanes)]
 
 
 class Match:
@@ -74,7 +74,7 @@ class BlockPool:
 
     # ---- looking up
 
-    def find(self, runs: list[Run], num_tokens: int) -> Match:
+    def find(self, runs: list[TokenRun], num_tokens: int) -> Match:
         """What is there of ``num_tokens`` whose runs are ``runs``; the last one is always computed."""
         length, longest = self._agreed(runs, num_tokens - 1)
         if not length:
@@ -85,11 +85,11 @@ class BlockPool:
         ]
         return Match(length, longest, pieces)
 
-    def num_found(self, runs: list[Run], num_tokens: int) -> int:
+    def num_found(self, runs: list[TokenRun], num_tokens: int) -> int:
         """The tokens alone."""
         return self._agreed(runs, num_tokens - 1)[0]
 
-    def _agreed(self, runs: list[Run], limit: int) -> tuple[int, int]:
+    def _agreed(self, runs: list[TokenRun], limit: int) -> tuple[int, int]:
         """(a length that all lanes can begin with, the longest that one of them could)."""
         if not self.layout.caches_prefixes or limit < self._alignment:
             return 0, 0
@@ -146,7 +146,7 @@ class BlockPool:
             needed += more * lane.weight
         return needed
 
-    def _exported(self, lane: Lane, held: Held, holding: Holding, num_computed: int, num_tokens: int) -> int | None:
+    def _exported(self, lane: Lane, held: Held, holding: LaneHolding, num_computed: int, num_tokens: int) -> int | None:
         """The block whose state the chunk that ends a prompt writes on its way."""
         block = (num_tokens - 1) // lane.size - 1
         exports = self.layout.exports_states and self.layout.caches_prefixes and num_tokens >= held.num_prompt_tokens
@@ -192,7 +192,7 @@ class BlockPool:
                 holding.num_blocks = max(holding.num_blocks, -(-num_tokens // lane.size))
                 self._fill(lane, held, holding, num_tokens)
 
-    def _fill(self, lane: Lane, held: Held, holding: Holding, num_tokens: int) -> None:
+    def _fill(self, lane: Lane, held: Held, holding: LaneHolding, num_tokens: int) -> None:
         """What ``num_tokens`` fill can be found from now on."""
         full = lane.num_findable(num_tokens) if self.layout.caches_prefixes else 0
         if full > holding.num_full:
@@ -211,7 +211,7 @@ class BlockPool:
         if num_tokens % lane.size == 0 and count - 1 in holding.states:
             self._keep_state(lane, held, holding, count - 1)
 
-    def _keep_state(self, lane: Lane, held: Held, holding: Holding, block: int) -> None:
+    def _keep_state(self, lane: Lane, held: Held, holding: LaneHolding, block: int) -> None:
         """The state after the whole of ``block`` is there."""
         if self.layout.caches_prefixes and lane.kept.has(block, holding.places):
             holding.states.remove(block)
@@ -240,7 +240,7 @@ class BlockPool:
         self._fill(lane, held, holding, num_computed)
         self._let_go_before(lane, holding, first)
 
-    def _let_go_before(self, lane: Lane, holding: Holding, first: int) -> None:
+    def _let_go_before(self, lane: Lane, holding: LaneHolding, first: int) -> None:
         gone, extents = [], holding.extents
         while extents and extents[0].first < first:
             extent = extents[0]
@@ -268,7 +268,7 @@ class BlockPool:
                 self._release(lane, held, holding, num_tokens, num_taken, may_be_found=may_be_found)
 
     def _release(
-        self, lane: Lane, held: Held, holding: Holding, num_tokens: int, num_taken: int, *, may_be_found: bool
+        self, lane: Lane, held: Held, holding: LaneHolding, num_tokens: int, num_taken: int, *, may_be_found: bool
     ) -> None:
         taken = max(-(-num_taken // lane.size), holding.num_blocks)
         full = lane.num_findable(num_tokens) if self.layout.caches_prefixes else 0
@@ -287,7 +287,7 @@ class BlockPool:
         holding.extents.clear()
 
     def _release_state(
-        self, lane: Lane, held: Held, holding: Holding, num_tokens: int, num_taken: int, *, may_be_found: bool
+        self, lane: Lane, held: Held, holding: LaneHolding, num_tokens: int, num_taken: int, *, may_be_found: bool
     ) -> None:
         just_begun = max(-(-num_taken // lane.size) - holding.num_blocks, 0)
         blank = len(holding.states) + just_begun
@@ -304,10 +304,10 @@ class BlockPool:
         holding.extents.clear()
 
 
-def runs_in_hand(request: FleetRequest) -> list[Run]:
+def runs_in_hand(request: FleetRequest) -> list[TokenRun]:
     """The runs of a request's prompt and answer. What nobody else has is one run to its end."""
     own = -1 - request.number if request.answer_key is None else request.answer_key
     runs = list(request.runs)
     if runs and runs[-1].key == own:
         runs.pop()
-    return [*runs, Run(own, ENDLESS)]
+    return [*runs, TokenRun(own, ENDLESS)]

@@ -16,7 +16,7 @@ from kvplan.estimate.speed.queueing.admission import next_chunks
 from kvplan.estimate.speed.queueing.arrivals import NEVER, Arrivals
 from kvplan.estimate.speed.queueing.front_end import FrontEnd
 from kvplan.estimate.speed.queueing.instance import Group, Sequence
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad
 from kvplan.estimate.speed.queueing.play import DecodeSteps, InstancePlay
 from kvplan.fleet.replicas.group import BlockGroup, BlockSequence
 from kvplan.fleet.replicas.pool import BlockPool, runs_in_hand
@@ -24,7 +24,7 @@ from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
 
-_NO_LOAD: Final = PlayedLoad(Lengths(1.0), Lengths(1.0), 0)
+_NO_LOAD: Final = PlayedLoad(LengthDistribution(1.0), LengthDistribution(1.0), 0)
 
 
 class StepRecord(NamedTuple):

@@ -32,7 +32,7 @@ MOST_PREFIX_BLOCKS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ScoreWeights:
     """How much each score counts."""
 
     prefix: float
@@ -40,8 +40,8 @@ class Weights:
     kv_usage: float
 
 
-APPROXIMATE_WEIGHTS: Final = Weights(prefix=3, queue=2, kv_usage=2)
-PRECISE_WEIGHTS: Final = Weights(prefix=2, queue=1, kv_usage=1)
+APPROXIMATE_WEIGHTS: Final = ScoreWeights(prefix=3, queue=2, kv_usage=2)
+PRECISE_WEIGHTS: Final = ScoreWeights(prefix=2, queue=1, kv_usage=1)
 
 
 class LlmD:
@@ -49,7 +49,7 @@ class LlmD:
 
     is_blind = False
 
-    def __init__(self, block_size: int, num_blocks: int, weights: Weights = APPROXIMATE_WEIGHTS) -> None:
+    def __init__(self, block_size: int, num_blocks: int, weights: ScoreWeights = APPROXIMATE_WEIGHTS) -> None:
         self._block_size, self._num_blocks, self._weights = block_size, num_blocks, weights
         self._memories: dict[int, PrefixMemory] = {}
         self._rng = random.Random(0)
@@ -81,7 +81,7 @@ class LlmDPrecise:
 
     is_blind = False
 
-    def __init__(self, weights: Weights = PRECISE_WEIGHTS) -> None:
+    def __init__(self, weights: ScoreWeights = PRECISE_WEIGHTS) -> None:
         self._weights, self._rng = weights, random.Random(0)
 
     def choose(self, request: FleetRequest, replicas: Sequence[ReplicaView]) -> int:
@@ -92,7 +92,7 @@ class LlmDPrecise:
         return _pick(scores, replicas, self._weights, self._rng)
 
 
-def _pick(prefixes: Sequence[float], replicas: Sequence[ReplicaView], weights: Weights, rng: random.Random) -> int:
+def _pick(prefixes: Sequence[float], replicas: Sequence[ReplicaView], weights: ScoreWeights, rng: random.Random) -> int:
     queues = [each.num_waiting for each in replicas]
     shortest, longest = min(queues), max(queues)
     spread = longest - shortest

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kvplan.fleet.scaling.policy import Direction, MetricName, ReplicaPolicy, Trigger
 
 
-class _Change(NamedTuple):
+class _ReplicaChange(NamedTuple):
     at: float
     num_replicas: int
 
@@ -25,9 +25,9 @@ class Autoscaler:
 
     def __init__(self, policy: ReplicaPolicy) -> None:
         self.policy = policy
-        self._recommended: deque[_Change] = deque()
-        self._added: deque[_Change] = deque()
-        self._removed: deque[_Change] = deque()
+        self._recommended: deque[_ReplicaChange] = deque()
+        self._added: deque[_ReplicaChange] = deque()
+        self._removed: deque[_ReplicaChange] = deque()
 
     def decide(self, at: float, sums: Mapping[MetricName, float], current: int) -> int:
         """Return the number of replicas from ``at`` on. sums: of each metric over the replicas that serve."""
@@ -37,9 +37,9 @@ class Autoscaler:
         limited = self._limited(at, stable, current)
         chosen = min(max(limited, policy.min_replicas), policy.max_replicas)
         if chosen > current:
-            self._added.append(_Change(at, chosen - current))
+            self._added.append(_ReplicaChange(at, chosen - current))
         elif chosen < current:
-            self._removed.append(_Change(at, current - chosen))
+            self._removed.append(_ReplicaChange(at, current - chosen))
         return chosen
 
     def _of_trigger(self, trigger: Trigger, sums: Mapping[MetricName, float], current: int) -> int:
@@ -52,7 +52,7 @@ class Autoscaler:
     def _stabilized(self, at: float, wanted: int, current: int) -> int:
         """The safest of what was recommended within the windows: fewest of those up, most of those down."""
         policy = self.policy
-        self._recommended.append(_Change(at, wanted))
+        self._recommended.append(_ReplicaChange(at, wanted))
         longest = max(policy.up.stabilization_seconds, policy.down.stabilization_seconds)
         while self._recommended[0].at < at - longest:
             self._recommended.popleft()
@@ -80,5 +80,5 @@ class Autoscaler:
         return max(found) if sign > 0 else min(found)
 
 
-def _sum(changes: Iterable[_Change], after: float) -> int:
+def _sum(changes: Iterable[_ReplicaChange], after: float) -> int:
     return sum(each.num_replicas for each in changes if each.at > after)

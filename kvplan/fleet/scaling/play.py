@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, Sample
+from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, FleetSample
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
@@ -68,7 +68,7 @@ class _Scaler:
         self._age = round(policy.metric_age_seconds / policy.sync_seconds)
         self.spans = [ReplicaSpan(0.0, 0.0) for _ in range(num_first)]
 
-    def look(self, fleet: Fleet, sample: Sample) -> None:
+    def look(self, fleet: Fleet, sample: FleetSample) -> None:
         """One evaluation, by metrics that are some evaluations old."""
         at = sample.at
         serving = fleet.serving(at)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, Sample
+from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, FleetSample
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
@@ -141,7 +141,7 @@ class ScalingSearch:
         kv_usage = self._busiest(play, lambda each: each.kv_usage)
         return FixedFleet(num_replicas, end, self.judge(play.seen), in_flight, kv_usage, self.num_spare)
 
-    def _busiest(self, play: FleetPlay, figure: Callable[[Sample], float]) -> float:
+    def _busiest(self, play: FleetPlay, figure: Callable[[FleetSample], float]) -> float:
         """The average of a figure in the window where it is largest."""
         windows: dict[int, list[float]] = {}
         for each in play.samples:

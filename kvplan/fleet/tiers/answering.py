@@ -89,7 +89,7 @@ class _Trace:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedReplica:
     """One replica that fits, how fast it is, and what its cache holds."""
 
     deployment: Deployment
@@ -159,7 +159,7 @@ def _place(
     kv_cache_dtype: str,
     trace: _Trace,
     measured: MeasuredProfiles,
-) -> _Placed:
+) -> _PlacedReplica:
     """KvplanError where the model does not fit."""
     longest = question.longest_context or _context_of(spec, trace)
     asked = replace(question.settings, kv_cache_dtype=kv_cache_dtype)
@@ -172,7 +172,7 @@ def _place(
     settings = settings_on(gpu, spec, replace(asked, max_model_len=longest), question.engine)
     shares = trace.survey.block_tokens > 0
     layout = cache_layout(spec, gpu.gpu, settings, question.engine.version, shares_prefixes=shares)
-    return _Placed(deployment, speed, layout)
+    return _PlacedReplica(deployment, speed, layout)
 
 
 def _context_of(spec: ModelSpec, trace: _Trace) -> int:

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 
 
-class Piece(NamedTuple):
+class ChainPiece(NamedTuple):
     """Blocks [first, end) of a chain; whoever has the same key has the same blocks before them, too.
 
     Requests that share a piece hold the same object, so that memory grows with what is distinct.
@@ -34,7 +34,7 @@ class Chain:
 
     sent: float
     num_prompt_tokens: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChainPiece, ...]
     num_prompt_blocks: int
     most_hit_blocks: int
     num_blocks: int
@@ -60,11 +60,11 @@ def _chain(request: FleetRequest, size: int, pieces: _Pieces, *, keeps_answers: 
     )
 
 
-def _keyed_runs(request: FleetRequest, kept: int) -> tuple[Run, ...]:
+def _keyed_runs(request: FleetRequest, kept: int) -> tuple[TokenRun, ...]:
     """Return the runs of prompt and answer."""
     if request.answer_key is None or kept == request.num_prompt_tokens:
         return request.runs
-    return (*request.runs, Run(request.answer_key, kept))
+    return (*request.runs, TokenRun(request.answer_key, kept))
 
 
 def _ends_of_keys(requests: Iterable[FleetRequest], *, keeps_answers: bool) -> dict[int, set[int]]:
@@ -85,9 +85,9 @@ class _Pieces:
 
     def __init__(self, size: int, ends: dict[int, set[int]]) -> None:
         self._size, self._ends = size, ends
-        self._known: dict[tuple[int, int], Piece] = {}
+        self._known: dict[tuple[int, int], ChainPiece] = {}
 
-    def of(self, runs: Iterable[Run]) -> Iterator[Piece]:
+    def of(self, runs: Iterable[TokenRun]) -> Iterator[ChainPiece]:
         """Yield the pieces of a prompt, one behind the other."""
         first = begun = 0
         for run in runs:
@@ -99,8 +99,8 @@ class _Pieces:
                     first = end
             begun = run.end
 
-    def _piece(self, key: tuple[int, int], first: int, end: int) -> Piece:
+    def _piece(self, key: tuple[int, int], first: int, end: int) -> ChainPiece:
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Piece(len(self._known), first, end)
+            found = self._known[key] = ChainPiece(len(self._known), first, end)
         return found

@@ -30,7 +30,7 @@ MOST_FAILED: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LoadVerdict:
     """bound_by, and the sentence that says by which figures. None: nothing tells."""
 
     bound_by: BoundBy | None
@@ -44,23 +44,23 @@ class Verdict:
         return f"Bottleneck unknown: {self.sentence.removeprefix('not known: ')}"
 
 
-def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestRecord] = ()) -> Verdict:
+def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestRecord] = ()) -> LoadVerdict:
     """In this order: failed requests put no load on the server, and a client that was the limit says nothing of it.
 
     records: of the measured requests.
     """
     num_failed = sum(not record.is_served for record in records)
     if num_failed > MOST_FAILED * len(records):
-        return Verdict(None, f"not known: {num_failed:,} of {len(records):,} requests failed")
+        return LoadVerdict(None, f"not known: {num_failed:,} of {len(records):,} requests failed")
     if health.is_bound:
-        return Verdict("client", f"the client: {'; '.join(health.reasons)}")
+        return LoadVerdict("client", f"the client: {'; '.join(health.reasons)}")
     if server.readings and not server.within:
         seconds = FEWEST_READINGS * INTERVAL_SECONDS
         needs = f"it needs {FEWEST_READINGS} readings, {seconds:g} s"
-        return Verdict(None, f"not known: the run was too short to sample the server's metrics ({needs})")
+        return LoadVerdict(None, f"not known: the run was too short to sample the server's metrics ({needs})")
     readings = [reading for reading in server.within if reading.num_waiting is not None]
     if not readings:
-        return Verdict(None, "the server does not tell what bound the run")
+        return LoadVerdict(None, "the server does not tell what bound the run")
     queued = [reading for reading in readings if reading.num_waiting]
     share = len(queued) / len(readings)
     waited = f"requests waited in {100 * share:.0f} % of the readings"
@@ -71,7 +71,7 @@ def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestR
 
 def _without_queue(
     readings: Sequence[ServerReading], server: ServerView, records: Sequence[RequestRecord], waited: str
-) -> Verdict:
+) -> LoadVerdict:
     """Return the verdict where nobody waited: the seats where all were taken, so that one more request would have to
     wait, else the load."""
     seats = _told_seats(readings, server)
@@ -83,11 +83,11 @@ def _without_queue(
         share = sum(count >= seats for count in taken) / len(taken)
         if share >= FULL_SHARE:
             full = f"{seats:,} of {seats:,} were taken in {100 * share:.0f} % of the readings"
-            return Verdict("seats", f"the seats: {full}, so another request would wait")
-        return Verdict("load", f"the load: {waited}, so more would be served")
+            return LoadVerdict("seats", f"the seats: {full}, so another request would wait")
+        return LoadVerdict("load", f"the load: {waited}, so more would be served")
     always = most > 0 and sum(count >= most for count in taken) >= FULL_SHARE * len(taken)
     unless = f", unless {most:,.0f} at once is the server's max_num_seqs, which it does not tell" if always else ""
-    return Verdict("load", f"the load: {waited}, so more would be served{unless}")
+    return LoadVerdict("load", f"the load: {waited}, so more would be served{unless}")
 
 
 def _num_in_flight(records: Sequence[RequestRecord], moments: Sequence[float]) -> list[int]:
@@ -98,7 +98,7 @@ def _num_in_flight(records: Sequence[RequestRecord], moments: Sequence[float]) -
 
 def _by_queue(
     queued: list[ServerReading], server: ServerView, records: Sequence[RequestRecord], waited: str
-) -> Verdict:
+) -> LoadVerdict:
     window = server.window
     preemptions = (window.num_preemptions if window is not None else None) or 0.0
     usages = [usage for reading in queued if (usage := reading.kv_cache_usage_highest) is not None]
@@ -106,22 +106,22 @@ def _by_queue(
     if preemptions or (fullest is not None and fullest > FULL_KV):
         lost = f" and running ones were preempted {preemptions:,.0f} times" if preemptions else ""
         full = f" while the KV cache was up to {100 * fullest:.0f} % full" if fullest is not None else ""
-        return Verdict("kv", f"the KV cache: {waited}{full}{lost}")
+        return LoadVerdict("kv", f"the KV cache: {waited}{full}{lost}")
     full = "" if fullest is None else f", with the KV cache {100 * fullest:.0f} % full at most"
     told = _told_seats(queued, server)
     highest = max((count for reading in queued if (count := reading.num_running) is not None), default=None)
     if told is not None and highest is not None and highest >= told:
-        return Verdict("seats", f"the seats: {waited} while {highest:,.0f} of {told:,} ran{full}")
+        return LoadVerdict("seats", f"the seats: {waited} while {highest:,.0f} of {told:,} ran{full}")
     if told is None and highest is not None and _is_plateau(queued, highest):
-        return Verdict("seats", f"the seats: {waited} while never more than {highest:,.0f} ran{full}")
+        return LoadVerdict("seats", f"the seats: {waited} while never more than {highest:,.0f} ran{full}")
     if fullest is None:
-        return Verdict(None, f"{waited}, and the server does not tell for what")
+        return LoadVerdict(None, f"{waited}, and the server does not tell for what")
     longest = max((record.num_prompt_tokens_asked for record in records), default=0)
     if (1 - fullest) * (queued[-1].cache.kv_cache_size_tokens or math.inf) < longest:
         room = f"with room for fewer than the {longest:,} tokens of the longest prompt"
-        return Verdict("kv", f"the KV cache: {waited} while it was up to {100 * fullest:.0f} % full, {room}")
+        return LoadVerdict("kv", f"the KV cache: {waited} while it was up to {100 * fullest:.0f} % full, {room}")
     seats = "the number running changed" if told is None else f"no more than {highest or 0:,.0f} of {told:,} ran"
-    return Verdict("compute", f"compute: {waited} although {seats}{full}")
+    return LoadVerdict("compute", f"compute: {waited} although {seats}{full}")
 
 
 def _told_seats(queued: Sequence[ServerReading], server: ServerView) -> int | None:

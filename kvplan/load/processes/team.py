@@ -35,7 +35,7 @@ def send_together(sending: Sending, num_clients: int, on_sent: OnSent) -> Sent:
     process ends early. on_sent: called in threads, with the sums over all processes.
     """
     shares = sending.plan.shares(num_clients)
-    tally = _Tally(len(shares), on_sent)
+    tally = _SentTally(len(shares), on_sent)
     with ExitStack() as stack:
         team = [
             stack.enter_context(ClientProcess(replace(sending, plan=share), tally, number))
@@ -56,7 +56,7 @@ def _together(parts: Sequence[Sent]) -> Sent:
     return Sent(tuple(records), samples, any(part.interrupted for part in parts))
 
 
-class _Tally:
+class _SentTally:
     """What all processes have sent so far."""
 
     def __init__(self, num_processes: int, on_sent: OnSent) -> None:
@@ -81,7 +81,7 @@ class _Tally:
 class ClientProcess:
     """One process. A context manager: leaving it ends the process, whatever it does."""
 
-    def __init__(self, sending: Sending, tally: _Tally, number: int) -> None:
+    def __init__(self, sending: Sending, tally: _SentTally, number: int) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         # In a session of its own, so that Ctrl-C reaches the command alone, which then stops all of them.
         self._process = subprocess.Popen(

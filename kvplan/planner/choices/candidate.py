@@ -12,7 +12,7 @@ from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.deployment import Capacity, Choice, Miss
-from kvplan.planner.choices.load import Served, replica_load, serve_users
+from kvplan.planner.choices.load import LoadedReplica, replica_load, serve_users
 from kvplan.planner.choices.trial import MOST_SEQUENCES, Trial, capacity_of, predict, speed_model
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import SLO_FIELDS
@@ -41,7 +41,7 @@ class Candidate:
         return speed_model(self.trial, self.choice, self.prediction)
 
     @cached_property
-    def served(self) -> Served:
+    def served(self) -> LoadedReplica:
         """One replica under its share of the load, which under users nobody needs to know whether it holds them."""
         return replica_load(self.trial.workload, self.replicas, self.model, self.room)
 
@@ -118,7 +118,7 @@ def _with_seats(trial: Trial, choice: Choice, replicas: int, users: float) -> Ca
     return Candidate(trial, choice, replicas, prediction, capacity, min(room, seats), seats)
 
 
-def _lacks_room(found: Candidate, served: Served) -> Miss:
+def _lacks_room(found: Candidate, served: LoadedReplica) -> Miss:
     request = found.trial.request
     return misses.lacks_room(
         found.trial.workload,

@@ -15,7 +15,7 @@ from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.choices.formats import WeightFormat
 from kvplan.planner.choices.layouts import num_nodes
-from kvplan.planner.choices.load import Served
+from kvplan.planner.choices.load import LoadedReplica
 from kvplan.planner.choices.verdict import Verdict
 
 
@@ -85,7 +85,7 @@ class Deployment:
     num_spare: int
     prediction: VllmPrediction
     capacity: Capacity
-    served: Served
+    served: LoadedReplica
     queues: Queues | None
     """The load played on one replica; None where its server would be too busy to say (``play_queues``)."""
     verdict: Verdict

@@ -11,7 +11,7 @@ from kvplan.planner.choices.candidate import Candidate, pool_confidence
 from kvplan.planner.choices.deployment import Deployment, Miss
 from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.choices.load import serve_users
-from kvplan.planner.choices.played import Replica
+from kvplan.planner.choices.played import PlayedReplica
 from kvplan.planner.choices.verdict import Verdict, share_at_most
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import SLO_FIELDS
@@ -56,8 +56,10 @@ def too_slow(found: Candidate, verdict: Verdict | None = None) -> Miss:
     return misses.lacks_speed(found.choice, found.replicas, found.prediction, found.served, verdict)
 
 
-def _replica(found: Candidate) -> Replica:
-    return Replica(found.trial.workload, found.choice, found.replicas, found.prediction, found.capacity, found.model)
+def _replica(found: Candidate) -> PlayedReplica:
+    return PlayedReplica(
+        found.trial.workload, found.choice, found.replicas, found.prediction, found.capacity, found.model
+    )
 
 
 def _other_confidences(found: Candidate, rate: float | None) -> Iterator[float]:

@@ -10,7 +10,7 @@ from kvplan.catalog.published_errors import FigureName
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queues import Queues
-from kvplan.planner.choices.load import Served
+from kvplan.planner.choices.load import LoadedReplica
 from kvplan.planner.question.slo import SLO_FIELDS, Statistic
 
 _COMPARED: Final[dict[str, FigureName]] = {"ttft": "ttft", "tpot": "tpot"}
@@ -31,7 +31,7 @@ class Figure(NamedTuple):
 class Expected:
     """``queues``: None where the server's own work would fill its time, or requests pile up without end."""
 
-    served: Served
+    served: LoadedReplica
     queues: Queues | None
 
     def time(self, name: str, statistic: Statistic) -> Figure | None:

@@ -22,7 +22,7 @@ _PRECISION = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class LoadedReplica:
     """One replica under its share of the load.
 
     ``num_users``: requests in progress, at the middle of the predicted speeds; infinite where the queue grows.
@@ -45,17 +45,17 @@ class Served:
         return self.middle is not None
 
 
-def serve_users(model: SpeedModel, num_users: int) -> Served:
+def serve_users(model: SpeedModel, num_users: int) -> LoadedReplica:
     """``num_users`` requests in progress at all times."""
     middle, server_share = model.steady(num_users, "middle"), model.server_share(num_users)
-    return Served(num_users, num_users, model.speed(num_users), middle, server_share=server_share)
+    return LoadedReplica(num_users, num_users, model.speed(num_users), middle, server_share=server_share)
 
 
-def serve_thinking(model: SpeedModel, num_users: int, think_seconds: float) -> Served:
+def serve_thinking(model: SpeedModel, num_users: int, think_seconds: float) -> LoadedReplica:
     """``num_users`` users, each of whom thinks for so long in the mean before the next request."""
     best, middle, worst = (_thinking(model, num_users, think_seconds, end) for end in ("best", "middle", "worst"))
     speed, server_share = model.between(best, worst, middle.num_users), model.server_share(middle.num_users)
-    return Served(middle.num_users, worst.num_users, speed, middle, server_share=server_share)
+    return LoadedReplica(middle.num_users, worst.num_users, speed, middle, server_share=server_share)
 
 
 def _thinking(model: SpeedModel, num_users: int, think_seconds: float, end: End) -> SteadyState:
@@ -73,7 +73,7 @@ def _thinking(model: SpeedModel, num_users: int, think_seconds: float, end: End)
     return replace(state, num_users=num_users * state.e2el_seconds / (state.e2el_seconds + think_seconds))
 
 
-def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Served:
+def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> LoadedReplica:
     """Requests that arrive at a rate, at most ``room`` of them at once."""
     room = max(room, 1)
     supply = Range(*(model.steady(room, end).requests_per_second for end in _WORST_FIRST))
@@ -86,7 +86,7 @@ def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Serv
     share = 1.0 if worst is not None else 1.0 - share_within(supply, requests_per_second)
     most_users = math.inf if worst is None else worst.num_users
     server_share = model.front_end.busy_share(requests_per_second, model.output_tokens)
-    return Served(num_users, most_users, speed, middle, supply, share, server_share)
+    return LoadedReplica(num_users, most_users, speed, middle, supply, share, server_share)
 
 
 def share_within(found: Range, bound: float) -> float:
@@ -125,7 +125,7 @@ def _at_rate(model: SpeedModel, rate: float, room: int, end: End) -> SteadyState
     return replace(state, num_users=rate * state.e2el_seconds)
 
 
-def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> Served:
+def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> LoadedReplica:
     """The share of ``workload`` that falls on one of ``replicas``."""
     if workload.requests_per_second is not None:
         return serve_rate(model, workload.requests_per_second / replicas, room)

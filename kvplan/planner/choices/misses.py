@@ -6,7 +6,7 @@ import math
 
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.deployment import Capacity, Choice, Miss
-from kvplan.planner.choices.load import Served
+from kvplan.planner.choices.load import LoadedReplica
 from kvplan.planner.choices.verdict import Seen, Verdict
 from kvplan.planner.question.request import Workload
 from kvplan.units import format_bytes, plural
@@ -43,7 +43,7 @@ def lacks_room(
     replicas: int,
     prediction: VllmPrediction,
     capacity: Capacity,
-    served: Served,
+    served: LoadedReplica,
     seats: int,
     worst_case: bool,
 ) -> Miss:
@@ -77,7 +77,9 @@ def lacks_room(
     )
 
 
-def lacks_speed(choice: Choice, replicas: int, prediction: VllmPrediction, served: Served, verdict: Verdict) -> Miss:
+def lacks_speed(
+    choice: Choice, replicas: int, prediction: VllmPrediction, served: LoadedReplica, verdict: Verdict
+) -> Miss:
     """It holds the load, but does not keep the goal as surely as asked."""
     worst = _worst(verdict)
     if worst is None:

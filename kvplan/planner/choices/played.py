@@ -13,12 +13,12 @@ from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import Queues, play_queues
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.deployment import Capacity, Choice
-from kvplan.planner.choices.load import Served
+from kvplan.planner.choices.load import LoadedReplica
 from kvplan.planner.question.request import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class PlayedReplica:
     """One of ``number`` replicas under its share of ``workload``. ``seed``: of lengths and arrivals."""
 
     workload: Workload
@@ -29,7 +29,7 @@ class Replica:
     model: SpeedModel
     seed: int = 0
 
-    def play(self, served: Served) -> Queues | None:
+    def play(self, served: LoadedReplica) -> Queues | None:
         """What its requests see. None where they pile up without end, and as for ``play_queues``."""
         middle = served.middle
         if middle is None:
@@ -46,14 +46,14 @@ class Replica:
         rate = self.workload.requests_per_second
         return None if rate is None else rate / self.number
 
-    def _load(self, served: Served) -> PlayedLoad:
+    def _load(self, served: LoadedReplica) -> PlayedLoad:
         """By the pattern of the workload."""
         pattern = self.workload.pattern
         load = self._evenly_spread(served).spread_as(pattern.length_spread, self.workload.longest_turn)
         load = replace(load, trace=pattern.trace)
         return load.shared_as(pattern.sharing, pattern.think_seconds)
 
-    def _evenly_spread(self, served: Served) -> PlayedLoad:
+    def _evenly_spread(self, served: LoadedReplica) -> PlayedLoad:
         prompt, answer, rate = self.workload.message_tokens, self.workload.output_tokens, self._rate
         reading = 0.0 if served.middle is None else served.middle.reading_share
         think = self.workload.pattern.think_seconds
@@ -77,7 +77,7 @@ class Replica:
         return replace(rules, hit_tokens=hits.hit_tokens, dropped_tokens=hits.dropped_tokens)
 
 
-def _as_they_come(found: Queues, served: Served, rate: float) -> Queues:
+def _as_they_come(found: Queues, served: LoadedReplica, rate: float) -> Queues:
     """Of requests at a ``rate`` no more are answered than come, and fewer only where the replica can answer so few."""
     interval = found.intervals["throughput"]
     if interval is None or served.supply is None:

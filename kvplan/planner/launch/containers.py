@@ -110,8 +110,8 @@ def yaml_text(*documents: dict[str, Any]) -> str:
     """The documents as YAML, without anchors: what stands twice is written twice."""
     import yaml
 
-    class Plain(yaml.SafeDumper):
+    class PlainDumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    return yaml.dump_all(documents, Dumper=Plain, sort_keys=False, width=120)
+    return yaml.dump_all(documents, Dumper=PlainDumper, sort_keys=False, width=120)

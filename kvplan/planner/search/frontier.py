@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchFindings:
     """What serves and what does not, of one search.
 
     ``unplayed``: ids of GPUs that come at a higher price. ``is_cut``: it ended before anything served the load.
@@ -96,7 +96,7 @@ class Frontier:
         """Whether nothing is left out that averages call slower."""
         return self.most_plays >= THOROUGH_PLAYS
 
-    def run(self) -> Found:
+    def run(self) -> SearchFindings:
         """Look from cheap to dear until the answer cannot change any more."""
         for choice in self._first_choices():
             self._enter(choice)
@@ -112,7 +112,7 @@ class Frontier:
             self._play_slow()
         found = sorted([*self._met, *self._likely.values()], key=rank)
         dearer = {entry.choice.gpu.id for entry in self._heap}
-        return Found(
+        return SearchFindings(
             tuple(found), tuple(self._misses), self.num_tried, self.num_played, frozenset(dearer), self._is_cut
         )
 

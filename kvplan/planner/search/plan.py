@@ -19,7 +19,7 @@ from kvplan.planner.choices.formats import FormatPair, format_pairs
 from kvplan.planner.choices.trial import Trial
 from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
-from kvplan.planner.search.frontier import MOST_PLAYS, THOROUGH_PLAYS, Found, Frontier, Progress
+from kvplan.planner.search.frontier import MOST_PLAYS, THOROUGH_PLAYS, Frontier, Progress, SearchFindings
 from kvplan.planner.search.ranking import price_of, score, within_budget
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, rule_of_thumb
 from kvplan.units import plural
@@ -143,7 +143,7 @@ def _said_of_most(refusals: Iterable[KvplanError]) -> KvplanError | None:
 
 def _search_others(
     trial: Trial, others: Sequence[FormatPair], best: Sequence[Deployment], most: int, progress: Progress | None
-) -> Found:
+) -> SearchFindings:
     """What serves it in other formats, for no more than the answer costs, where that is sure and has a price."""
     budget, cost = trial.request.usd_per_hour, best[0].usd_per_hour if best else None
     if cost is not None:

@@ -6,7 +6,7 @@ import torch
 
 from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.profiling.protocol import ProfileOrder, ProfileResult
-from kvplan.profiling.steps import MemoryParts, RecordingJson, RequestRecord
+from kvplan.profiling.steps import MemoryParts, ProfiledRequest, RecordingJson
 from kvplan.profiling.worker.allocations import allocations_recorded
 from kvplan.profiling.worker.recorder import StepRecorder
 from kvplan.runs.columns import Row
@@ -92,7 +92,7 @@ def _recording(recorder: StepRecorder, served: Recording, engine: Engine) -> Rec
     }
 
 
-def _request(trace: RequestTrace) -> RequestRecord:
+def _request(trace: RequestTrace) -> ProfiledRequest:
     times = trace.token_times
     return {
         "request_id": trace.request_id,

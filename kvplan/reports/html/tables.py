@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.reports.selection import listed_trials, with_varied
 from kvplan.reports.wording import named_cell, plural
-from kvplan.runs.storage.reader import ReportColumn, Run, Trial
+from kvplan.runs.storage.reader import FinishedTrial, ReportColumn, Run
 
 # What a reader looks up first; the other columns follow by group.
 MAIN_COLUMNS: Final = (
@@ -123,18 +123,18 @@ def _chunk(run: Run, group: str, columns: Sequence[ReportColumn]) -> Table:
     return _table(f"columns of the group {group}", listed_trials(run), [*lead, *columns])
 
 
-def _shared_text(trial: Trial, column: ReportColumn) -> str:
+def _shared_text(trial: FinishedTrial, column: ReportColumn) -> str:
     text = named_cell(column.name, trial.value(column.name), column.unit)
     unit = "" if column.unit in ("", "bytes") else f" {column.unit}"
     return f"{text}{unit}" if text else "– (empty)"
 
 
-def _is_constant(trials: Sequence[Trial], column: ReportColumn) -> bool:
+def _is_constant(trials: Sequence[FinishedTrial], column: ReportColumn) -> bool:
     first = trials[0].value(column.name)
     return all(trial.value(column.name) == first for trial in trials)
 
 
-def _is_filled(trials: Iterable[Trial], column: ReportColumn) -> bool:
+def _is_filled(trials: Iterable[FinishedTrial], column: ReportColumn) -> bool:
     return any(trial.value(column.name) not in (None, "") for trial in trials)
 
 
@@ -143,19 +143,19 @@ def _named(run: Run, names: Sequence[str]) -> list[ReportColumn]:
     return [by_name[name] for name in names if name in by_name]
 
 
-def _table(label: str, trials: Sequence[Trial], columns: Sequence[ReportColumn]) -> Table:
+def _table(label: str, trials: Sequence[FinishedTrial], columns: Sequence[ReportColumn]) -> Table:
     headings = [_heading(trials, column) for column in columns]
     pairs = list(zip(columns, headings, strict=True))
     return Table(label, headings, [[_cell(trial, *pair) for pair in pairs] for trial in trials])
 
 
-def _heading(trials: Sequence[Trial], column: ReportColumn) -> Heading:
+def _heading(trials: Sequence[FinishedTrial], column: ReportColumn) -> Heading:
     is_text = any(isinstance(trial.value(column.name), str) for trial in trials)
     # A cell of bytes has its own unit: MiB here, GiB there.
     return Heading(column.name, "" if column.unit == "bytes" else column.unit, column.description, is_text)
 
 
-def _cell(trial: Trial, column: ReportColumn, heading: Heading) -> Cell:
+def _cell(trial: FinishedTrial, column: ReportColumn, heading: Heading) -> Cell:
     value = trial.value(column.name)
     text = named_cell(column.name, value, column.unit)
     css = ("text long" if len(text) > _LONG_TEXT else "text") if heading.is_text else None

@@ -9,7 +9,7 @@ from kvplan.reports.looks import BLUE, GREY, ORANGE, PURPLE, SKY_BLUE
 from kvplan.reports.plots.canvas import INK, finish, is_narrow
 from kvplan.reports.selection import best_trial, varied_columns
 from kvplan.reports.wording import setting
-from kvplan.runs.storage.reader import Run, Trial
+from kvplan.runs.storage.reader import FinishedTrial, Run
 from kvplan.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Segment:
     dark: bool = False
 
 
-def segments(trial: Trial) -> list[Segment]:
+def segments(trial: FinishedTrial) -> list[Segment]:
     """The parts of the device's total, in the order in which the engine takes them; [] where the row has no pool."""
     pool, total = trial.number("kv_pool_bytes"), trial.number("device_memory_bytes")
     weights = trial.number("weights_bytes")
@@ -63,7 +63,7 @@ def compared_setting(run: Run) -> str:
     return next((name for name in _DECIDING if name in varied), _DECIDING[0])
 
 
-def shown_trials(run: Run) -> list[Trial]:
+def shown_trials(run: Run) -> list[FinishedTrial]:
     """The best trial, and one at every other value of ``compared_setting`` that started, the least budget first.
 
     Of equal budgets the largest weights come first.
@@ -72,17 +72,17 @@ def shown_trials(run: Run) -> list[Trial]:
     candidates = [trial for trial in run.trials if segments(trial)]
     if best is not None and segments(best):
         candidates = [best, *(trial for trial in candidates if trial is not best)]
-    chosen: dict[object, Trial] = {}
+    chosen: dict[object, FinishedTrial] = {}
     for trial in candidates:
         chosen.setdefault(trial.value(compared_setting(run)), trial)
     return _thinned(sorted(chosen.values(), key=_budget_and_weights), best)
 
 
-def _budget_and_weights(trial: Trial) -> tuple[float, float]:
+def _budget_and_weights(trial: FinishedTrial) -> tuple[float, float]:
     return trial.number("gpu_memory_utilization") or 0.0, -(trial.number("weights_bytes") or 0.0)
 
 
-def _thinned(trials: list[Trial], best: Trial | None) -> list[Trial]:
+def _thinned(trials: list[FinishedTrial], best: FinishedTrial | None) -> list[FinishedTrial]:
     """At most six, evenly spaced from low to high, with the best one among them."""
     step = max(1.0, (len(trials) - 1) / (_MOST_BARS - 1))
     picked = {round(place * step) for place in range(min(len(trials), _MOST_BARS))}
@@ -119,7 +119,7 @@ def draw(run: Run, figure: Figure) -> str | None:
     return finish(figure, run, _finding(best_trial(run) or trials[-1]))
 
 
-def _legend_in_order(axes: Axes, trial: Trial) -> dict[str, Any]:
+def _legend_in_order(axes: Axes, trial: FinishedTrial) -> dict[str, Any]:
     """Name -> handle of every segment drawn in any bar, in the bars' order."""
     handles, labels = axes.get_legend_handles_labels()
     drawn = dict(zip(labels, handles, strict=True))
@@ -134,12 +134,12 @@ class Scale:
     size_bytes: int
 
 
-def _scale(trials: list[Trial]) -> Scale:
+def _scale(trials: list[FinishedTrial]) -> Scale:
     largest = max(sum(segment.size_bytes for segment in segments(trial)) for trial in trials)
     return Scale("GiB", GIB) if largest >= GIB else Scale("MiB", 1024**2)
 
 
-def _bar(axes: Axes, place: int, trial: Trial, unit: Scale) -> None:
+def _bar(axes: Axes, place: int, trial: FinishedTrial, unit: Scale) -> None:
     left = 0.0
     parts = segments(trial)
     total = sum(part.size_bytes for part in parts) / unit.size_bytes
@@ -157,7 +157,7 @@ def _bar(axes: Axes, place: int, trial: Trial, unit: Scale) -> None:
         left += width
 
 
-def _finding(trial: Trial) -> str:
+def _finding(trial: FinishedTrial) -> str:
     pool = format_bytes(trial.number("kv_pool_bytes") or 0)
     used = trial.number("kv_usage_max") or 0
     total = trial.number("device_memory_bytes")

@@ -15,7 +15,7 @@ from kvplan.reports.selection import (
     slowest_trial,
 )
 from kvplan.reports.wording import plural, settings_phrase, short_number
-from kvplan.runs.storage.reader import Run, Trial
+from kvplan.runs.storage.reader import FinishedTrial, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,12 +64,12 @@ def _pairs_of_axes(figure: Figure, count: int) -> list[tuple[Axes, Axes]]:
     return [(grid[0][place], grid[1][place]) for place in range(count)]
 
 
-def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
+def chosen_trials(run: Run) -> list[tuple[str, FinishedTrial]]:
     """(why it is shown, trial): the best, then the one with most preemptions, or the slowest where none preempted.
 
     Where nothing was computed, the one with the longest queue instead of the slowest.
     """
-    chosen: list[tuple[str, Trial]] = []
+    chosen: list[tuple[str, FinishedTrial]] = []
     best = best_trial(run)
     if best is not None and best.series is not None:
         goals = [entry.get("goal") for entry in run.entries("best") if entry.get("trial_id") == best.trial_id]
@@ -86,7 +86,7 @@ def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
     return chosen
 
 
-def _blocks(axes: Axes, trial: Trial) -> None:
+def _blocks(axes: Axes, trial: FinishedTrial) -> None:
     series = trial.series
     assert series is not None, "only trials with a series are chosen"
     slots = (trial.number("num_blocks_total") or 0) * (trial.number("block_size") or 0)
@@ -101,7 +101,7 @@ def _blocks(axes: Axes, trial: Trial) -> None:
                           label="slots that hold a token")  # fmt: skip
 
 
-def _title(run: Run, name: str, trial: Trial, width: int) -> str:
+def _title(run: Run, name: str, trial: FinishedTrial, width: int) -> str:
     """Why the trial is shown, its speed and its settings, in lines of at most ``width`` characters."""
     count = int(trial.number("num_preemptions") or 0)
     ended = plural(count, "preemption") if count else trial.status
@@ -111,7 +111,7 @@ def _title(run: Run, name: str, trial: Trial, width: int) -> str:
     return "\n".join(textwrap.fill(line, width) for line in (figures, settings))
 
 
-def _amount(run: Run, trial: Trial) -> str:
+def _amount(run: Run, trial: FinishedTrial) -> str:
     """The trial's speed; of one of several runs that the summary recommends, the median of them beside it."""
     speed = trial.number("output_throughput")
     if speed is None:
@@ -124,12 +124,12 @@ def _amount(run: Run, trial: Trial) -> str:
     return f"{median} tokens/s, median of {num_runs} runs; {short_number(speed)} in this one"
 
 
-def _tells_usage(trial: Trial) -> bool:
+def _tells_usage(trial: FinishedTrial) -> bool:
     """A load of a server may be without: llama.cpp says how many tokens it holds, not of how many."""
     return trial.number("kv_usage_max") is not None
 
 
-def _peak_pct(trial: Trial) -> float:
+def _peak_pct(trial: FinishedTrial) -> float:
     return 100 * (trial.number("kv_usage_max") or 0)
 
 
@@ -142,13 +142,13 @@ def _scale_blocks(axes: Axes, peak_pct: float) -> None:
         axes.set_ylim(0, 1.35 * max(peak_pct, 0.01))
 
 
-def _longest_queue(trial: Trial) -> float:
+def _longest_queue(trial: FinishedTrial) -> float:
     assert trial.series is not None, "only trials with a series are chosen"
     queues = [name for name in _QUEUES if name in trial.series]
     return float(trial.series[queues].max().max()) if queues else 0.0
 
 
-def _sequences(axes: Axes, trial: Trial) -> None:
+def _sequences(axes: Axes, trial: FinishedTrial) -> None:
     series = trial.series
     assert series is not None, "only trials with a series are chosen"
     for name in [name for name in _QUEUES if name in series]:
@@ -156,7 +156,7 @@ def _sequences(axes: Axes, trial: Trial) -> None:
         axes.step(series["seconds"], series[name], dash, where="post", color=colour, linewidth=1.6, label=label)
 
 
-def _finding(shown: list[tuple[str, Trial]]) -> str:
+def _finding(shown: list[tuple[str, FinishedTrial]]) -> str:
     if not any(_tells_usage(trial) for _, trial in shown):
         return "How full the KV pool was is not told by this server"
     peaks = [f"{short_number(round(_peak_pct(trial), 1))} %" for _, trial in shown]

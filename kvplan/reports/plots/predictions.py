@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ColumnPair:
     """A predicted column and the measured one it is compared with."""
 
     title: str
@@ -31,16 +31,16 @@ class Pair:
 
 
 PAIRS: Final = (
-    Pair("KV pool blocks", "num_blocks_predicted", "num_blocks_total", "blocks"),
-    Pair("Peak concurrency", "pred_max_concurrency", "meas_max_concurrency", "sequences"),
-    Pair("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s", is_speed=True),
-    Pair("Median TTFT", "pred_median_ttft_ms", "median_ttft_ms", "ms", is_speed=True),
-    Pair("Median TPOT", "pred_median_tpot_ms", "median_tpot_ms", "ms", is_speed=True),
+    ColumnPair("KV pool blocks", "num_blocks_predicted", "num_blocks_total", "blocks"),
+    ColumnPair("Peak concurrency", "pred_max_concurrency", "meas_max_concurrency", "sequences"),
+    ColumnPair("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s", is_speed=True),
+    ColumnPair("Median TTFT", "pred_median_ttft_ms", "median_ttft_ms", "ms", is_speed=True),
+    ColumnPair("Median TPOT", "pred_median_tpot_ms", "median_tpot_ms", "ms", is_speed=True),
 )
 _COLUMNS: Final = 3
 
 
-def points_of(trials: pd.DataFrame, pair: Pair) -> pd.DataFrame:
+def points_of(trials: pd.DataFrame, pair: ColumnPair) -> pd.DataFrame:
     """One row per trial with both figures and a positive measured one: the two, status, error_pct and is_blind.
 
     is_blind: a speed estimated before anything was measured on the device, as of a first trial without a profile.
@@ -74,7 +74,7 @@ def draw(run: Run, figure: Figure) -> str | None:
     return finish(figure, run, _finding(run, shown))
 
 
-def _panel(axes: Axes, pair: Pair, points: pd.DataFrame) -> None:
+def _panel(axes: Axes, pair: ColumnPair, points: pd.DataFrame) -> None:
     values = points[["predicted", "measured"]]
     low, high = values[values > 0].min().min(), values.max().max()
     wide = high > 12 * low
@@ -125,7 +125,7 @@ def _error_phrase(points: pd.DataFrame) -> str:
     return f"{whose} {median} %, max {most} %"
 
 
-def _finding(run: Run, shown: Sequence[tuple[Pair, pd.DataFrame]]) -> str:
+def _finding(run: Run, shown: Sequence[tuple[ColumnPair, pd.DataFrame]]) -> str:
     pair, points = shown[0]
     origins, worst = _origins_phrase(run), points["error_pct"].abs().max()
     if pair is not PAIRS[0]:

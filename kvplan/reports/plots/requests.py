@@ -14,7 +14,7 @@ from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, panels, th
 from kvplan.reports.selection import best_trial
 from kvplan.reports.wording import plural, short_number
 from kvplan.runs.request_lines import REQUESTS, RequestLine
-from kvplan.runs.storage.reader import Run, Trial
+from kvplan.runs.storage.reader import FinishedTrial, Run
 from kvplan.runs.storage.requests import read_requests
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def draw(run: Run, figure: Figure) -> str | None:
     return finish(figure, run, _finding(served, len(lines) - len(served)))
 
 
-def shown_trial(run: Run) -> Trial | None:
+def shown_trial(run: Run) -> FinishedTrial | None:
     """Return the trial whose requests are shown: the one that is recommended, of a load its main run."""
     entries = run.entries("best")
     listed = run.trial(str(entries[0].get("trial_id"))) if entries else None

@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvplan.reports.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
 from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, outer_legend, setting_axis
-from kvplan.reports.selection import ROOM_COLUMNS, Curves, Slice, curves, is_busy, knee, spreads
+from kvplan.reports.selection import ROOM_COLUMNS, Curves, TrialSlice, curves, is_busy, knee, spreads
 from kvplan.reports.wording import asked_name, curves_phrase, setting, short_number
 from kvplan.runs.storage.reader import Run
 
@@ -67,17 +67,17 @@ def _legend(axes: Axes) -> None:
         axes.legend(loc="best")
 
 
-def _order(part: Slice, names: Sequence[str]) -> list[tuple[bool, object]]:
+def _order(part: TrialSlice, names: Sequence[str]) -> list[tuple[bool, object]]:
     """Numbers ascending; a missing setting first."""
     values = [part.fixed.get(name, 0) for name in names]
     return [(isinstance(value, str), value) for value in values]
 
 
-def _points(part: Slice, x: str) -> pd.DataFrame:
+def _points(part: TrialSlice, x: str) -> pd.DataFrame:
     return spreads(part.trials, "output_throughput", x)
 
 
-def _label(part: Slice, names: Sequence[str]) -> str:
+def _label(part: TrialSlice, names: Sequence[str]) -> str:
     return ", ".join(f"{name} {setting(part.fixed.get(name))}" for name in names)
 
 

@@ -24,7 +24,7 @@ _CONFIG: Final = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class LaunchCommands:
     """commands: by engine. refusals: one sentence for each engine that cannot run the setting."""
 
     commands: dict[str, str]
@@ -39,11 +39,11 @@ def model_to_deploy(manifest: Manifest) -> str:
     return str(Path(asked).parent) if Path(asked).name == _CONFIG else asked
 
 
-def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> Deployment:
+def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> LaunchCommands:
     """The commands for the setting of a row. max_num_seqs: instead of the row's, where the load was smaller."""
     settings = settings_of(row)
     if not settings.is_known:  # of a server that runs already: nobody can say what would do the same
-        return Deployment({}, ())
+        return LaunchCommands({}, ())
     if max_num_seqs is not None:
         settings = settings.with_changes(max_num_seqs=min(max_num_seqs, settings.max_num_seqs))
     engine = row.get("engine") or "kvplan"
@@ -52,12 +52,12 @@ def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> D
     own = not is_counted(row) and engine == "kvplan" and num_engines == 1
     commands = {"kvplan": _python_command(row, model, settings)} if own else {}
     if engine not in ("kvplan", "vllm"):
-        return Deployment(commands, ())
+        return LaunchCommands(commands, ())
     refusal = vllm_refusal(settings) if engine == "kvplan" else None
     if refusal is None:
         replicas = f" --data-parallel-size {num_engines}" if num_engines > 1 else ""
         commands["vllm"] = _vllm_command(model, settings) + replicas
-    return Deployment(commands, () if refusal is None else (refusal.reason,))
+    return LaunchCommands(commands, () if refusal is None else (refusal.reason,))
 
 
 _OF_RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel")

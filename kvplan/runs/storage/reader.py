@@ -1,8 +1,8 @@
 """A run directory as a report reads it: trials.jsonl first, manifest and summary where they exist.
 
 A report can be made from whatever a sweep left behind, even one that was killed: a torn line is skipped and noted, and
-a missing manifest or summary only costs what it alone would have said. The trials come twice: one by one as ``Trial``,
-and as a DataFrame for everything that groups, compares or joins them.
+a missing manifest or summary only costs what it alone would have said. The trials come twice: one by one as
+``FinishedTrial``, and as a DataFrame for everything that groups, compares or joins them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ReportColumn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trial:
+class FinishedTrial:
     """One finished trial: its row as stored, and its course over time.
 
     series: one row per point, columns as in ``kvplan.runs.directory.Series``; None for a trial that never ran.
@@ -95,7 +95,7 @@ class Run:
     """
 
     directory: Path
-    trials: tuple[Trial, ...]
+    trials: tuple[FinishedTrial, ...]
     frame: pd.DataFrame
     columns: tuple[ReportColumn, ...]
     manifest: Document
@@ -138,7 +138,7 @@ class Run:
         whole = measured[~(measured["num_clipped_prompts"] > 0)]
         return measured if whole.empty else whole
 
-    def trial(self, trial_id: str) -> Trial | None:
+    def trial(self, trial_id: str) -> FinishedTrial | None:
         """The trial with that id."""
         return next((trial for trial in self.trials if trial.trial_id == trial_id), None)
 
@@ -170,14 +170,14 @@ def load_run(directory: Path) -> Run:
     return Run(directory, trials, trial_frame(trials), _columns(manifest, trials), manifest, summary, tuple(notes))
 
 
-def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
+def trial_frame(trials: Sequence[FinishedTrial]) -> pd.DataFrame:
     """One row per trial and every column of ``Row``, with the types that ``Run`` names."""
     columns = {name: _cells(trials, name, types) for name, types in _COLUMN_TYPES.items()}
     columns["status"] = pd.Series([trial.status for trial in trials], dtype=object)
     return pd.DataFrame(columns)
 
 
-def _cells(trials: Sequence[Trial], name: str, types: frozenset[type]) -> pd.Series:
+def _cells(trials: Sequence[FinishedTrial], name: str, types: frozenset[type]) -> pd.Series:
     if types <= {int, float}:
         return pd.Series([trial.number(name) for trial in trials], dtype="float64")
     if types == {bool}:
@@ -196,9 +196,9 @@ def _read_text(path: Path) -> str:
         raise KvplanError(f"'{path}' cannot be read: {error.strerror}.", hint="check its permissions") from error
 
 
-def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
+def _read_trials(directory: Path, notes: list[str]) -> tuple[FinishedTrial, ...]:
     """The trials by their numbers; of one that was written twice, the later record counts."""
-    trials: dict[tuple[object, ...], Trial] = {}
+    trials: dict[tuple[object, ...], FinishedTrial] = {}
     unreadable: list[int] = []
     odd_cells: Counter[str] = Counter()
     for number, line in enumerate(_read_text(directory / TRIALS).split("\n"), start=1):
@@ -233,7 +233,7 @@ def _misfit_note(name: str, misfits: Sequence[str]) -> str:
     return f"What {name} says of {listed}{more} is not what a sweep writes and was left out."
 
 
-def _parse_trial(line: str) -> tuple[Trial | None, list[str]]:
+def _parse_trial(line: str) -> tuple[FinishedTrial | None, list[str]]:
     """The trial, and the names of its columns that hold what they cannot: those are empty."""
     try:
         record = _parse(line)
@@ -244,7 +244,7 @@ def _parse_trial(line: str) -> tuple[Trial | None, list[str]]:
     stored = as_written_now(record["row"])
     _, misfits = without_misfits({name: cell for name, cell in stored.items() if cell is not None}, Row)
     row = stored | cast(Row, dict.fromkeys(misfits))
-    return Trial(row, _series(record.get("series"))), misfits
+    return FinishedTrial(row, _series(record.get("series"))), misfits
 
 
 def _parse(text: str) -> Any:
@@ -292,7 +292,7 @@ def _read_object(path: Path, kind: Any, notes: list[str]) -> Document:
     return kept
 
 
-def _columns(manifest: Document, trials: Sequence[Trial]) -> tuple[ReportColumn, ...]:
+def _columns(manifest: Document, trials: Sequence[FinishedTrial]) -> tuple[ReportColumn, ...]:
     """The manifest's list, followed by every column that only the rows have."""
     listed = [column for entry in objects_in(manifest.get("columns")) if (column := _column(entry)).name]
     known = {column.name for column in listed}

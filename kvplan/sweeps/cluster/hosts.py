@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from kvplan import __version__
 from kvplan.errors import KvplanError
-from kvplan.sweeps.cluster.node_worker import Found, NodeWorker, Served, Task
-from kvplan.sweeps.cluster.places import Place, nodes_from, places_in
+from kvplan.sweeps.cluster.node_worker import NodeReport, NodeWorker, ServedTrial, Task
+from kvplan.sweeps.cluster.places import WorkerPlace, nodes_from, places_in
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.hosts import OnEvent
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
@@ -29,7 +29,7 @@ _STARTS_ON_A_NODE: Final = 10
 class RayHost:
     """An actor at one place of the cluster. task: None for an actor that only looks."""
 
-    def __init__(self, ray: Any, place: Place, task: Task | None) -> None:
+    def __init__(self, ray: Any, place: WorkerPlace, task: Task | None) -> None:
         self._ray = ray
         self._place = place
         self._task = task
@@ -38,7 +38,7 @@ class RayHost:
         self._versions: Mapping[str, str] = {}
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorkerPlace:
         return self._place
 
     @property
@@ -51,10 +51,10 @@ class RayHost:
 
     def look(
         self, options: SweepOptions, weight_bytes: int, memory_bytes: int | None, needs_weights: bool = False
-    ) -> Found:
+    ) -> NodeReport:
         """What the node is. HostLost or HostUnfit where no actor comes up there."""
         self._actor = self._make_actor()
-        found: Found = self._get(self._actor.look.remote(options, weight_bytes, memory_bytes, needs_weights))
+        found: NodeReport = self._get(self._actor.look.remote(options, weight_bytes, memory_bytes, needs_weights))
         return found
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class RayHost:
 
     def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         try:
-            served: Served = self._get(self._actor.run.remote(prepared, limits), on_event)
+            served: ServedTrial = self._get(self._actor.run.remote(prepared, limits), on_event)
         except HostUnfit as unfit:  # it was fit when it started: another actor may be again
             raise HostLost(f"could not go on: {unfit}") from unfit
         self._versions = served.versions
@@ -125,7 +125,7 @@ def _last_line(error: Exception) -> str:
     return (lines[-1] if lines else type(error).__name__)[:300].rstrip(".")
 
 
-def _refuse_unlike(found: Found, task: Task) -> None:
+def _refuse_unlike(found: NodeReport, task: Task) -> None:
     """HostUnfit for a node whose figures would not be comparable with those of the plan's device."""
     device = task.identity.device
     if found.version != __version__:

@@ -36,7 +36,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NodeReport:
     """What a node is: its device where there is one, its host name, and kvplan's version there.
 
     problem: why it has no such device, or not the weights.
@@ -49,7 +49,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedTrial:
     """A trial's result and what served it; problem, hint: of what no trial can overcome, in the place of a result."""
 
     result: TrialResult | None
@@ -67,17 +67,19 @@ class NodeWorker:
         self._latest: Event | None = None
         self._versions: dict[str, str] = {}
 
-    def look(self, options: SweepOptions, weight_bytes: int, memory_bytes: int | None, needs_weights: bool) -> Found:
+    def look(
+        self, options: SweepOptions, weight_bytes: int, memory_bytes: int | None, needs_weights: bool
+    ) -> NodeReport:
         """The device that ``options`` ask for. memory_bytes: what it is to have, None for what it has."""
         node = platform.node()
         if needs_weights and weights_path(options) is None:
-            return Found(node, __version__, problem=f"There are no weights at '{options.model}'.")
+            return NodeReport(node, __version__, problem=f"There are no weights at '{options.model}'.")
         try:
             device = counted_device(options) if options.is_counted else _device(options, weight_bytes, memory_bytes)
         except KvplanError as error:
-            return Found(node, __version__, problem=error.message)
+            return NodeReport(node, __version__, problem=error.message)
         # Which of its GPUs a worker gets is the cluster's affair: each looks for the first one that it may use.
-        return Found(node, __version__, replace(device, uuid=""))
+        return NodeReport(node, __version__, replace(device, uuid=""))
 
     def prepare(self, task: Task) -> None:
         """Make ready for the trials of a sweep; the worker itself starts with the first."""
@@ -90,15 +92,15 @@ class NodeWorker:
             task.identity, task.spec, source, lambda: Worker.start(log_path), on_versions=self._versions.update
         )
 
-    def run(self, prepared: PreparedTrial, limits: TimeLimits) -> Served:
+    def run(self, prepared: PreparedTrial, limits: TimeLimits) -> ServedTrial:
         assert self._host is not None, "run before prepare"
         self._latest = None
         try:
             result = self._host.run(prepared, limits, self._note)
         except KvplanError as error:
-            return Served(None, {}, error.message, error.hint)
+            return ServedTrial(None, {}, error.message, error.hint)
         result.row["node"] = platform.node()
-        return Served(result, self._versions)
+        return ServedTrial(result, self._versions)
 
     def latest(self) -> Event | None:
         """The last event of the trial that runs."""

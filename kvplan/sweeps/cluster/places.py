@@ -24,7 +24,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Where one worker runs, and what it takes of its node. number: from 1, among those of the node."""
 
     node: Node
@@ -79,20 +79,20 @@ def kind_to_use(nodes: Sequence[Node], options: SweepOptions, asked: str | None)
     return asked or (kinds[0] if kinds else None)
 
 
-def places_in(nodes: Sequence[Node], kind: str | None, *, is_timed: bool) -> tuple[Place, ...]:
+def places_in(nodes: Sequence[Node], kind: str | None, *, is_timed: bool) -> tuple[WorkerPlace, ...]:
     """One place for each worker. kind: of GPU, None for CPUs. is_timed: two workers on a node would disturb each other.
 
     A worker on a GPU takes one of its node's CPUs; one that times CPUs all of them.
     """
-    places: list[Place] = []
+    places: list[WorkerPlace] = []
     for node in nodes:
         if kind is not None:
             has_kind = kind in (node.kinds or ("GPU",))
             share = min(1.0, node.num_cpus / max(1, node.num_gpus))
             named = kind if node.kinds else None
-            places += [Place(node, n, share, 1, named) for n in range(1, (node.num_gpus if has_kind else 0) + 1)]
+            places += [WorkerPlace(node, n, share, 1, named) for n in range(1, (node.num_gpus if has_kind else 0) + 1)]
         elif is_timed:
-            places += [Place(node, 1, node.num_cpus)] if node.num_cpus >= 1 else []
+            places += [WorkerPlace(node, 1, node.num_cpus)] if node.num_cpus >= 1 else []
         else:
-            places += [Place(node, number, 1.0) for number in range(1, int(node.num_cpus) + 1)]
+            places += [WorkerPlace(node, number, 1.0) for number in range(1, int(node.num_cpus) + 1)]
     return tuple(places)

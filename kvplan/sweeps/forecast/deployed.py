@@ -21,7 +21,7 @@ from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.kept_parts import kept_part
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.memory import EnginePrediction, start_outcome
-from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings
+from kvplan.estimate.kvplan.settings import EngineDevice, KvplanSettings
 from kvplan.estimate.question import settings_on, tensor_parallel_size
 from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, fill_smallest, predict_ranks
@@ -92,7 +92,7 @@ def predict_deployed(
         _rank_bytes(rank, part, budget_bytes, vllm_slot_bytes(spec, part, serving, serving.dtype))
         for rank, part in zip(found.ranks, found.parts, strict=True)
     )
-    engine = _prediction(spec, ResolvedSettings(serving, device), budget_bytes, ranks, layouts)
+    engine = _prediction(spec, KvplanSettings(serving, device), budget_bytes, ranks, layouts)
     return DeployedPool(engine, ranks, fill_smallest(found))
 
 
@@ -124,7 +124,7 @@ def _rank_bytes(rank: RankMemory, part: range, budget_bytes: int, adapter_bytes:
 
 def _prediction(
     spec: ModelSpec,
-    settings: ResolvedSettings,
+    settings: KvplanSettings,
     budget_bytes: int,
     ranks: tuple[RankBytes, ...],
     layouts: list[KvLayout],

@@ -12,7 +12,7 @@ from kvplan.runs.trials import TrialSettings
 from kvplan.workload.requests import RequestSpec
 
 
-class PoolLayout(Protocol):
+class TokenLayout(Protocol):
     """How tokens lie in blocks. bytes_per_token: over all layers, of one more token."""
 
     @property
@@ -51,7 +51,7 @@ class PoolPrediction(Protocol):
     def outcome(self) -> str: ...
 
     @property
-    def layout(self) -> PoolLayout: ...
+    def layout(self) -> TokenLayout: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _NEEDED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardDirectory:
     """One shard's directory, as it was read. trials: those of the plan that it was to run."""
 
     directory: Path
@@ -50,7 +50,7 @@ class Part:
     records: tuple[TrialRecord, ...]
 
 
-def read_part(directory: Path) -> Part:
+def read_part(directory: Path) -> ShardDirectory:
     """KvplanError if the directory holds no shard, or one that has not finished its trials."""
     manifest = read_sweep_manifest(directory)
     entry = manifest.get("shard")
@@ -69,12 +69,12 @@ def read_part(directory: Path) -> Part:
             f"{directory} has finished {num_done} of {plural(len(trials), 'trial')}.",
             hint=f"kvplan sweep --resume {directory} runs the others",
         )
-    part = Part(directory, manifest, entry, trials, records)
+    part = ShardDirectory(directory, manifest, entry, trials, records)
     _refuse_foreign_rows(part)
     return part
 
 
-def _refuse_foreign_rows(part: Part) -> None:
+def _refuse_foreign_rows(part: ShardDirectory) -> None:
     """Rows that are neither of the shard's trials nor reruns of them, or that are there twice."""
     planned = {trial.trial_id for trial in part.trials}
     seen: set[str] = set()
@@ -93,7 +93,7 @@ def _refuse_foreign_rows(part: Part) -> None:
 _REMOVE: Final = "remove its line from {}"
 
 
-def refuse_unfit(parts: Sequence[Part]) -> None:
+def refuse_unfit(parts: Sequence[ShardDirectory]) -> None:
     """KvplanError if the parts are of different sweeps, if one is there twice, or if one is missing."""
     first = parts[0]
     for part in parts[1:]:
@@ -105,7 +105,7 @@ def refuse_unfit(parts: Sequence[Part]) -> None:
                 hint="merge shards of one sweep, run with the same options, version and kind of device; "
                 "`kvplan report DIR DIR2` compares others",
             )
-    by_number: dict[int, Part] = {}
+    by_number: dict[int, ShardDirectory] = {}
     for part in parts:
         twin = by_number.setdefault(part.entry["number"], part)
         if twin is not part:
@@ -126,7 +126,7 @@ def refuse_unfit(parts: Sequence[Part]) -> None:
         raise KvplanError("The shards' trials do not make up the plan that they name.", hint="run them anew with --out")
 
 
-def _refuse_unlike_kernels(parts: Sequence[Part]) -> None:
+def _refuse_unlike_kernels(parts: Sequence[ShardDirectory]) -> None:
     """KvplanError if plain torch computed some parts, and the engine's kernels others. Older rows do not say."""
     kernels = {part.directory: {record["row"].get("kernels") for record in part.records} - {None} for part in parts}
     slow = [directory for directory, names in kernels.items() if REFERENCE_KERNELS in names]
@@ -138,7 +138,7 @@ def _refuse_unlike_kernels(parts: Sequence[Part]) -> None:
         )
 
 
-def whole_plan(parts: Sequence[Part]) -> tuple[Trial, ...]:
+def whole_plan(parts: Sequence[ShardDirectory]) -> tuple[Trial, ...]:
     """The trials of all parts in the order of the plan."""
     return tuple(sorted((trial for part in parts for trial in part.trials), key=lambda trial: trial.number))
 

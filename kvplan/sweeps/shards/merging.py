@@ -18,7 +18,7 @@ from kvplan.runs.answers.summary import Summary, summarize
 from kvplan.runs.directory import MODEL, Manifest, TrialRecord
 from kvplan.runs.storage.requests import read_requests
 from kvplan.runs.storage.store import SweepStore
-from kvplan.sweeps.shards.checks import Part, read_part, refuse_unfit, whole_plan
+from kvplan.sweeps.shards.checks import ShardDirectory, read_part, refuse_unfit, whole_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def merge_shards(directories: Sequence[Path], out: Path, *, command: str) -> Mer
     return Merged(out, summary, len(parts))
 
 
-def _manifest(parts: Sequence[Part], command: str) -> Manifest:
+def _manifest(parts: Sequence[ShardDirectory], command: str) -> Manifest:
     """The first shard's, as it would be without ``--shard``."""
     first = parts[0].manifest
     own = {key: value for key, value in first.items() if key != "shard"}
@@ -68,7 +68,7 @@ def _manifest(parts: Sequence[Part], command: str) -> Manifest:
     return cast(Manifest, own | changes)
 
 
-def _ordered(parts: Sequence[Part]) -> Iterator[TrialRecord]:
+def _ordered(parts: Sequence[ShardDirectory]) -> Iterator[TrialRecord]:
     """The records of all parts in the order of the plan, reruns after what they repeat or at the end."""
     rows: dict[str, TrialRecord] = {}
     following: dict[str, list[TrialRecord]] = {}

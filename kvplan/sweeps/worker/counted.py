@@ -14,7 +14,7 @@ _COUNTS: Final = frozenset(
 """What the group of throughputs counts, without any time."""
 
 
-class StepClock:
+class StepCounter:
     """``engine`` with a clock beside it that says how many steps it has run."""
 
     def __init__(self, engine: ServingEngine) -> None:

@@ -10,7 +10,7 @@ import torch
 from kvplan.machine.cpu_meter import CpuMeter, cpu_seconds_of
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
-from kvplan.sweeps.worker.counted import StepClock, without_speeds
+from kvplan.sweeps.worker.counted import StepCounter, without_speeds
 from kvplan.sweeps.worker.engine_host import EngineHost, Send, stage_message, timed_request
 from kvplan.sweeps.worker.failures import classify_failure
 from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording
@@ -56,7 +56,7 @@ def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> TrialResult:
     meter = CpuMeter(lambda: cpu_seconds_of(ranks))
     watch.start(engine)
     hits_before = engine.prefix_cache.num_hit_tokens
-    steps = StepClock(engine) if order.is_counted else None
+    steps = StepCounter(engine) if order.is_counted else None
     generator = LoadGenerator(
         engine if steps is None else steps,
         requests,

@@ -19,7 +19,7 @@ from kvplan.commands.serve import ENGINE_NAMES, option_names, serve
 from kvplan_engine.config import knobs
 from kvplan_engine.errors import EngineError
 from kvplan_engine.server.engine_process.loading import load
-from kvplan_engine.server.messages import Load, Stop, frame
+from kvplan_engine.server.messages import LoadModel, Stop, frame
 from kvplan_engine.server.wording import in_options
 
 
@@ -125,10 +125,10 @@ def test_what_is_said_of_settings_names_options() -> None:
 def test_an_engine_that_cannot_load_says_why(model_path: Path, tmp_path: Path) -> None:
     """In this process; what the server makes of it is above."""
     with pytest.raises(EngineError, match=r"^unknown setting block_sise\.$"):
-        load(Load("gpt2", {"block_sise": 3}))
+        load(LoadModel("gpt2", {"block_sise": 3}))
     (tmp_path / "config.json").write_bytes((model_path / "config.json").read_bytes())
     with pytest.raises(EngineError, match="there are no weights for") as random_weights:
-        load(Load(str(tmp_path), {"device": "cpu", "device_memory": "256MiB"}))
+        load(LoadModel(str(tmp_path), {"device": "cpu", "device_memory": "256MiB"}))
     assert random_weights.value.hint is not None
     assert random_weights.value.hint.startswith("give a directory")
 
@@ -137,7 +137,7 @@ def test_an_engine_that_is_told_to_end_before_it_has_begun_says_nothing() -> Non
     """As when a signal arrives while it starts: both messages are there when it looks."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(frame(Load("nosuch/model", {})) + frame(Stop()))
+        ours.sendall(frame(LoadModel("nosuch/model", {})) + frame(Stop()))
         path = os.pathsep.join(entry for entry in sys.path if entry)
         done = subprocess.run(
             [sys.executable, "-m", "kvplan_engine.server.engine_process", str(theirs.fileno())],

@@ -17,7 +17,7 @@ from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.drafting import Drafting, DraftWork
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users, users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, steady_users, users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.speculation import speculative_speedup
@@ -59,7 +59,9 @@ def test_draft_tokens_take_their_share_of_a_step() -> None:
 
 def test_a_full_pool_preempts_and_all_answers_end() -> None:
     rules = replace(RULES, pool_tokens=400, rows_per_sequence=3, tokens_per_step=1.7)
-    load = PlayedLoad(Lengths(60, "uniform", 0.5), Lengths(60, "uniform", 0.5), 40, max_concurrency=8)
+    load = PlayedLoad(
+        LengthDistribution(60, "uniform", 0.5), LengthDistribution(60, "uniform", 0.5), 40, max_concurrency=8
+    )
     played = play(load, rules, EvenClock())
     assert played.num_preemptions > 0
     assert played.e2el.p99 > played.e2el.median > 60 / 1.7

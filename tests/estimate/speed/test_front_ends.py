@@ -14,7 +14,7 @@ from kvplan.estimate.speed.queueing.front_end import (
     FrontEnd,
     vllm_front_end,
 )
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users, users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, steady_users, users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.steady import PromptReading, SharedSteps, behind_server, steady_state
@@ -33,7 +33,7 @@ def _played(load: PlayedLoad, front_end: FrontEnd, **rules: bool) -> PlayedFigur
     return play(load, SchedulingRules(256, 8192, 1e9, front_end=front_end, **rules), Clock())
 
 
-BURST = PlayedLoad(Lengths(16), Lengths(2), 50)
+BURST = PlayedLoad(LengthDistribution(16), LengthDistribution(2), 50)
 
 
 def test_requests_that_were_sent_together_are_parsed_before_one_goes_on() -> None:

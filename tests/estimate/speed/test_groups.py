@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 
 from kvplan.estimate.speed.queueing.front_end import FrontEnd
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, steady_users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.steady import PromptReading, PromptsRead, SharedSteps, steady_state
@@ -92,7 +92,7 @@ def rules(num_groups: int, *, in_step: bool = True) -> SchedulingRules:
 
 
 def load_of(num_users: int, prompt: int, answer: int) -> PlayedLoad:
-    lengths = Lengths(prompt, "uniform", 0.5), Lengths(answer, "uniform", 0.5)
+    lengths = LengthDistribution(prompt, "uniform", 0.5), LengthDistribution(answer, "uniform", 0.5)
     return PlayedLoad(*lengths, 6 * num_users + 60, max_concurrency=num_users)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, steady_users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.replicas import Router, play_replicas
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
@@ -25,12 +25,19 @@ class Clock:
 
 
 def at_rate(rate: float, count: int = 400) -> PlayedLoad:
-    return PlayedLoad(Lengths(200, "uniform", 0.5), Lengths(40, "uniform", 0.5), count, rate, num_warmups=count // 8)
+    return PlayedLoad(
+        LengthDistribution(200, "uniform", 0.5),
+        LengthDistribution(40, "uniform", 0.5),
+        count,
+        rate,
+        num_warmups=count // 8,
+    )
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize(
-    "load", [at_rate(2.0, 200), steady_users(8, 200, 40), PlayedLoad(Lengths(100), Lengths(9), 30)]
+    "load",
+    [at_rate(2.0, 200), steady_users(8, 200, 40), PlayedLoad(LengthDistribution(100), LengthDistribution(9), 30)],
 )
 def test_one_replica_is_what_a_play_is(load: PlayedLoad, router: Router) -> None:
     alone, routed = play(load, RULES, Clock()), play_replicas(load, RULES, Clock(), 1, router)

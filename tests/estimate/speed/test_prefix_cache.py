@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, Think, steady_users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, Think, steady_users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.prefix_cache import Cached, Chat, PrefixCache
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
@@ -48,7 +48,10 @@ def test_a_play_with_shared_prefixes_equals_the_exact_simulation(seed: int) -> N
     """Whole blocks are found, once somebody has computed all of the prefix, and held once."""
     rng = random.Random(seed)
     sharing = PromptSharing(rng.choice([37, 64, 150]), num_prefixes=rng.choice([1, 3]))
-    lengths = Lengths(rng.randint(30, 80), "uniform", 0.5), Lengths(rng.randint(4, 40), "uniform", 0.2)
+    lengths = (
+        LengthDistribution(rng.randint(30, 80), "uniform", 0.5),
+        LengthDistribution(rng.randint(4, 40), "uniform", 0.2),
+    )
     load = PlayedLoad(*lengths, 40, max_concurrency=rng.choice([None, 3, 6]), seed=seed, sharing=sharing)
     block = rng.choice([1, 16])
     rules = replace(ROOMY, max_num_seqs=rng.choice([3, 8, 20]), hit_tokens=block)
@@ -75,7 +78,9 @@ def test_a_play_with_shared_prefixes_equals_the_exact_simulation(seed: int) -> N
 
 def test_a_shared_prefix_is_held_once() -> None:
     """A pool for the prefix and eight answers runs eight; without a cache it reads two at most."""
-    load = PlayedLoad(Lengths(10), Lengths(20), 40, max_concurrency=8, sharing=PromptSharing(1000))
+    load = PlayedLoad(
+        LengthDistribution(10), LengthDistribution(20), 40, max_concurrency=8, sharing=PromptSharing(1000)
+    )
     small = replace(ROOMY, pool_tokens=1000 + 8 * 30)
     shared, alone = (play(load, replace(small, hit_tokens=unit), Clock()) for unit in (1, 0))
     assert shared.max_running == 8
@@ -173,14 +178,18 @@ def test_the_approximation_is_that_of_caches_with_equal_popularity() -> None:
 
 
 def _figures_of_turns(turns: int, unit: int, pool: float = 1e9) -> PlayedFigures:
-    load = PlayedLoad(Lengths(50), Lengths(20), 60, think=Think(0.1, 1), sharing=PromptSharing(turns=turns))
+    load = PlayedLoad(
+        LengthDistribution(50), LengthDistribution(20), 60, think=Think(0.1, 1), sharing=PromptSharing(turns=turns)
+    )
     return play(load, replace(ROOMY, hit_tokens=unit, pool_tokens=pool), Clock())
 
 
 def test_each_turn_reads_only_what_is_new() -> None:
     """One user alone: every prompt but the first has the turns before, and finds all of them but the last token."""
     clock = Clock()
-    load = PlayedLoad(Lengths(50), Lengths(20), 60, think=Think(0.1, 1), sharing=PromptSharing(turns=3))
+    load = PlayedLoad(
+        LengthDistribution(50), LengthDistribution(20), 60, think=Think(0.1, 1), sharing=PromptSharing(turns=3)
+    )
     play(load, ROOMY, clock)
     assert clock.num_read == 20 * (49 + 50 + 50), "a turn's message and the last token before it, less one"
     plain = Clock()

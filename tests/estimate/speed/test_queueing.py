@@ -12,7 +12,7 @@ import pytest
 
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, steady_rate, users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, steady_rate, users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
 from kvplan.estimate.speed.simulation.batching import simulate_requests
@@ -35,14 +35,16 @@ class Clock:
 ROOMY = SchedulingRules(max_num_seqs=64, max_num_batched_tokens=256, pool_tokens=1e9)
 
 
-STAGGERED = PlayedLoad(Lengths(100, "uniform", 0.5), Lengths(30, "uniform", 0.2), 60, max_concurrency=4)
+STAGGERED = PlayedLoad(
+    LengthDistribution(100, "uniform", 0.5), LengthDistribution(30, "uniform", 0.2), 60, max_concurrency=4
+)
 
 
 def random_load(seed: int) -> tuple[PlayedLoad, SchedulingRules]:
     rng = random.Random(seed)
     load = PlayedLoad(
-        Lengths(rng.randint(30, 80), rng.choice(["fixed", "exponential"])),
-        Lengths(rng.randint(4, 40), "uniform", 0.2),
+        LengthDistribution(rng.randint(30, 80), rng.choice(["fixed", "exponential"])),
+        LengthDistribution(rng.randint(4, 40), "uniform", 0.2),
         rng.randint(5, 60),
         rng.choice([None, 0.5, 2, 5]),
         rng.choice([None, 3, 6]),
@@ -87,7 +89,7 @@ def test_one_request_alone() -> None:
 
 def test_a_burst_waits_for_the_prompts_before_it() -> None:
     """Every prompt fills a step, so the k-th is read in the k-th step."""
-    load = PlayedLoad(Lengths(256), Lengths(2), 10)
+    load = PlayedLoad(LengthDistribution(256), LengthDistribution(2), 10)
     played = play(load, ROOMY, Clock())
     alone = play(replace(load, num_requests=1), ROOMY, Clock())
     assert played.ttft.p99 > 9 * alone.ttft.p99
@@ -95,7 +97,7 @@ def test_a_burst_waits_for_the_prompts_before_it() -> None:
 
 
 def test_a_rate_near_capacity_queues_and_one_beyond_it_never_ends() -> None:
-    load = PlayedLoad(Lengths(64), Lengths(16), 400)
+    load = PlayedLoad(LengthDistribution(64), LengthDistribution(16), 400)
     capacity = play(load, ROOMY, Clock()).request_throughput
     waits = [
         play(replace(load, requests_per_second=share * capacity), ROOMY, Clock()).ttft.p99 for share in (0.3, 0.9, 2.0)
@@ -135,7 +137,7 @@ class _EvenClock:
 @pytest.mark.parametrize("answer", [1, 2, 5])
 def test_tokens_that_stream_late_come_a_step_later(answer: int) -> None:
     """And the last step has no token of its own; the next request is sent after it."""
-    load = PlayedLoad(Lengths(10), Lengths(answer), 2, max_concurrency=1)
+    load = PlayedLoad(LengthDistribution(10), LengthDistribution(answer), 2, max_concurrency=1)
     at_once, late = (play(load, replace(ROOMY, streams_late=most), _EvenClock()) for most in (0.0, math.inf))
     woken = play(load, replace(ROOMY, streams_late=0.25), _EvenClock())
     assert (at_once.ttft.median, woken.ttft.median, late.ttft.median) == (1, 1.25, 2)
@@ -158,20 +160,24 @@ def test_a_prefix_in_the_cache_is_not_read_again() -> None:
 
 
 def test_lengths_have_the_mean_they_were_asked_for() -> None:
-    for lengths in (Lengths(200), Lengths(200, "uniform", 0.5), Lengths(200, "exponential")):
+    for lengths in (
+        LengthDistribution(200),
+        LengthDistribution(200, "uniform", 0.5),
+        LengthDistribution(200, "exponential"),
+    ):
         assert mean(lengths.draw(2000, 0)) == pytest.approx(200, rel=0.01)
-    spread = Lengths(90, "uniform", 0.8).draw(500, 0)
+    spread = LengthDistribution(90, "uniform", 0.8).draw(500, 0)
     assert (min(spread), max(spread)) == (80, 100)
-    assert median(Lengths(200, "exponential").draw(2000, 0)) == pytest.approx(200 * math.log(2), rel=0.02)
+    assert median(LengthDistribution(200, "exponential").draw(2000, 0)) == pytest.approx(200 * math.log(2), rel=0.02)
 
 
 def test_lengths_between_stated_quantiles() -> None:
     quantiles = ((0.0, 10.0), (0.5, 100.0), (0.9, 500.0))
-    drawn = Lengths(0.0, "quantiles", quantiles=quantiles, longest=300).draw(1000, 0)
+    drawn = LengthDistribution(0.0, "quantiles", quantiles=quantiles, longest=300).draw(1000, 0)
     ordered = sorted(drawn)
     assert (ordered[250], ordered[500], ordered[600]) == (55, 100, pytest.approx(200, abs=1))
     assert max(drawn) == 300 and drawn.count(300) == pytest.approx(300, abs=2)
-    assert set(Lengths(0.0, "quantiles", quantiles=((0.0, 256.0),)).draw(50, 0)) == {256}
+    assert set(LengthDistribution(0.0, "quantiles", quantiles=((0.0, 256.0),)).draw(50, 0)) == {256}
 
 
 def test_rules_of_engines() -> None:
@@ -208,7 +214,7 @@ def _tpot(played: PlayedFigures) -> Distribution:
 
 
 def test_requests_arrive_at_the_rate_that_was_asked_for_however_few_they_are() -> None:
-    load = PlayedLoad(Lengths(10), Lengths(10), 200, requests_per_second=4.0)
+    load = PlayedLoad(LengthDistribution(10), LengthDistribution(10), 200, requests_per_second=4.0)
     gaps = [after - before for before, after in pairwise(load.arrivals)]
     assert len(gaps) / sum(gaps) == pytest.approx(4.0, rel=0.03)
     assert max(gaps) > 4 * sum(gaps) / len(gaps) and min(gaps) >= 0  # as of a Poisson process

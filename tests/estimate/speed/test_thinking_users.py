@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, Think, steady_users, thinking_users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, Think, steady_users, thinking_users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 
@@ -31,7 +31,7 @@ class EvenClock:
 
 def test_one_user_answers_and_thinks_in_turn() -> None:
     """Answers of 5 steps and pauses of 20 s: 200 requests take 200 answers and 199 pauses, whose mean is exact."""
-    load = PlayedLoad(Lengths(10), Lengths(5), 200, think=Think(20.0, 1))
+    load = PlayedLoad(LengthDistribution(10), LengthDistribution(5), 200, think=Think(20.0, 1))
     played = play(load, RULES, EvenClock())
     assert played.e2el.mean == 5.0 and played.max_running == 1
     assert played.seconds == pytest.approx(200 * 5 + 200 * 20, rel=0.03)

@@ -13,7 +13,7 @@ from kvplan.fleet.apart.moved import MovedKv
 from kvplan.fleet.apart.play import ApartFleet, ApartPlay, ApartSetup, PoolSetup
 from kvplan.fleet.apart.rules import SGLANG, VLLM, HandOver
 from kvplan.fleet.replicas.setup import PoolLayout, ReplicaSetup
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.in_turn import RoundRobin
 
 _BLOCK = 16
@@ -89,7 +89,7 @@ def test_two_transfers_share_the_sender() -> None:
 
 
 def test_what_the_decode_replica_has_in_its_cache_is_not_moved() -> None:
-    runs = (Run(1, 160),)
+    runs = (TokenRun(1, 160),)
     first, second = (replace(_request(number, sent=20.0 * number), runs=runs) for number in (0, 1))
     play = _play(_setup(), [first, second])
     assert play.bytes_moved == 160 + 16  # all but the last token can be found: 9 of 10 blocks

@@ -116,7 +116,7 @@ def test_a_node_whose_rows_would_not_be_comparable_is_left_out(
             Odd.made += 1
             self.is_odd = Odd.made == 3
 
-        def look(self, *arguments: Any) -> node_worker.Found:
+        def look(self, *arguments: Any) -> node_worker.NodeReport:
             found = super().look(*arguments)
             if not self.is_odd or found.device is None:
                 return found

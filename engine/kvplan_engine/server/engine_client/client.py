@@ -35,10 +35,10 @@ from kvplan_engine.server.messages import (
     Failed,
     FrameReader,
     FromEngine,
-    Load,
+    LoadModel,
     ModelFacts,
     PoolFacts,
-    PromptLogprobs,
+    PromptLogprobsMessage,
     Ready,
     Refused,
     Reply,
@@ -91,7 +91,7 @@ class EngineClient(asyncio.Protocol):
             self._process = start_process(theirs, share.environment(os.environ))
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
         tells_answers = self._router is not None
-        self._send(Load(model, share.settings(settings), share.cpu_bytes(), tells_answers, self._number))
+        self._send(LoadModel(model, share.settings(settings), share.cpu_bytes(), tells_answers, self._number))
         await self._ready
 
     @property
@@ -218,7 +218,7 @@ class EngineClient(asyncio.Protocol):
     def _take(self, message: FromEngine, *, is_late: bool) -> None:
         if isinstance(message, Step):
             self._in_flight.take_step(message, is_late=is_late)
-        elif isinstance(message, PromptLogprobs):
+        elif isinstance(message, PromptLogprobsMessage):
             self._in_flight.take_prompt_logprobs(message)
         elif isinstance(message, Ready):
             self.model = message.model

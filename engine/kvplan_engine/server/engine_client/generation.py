@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.routing.router import ONLY_ROUTE, Route
-from kvplan_engine.server.messages import PromptLogprobs, TokenLogprobs
+from kvplan_engine.server.messages import PromptLogprobsMessage, TokenLogprobs
 
 
 class EngineDead(Exception):
@@ -130,7 +130,7 @@ class Generation:
     scheduled_seconds: float | None = None
     num_cached_tokens: int = 0
     num_unfinished: int = 0
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: PromptLogprobsMessage | None = None
     answers: list[Answer] = field(default_factory=list)
 
     def __post_init__(self) -> None:

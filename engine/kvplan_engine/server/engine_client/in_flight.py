@@ -10,7 +10,7 @@ from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.generation import Answer, Generation, Mailbox, TokenEvent
 from kvplan_engine.server.engine_client.routing.loads import EngineLoad
 from kvplan_engine.server.engine_client.routing.router import Route, Router
-from kvplan_engine.server.messages import Ended, PoolFacts, PromptLogprobs, Step, TokenLogprobs
+from kvplan_engine.server.messages import Ended, PoolFacts, PromptLogprobsMessage, Step, TokenLogprobs
 from kvplan_engine.server.metrics.state import AdaptersInFlight, EngineMetrics, FinishedAnswer
 
 
@@ -88,7 +88,7 @@ class RequestsInFlight:
         self._finish(generation.answers[index], number, "stop", 0)
         return True
 
-    def take_prompt_logprobs(self, message: PromptLogprobs) -> None:
+    def take_prompt_logprobs(self, message: PromptLogprobsMessage) -> None:
         if message.first in self._generations:  # not aborted meanwhile
             self._generations[message.first].prompt_logprobs = message
 

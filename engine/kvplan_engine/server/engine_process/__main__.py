@@ -11,7 +11,7 @@ import sys
 from kvplan_engine.errors import EngineError, SettingsError
 from kvplan_engine.requests.request import number_sequences_from
 from kvplan_engine.server.engine_process.channel import ApiGone, Channel, end_with
-from kvplan_engine.server.messages import Failed, Load, Ready
+from kvplan_engine.server.messages import Failed, LoadModel, Ready
 
 _SEQUENCES_OF_AN_ENGINE = 1 << 40  # more than any begins
 
@@ -27,7 +27,7 @@ def main() -> int:
     end_with(connection)
     try:
         order, *more = channel.receive(wait=True)
-        assert isinstance(order, Load), order
+        assert isinstance(order, LoadModel), order
         if more:  # a Stop: nothing else is sent before the engine is ready
             return 0
         return _serve(order, channel)
@@ -38,7 +38,7 @@ def main() -> int:
         return 1
 
 
-def _serve(order: Load, channel: Channel) -> int:
+def _serve(order: LoadModel, channel: Channel) -> int:
     """Torch is imported here, so that a process that is told to end at once has not loaded it in vain."""
     gc.disable()  # importing torch would set off a thousand collections, which find nothing
     from kvplan_engine.server.engine_process.loading import load, model_facts, pool_facts

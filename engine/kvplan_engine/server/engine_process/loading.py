@@ -10,10 +10,10 @@ from kvplan_engine.device.cuda_absence import why_no_usable_gpu
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
 from kvplan_engine.llm import LLM
-from kvplan_engine.server.messages import Load, ModelFacts, PoolFacts
+from kvplan_engine.server.messages import LoadModel, ModelFacts, PoolFacts
 
 
-def load(order: Load) -> LLM:
+def load(order: LoadModel) -> LLM:
     """EngineError when the engine cannot start, or would serve random weights that nobody asked for."""
     llm = LLM(order.model, **_with_share(order))
     if llm.engine.model.is_dummy and order.settings.get("load_format") != "dummy":
@@ -24,7 +24,7 @@ def load(order: Load) -> LLM:
     return llm
 
 
-def _with_share(order: Load) -> dict[str, Any]:
+def _with_share(order: LoadModel) -> dict[str, Any]:
     """The settings, with this engine's part of the machine's memory where it runs on the CPU and nobody chose it."""
     settings = order.settings
     if order.cpu_bytes is None or settings.get("device_memory") is not None:

@@ -24,7 +24,7 @@ from kvplan_engine.server.messages import (
     Carved,
     Command,
     Ended,
-    PromptLogprobs,
+    PromptLogprobsMessage,
     Refused,
     Reply,
     Stats,
@@ -141,7 +141,7 @@ class EngineLoop:
         gathered = sequence.request.prompt_logprobs
         if gathered is None or sequence.index or sequence.num_output_tokens > 1:
             return
-        message = PromptLogprobs(self._number(sequence), [], [], [])
+        message = PromptLogprobsMessage(self._number(sequence), [], [], [])
         for token in gathered.tokens:
             message.logprobs.append(token.logprob)
             message.ranks.append(token.rank)

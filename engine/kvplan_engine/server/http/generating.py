@@ -20,7 +20,7 @@ from kvplan_engine.server.openai.completion_shape import CompletionShape
 from kvplan_engine.server.openai.errors import bad_request
 from kvplan_engine.server.openai.parameters import answer_options, refuse_unsupported, sampling_params
 from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
-from kvplan_engine.server.openai.shapes import AnswerContext, Prompt, Shape
+from kvplan_engine.server.openai.shapes import AnswerContext, AnswerShape, Prompt
 
 _LONGEST_REQUEST_ID = 128
 _LONGEST_RANK = 9
@@ -40,7 +40,7 @@ async def chat_completions(state: ServerState, exchange: Exchange) -> None:
 
 
 async def _generate(
-    state: ServerState, exchange: Exchange, body: SamplingFields, shape: type[Shape], prefix: str
+    state: ServerState, exchange: Exchange, body: SamplingFields, shape: type[AnswerShape], prefix: str
 ) -> None:
     model = state.served_name(body.model)
     refuse_unsupported(body)
@@ -93,7 +93,7 @@ async def _answer(
     state: ServerState,
     exchange: Exchange,
     body: SamplingFields,
-    shape: type[Shape],
+    shape: type[AnswerShape],
     context: AnswerContext,
     mailbox: Mailbox,
 ) -> None:

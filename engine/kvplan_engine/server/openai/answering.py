@@ -11,7 +11,7 @@ from kvplan_engine.server.engine_client.generation import Generation, Mailbox, W
 from kvplan_engine.server.engine_client.replicas import Replicas
 from kvplan_engine.server.openai.choices import Choice, Delta
 from kvplan_engine.server.openai.plain_stream import LiveOutput, PlainStream
-from kvplan_engine.server.openai.shapes import DONE, Shape
+from kvplan_engine.server.openai.shapes import DONE, AnswerShape
 from kvplan_engine.server.openai.usage import request_metrics, usage
 from kvplan_engine.server.text.decoding import answer_decoder
 
@@ -33,7 +33,7 @@ class Answering:
     """
 
     def __init__(
-        self, client: Replicas, shape: Shape, params: list[SamplingParams], arrival: float, mailbox: Mailbox
+        self, client: Replicas, shape: AnswerShape, params: list[SamplingParams], arrival: float, mailbox: Mailbox
     ) -> None:
         self._client = client
         self._shape = shape

@@ -6,10 +6,10 @@ from typing import Any
 
 from kvplan_engine.server.openai.choices import Delta
 from kvplan_engine.server.openai.logprobs import ChatLogprobs
-from kvplan_engine.server.openai.shapes import Shape, event
+from kvplan_engine.server.openai.shapes import AnswerShape, event
 
 
-class ChatShape(Shape):
+class ChatShape(AnswerShape):
     """/v1/chat/completions."""
 
     chunk_object = "chat.completion.chunk"

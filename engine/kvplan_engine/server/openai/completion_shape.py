@@ -6,10 +6,10 @@ from typing import Any
 
 from kvplan_engine.server.openai.choices import Delta
 from kvplan_engine.server.openai.logprobs import CompletionLogprobs
-from kvplan_engine.server.openai.shapes import Shape
+from kvplan_engine.server.openai.shapes import AnswerShape
 
 
-class CompletionShape(Shape):
+class CompletionShape(AnswerShape):
     """/v1/completions."""
 
     chunk_object = answer_object = "text_completion"

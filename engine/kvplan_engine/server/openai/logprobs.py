@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.server.messages import PromptLogprobs, TokenLogprobs
+from kvplan_engine.server.messages import PromptLogprobsMessage, TokenLogprobs
 from kvplan_engine.server.openai.choices import Delta
 from kvplan_engine.server.text.tokenizer import TextTokenizer
 
 # What vLLM shows for a probability of zero, which JSON has no number for.
 _LOWEST = -9999.0
 
-Echoed = tuple[list[int], PromptLogprobs]
+Echoed = tuple[list[int], PromptLogprobsMessage]
 """A prompt's token ids, and what is said of them."""
 
 
@@ -66,7 +66,7 @@ class CompletionLogprobs:
                 self._add(result, delta.token, delta.logprobs.logprob, top)
         return result
 
-    def _add_prompt(self, result: dict[str, list[Any]], token_ids: list[int], prompt: PromptLogprobs) -> None:
+    def _add_prompt(self, result: dict[str, list[Any]], token_ids: list[int], prompt: PromptLogprobsMessage) -> None:
         self._add(result, token_ids[0], None, [])  # nothing comes before it
         for token, logprob, top in zip(token_ids[1:], prompt.logprobs, prompt.tops, strict=True):
             self._add(result, token, logprob, list(top.items())[: self._number])

@@ -69,7 +69,7 @@ class AnswerContext:
         return self.prompts[choice // self.num_samples]
 
 
-class Shape:
+class AnswerShape:
     """The chunks and the answer of one request. ``chunk_object``, ``answer_object``: OpenAI's ``object``.
 
     generations: one for each prompt, once they are submitted. plain_parts: for each choice, what stands before and

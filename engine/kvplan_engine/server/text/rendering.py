@@ -14,7 +14,14 @@ import msgspec
 
 from kvplan_engine.errors import describe_exit
 from kvplan_engine.server.messages import LENGTH
-from kvplan_engine.server.text.template_messages import Load, PromptTooLong, Render, Rendered, TemplateFailed, frame
+from kvplan_engine.server.text.template_messages import (
+    LoadTemplate,
+    PromptTooLong,
+    Render,
+    Rendered,
+    TemplateFailed,
+    frame,
+)
 
 _READ_BYTES = 1 << 20
 # Of the processor, for one conversation: an ordinary one takes less than a thousandth of it.
@@ -28,7 +35,7 @@ class TemplateRenderer:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, cpu_seconds: float = _CPU_SECONDS) -> None:
-        self._load = Load(source, dict(special_tokens), cpu_seconds)
+        self._load = LoadTemplate(source, dict(special_tokens), cpu_seconds)
         self._turn = asyncio.Lock()
         self._broken = ""  # why no conversation can be rendered
         self._starting = asyncio.ensure_future(self._start())

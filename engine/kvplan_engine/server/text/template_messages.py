@@ -21,7 +21,7 @@ class PromptTooLong(Exception):
         self.num_characters = num_characters
 
 
-class Load(msgspec.Struct):
+class LoadTemplate(msgspec.Struct):
     """The first message: the template. The answer is a Rendered without a text.
 
     cpu_seconds: of the processor, for this and for each conversation.

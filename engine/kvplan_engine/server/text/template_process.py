@@ -17,7 +17,7 @@ import msgspec
 
 from kvplan_engine.server.messages import LENGTH
 from kvplan_engine.server.text.chat_template import ChatTemplate
-from kvplan_engine.server.text.template_messages import Load, Render, Rendered, TemplateFailed, frame
+from kvplan_engine.server.text.template_messages import LoadTemplate, Render, Rendered, TemplateFailed, frame
 
 _MOST_MEMORY_BYTES = 1 << 30
 
@@ -39,7 +39,7 @@ def _serve(orders: BinaryIO, answers: BinaryIO) -> None:
     data = _read_frame(orders)
     if data is None:
         return
-    load = msgspec.json.decode(data, type=Load)
+    load = msgspec.json.decode(data, type=LoadTemplate)
     template: ChatTemplate | None = None
     while data is not None:
         signal.setitimer(signal.ITIMER_PROF, load.cpu_seconds)  # whose signal nobody handles: it ends the process

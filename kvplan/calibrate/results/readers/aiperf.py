@@ -13,7 +13,7 @@ from typing import Any
 from kvplan.calibrate.results.outcome import LoadFigures, LoadResult, Results, alike
 from kvplan.calibrate.results.readers.fields import Fields
 from kvplan.calibrate.results.readers.vllm_serve import with_arrivals
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 
 
 def is_aiperf(document: Mapping[str, Any]) -> bool:
@@ -65,11 +65,11 @@ def _load(fields: Fields, phase: Fields, count: int) -> LoadResult:
     )
 
 
-def _served(fields: Fields) -> Served:
+def _served(fields: Fields) -> ServedDeployment:
     models = fields.inner("input_config", "models").objects("items")
     endpoints = fields.inner("telemetry_data", "endpoints").entries()
     gpus = {gpu.text("gpu_name") for endpoint in endpoints for gpu in endpoint.inner("gpus").entries()}
-    return Served(
+    return ServedDeployment(
         model=models[0].text("name") if len(models) == 1 else None, gpu=gpus.pop() if len(gpus) == 1 else None
     )
 

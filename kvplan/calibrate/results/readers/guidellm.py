@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kvplan.calibrate.results.outcome import LoadResult, MeasuredRequest, Results, figures_of, in_order
 from kvplan.calibrate.results.readers.fields import Fields
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 
 _MOST_UNFINISHED: Final = 0.1
 _CLOSED: Final = ("concurrent", "synchronous", "throughput")
@@ -64,7 +64,7 @@ def _load(benchmark: Fields, requests: list[MeasuredRequest], model: str | None)
     limit = limit or strategy.optional_positive("max_concurrency")
     return LoadResult(
         source=benchmark.source,
-        served=Served(model=model),
+        served=ServedDeployment(model=model),
         requests=in_order(requests, arrive_over_time=kind not in _CLOSED),
         max_concurrency=None if limit is None else int(limit),
         figures=figures_of(requests),

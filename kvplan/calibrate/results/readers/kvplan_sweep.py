@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvplan.calibrate.results.outcome import LoadFigures, LoadResult, Results
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 from kvplan.calibrate.trials import RequestsByLoad, why_unmeasured
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, read_sweep_manifest, read_trials
@@ -51,10 +51,10 @@ def _load(row: Row, manifest: Manifest, requests: RequestsByLoad, source: str) -
     )
 
 
-def _served(row: Row, manifest: Manifest) -> Served:
+def _served(row: Row, manifest: Manifest) -> ServedDeployment:
     on_cpu = row["device"] == "cpu"
     cores = manifest["device"].get("num_cores") if on_cpu else None
-    return Served(
+    return ServedDeployment(
         model=str(manifest["options"]["model"]),
         gpu="cpu" if on_cpu else row["device_name"],
         cpu_name=row["device_name"] if on_cpu else None,

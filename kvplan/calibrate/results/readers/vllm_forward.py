@@ -13,7 +13,7 @@ from typing import Any
 
 from kvplan.calibrate.results.outcome import BatchResult, Results
 from kvplan.calibrate.results.readers.fields import Fields
-from kvplan.calibrate.results.served import Served
+from kvplan.calibrate.results.served import ServedDeployment
 
 
 def is_vllm_forward(documents: Sequence[Mapping[str, Any]]) -> bool:
@@ -34,6 +34,6 @@ def read_vllm_forward(documents: Sequence[Mapping[str, Any]], source: str) -> Re
             sizes = tuple((each.count("query_len"), each.count("kv_len")) for each in requests)
             ranks = fields.values.get("ranks")
             tp = len(ranks) if isinstance(ranks, list) and len(ranks) > 1 else None
-            served = Served(engine="vllm", tensor_parallel_size=tp)
+            served = ServedDeployment(engine="vllm", tensor_parallel_size=tp)
             found.batches.append(BatchResult(fields.source, served, sizes, fields.number("median_us") / 1e6))
     return found

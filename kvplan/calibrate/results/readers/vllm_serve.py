@@ -20,7 +20,7 @@ from kvplan.calibrate.results.outcome import (
     in_order,
 )
 from kvplan.calibrate.results.readers.fields import Fields
-from kvplan.calibrate.results.served import Served, served_by
+from kvplan.calibrate.results.served import ServedDeployment, served_by
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
 
@@ -64,7 +64,7 @@ def _load(fields: Fields, completed: int) -> LoadResult:
     )
 
 
-def _served(fields: Fields) -> Served:
+def _served(fields: Fields) -> ServedDeployment:
     told = served_by(fields.values, fields.source)
     name = told.model or fields.text("model_id")
     engine = told.engine or _ENGINES.get(fields.text("backend") or "")

@@ -21,7 +21,7 @@ _INDEXED_RATIO = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class CompressedSizes:
     """The sizes of the attention that all layers share."""
 
     q_lora: int
@@ -29,6 +29,22 @@ class _Parts:
     o_groups: int
     window: int
     indexer: SparseIndexer
+
+
+def read_compressed_sizes(view: ConfigView, sizes: Sizes) -> CompressedSizes:
+    """Return the sizes that the config names, with those of its indexer."""
+    groups = view.integer("o_groups")
+    if sizes.heads * sizes.head % groups:
+        raise view.reject("o_groups", "a divisor of the attention's width")
+    return CompressedSizes(
+        q_lora=view.integer("q_lora_rank"),
+        o_lora=view.integer("o_lora_rank"),
+        o_groups=groups,
+        window=view.integer("sliding_window", default=128),
+        indexer=SparseIndexer(
+            view.integer("index_n_heads"), view.integer("index_head_dim"), view.integer("index_topk")
+        ),
+    )
 
 
 def _compression(name: str, hidden: int, head: int, ratio: int, width: int) -> tuple[Tensor, ...]:
@@ -41,7 +57,7 @@ def _compression(name: str, hidden: int, head: int, ratio: int, width: int) -> t
     )
 
 
-def _attention(sizes: Sizes, parts: _Parts, ratio: int) -> CompressedAttention:
+def _attention(sizes: Sizes, parts: CompressedSizes, ratio: int) -> CompressedAttention:
     name, hidden, head = "self_attn", sizes.hidden, sizes.head
     tensors = linear(f"{name}.q_a_proj", parts.q_lora, hidden) + norm(f"{name}.q_a_norm", parts.q_lora)
     tensors += linear(f"{name}.q_b_proj", sizes.heads * head, parts.q_lora, "column")
@@ -80,17 +96,7 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     """DeepSeek V4: ``compress_ratios`` says per layer 0 (window alone), 4 (with indexer) or 128."""
     sizes = read_sizes(view, head_default=512)
     ratios = _ratios(view, sizes.layers)
-    parts = _Parts(
-        q_lora=view.integer("q_lora_rank"),
-        o_lora=view.integer("o_lora_rank"),
-        o_groups=view.integer("o_groups"),
-        window=view.integer("sliding_window", default=128),
-        indexer=SparseIndexer(
-            view.integer("index_n_heads"), view.integer("index_head_dim"), view.integer("index_topk")
-        ),
-    )
-    if sizes.heads * sizes.head % parts.o_groups:
-        raise view.reject("o_groups", "a divisor of the attention's width")
+    parts = read_compressed_sizes(view, sizes)
     streams = view.integer("hc_mult", default=4, maximum=64)
     hashed = _hashed_layers(view, sizes.layers)
     rest = norms(2, sizes.hidden) + hyper_connections(sizes.hidden, streams)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_rope, read_sizes
+from kvplan.catalog.families.latent.compressed import CompressedSizes, read_compressed_sizes
 from kvplan.catalog.families.latent.streams import hyper_connections
 from kvplan.catalog.families.positions import with_ropes
 from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.families.wrappers.multimodal import text_section
 from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
-from kvplan.catalog.spec import CompressedAttention, ExtraModule, LayerSpec, MoeFeedForward, RopeSpec, SparseIndexer
+from kvplan.catalog.spec import CompressedAttention, ExtraModule, LayerSpec, MoeFeedForward, RopeSpec
 from kvplan.catalog.tensors import Tensor, count_elements
 
 _WINDOW_BLOCK = 32
@@ -37,14 +38,10 @@ _TABLE_BYTES = 1 + 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _SharedVectors:
     """The sizes of the attention that all layers share, and which of them keep or choose vectors."""
 
-    q_lora: int
-    o_lora: int
-    o_groups: int
-    window: int
-    indexer: SparseIndexer
+    attention: CompressedSizes
     kv_sources: frozenset[int]
     index_sources: frozenset[int]
 
@@ -56,7 +53,7 @@ def read_deepseek_v41(view: ConfigView) -> Body:
     ratios = text.integers("compress_ratios", minimum=0) or []
     if len(ratios) < sizes.layers or set(ratios) - {0, 1, 2}:
         raise text.reject("compress_ratios", f"0, 1 or 2 for each of {sizes.layers} layers")
-    parts = _read_parts(text, sizes)
+    shared = _read_shared(text, sizes)
     streams = text.integer("hc_mult", default=4, maximum=64)
     rest = norms(2, sizes.hidden) + hyper_connections(sizes.hidden, streams)
     routed = _mixture(text, sizes.hidden, text.integer("n_routed_experts"), text.integer("num_experts_per_tok"))
@@ -64,12 +61,12 @@ def read_deepseek_v41(view: ConfigView) -> Body:
     known: dict[tuple[object, ...], LayerSpec] = {}
     layers = []
     for index in range(sizes.layers):
-        kind = (ratios[index], index in parts.kv_sources, index in parts.index_sources, engrams.get(index))
+        kind = (ratios[index], index in shared.kv_sources, index in shared.index_sources, engrams.get(index))
         if kind not in known:
             others = rest + engrams.get(index, ())
-            known[kind] = LayerSpec(_attention(text, sizes, parts, index, ratios[index]), None, routed, others)
+            known[kind] = LayerSpec(_attention(text, sizes, shared, index, ratios[index]), None, routed, others)
         layers.append(known[kind])
-    extras = (*_vision(view, sizes.hidden), *_drafting_layers(text, sizes, parts, rest))
+    extras = (*_vision(view, sizes.hidden), *_drafting_layers(text, sizes, shared, rest))
     body = replace(hybrid_body(text, sizes, layers, extras=extras), residual_streams=streams)
     return with_ropes(body, _ropes(text, ratios[: sizes.layers]))
 
@@ -87,29 +84,20 @@ def _completed(text: ConfigView) -> ConfigView:
     return ConfigView({**text.config, **own}, path=text.path, assumptions=text.assumptions)
 
 
-def _read_parts(text: ConfigView, sizes: Sizes) -> _Parts:
+def _read_shared(text: ConfigView, sizes: Sizes) -> _SharedVectors:
     sources = {key: text.integers(key) or [] for key in ("kv_source_layer_ids", "index_source_layer_ids")}
     for key, listed in sources.items():
         if any(index >= sizes.layers for index in listed):
             raise text.reject(key, f"numbers of layers below {sizes.layers}")
-    groups = text.integer("o_groups")
-    if sizes.heads * sizes.head % groups:
-        raise text.reject("o_groups", "a divisor of the attention's width")
-    return _Parts(
-        q_lora=text.integer("q_lora_rank"),
-        o_lora=text.integer("o_lora_rank"),
-        o_groups=groups,
-        window=text.integer("sliding_window", default=128),
-        indexer=SparseIndexer(
-            text.integer("index_n_heads"), text.integer("index_head_dim"), text.integer("index_topk")
-        ),
+    return _SharedVectors(
+        attention=read_compressed_sizes(text, sizes),
         kv_sources=frozenset(sources["kv_source_layer_ids"]),
         index_sources=frozenset(sources["index_source_layer_ids"]),
     )
 
 
-def _attention(text: ConfigView, sizes: Sizes, parts: _Parts, index: int, ratio: int) -> CompressedAttention:
-    name, hidden, head = "self_attn", sizes.hidden, sizes.head
+def _attention(text: ConfigView, sizes: Sizes, shared: _SharedVectors, index: int, ratio: int) -> CompressedAttention:
+    name, hidden, head, parts = "self_attn", sizes.hidden, sizes.head, shared.attention
     tensors = linear(f"{name}.wq_a", parts.q_lora, hidden) + norm(f"{name}.q_norm", parts.q_lora)
     tensors += linear(f"{name}.wq_b", sizes.heads * head, parts.q_lora, "column")
     tensors += linear(f"{name}.wkv", head, hidden) + norm(f"{name}.kv_norm", head)
@@ -118,9 +106,9 @@ def _attention(text: ConfigView, sizes: Sizes, parts: _Parts, index: int, ratio:
     tensors += (Tensor(f"{name}.attn_sink", (sizes.heads,), "state", "column"),)
     if not ratio:
         return CompressedAttention(sizes.heads, head, parts.window, window_block=_WINDOW_BLOCK, tensors=tensors)
-    if not parts.kv_sources or min(parts.kv_sources) > index:
+    if not shared.kv_sources or min(shared.kv_sources) > index:
         raise text.reject("kv_source_layer_ids", f"a layer up to {index}, which reads compressed vectors")
-    keeps, chooses = index in parts.kv_sources, index in parts.index_sources
+    keeps, chooses = index in shared.kv_sources, index in shared.index_sources
     if keeps and not chooses:
         raise text.reject("index_source_layer_ids", f"layer {index} among them, which has the keys")
     return CompressedAttention(
@@ -129,17 +117,17 @@ def _attention(text: ConfigView, sizes: Sizes, parts: _Parts, index: int, ratio:
         parts.window,
         ratio,
         parts.indexer,
-        tensors + _compressing(sizes, parts, ratio, keeps=keeps, chooses=chooses),
+        tensors + _compressing(sizes, shared, ratio, keeps=keeps, chooses=chooses),
         keeps_vectors=keeps,
         chooses=chooses,
         window_block=_WINDOW_BLOCK,
     )
 
 
-def _compressing(sizes: Sizes, parts: _Parts, ratio: int, *, keeps: bool, chooses: bool) -> tuple[Tensor, ...]:
+def _compressing(sizes: Sizes, shared: _SharedVectors, ratio: int, *, keeps: bool, chooses: bool) -> tuple[Tensor, ...]:
     """What makes vectors and keys where a layer keeps them, and what chooses among them. A ratio of 1 has no gate."""
     found: tuple[Tensor, ...] = ()
-    name, indexer = "self_attn", parts.indexer
+    name, indexer = "self_attn", shared.attention.indexer
     if keeps:
         for each in ("wkv", "wgate")[: 1 if ratio == 1 else 2]:
             found += linear(f"{name}.compressor.{each}", sizes.head, sizes.hidden, role="router")
@@ -147,7 +135,7 @@ def _compressing(sizes: Sizes, parts: _Parts, ratio: int, *, keeps: bool, choose
         found += linear(f"{name}.indexer.wk", indexer.head_size, sizes.head, role="router")
         found += norm(f"{name}.indexer.k_norm", indexer.head_size)
     if chooses:
-        found += linear(f"{name}.indexer.wq_b", indexer.num_heads * indexer.head_size, parts.q_lora)
+        found += linear(f"{name}.indexer.wq_b", indexer.num_heads * indexer.head_size, shared.attention.q_lora)
         found += linear(f"{name}.indexer.weights_proj", indexer.num_heads, sizes.hidden, role="router")
     return found
 
@@ -191,7 +179,7 @@ def _engrams(text: ConfigView, hidden: int, streams: int) -> dict[int, tuple[Ten
 
 
 def _drafting_layers(
-    text: ConfigView, sizes: Sizes, parts: _Parts, rest: tuple[Tensor, ...]
+    text: ConfigView, sizes: Sizes, shared: _SharedVectors, rest: tuple[Tensor, ...]
 ) -> tuple[ExtraModule, ...]:
     """DSpark: layers with a window alone and fewer experts; one projection in front of them and a small head behind."""
     count = text.integer("num_nextn_predict_layers", default=0, minimum=0, maximum=64)
@@ -199,7 +187,7 @@ def _drafting_layers(
         return ()
     experts = text.integer("dspark_n_routed_experts", default=text.integer("n_routed_experts"))
     active = text.integer("dspark_num_experts_per_tok", default=text.integer("num_experts_per_tok"))
-    mixer = _attention(text, sizes, parts, sizes.layers, 0)
+    mixer = _attention(text, sizes, shared, sizes.layers, 0)
     layer = LayerSpec(mixer, None, _mixture(text, sizes.hidden, experts, active), rest)
     rank = text.integer("dspark_markov_rank", default=256)
     targets = len(text.integers("dspark_target_layer_ids") or [0] * count)
@@ -227,10 +215,7 @@ def _vision(view: ConfigView, hidden: int) -> tuple[ExtraModule, ...]:
     tower = count * block + 3 * patch * patch * width + width
     merged = section.integer("downsample_ratio", default=3) ** 2 * width
     aligner = hidden * merged + hidden * hidden
-    return (
-        ExtraModule("vision tower", "vision", tower, count),
-        ExtraModule("projector", "projector", aligner),
-    )
+    return (ExtraModule("vision tower", "vision", tower, count), ExtraModule("projector", "projector", aligner))
 
 
 def _ropes(text: ConfigView, ratios: Sequence[int]) -> tuple[RopeSpec, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.options.groups import given_options
+from kvplan.commands.options.groups import given_options, shown_under
 from kvplan.commands.options.sweep.panels import MODEL_PANEL
 from kvplan.sweeps.engine_names import OTHER_ENGINES
 from kvplan.sweeps.options import SweepOptions
@@ -17,45 +17,34 @@ if TYPE_CHECKING:
     from kvplan.sweeps.hosts import SweptEngine
 
 
+@shown_under(MODEL_PANEL)
 @dataclass(frozen=True)
 class EngineOptions:
     """Who serves."""
 
     engine: Annotated[
-        str | None,
-        typer.Option(
-            help=f"kvplan (the default), or another engine: {', '.join(OTHER_ENGINES)}.", rich_help_panel=MODEL_PANEL
-        ),
+        str | None, typer.Option(help=f"kvplan (the default), or another engine: {', '.join(OTHER_ENGINES)}.")
     ] = None
     engine_python: Annotated[
         str | None,
-        typer.Option(
-            help="Python interpreter of the environment with the engine, such as ~/vllm/bin/python.",
-            rich_help_panel=MODEL_PANEL,
-        ),
+        typer.Option(help="Python interpreter of the environment with the engine, such as ~/vllm/bin/python."),
     ] = None
     engine_command: Annotated[
-        str | None,
-        typer.Option(help="Command that starts its server, instead of --engine-python.", rich_help_panel=MODEL_PANEL),
+        str | None, typer.Option(help="Command that starts its server, instead of --engine-python.")
     ] = None
     engine_arg: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
             help="An option of the engine's own, such as enforce-eager or cpu-offload-gb=4; repeatable.",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
-    url: Annotated[
-        str | None,
-        typer.Option(help="With --engine openai: a server that runs already.", rich_help_panel=MODEL_PANEL),
-    ] = None
+    url: Annotated[str | None, typer.Option(help="With --engine openai: a server that runs already.")] = None
     reuse_server: Annotated[
         bool | None,
         typer.Option(
             "--reuse-server",
             help="Lower max_num_seqs and max_num_batched_tokens of a running vLLM instead of starting another.",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
     preload: Annotated[
@@ -63,7 +52,6 @@ class EngineOptions:
         typer.Option(
             "--preload/--no-preload",
             help="Import vLLM once and fork servers from there, or let each import it. Default: fork on a CPU.",
-            rich_help_panel=MODEL_PANEL,
         ),
     ] = None
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvplan.commands.options.groups import shown_under
 from kvplan.commands.options.sweep.panels import DEFAULTS, MODEL_PANEL
 from kvplan.errors import UsageError
 
@@ -33,6 +34,7 @@ def one_model(argument: str | None, option: str | None) -> str | None:
     return argument if option is None else option
 
 
+@shown_under(MODEL_PANEL)
 @dataclass(frozen=True)
 class MachineOptions:
     """Where it runs, and with which weights."""
@@ -41,45 +43,32 @@ class MachineOptions:
         str | None,
         typer.Option(
             help="auto, dummy (random weights), none (count blocks and bytes, compute nothing), safetensors or gguf. "
-            f"Default: {DEFAULTS['load_format']}.",
-            rich_help_panel=MODEL_PANEL,
+            f"Default: {DEFAULTS['load_format']}."
         ),
     ] = None
     gpu: Annotated[
         str | None,
-        typer.Option(
-            help="With --load-format none: the GPUs to count on, here or not, such as h100 or 8xh200.",
-            rich_help_panel=MODEL_PANEL,
-        ),
+        typer.Option(help="With --load-format none: the GPUs to count on, here or not, such as h100 or 8xh200."),
     ] = None
     dummy_layers: Annotated[
         str | None,
         typer.Option(
-            help="With --load-format dummy: full, or shared, so that equal layers use one copy of their weights.",
-            rich_help_panel=MODEL_PANEL,
+            help="With --load-format dummy: full, or shared, so that equal layers use one copy of their weights."
         ),
     ] = None
     model_impl: Annotated[
         str | None,
         typer.Option(
             help="What computes the model: native (the engine's decoder), transformers (its class there, over the same "
-            "pool), or auto: native wherever it can.",
-            rich_help_panel=MODEL_PANEL,
+            "pool), or auto: native wherever it can."
         ),
     ] = None
     activation_quantization: Annotated[
         str | None,
         typer.Option(
             help="int8: round what weights in few bits are multiplied with to 8 bits, which is faster on a CPU and "
-            "changes results. Default: none.",
-            rich_help_panel=MODEL_PANEL,
+            "changes results. Default: none."
         ),
     ] = None
-    device: Annotated[
-        str | None,
-        typer.Option(help=f"auto, cpu or cuda. Default: {DEFAULTS['device']}.", rich_help_panel=MODEL_PANEL),
-    ] = None
-    device_memory: Annotated[
-        str | None,
-        typer.Option(help="Total memory of the device, such as 4GiB.", rich_help_panel=MODEL_PANEL),
-    ] = None
+    device: Annotated[str | None, typer.Option(help=f"auto, cpu or cuda. Default: {DEFAULTS['device']}.")] = None
+    device_memory: Annotated[str | None, typer.Option(help="Total memory of the device, such as 4GiB.")] = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.commands.options.groups import shown_under
 from kvplan.commands.options.sweep.panels import SPREAD_PANEL
 from kvplan.errors import UsageError
 from kvplan.sweeps.options import SweepOptions
@@ -16,33 +17,21 @@ if TYPE_CHECKING:
     from kvplan.sweeps.cluster.connection import Cluster
 
 
+@shown_under(SPREAD_PANEL)
 @dataclass(frozen=True)
 class SpreadOptions:
     """Several machines."""
 
     ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|HOST:PORT",
-            help="Run the trials on the workers of a Ray cluster.",
-            rich_help_panel=SPREAD_PANEL,
-        ),
+        str | None, typer.Option(metavar="auto|HOST:PORT", help="Run the trials on the workers of a Ray cluster.")
     ] = None
     accelerator_type: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND",
-            help="With --ray: the GPUs to use, as Ray names them, such as L4 or H100.",
-            rich_help_panel=SPREAD_PANEL,
-        ),
+        typer.Option(metavar="KIND", help="With --ray: the GPUs to use, as Ray names them, such as L4 or H100."),
     ] = None
     shard: Annotated[
         str | None,
-        typer.Option(
-            metavar="K/N",
-            help="Run the K-th of N parts of the plan; `kvplan merge` joins the parts.",
-            rich_help_panel=SPREAD_PANEL,
-        ),
+        typer.Option(metavar="K/N", help="Run the K-th of N parts of the plan; `kvplan merge` joins the parts."),
     ] = None
 
 

@@ -19,7 +19,7 @@ _PAUSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthDistribution:
     """Tokens of prompts or answers: ``mean``, and how they spread around it.
 
     uniform: from ``least`` x the longest to the longest; exponential: as chats do, many short and few long ones.
@@ -131,8 +131,8 @@ class PlayedLoad:
     begin a chat. trace: whose lengths its requests have and, where they come at a rate, whose pattern of arrivals.
     """
 
-    prompts: Lengths
-    answers: Lengths
+    prompts: LengthDistribution
+    answers: LengthDistribution
     num_requests: int
     requests_per_second: float | None = None
     max_concurrency: int | None = None
@@ -156,8 +156,10 @@ class PlayedLoad:
             return self
         share = longest_request / (self.prompts.mean + self.answers.mean)
 
-        def of(lengths: Lengths) -> Lengths:
-            return Lengths(lengths.mean, spread, longest=lengths.mean * share if spread == "exponential" else math.inf)
+        def of(lengths: LengthDistribution) -> LengthDistribution:
+            return LengthDistribution(
+                lengths.mean, spread, longest=lengths.mean * share if spread == "exponential" else math.inf
+            )
 
         return replace(self, prompts=of(self.prompts), answers=of(self.answers))
 
@@ -261,8 +263,8 @@ def steady_users(count: int, prompt_tokens: float, answer_tokens: float, reading
     """
     spread, least = _SPREAD
     return PlayedLoad(
-        Lengths(prompt_tokens, spread, least),
-        Lengths(answer_tokens, spread, least),
+        LengthDistribution(prompt_tokens, spread, least),
+        LengthDistribution(answer_tokens, spread, least),
         2 * count + _COUNTED,
         max_concurrency=count,
         num_warmups=count,
@@ -296,8 +298,8 @@ def steady_rate(
     """A Poisson process that finds ``in_progress`` requests, as many as there are on average. reading: as above."""
     count, (spread, least) = max(round(in_progress), 0), _SPREAD
     return PlayedLoad(
-        Lengths(prompt_tokens, spread, least),
-        Lengths(answer_tokens, spread, least),
+        LengthDistribution(prompt_tokens, spread, least),
+        LengthDistribution(answer_tokens, spread, least),
         2 * count + 2 * _COUNTED,
         requests_per_second,
         num_warmups=count,
@@ -313,4 +315,6 @@ def _num_running(count: int, reading: float) -> int:
 
 def users(count: int, prompt_tokens: float, answer_tokens: float, rounds: int = 4) -> PlayedLoad:
     """A closed loop of ``count`` users, each of whom sends ``rounds`` requests one after the other."""
-    return PlayedLoad(Lengths(prompt_tokens), Lengths(answer_tokens), count * rounds, max_concurrency=count)
+    return PlayedLoad(
+        LengthDistribution(prompt_tokens), LengthDistribution(answer_tokens), count * rounds, max_concurrency=count
+    )

@@ -38,7 +38,7 @@ _ROUTE_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ExpertChoice:
     """Where one step's choices lie. ids, shares: contiguous [T, top_k]; shared_shares: the address of [T].
 
     ids: counted from the first expert here, -1 for one that is another rank's.
@@ -79,7 +79,7 @@ class CudaMixture:
         num_rows = x.shape[0]
         if num_rows == 0:
             return
-        choice = _Choice(ids, shares, self.memory.take("shared_shares", num_rows, torch.float32))
+        choice = _ExpertChoice(ids, shares, self.memory.take("shared_shares", num_rows, torch.float32))
         self._route(x, choice, num_filled)
         work = self._sort(choice, num_rows)
         self._first_products(x, inner, work)
@@ -100,7 +100,7 @@ class CudaMixture:
 
     # ---- routing
 
-    def _route(self, x: torch.Tensor, choice: _Choice, num_filled: torch.Tensor | None) -> None:
+    def _route(self, x: torch.Tensor, choice: _ExpertChoice, num_filled: torch.Tensor | None) -> None:
         num_rows, experts = x.shape[0], self.mixture.num_experts
         logits = self.memory.take("logits", num_rows * experts, torch.float32)
         router = Matrix(self.weights.router, self.weights.router_bias, experts, self._sums)
@@ -127,7 +127,7 @@ class CudaMixture:
         kernel = self.runtime.kernel(route_variant(self.mixture, self._scalar))
         kernel((-(-num_rows // _ROUTE_ROWS), 1), 32 * _ROUTE_ROWS, 0, params)
 
-    def _sort(self, choice: _Choice, num_rows: int) -> Work:
+    def _sort(self, choice: _ExpertChoice, num_rows: int) -> Work:
         """The experts' work items."""
         experts, num_pairs = len(self.mixture.held_experts), num_rows * self.mixture.top_k
         pairs_per_expert = num_pairs / self.mixture.num_experts
@@ -163,7 +163,7 @@ class CudaMixture:
             out = Rows(self._shared_inner(inner, work), mlp.size)
             run_product(self.runtime, matrix, self._shared_work(x.shape[0]), rows, out)
 
-    def _second_products(self, out: torch.Tensor, inner: torch.Tensor, work: Work, choice: _Choice) -> None:
+    def _second_products(self, out: torch.Tensor, inner: torch.Tensor, work: Work, choice: _ExpertChoice) -> None:
         num_rows, mixture, experts, shared = out.shape[0], self.mixture, self.weights.experts, self.weights.shared
         down = Matrix(dense_matrices(experts.down), experts.down_bias, self._hidden, self._sums)
         rows = Rows(inner.data_ptr(), mixture.expert.size)
@@ -188,7 +188,9 @@ class CudaMixture:
                 )
             self._add(out, sums, shared_sums, choice, columns)
 
-    def _add(self, out: torch.Tensor, sums: int, shared_sums: int | None, choice: _Choice, columns: range) -> None:
+    def _add(
+        self, out: torch.Tensor, sums: int, shared_sums: int | None, choice: _ExpertChoice, columns: range
+    ) -> None:
         """``columns`` of out = the weighted sum of what the experts gave."""
         params = SumParams(
             experts=choice.ids.data_ptr(),

@@ -57,7 +57,7 @@ _OF_MEMORY: Final = 1.06
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
+class _FewBitsKernel:
     """seconds: of a layer, more than in 16 bits. bytes_per_second: read at most. flops, routed: multiples."""
 
     seconds: float
@@ -66,19 +66,19 @@ class _Kernel:
     routed: float
 
 
-_OLDER_TRITON: Final = _Kernel(26.0e-6, 2.6e12, 0.67, 0.39)
+_OLDER_TRITON: Final = _FewBitsKernel(26.0e-6, 2.6e12, 0.67, 0.39)
 _KERNELS: Final = {
-    ("vllm", "9", "mxfp4"): _Kernel(-2.3e-6, 2.6e12, 0.61, 1.29),
-    ("vllm", "9", "int4"): _Kernel(9.8e-6, 4.0e12, 0.32, 0.69),
-    ("sglang", "9", "mxfp4"): _Kernel(8.3e-6, 2.6e12, 1.78, 0.61),
-    ("sglang", "9", "int4"): _Kernel(6.0e-6, 4.0e12, 0.98, 0.34),
-    ("trtllm", "9", "mxfp4"): _Kernel(28.4e-6, 3.3e12, 0.38, 1.59),
-    ("vllm", "10", "mxfp4"): _Kernel(2.8e-6, 4.1e12, 0.45, 0.28),
-    ("vllm", "10", "int4"): _Kernel(27.1e-6, 4.9e12, 0.18, 0.23),
-    ("sglang", "10", "mxfp4"): _Kernel(5.3e-6, 6.9e12, 1.51, 0.86),
-    ("sglang", "8", "int4"): _Kernel(-11.9e-6, 2.1e12, 1.02, 0.42),
-    ("vllm", "8", "int4"): _Kernel(-11.9e-6, 2.1e12, 1.02, 0.42),
-    ("vllm", "8", "mxfp4"): _Kernel(-11.9e-6, 2.1e12, 1.02, 0.42),
+    ("vllm", "9", "mxfp4"): _FewBitsKernel(-2.3e-6, 2.6e12, 0.61, 1.29),
+    ("vllm", "9", "int4"): _FewBitsKernel(9.8e-6, 4.0e12, 0.32, 0.69),
+    ("sglang", "9", "mxfp4"): _FewBitsKernel(8.3e-6, 2.6e12, 1.78, 0.61),
+    ("sglang", "9", "int4"): _FewBitsKernel(6.0e-6, 4.0e12, 0.98, 0.34),
+    ("trtllm", "9", "mxfp4"): _FewBitsKernel(28.4e-6, 3.3e12, 0.38, 1.59),
+    ("vllm", "10", "mxfp4"): _FewBitsKernel(2.8e-6, 4.1e12, 0.45, 0.28),
+    ("vllm", "10", "int4"): _FewBitsKernel(27.1e-6, 4.9e12, 0.18, 0.23),
+    ("sglang", "10", "mxfp4"): _FewBitsKernel(5.3e-6, 6.9e12, 1.51, 0.86),
+    ("sglang", "8", "int4"): _FewBitsKernel(-11.9e-6, 2.1e12, 1.02, 0.42),
+    ("vllm", "8", "int4"): _FewBitsKernel(-11.9e-6, 2.1e12, 1.02, 0.42),
+    ("vllm", "8", "mxfp4"): _FewBitsKernel(-11.9e-6, 2.1e12, 1.02, 0.42),
 }
 """By engine, generation (the first part of the compute capability; of 8 the data centre's alone) and format."""
 _DATA_CENTRE_AMPERE: Final = "8.0"
@@ -102,7 +102,7 @@ def with_few_bits(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: 
     return replace(speed, speed=replace(speed.speed, experts=experts))
 
 
-def _kernel(work: ModelWork, gpu: GpuProfile, engine: EngineChoice) -> _Kernel | None:
+def _kernel(work: ModelWork, gpu: GpuProfile, engine: EngineChoice) -> _FewBitsKernel | None:
     capability = gpu.compute_capability or ""
     generation = capability.partition(".")[0]
     if not work.num_experts or not work.four_bits or (generation == "8" and capability != _DATA_CENTRE_AMPERE):
