@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +15,10 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.spec import ModelSpec
-from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.fleet_wishes import WishOptions
 from kvplan.commands.options.fleets import FLEET_PANEL, FleetOptions
 from kvplan.commands.options.groups import takes_groups
-from kvplan.commands.options.like import Question, likened
 from kvplan.commands.options.patterns import PatternOptions
 from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, LoadOptions
 from kvplan.commands.options.settings import takes_settings
@@ -44,6 +41,7 @@ from kvplan.commands.printing.render import chosen_format, print_notes
 from kvplan.errors import UsageError
 from kvplan.foreign_text import unguarded
 from kvplan.planner.fleets.answering import plan_fleet
+from kvplan.planner.likeness import AskedPlan, likened
 from kvplan.planner.question.asking import PLAN_SETTINGS
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import cheapest_fix
@@ -145,13 +143,12 @@ def plan(
     --like keeps the settings of a vLLM command, and tells what would be better without them.
     """
     shown = chosen_format(output_format, as_json=as_json)
-    settings = with_speculative_config(settings, speculative_config)
-    asked = Question(model, load, pattern, gpus, formats, settings, engine, trace, fleet=fleet, wishes=wishes)
+    options: dict[str, Any] = {}
+    for group in (load, pattern, trace, fleet, wishes, gpus, formats):
+        options |= vars(group)
+    asked = AskedPlan(model, settings, options, engine, speculative_config)
     kept, notes = (asked, []) if like is None else likened(asked, like)
-    if kept.model is None:
-        raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")
-    request = kept.request()
-    spec = resolve_model(kept.model)
+    spec, request = resolve_model(kept.named_model), kept.request()
     measured = load_measured(calibration_name(calibration, no_calibration))
     if measured_results:
         from kvplan.calibrate.own_server import of_plan, with_results
@@ -180,7 +177,7 @@ def plan(
         print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)
     finally:
         if like is not None and shown is PlanFormat.table:
-            free = replace(asked, engine=kept.engine).request(longest=request.longest_context)
+            free = asked.without_command(kept, request.longest_context).request()
             print_unlike(found, make_plan(spec, free, measured))
 
 

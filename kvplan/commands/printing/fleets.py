@@ -36,6 +36,12 @@ from kvplan.workload.files import span_text, survey_file
 _MOST_WINDOWS = 24
 
 
+def print_fleet_text(answer: FleetAnswer, *, explain: bool = False) -> None:
+    """The best fleet as people read it; nothing where no fleet keeps the level."""
+    if answer.best is not None:
+        _print_text(answer, answer.best, as_page=False, explain=explain)
+
+
 def print_fleet(answer: FleetAnswer, output_format: str, *, explain: bool = False) -> None:
     """The whole answer in ``output_format``. KvplanError, with what came nearest, where no fleet keeps the level."""
     deployments, model_id = answer.plan.deployments, answer.plan.spec.served_id
