@@ -411,17 +411,37 @@ def test_states_take_a_block_of_all_tokens_that_groups_agree_on_where_prefixes_a
     assert {each.kind for each in plain.groups} == {"fixed", "full"} and not plain.caches_prefixes
 
 
-def a_choice(model: str, settings: ServingSettings = ServingSettings()) -> FleetChoice:
-    """On as many H200 of one node as it can be divided over."""
+@pytest.mark.parametrize(
+    ("model", "gpu", "engine", "exports"),
+    [
+        ("qwen3.5-27b", "h200", "vllm@0.33.0", True),  # FlashInfer's delta rule on Hopper and Blackwell
+        ("qwen3.5-27b", "b200", "vllm@0.33.0", True),
+        ("qwen3.5-27b", "a100", "vllm@0.33.0", False),
+        ("qwen3.5-27b", "h200", "vllm@0.32.0", False),
+        ("nemotron-h-56b", "a100", "vllm@0.32.0", True),  # Mamba 2's kernels anywhere
+        ("llama-3.1-8b", "h200", "vllm@0.33.0", False),
+    ],
+)
+def test_prompts_are_not_cut_where_kernels_write_states_on_their_way(
+    model: str, gpu: str, engine: str, exports: bool
+) -> None:
+    """gdn/qwen_gdn_linear_attn.py and mamba_mixer2.py, get_kv_cache_spec, of 0.32.0 and 0.33.0."""
+    assert a_choice(model, gpu=gpu, engine=engine).setup.pool.exports_states is exports
+
+
+def a_choice(
+    model: str, settings: ServingSettings = ServingSettings(), *, gpu: str = "h200", engine: str = "vllm"
+) -> FleetChoice:
+    """On as many GPUs of one node as it can be divided over."""
     spec = resolve_model(model)
     request = plan_request(
-        EngineChoice("vllm"), settings, request_rate=1.0, input_len="4k", output_len="200", gpu=["h200"], max_gpus=8
+        EngineChoice.parse(engine), settings, request_rate=1.0, input_len="4k", output_len="200", gpu=[gpu], max_gpus=8
     )
     trial = Trial(request, complete(request, spec), load_measured(None))
     formats, _ = formats_asked(spec, request)
-    (gpu,) = trial.gpus
-    layout = trial.layouts(formats[0].weights, gpu, across_nodes=False)[-1]
-    found = fleet_choice(trial, Choice(gpu, layout, formats[0].weights, formats[0].kv_cache_dtype))
+    (profile,) = trial.gpus
+    layout = trial.layouts(formats[0].weights, profile, across_nodes=False)[-1]
+    found = fleet_choice(trial, Choice(profile, layout, formats[0].weights, formats[0].kv_cache_dtype))
     assert found is not None, trial.refusals
     return found
 
