@@ -1,7 +1,7 @@
 """What vLLM's first start of a deployment takes while torch.compile makes its kernels.
 
-The decoder is compiled within the profile run, whose peak counts it. From 0.11.1 on vLLM lets Inductor join kernels that
-do not depend on each other (combo kernels) where that is faster, and Inductor times each of them first
+The decoder is compiled within the profile run, whose peak counts it. From 0.11.1 on vLLM lets Inductor join kernels
+that do not depend on each other (combo kernels) where that is faster, and Inductor times each of them first
 (torch/_inductor/scheduler.py, speedup_by_combo_kernel). A kernel is timed on random tensors as large as its arguments
 (torch/_inductor/codegen/triton.py, benchmark_codegened_module), between runs of which a buffer as large as the GPU's L2
 cache is written (torch/_inductor/runtime/benchmarking.py; read in PyTorch 2.13).
@@ -39,7 +39,7 @@ def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, 
 
 
 def _times_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
-    """Whether the lookup of tokens is one of the kernels that are timed. GGUF's matrix is read by a kernel of vLLM's."""
+    """Whether the lookup of tokens is one of the kernels that are timed; vLLM's own kernel reads GGUF's matrix."""
     if settings.enforce_eager or settings.warm_start or gpu.is_cpu or not release.times_compiled_kernels:
         return False
     if spec.quantization is not None and spec.quantization.method == "gguf":
