@@ -255,8 +255,8 @@ def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
     if peak.peak_bytes > peak.warm_peak_bytes and settings.kv_cache_memory_bytes is None:
         yield (
             "A first start, which compiles kernels while vLLM measures its peak, has "
-            f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, which finds "
-            "them in its compile cache: --warm-start."
+            f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, "
+            "which finds them in its compile cache: --warm-start."
         )
     if settings.skip_mm_profiling:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."
