@@ -461,6 +461,12 @@ class ServingSettings:
         kind="flag",
         panel=MEMORY_PANEL,
     )
+    warm_start: bool = _knob(
+        False,
+        "A later start with the same settings, which finds its kernels in vLLM's compile cache.",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
     language_model_only: bool = _knob(
         False,
         "Without vision and audio towers, as vLLM's option of the same name.",
