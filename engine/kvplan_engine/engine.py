@@ -170,6 +170,7 @@ class Engine:
         carving = started.carver.carve(config)
         self.memory, self.max_model_len = carving.memory, carving.max_model_len
         runs_ahead = self.device.is_asynchronous if config.async_scheduling is None else config.async_scheduling
+        runs_ahead = runs_ahead and config.speculative_config is None
         self._serving = make_serving(config, started.model, carving, self._stops, runs_ahead)
 
     def touch_blocks(self, num_blocks: int) -> None:
@@ -349,7 +350,20 @@ class Engine:
             "num_steps_ahead": self.serving.loop.num_ahead,
             "num_graph_replays": self.serving.runner.num_graph_replays,
             "longest_stall_seconds": self.serving.output_processor.longest_stall_seconds,
+            **self._draft_stats(),
             "memory": asdict(self.memory),
+        }
+
+    def _draft_stats(self) -> dict[str, Any]:
+        """Counts of drafts under the names of vLLM's metrics; none without speculation, as there."""
+        if self.config.speculative_config is None:
+            return {}
+        counts = self.serving.output_processor.draft_counts
+        return {
+            "spec_decode_num_drafts": counts.num_drafts,
+            "spec_decode_num_draft_tokens": counts.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": counts.num_accepted_tokens,
+            "spec_decode_num_accepted_tokens_per_pos": list(counts.accepted_per_position),
         }
 
     def layout_waste_pct(self) -> float | None:
