@@ -24,6 +24,7 @@ from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.requests.adapter import AdapterKey, LoRARequest
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
+from kvplan_engine.requests.drafts import DraftCounts
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.sampling_params import SamplingParams
@@ -354,11 +355,16 @@ class Engine:
             "memory": asdict(self.memory),
         }
 
+    @property
+    def draft_counts(self) -> DraftCounts:
+        """Which drafts were accepted since the pool was made."""
+        return self.serving.output_processor.draft_counts
+
     def _draft_stats(self) -> dict[str, Any]:
         """Counts of drafts under the names of vLLM's metrics; none without speculation, as there."""
         if self.config.speculative_config is None:
             return {}
-        counts = self.serving.output_processor.draft_counts
+        counts = self.draft_counts
         return {
             "spec_decode_num_drafts": counts.num_drafts,
             "spec_decode_num_draft_tokens": counts.num_draft_tokens,

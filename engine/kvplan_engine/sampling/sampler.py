@@ -7,10 +7,8 @@ with a seed gets the same tokens from the same logits, whatever else runs, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -98,21 +96,35 @@ class Sampler:
             return SampledTokens(best.tolist(), best)
         rows = range(len(plan.sampled)) if plan.logits_rows is None else plan.logits_rows
         if plan.num_draft_tokens:
-            return self._verify(logits, plan.sampled, rows)
+            return self._verify(logits, plan, rows)
         draws = [Draw(row, sequence) for row, sequence in zip(rows, plan.sampled, strict=True)]
         details = self.sample(logits, draws, [sequence.request.stop_ids for sequence in plan.sampled]) if draws else []
         token_ids = [token.token_id for token in details]
         return SampledTokens(token_ids, np.array(token_ids, dtype=np.int64), details)
 
-    def _verify(self, logits: torch.Tensor, sequences: Rows[Sequence], rows: Rows[int]) -> SampledTokens:
-        """Draw behind every draft as well, and keep what ``requests.drafts`` accepts."""
-        draws = [
-            Draw(row + number, sequence, number)
-            for row, sequence in zip(rows, sequences, strict=True)
-            for number in range(1 + len(sequence.draft_token_ids))
-        ]
-        drawn = iter(self.sample(logits, draws, [draw.sequence.request.stop_ids for draw in draws]))
-        return accepted_tokens(sequences, drawn)
+    def _verify(self, logits: torch.Tensor, plan: StepPlan, rows: Rows[int]) -> SampledTokens:
+        """Draw behind the drafts as well, as far as ``requests.drafts`` accepts them."""
+        sequences = plan.sampled
+        if plan.is_plainly_greedy and not plan.needs_token_details:
+            best = self.likeliest(logits).tolist()
+            counts = (1 + len(sequence.draft_token_ids) for sequence in sequences)
+            drawn = (best[row : row + count] for row, count in zip(rows, counts, strict=True))
+            return accepted_tokens(sequences, [list(map(SampledToken, each)) for each in drawn])
+        runs: list[list[SampledToken]] = [[] for _ in sequences]
+        draws = [Draw(row, sequence) for row, sequence in zip(rows, sequences, strict=True)]
+        places = list(range(len(draws)))
+        while draws:  # what is behind a rejected draft need not be drawn
+            tokens = self.sample(logits, draws, [draw.sequence.request.stop_ids for draw in draws])
+            for place, token in zip(places, tokens, strict=True):
+                runs[place].append(token)
+            going = [
+                (place, Draw(draw.row + 1, draw.sequence, draw.num_drafts + 1))
+                for place, draw, token in zip(places, draws, tokens, strict=True)
+                if draw.num_drafts < len(draw.sequence.draft_token_ids)
+                and draw.sequence.draft_token_ids[draw.num_drafts] == token.token_id
+            ]
+            places, draws = [place for place, _ in going], [draw for _, draw in going]
+        return accepted_tokens(sequences, runs)
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """The likeliest token of each row of logits [rows, vocab_size], int64: all that greedy requests need.
@@ -237,13 +249,12 @@ def _passed(cumulative: torch.Tensor, probabilities: torch.Tensor, bits: list[in
     return tokens
 
 
-def accepted_tokens(sequences: Rows[Sequence], drawn: Iterator[SampledToken]) -> SampledTokens:
-    """What each of ``sequences`` gets. drawn: one token behind the last of each and one behind each of its drafts."""
-    runs = []
-    for sequence in sequences:
-        drafts = sequence.draft_token_ids
-        run = list(islice(drawn, 1 + len(drafts)))
-        runs.append(run[: 1 + num_accepted(drafts, [token.token_id for token in run])])
+def accepted_tokens(sequences: Rows[Sequence], drawn: Rows[list[SampledToken]]) -> SampledTokens:
+    """What each of ``sequences`` gets. drawn: what came behind its last token and behind its drafts, in order."""
+    runs = [
+        run[: 1 + num_accepted(sequence.draft_token_ids, [token.token_id for token in run])]
+        for sequence, run in zip(sequences, drawn, strict=True)
+    ]
     token_ids = [run[-1].token_id for run in runs]
     return SampledTokens(token_ids, np.array(token_ids, dtype=np.int64), runs=runs)
 

@@ -13,7 +13,7 @@ Tokens that would end a sequence are never drawn: how long answers are follows f
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -79,8 +79,8 @@ class CapacityRunner:
             range(each.num_tokens + 1 - n, each.num_tokens + 1) for each, n in zip(plan.sampled, counts, strict=True)
         )
         positions = np.fromiter(chain.from_iterable(ends), np.uint64, sum(counts))
-        tokens = self._draw(origins, positions, plan).tolist()
-        return accepted_tokens(plan.sampled, map(SampledToken, tokens))
+        tokens = map(SampledToken, self._draw(origins, positions, plan).tolist())
+        return accepted_tokens(plan.sampled, [list(islice(tokens, count)) for count in counts])
 
     def _draw(self, origins: np.ndarray, positions: np.ndarray, plan: StepPlan) -> np.ndarray:
         tokens = random_tokens(origins, positions, self._vocab_size)
