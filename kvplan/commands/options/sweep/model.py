@@ -75,6 +75,15 @@ class MachineOptions:
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Who proposes tokens that the next step verifies, as vLLM takes it: "
+            '{"method": "ngram", "num_speculative_tokens": 4}.',
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
     device: Annotated[
         str | None,
         typer.Option(help=f"auto, cpu or cuda. Default: {DEFAULTS['device']}.", rich_help_panel=MODEL_PANEL),
