@@ -373,6 +373,7 @@ class ServingSettings:
         example="1",
         minimum=0,
         panel=SPECULATION_PANEL,
+        sweep_axis=SweepAxis(minimum=0, example="0,2,4 or 0..6+2"),
     )
     speculative_method: str | None = _knob(
         None,
