@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def pytest_runtestloop() -> None:
     """Garbage is looked for from now on, but not among what is there: torch, transformers and thousands of tests."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """What is there when a file's fixtures are gone, such as tables that are kept, is not looked at again, either.
+
+    Engines on a device look for garbage whenever a pool goes: among millions of objects that takes seconds.
+    """
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,7 +13,7 @@ from kvplan.fleet.replicas.fleet import Fleet
 from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import PoolLayout, ReplicaSetup
-from kvplan.fleet.requests import FleetRequest, Run
+from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.in_turn import LeastLoaded
 from kvplan.fleet.scaling.cold_start import ColdStart
 from kvplan.fleet.scaling.play import play_policy
@@ -184,7 +184,7 @@ def test_tokens_in_flight_are_tried_where_the_router_counts_them() -> None:
 
 
 def test_what_a_cache_has_is_no_token_in_flight() -> None:
-    runs = (Run(1, 96),)
+    runs = (TokenRun(1, 96),)
     replica = Replica(_SETUP)
     replica.deliver(FleetRequest(0, 0.0, 96, 1, runs), 0.0)
     replica.advance(10.0)
