@@ -114,4 +114,4 @@ _NAMES = TensorNames(
     },
 )
 
-FAMILIES = (Family(("NemotronHForCausalLM",), ("nemotron_h",), read_nemotron_h, _NAMES),)
+FAMILIES = (Family(("NemotronHForCausalLM",), read_nemotron_h, _NAMES),)

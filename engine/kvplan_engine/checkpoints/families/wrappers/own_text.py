@@ -121,11 +121,11 @@ def _changed_layer(layer: Layer, attention_fields: dict[str, Any], shapes: tuple
 
 
 OWN_TEXT = (
-    Family(("AriaForConditionalGeneration",), ("aria",), _aria),
-    Family(("Ernie4_5_VLMoeForConditionalGeneration",), ("ernie4_5_moe_vl",), _ernie_vl),
-    Family(("GLM4VForCausalLM",), (), _glm4v),
-    Family(("InternS1ProForConditionalGeneration",), ("interns1_pro",), _interns1_pro),
-    Family(("MolmoForCausalLM",), ("molmo",), _molmo),
-    Family(("Molmo2ForConditionalGeneration",), ("molmo2",), _molmo2),
-    Family(("MuseSparkForConditionalGeneration",), ("muse_spark",), _muse_spark),
+    Family(("AriaForConditionalGeneration",), _aria),
+    Family(("Ernie4_5_VLMoeForConditionalGeneration",), _ernie_vl),
+    Family(("GLM4VForCausalLM",), _glm4v),
+    Family(("InternS1ProForConditionalGeneration",), _interns1_pro),
+    Family(("MolmoForCausalLM",), _molmo),
+    Family(("Molmo2ForConditionalGeneration",), _molmo2),
+    Family(("MuseSparkForConditionalGeneration",), _muse_spark),
 )
