@@ -1,6 +1,6 @@
 """kvplan: KV-cache capacity planner and profiler for LLM serving. Importing it never imports torch.
 
-api                 the planner for Python: ``kvplan.estimate``, ``plan``, ``explain``, ``models``, ``gpus``
+api                 the planner for Python: ``kvplan.estimate``, ``plan``, ``cache``, ``explain``, ``models``, ``gpus``
 cli, __main__       the program, which imports only the command that is asked for; help_sections: its help in sections;
                     list_words: lists on a command line; completion: values after <TAB>;
                     terminal: sentences in lines as wide as the terminal
@@ -33,10 +33,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvplan.api import Estimate, Explanation, Gpus, Models, Plan, estimate, explain, gpus, models, plan
+    from kvplan.api import (
+        Cache,
+        Estimate,
+        Explanation,
+        Gpus,
+        Models,
+        Plan,
+        TracePlan,
+        cache,
+        estimate,
+        explain,
+        gpus,
+        models,
+        plan,
+    )
 
 __version__ = "0.3.0"
-__all__ = ["Estimate", "Explanation", "Gpus", "Models", "Plan", "estimate", "explain", "gpus", "models", "plan"]
+__all__ = [
+    "Cache",
+    "Estimate",
+    "Explanation",
+    "Gpus",
+    "Models",
+    "Plan",
+    "TracePlan",
+    "cache",
+    "estimate",
+    "explain",
+    "gpus",
+    "models",
+    "plan",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -373,6 +373,7 @@ class ServingSettings:
         example="1",
         minimum=0,
         panel=SPECULATION_PANEL,
+        sweep_axis=SweepAxis(minimum=0, example="0,2,4 or 0..6+2"),
     )
     speculative_method: str | None = _knob(
         None,
@@ -458,6 +459,12 @@ class ServingSettings:
     skip_mm_profiling: bool = _knob(
         False,
         "Size the KV cache without running the vision encoder first, as if it took nothing.",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
+    warm_start: bool = _knob(
+        False,
+        "A later start with the same settings, which finds its kernels in vLLM's compile cache.",
         kind="flag",
         panel=MEMORY_PANEL,
     )

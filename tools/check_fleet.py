@@ -79,10 +79,17 @@ def _hits(trace: Path) -> int:
 
 def _beside_vllm(requests: Sequence[FleetRequest], python: str) -> Iterator[tuple[str, str, Compared]]:
     cases = [
-        Case(_named(name, interval), PoolLayout(groups, num_blocks, retention_interval=interval), seats, budget)
+        Case(
+            _named(name, interval, exports_states=exports),
+            PoolLayout(groups, num_blocks, retention_interval=interval, exports_states=exports),
+            seats,
+            budget,
+        )
         for name, groups in KINDS.items()
         for interval in (0, None)
         if interval == 0 or any(group.kind in ("sliding", "state") for group in groups)
+        for exports in (False, True)
+        if not exports or any(group.kind == "state" for group in groups)
         for seats, budget, num_blocks in SETTINGS
     ]
     for case, record in zip(cases, vllm_records(requests, cases, python), strict=True):
@@ -91,9 +98,11 @@ def _beside_vllm(requests: Sequence[FleetRequest], python: str) -> Iterator[tupl
         yield case.name, settings, compared(play, record)
 
 
-def _named(kind: str, interval: int | None) -> str:
-    """The kind, and whether it is not vLLM's default interval that windows and states are kept at."""
-    return kind if interval == 0 else f"{kind}, no interval"
+def _named(kind: str, interval: int | None, *, exports_states: bool) -> str:
+    """The kind, whether kernels write states on their way, and whether it is not vLLM's default interval that windows
+    and states are kept at."""
+    written = f"{kind}, written on the way" if exports_states else kind
+    return written if interval == 0 else f"{written}, no interval"
 
 
 def _beside_engine(requests: Sequence[FleetRequest]) -> Iterator[tuple[str, str, Compared]]:

@@ -16,10 +16,10 @@ Before all that ``checkpoints`` reads config and weights into a ``description``,
 has, so that the pool's size is known before the first request. ``adapters`` are LoRA's corrections of single sequences;
 ``kernel_checks`` compares each kernel with torch at a first start on a device, ``doctor`` reports that, and
 ``measuring`` finds speeds; ``transformers_backend`` runs models in their class of transformers; ``server`` is `kvplan
-serve`. ``config`` declares every setting as a ``knob``; ``rank_account`` is what a rank takes where that is given, not
-counted; ``errors`` what a user can meet, ``paths`` where sources and caches lie, ``files`` reads what lies there,
-``thread_settings`` the threads of torch's libraries. Rooms only import rooms below them: the order is in
-pyproject.toml.
+serve`; ``speculation`` proposes tokens for a step to verify, where ``speculative_config`` asks for it. ``config``
+declares every setting as a ``knob``; ``rank_account`` is what a rank takes where that is given, not counted; ``errors``
+what a user can meet, ``paths`` where sources and caches lie, ``files`` reads what lies there, ``thread_settings`` the
+threads of torch's libraries. Rooms only import rooms below them: the order is in pyproject.toml.
 """
 
 from importlib import import_module

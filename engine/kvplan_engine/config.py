@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from kvplan_engine.errors import SettingsError
 from kvplan_engine.knob import Knob, Range
 from kvplan_engine.rank_account import RankAccount, read_accounts
+from kvplan_engine.speculative_config import SpeculativeConfig, read_speculative_config
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {
@@ -264,7 +265,19 @@ class EngineConfig:
         reconfigurable=True,
     )
     async_scheduling: bool | None = _knob(
-        None, "start a step before the last one's tokens are read; None: on a GPU", reconfigurable=True
+        None,
+        "start a step before the last one's tokens are read; None: on a GPU, without speculation",
+        reconfigurable=True,
+    )
+    speculative_config: SpeculativeConfig | None = field(
+        default=None,
+        metadata={
+            "knob": Knob(
+                "what proposes tokens that the next step verifies, as vLLM takes it: {'method': 'ngram', "
+                "'num_speculative_tokens': 4}, with prompt_lookup_min and prompt_lookup_max; None: nothing",
+                reconfigurable=True,
+            )
+        },
     )
 
     def __post_init__(self) -> None:
@@ -280,10 +293,20 @@ class EngineConfig:
                 f"group_size {self.group_size} is for weights in groups, and quantization is '{self.quantization}'.",
                 hint="set quantization to one of " + ", ".join(GROUPED_QUANTIZATIONS) + ", or leave group_size out",
             )
+        self._check_speculation()
         self._check_activations()
         self._check_load_format()
         self._check_offload()
         self._check_ranks()
+
+    def _check_speculation(self) -> None:
+        object.__setattr__(self, "speculative_config", read_speculative_config(self.speculative_config))
+        if self.speculative_config is not None and self.async_scheduling:
+            raise SettingsError(
+                "async_scheduling does not go with speculative_config: what a step computes follows from the last "
+                "one's tokens.",
+                hint="leave async_scheduling out",
+            )
 
     def _check_ranks(self) -> None:
         """Refuses what no rank has a part of yet; where ranks' memory is given, nothing has to be divided."""
@@ -356,6 +379,16 @@ class EngineConfig:
     def kv_dtype(self, model_dtype: str) -> str:
         """How K and V of a model in ``model_dtype`` are stored: the name of a torch dtype."""
         return model_dtype if self.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[self.kv_cache_dtype]
+
+    @property
+    def most_drafts(self) -> int:
+        """Most tokens of a sequence that a step verifies."""
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+
+    @property
+    def most_sampled_rows(self) -> int:
+        """Most rows of a step that tokens are drawn behind: one of each sequence, and one of each of its drafts."""
+        return min(self.max_num_seqs * (1 + self.most_drafts), self.max_num_batched_tokens)
 
     @property
     def num_ranks(self) -> int:

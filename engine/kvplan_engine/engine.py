@@ -24,6 +24,7 @@ from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.requests.adapter import AdapterKey, LoRARequest
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
+from kvplan_engine.requests.drafts import DraftCounts
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.sampling_params import SamplingParams
@@ -170,6 +171,7 @@ class Engine:
         carving = started.carver.carve(config)
         self.memory, self.max_model_len = carving.memory, carving.max_model_len
         runs_ahead = self.device.is_asynchronous if config.async_scheduling is None else config.async_scheduling
+        runs_ahead = runs_ahead and config.speculative_config is None
         self._serving = make_serving(config, started.model, carving, self._stops, runs_ahead)
 
     def touch_blocks(self, num_blocks: int) -> None:
@@ -349,7 +351,25 @@ class Engine:
             "num_steps_ahead": self.serving.loop.num_ahead,
             "num_graph_replays": self.serving.runner.num_graph_replays,
             "longest_stall_seconds": self.serving.output_processor.longest_stall_seconds,
+            **self._draft_stats(),
             "memory": asdict(self.memory),
+        }
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        """Which drafts were accepted since the pool was made."""
+        return self.serving.output_processor.draft_counts
+
+    def _draft_stats(self) -> dict[str, Any]:
+        """Counts of drafts under the names of vLLM's metrics; none without speculation, as there."""
+        if self.config.speculative_config is None:
+            return {}
+        counts = self.draft_counts
+        return {
+            "spec_decode_num_drafts": counts.num_drafts,
+            "spec_decode_num_draft_tokens": counts.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": counts.num_accepted_tokens,
+            "spec_decode_num_accepted_tokens_per_pos": list(counts.accepted_per_position),
         }
 
     def layout_waste_pct(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,36 +31,17 @@ from kvplan.commands.options.shared import (
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.commands.printing.caches import print_cache
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
-from kvplan.errors import UsageError
 from kvplan.fleet.tiers.answering import Progress, answer_cache
-from kvplan.fleet.tiers.question import CacheQuestion
+from kvplan.fleet.tiers.asking import CACHE_SETTINGS, DEFAULT_GPU, cache_question
 from kvplan.fleet.tiers.splits import SPLITS
 from kvplan.foreign_text import unguarded
-from kvplan.setting_values import split_list
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, ServingSettings
-from kvplan.units import parse_bytes, parse_tokens, plural
+from kvplan.units import plural
 from kvplan.workload.part import file_part
 
 __all__ = ["LIST_OPTIONS", "cache"]
 
 TIER_PANEL: Final = "Tiers"
-DEFAULT_GPU: Final = "h100"
-_GB: Final = 1e9
-_CACHE_SETTINGS: Final = (
-    "dtype",
-    "quantization",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "enable_expert_parallel",
-    "gpu_memory_utilization",
-    "kv_cache_memory_bytes",
-    "block_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "speculative_model",
-    "num_speculative_tokens",
-)
 
 LIST_OPTIONS: dict[str, Callable[[str], object]] = {
     "--gpu": parse_gpu_count,
@@ -127,7 +108,7 @@ class TierOptions:
 
 
 @takes_groups
-@takes_settings(*_CACHE_SETTINGS)
+@takes_settings(*CACHE_SETTINGS)
 def cache(
     trace: Trace,
     model: Model,
@@ -151,9 +132,16 @@ def cache(
     for option, path in (("--plot", plot), ("--html", html)):
         if path is not None:
             need_extra(f"cache {option}", "report")
-    question = _question(gpu, kv_cache_dtype, max_model_len, tiers, settings, engine)
+    question = cache_question(
+        EngineChoice.parse(engine, known=("vllm",)),
+        settings,
+        gpu=gpu,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        **vars(tiers),
+    )
     spec, measured = resolve_model(model), load_measured(calibration_name(calibration, no_calibration))
-    used = file_part(start=part.start, end=part.end, speed=part.speed, sample=part.sample, trace_unit=part.trace_unit)
+    used = file_part(**vars(part))
     with _progress() as progress:
         answer = answer_cache(trace, spec, question, used, measured, progress)
     left_out = f"{plural(answer.num_left_out, 'request')} longer than --max-model-len left out"
@@ -170,47 +158,6 @@ def cache(
         from kvplan.reports.caches import write_cache_report
 
         write_cache_report(answer, plot, html)
-
-
-def _question(
-    gpus: Sequence[str] | None,
-    kv_cache_dtypes: Sequence[str] | None,
-    max_model_len: str | None,
-    tiers: TierOptions,
-    settings: ServingSettings,
-    engine: str,
-) -> CacheQuestion:
-    read = KNOBS["kv_cache_dtype"].canonical_name
-    return CacheQuestion(
-        gpus=tuple(parse_gpu_count(name) for name in split_list(gpus) or (DEFAULT_GPU,)),
-        engine=EngineChoice.parse(engine, known=("vllm",)),
-        settings=settings,
-        kv_cache_dtypes=tuple(read(name) for name in split_list(kv_cache_dtypes) or ("auto", "fp8")),
-        longest_context=None if max_model_len is None else parse_tokens(max_model_len),
-        num_replicas=tiers.replicas,
-        split=tiers.router,
-        host_bytes=_size("--host-memory", tiers.host_memory),
-        nvme_bytes=_size("--nvme", tiers.nvme),
-        host_bytes_per_second=_bandwidth("--host-bandwidth", tiers.host_bandwidth),
-        nvme_bytes_per_second=_bandwidth("--nvme-bandwidth", tiers.nvme_bandwidth),
-    )
-
-
-def _size(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_bytes(text)
-    except UsageError as error:
-        raise UsageError(f"{option}: {error.message}", hint=error.hint) from error
-
-
-def _bandwidth(option: str, number: float | None) -> float | None:
-    if number is None:
-        return None
-    if not 0 < number < 1e6:
-        raise UsageError(f"{option} must be above 0, got {number:g}.", hint="in GB/s, such as 50")
-    return number * _GB
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,7 +64,7 @@ def doctor(
 def _measure(report: Mapping[str, Any], out: Path | None, sections: str | None) -> None:
     """Says where the file lies. KvplanError where there is nothing to measure."""
     from kvplan.commands.printing.render import say
-    from kvplan.doctor.measure import measure, refuse_unmeasurable
+    from kvplan.doctor.measure import SWEEP, measure, refuse_unmeasurable
     from kvplan.profiling.session import new_directory
     from kvplan.runs.storage.store import free_directory
 
@@ -71,3 +72,8 @@ def _measure(report: Mapping[str, Any], out: Path | None, sections: str | None) 
     folder = new_directory(out) if out else free_directory(Path(f"kvplan-doctor-{time.strftime('%Y%m%d-%H%M%S')}"))
     measured = measure(report, folder, sections)
     say(f"\n{measured.num_rows} figures in {measured.rows}; {measured.page.name} beside it says how to send them.")
+    if measured.profile is not None:
+        sweep = shlex.quote(str(folder / SWEEP))
+        say(f"{measured.profile}: the speeds that its sweep gave. To use them here: kvplan calibrate {sweep}")
+    else:
+        say(f"No speeds were calibrated: {measured.why_none}")

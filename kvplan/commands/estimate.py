@@ -24,7 +24,6 @@ from kvplan.commands.options.estimate_lists import (
     with_pasted_lists,
 )
 from kvplan.commands.options.extras import need_extra
-from kvplan.commands.options.pasted import checkpoint_note, engine_of, pasted_command, with_pasted
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
@@ -38,6 +37,7 @@ from kvplan.commands.options.shared import (
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes, print_sentence
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.pasted_settings import checkpoint_note, engine_of, pasted_command, with_pasted
 from kvplan.estimate.question import ESTIMATE_SETTINGS, Question, answer_question, notes_on, with_kernels
 from kvplan.estimate.shared_gpu import GpuShare, shared_sentence
 from kvplan.estimate.shared_gpu import share_gpu as divide_gpu

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +15,10 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.spec import ModelSpec
-from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.catalog.vllm_models import service_note
 from kvplan.commands.options.fleet_wishes import WishOptions
-from kvplan.commands.options.fleets import FLEET_PANEL, FleetOptions
+from kvplan.commands.options.fleets import FleetOptions
 from kvplan.commands.options.groups import takes_groups
-from kvplan.commands.options.like import PlanQuestion, likened
 from kvplan.commands.options.patterns import PatternOptions
 from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, PlanLoadOptions
 from kvplan.commands.options.settings import takes_settings
@@ -37,13 +34,14 @@ from kvplan.commands.options.shared import (
 )
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.commands.printing.fleet_progress import searching
-from kvplan.commands.printing.fleets import draw_picture, print_fleet, write_page
+from kvplan.commands.printing.fleets import draw_picture, fleet_as_page, print_fleet
 from kvplan.commands.printing.likened import print_unlike
+from kvplan.commands.printing.plan_page import plan_page, write_page
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
-from kvplan.errors import UsageError
 from kvplan.foreign_text import unguarded
 from kvplan.planner.fleets.answering import plan_fleet
+from kvplan.planner.likeness import AskedPlan, likened
 from kvplan.planner.question.asking import PLAN_SETTINGS
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import cheapest_fix
@@ -65,6 +63,7 @@ class PlanFormat(str, Enum):
     compose = "compose"
     kubernetes = "kubernetes"
     helm = "helm"
+    html = "html"
 
 
 Model = Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
@@ -82,7 +81,9 @@ Plot = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(help="Write the fleet for a trace as one page to this file.", rich_help_panel=FLEET_PANEL),
+    typer.Option(
+        help="Write the answer with its pictures as one HTML page to this file.", rich_help_panel=OUTPUT_PANEL
+    ),
 ]
 Explain = Annotated[
     bool,
@@ -94,7 +95,7 @@ Format = Annotated[
     PlanFormat,
     typer.Option(
         "--format",
-        help="Output format; docker, compose, kubernetes and helm start the best deployment.",
+        help="Output format; docker, compose, kubernetes and helm start the best deployment, html is one page.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
@@ -145,13 +146,12 @@ def plan(
     --like keeps the settings of a vLLM command, and tells what would be better without them.
     """
     shown = chosen_format(output_format, as_json=as_json)
-    settings = with_speculative_config(settings, speculative_config)
-    asked = PlanQuestion(model, load, pattern, gpus, formats, settings, engine, trace, fleet=fleet, wishes=wishes)
+    options: dict[str, Any] = {}
+    for group in (load, pattern, trace, fleet, wishes, gpus, formats):
+        options |= vars(group)
+    asked = AskedPlan(model, settings, options, engine, speculative_config)
     kept, notes = (asked, []) if like is None else likened(asked, like)
-    if kept.model is None:
-        raise UsageError("Missing argument 'MODEL'.", hint="name a model, or give a command with --like")
-    request = kept.request()
-    spec = resolve_model(kept.model)
+    spec, request = resolve_model(kept.named_model), kept.request()
     measured = load_measured(calibration_name(calibration, no_calibration))
     if measured_results:
         from kvplan.calibrate.own_server import of_plan, with_results
@@ -163,8 +163,6 @@ def plan(
         said = (*measured.notices, *notes)
         _plan_trace(spec, request, measured, said, shown.value, html, plot, explain=explain)
         return
-    if html is not None:
-        raise UsageError("--html needs a --workload with times.", hint="--plot draws a plan, --format md writes it")
     with _playing(shows=request.thorough) as progress:
         found = make_plan(spec, request, measured, progress)
     version = request.engine.version
@@ -176,11 +174,13 @@ def plan(
         version_note(version),
         service_note(spec.architecture, version),
     )
+    if html is not None and found.deployments:
+        write_page(plan_page(found), html)
     try:
         print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)
     finally:
         if like is not None and shown is PlanFormat.table:
-            free = replace(asked, engine=kept.engine).request(longest=request.longest_context)
+            free = asked.without_command(kept, request.longest_context).request()
             print_unlike(found, make_plan(spec, free, measured))
 
 
@@ -207,7 +207,7 @@ def _plan_trace(
         service_note(spec.architecture, version),
     )
     if html is not None and answer.best is not None:
-        write_page(answer, html)
+        write_page(fleet_as_page(answer, answer.best), html)
     if plot is not None and answer.best is not None:
         draw_picture(answer, plot)
     print_fleet(answer, shown, explain=explain)

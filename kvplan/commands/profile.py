@@ -22,6 +22,7 @@ from kvplan.commands.options.trace import TraceOptions
 from kvplan.foreign_text import printable, unguarded
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import OWN_AXES, Axis
+from kvplan.sweeps.drafting import with_drafts
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def profile(
 
     asked = {**given_options(machine), **given_options(workload), **given_options(trace)}
     given = with_absolute_paths({"model": model, **asked})
-    options = SweepOptions(**given, axes=dict(given_options(settings)))
+    options = SweepOptions(**given, axes=with_drafts(given_options(settings), machine.speculative_config))
     plan = make_profile_plan(options, records_allocations=memory)
     if memory and not plan.records_allocations:
         print_notes("--memory is left out: only a GPU's allocator keeps a history.")

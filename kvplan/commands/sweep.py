@@ -23,6 +23,7 @@ from kvplan.commands.options.sweep.workload import WorkloadOptions
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.errors import UsageError
 from kvplan.sweeps.consent import note_started, refuse_links, refuse_unasked
+from kvplan.sweeps.drafting import with_drafts
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 from kvplan.sweeps.worker.early import EarlyWorker
@@ -79,7 +80,8 @@ def sweep(
             **({} if spread.shard is None else {"shard": spread.shard}),
         }
     )
-    given_axes = {name: ",".join(values) for name, values in given_options(axes).items()}
+    written = {name: ",".join(values) for name, values in given_options(axes).items()}
+    given_axes = with_drafts(written, machine.speculative_config)
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})
         return _resume(resume, given, given_axes, spread, as_json=as_json)

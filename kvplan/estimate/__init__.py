@@ -4,6 +4,7 @@
 A question is a ModelSpec, devices, an engine and one ServingSettings; each engine fills in its own defaults once.
 
 question             one question as people ask it: a GPU's own dtype, ranks of 8xh200, which GPUs have kernels
+pasted_settings      a pasted command's settings, with what is given beside it
 ways_to_fit          what lets a deployment fit that does not, each way tried
 shared_gpu           several models on one GPU: which gpu_memory_utilization each
 known_models         the models known by name, with their main figures

@@ -134,6 +134,7 @@ _OF_VLLM: Final = (
     "cpu_offload_gb",
     "limit_mm_per_prompt",
     "skip_mm_profiling",
+    "warm_start",
     "pp_layer_partition",
     "decode_context_parallel_size",
 )
@@ -249,6 +250,13 @@ def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
         yield (
             "--enforce-eager: a step takes at least the launches of its layers, which are taken as 0.57 ms each; 0.40 "
             "and 0.80 were measured elsewhere."
+        )
+    peak = found.rank.activation
+    if peak.peak_bytes > peak.warm_peak_bytes and settings.kv_cache_memory_bytes is None:
+        yield (
+            "A first start, which compiles kernels while vLLM measures its peak, has "
+            f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, "
+            "which finds them in its compile cache: --warm-start."
         )
     if settings.skip_mm_profiling:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."

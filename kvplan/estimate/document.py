@@ -174,6 +174,7 @@ _OPTIONS: Final = (
     "cpu_offload_gb",
     "limit_mm_per_prompt",
     "skip_mm_profiling",
+    "warm_start",
 )
 """Settings that change what the figures are made of; as asked for, null where the engine decides."""
 

@@ -52,6 +52,7 @@ ESTIMATE_SETTINGS: Final = (
     "enforce_eager",
     "cpu_offload_gb",
     "skip_mm_profiling",
+    "warm_start",
     "max_num_seqs",
     "max_num_batched_tokens",
     "speculative_model",

@@ -22,6 +22,7 @@ PLANNER: Final = "kvplan.zip"
 KNOWN: Final = "known.json"
 """Names for the page's controls: the planner's own answer, so that they are drawn before it has started."""
 _ROOMS: Final = (
+    "api",
     "catalog",
     "commands",
     "estimate",

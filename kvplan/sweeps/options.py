@@ -14,6 +14,7 @@ from kvplan.runs.answers.slo_result import objectives_ms
 from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.settings import option_of
 from kvplan.sweeps.axes import AXES, AxisValue, parse_values
+from kvplan.sweeps.drafting import check_drafting
 from kvplan.sweeps.engine_names import OWN_ENGINE, check_engine
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
@@ -95,6 +96,7 @@ class SweepOptions:
     dummy_layers: str = "full"
     model_impl: str = "auto"
     activation_quantization: str = "none"
+    speculative_config: str | None = None
     engine: str = OWN_ENGINE
     engine_python: str | None = None
     engine_command: str | None = None
@@ -128,6 +130,7 @@ class SweepOptions:
             "leave it out, or --load-format none and --dummy-layers shared",
         )
         self._check_activations()
+        check_drafting(self.axes, self.speculative_config)
         formats = ("auto", "dummy", "none", "safetensors", "gguf")
         check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))
         for name in ("num_prompts", "max_concurrency", "num_runs", "num_prefixes"):
@@ -238,6 +241,7 @@ class SweepOptions:
             "--dummy-layers": self.shares_layers,
             "--model-impl": self.model_impl != "auto",
             "--activation-quantization": self.rounds_activations,
+            "--speculative-config": self.speculative_config is not None,
         }
 
     def _check_activations(self) -> None:

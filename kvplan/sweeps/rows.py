@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import TrialSettings, rate_as_json
+from kvplan.sweeps.drafting import engine_config
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.forecast.prediction import predicted_columns
 from kvplan.sweeps.forecast.under_load import PreparedTrial
@@ -45,6 +47,7 @@ class SweepIdentity:
 
     shares_layers: equal layers use the same dummy weights. implementation: what is expected to compute the model, of
     what model_impl allows; None: nothing is computed.
+    speculative_config: who proposes tokens, as it was written; None: nobody.
     rounded_activations: what weights in few bits are multiplied with is rounded to this; None: it is not.
     engine: what serves, None for kvplan's own. commit: of the checkout that measures, None outside of one.
     has_published_weights: where no format is asked for, the engine is told the size of the weights as they are
@@ -66,6 +69,7 @@ class SweepIdentity:
     rounded_activations: str | None = None
     engine: str | None = None
     commit: str | None = None
+    speculative_config: str | None = None
 
     @property
     def is_counted(self) -> bool:
@@ -120,6 +124,8 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "enable_expert_parallel": settings.enable_expert_parallel,
+        "num_speculative_tokens": settings.num_speculative_tokens if identity.engine is None else None,
+        "speculative_config": _speculative_config(identity, settings),
         "device_memory_bytes": device.memory_bytes,
         "workload": workload.as_text(),
         "num_prompts": workload.num_prompts,
@@ -132,6 +138,13 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
     if settings.kv_cache_dtype == "auto":
         row["kv_cache_dtype"] = prediction.dtype
     return row
+
+
+def _speculative_config(identity: SweepIdentity, settings: TrialSettings) -> str | None:
+    """See the column of this name."""
+    if identity.speculative_config is None or not settings.num_speculative_tokens:
+        return None
+    return json.dumps(engine_config(identity.speculative_config, settings.num_speculative_tokens))
 
 
 def predicted_by_reserve(prepared: PreparedTrial, reserve: Reserve | None) -> Row:

@@ -237,6 +237,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         usd_per_hour=price_per_hour(plan.device),
         engine=None if plan.engine is None else plan.engine.name,
         commit=checkout_commit(),
+        speculative_config=plan.options.speculative_config,
     )
 
 

@@ -24,6 +24,8 @@ from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL
 from kvplan.runs.storage.files import write_whole
 from kvplan.runs.trials import LoadKey, Trial
+from kvplan.sweeps.drafting import AXIS as DRAFTS_AXIS
+from kvplan.sweeps.drafting import engine_config
 from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.hosts import OnEvent
@@ -53,12 +55,14 @@ class EngineSource:
     dummy_layers: str = "full"
     model_impl: str = "auto"
     activation_quantization: str = "none"
+    speculative_config: str | None = None
 
 
 def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, directory: Path) -> EngineSource:
     """The weights' path; for dummy weights, or none, that of the config, which is written into the run directory."""
     weights = None if load_format in ("dummy", COUNTED_FORMAT) else weights_path(options)
-    chosen = {"model_impl": options.model_impl, "activation_quantization": options.activation_quantization}
+    names = ("model_impl", "activation_quantization", "speculative_config")
+    chosen = {name: getattr(options, name) for name in names}
     if weights is not None:
         return EngineSource(str(weights), load_format, spec.vocab_size, **chosen)
     model_directory = (directory / MODEL).resolve()
@@ -215,6 +219,9 @@ def make_order(
         weight_bytes = None
         settings = {name: value for name, value in settings.items() if name not in ("quantization", "group_size")}
         settings |= {"dtype": deployed.dtype, "kv_cache_dtype": deployed.engine_kv_cache_dtype}
+    if num_drafts := settings.pop(DRAFTS_AXIS, 0):
+        assert source.speculative_config is not None, "SweepOptions has checked it"
+        settings["speculative_config"] = engine_config(source.speculative_config, num_drafts)
     return TrialOrder(
         trial_id=prepared.trial.trial_id,
         engine={

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic_sweep import TRUTH, write_sweep
 
+from kvplan.catalog.devices.measured import read_measured
 from kvplan.cli import main
 from kvplan.doctor import measure, session
 from kvplan.doctor.driver import driver_facts
@@ -228,6 +230,23 @@ def test_a_measurement_is_a_file_to_send_and_a_page(monkeypatch: pytest.MonkeyPa
     assert page.startswith("# Thank you")
     assert "132 multiprocessors" in page
     assert ("left out" in page) is (code == 1)
+    assert found.profile is None
+    assert "not calibrated: No sweep was run." in page
+
+
+def test_the_sweep_of_a_measurement_becomes_a_profile_that_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(measure, "COMMAND", (sys.executable, "-c", "import sys; open(sys.argv[2], 'w')"))
+    write_sweep(tmp_path / measure.SWEEP)
+    found = measure.measure(H100, tmp_path)
+    assert found.profile is not None
+    profile = read_measured(found.profile)
+    assert profile.device_name == "Test CPU"
+    assert profile.coefficients["flops"] == pytest.approx(TRUTH.flops, rel=0.1)
+    page = found.page.read_text()
+    assert f"`{found.profile.name}` has the speeds of a sweep" in page
+    assert "kvplan calibrate sweep" in page
 
 
 def test_a_cpu_is_measured_by_other_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,3 +135,28 @@ def test_every_request_sees_what_it_sees_block_by_block(
     assert [_outcome(each) for each in seen] == expected
     assert fleet.replicas[0].kv_usage == 0.0
     assert sum(each.num_hit_tokens for each in seen) > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "budget", "cut_steps", "exported_steps"),
+    [
+        (100, 512, 2, 1),  # 0-96, 96-100
+        (100, 40, 4, 3),  # 0-32, 32-64, 64-96, 96-100
+        (96, 512, 2, 1),  # 0-80, 80-96: the last token is always computed
+        (20, 10, 3, 3),  # 0-10, 10-16, 16-20: no kernel writes a state on its way from within a block
+        (16, 512, 1, 1),
+    ],
+)
+def test_a_prompt_is_not_cut_where_kernels_write_its_state(
+    prompt: int, budget: int, cut_steps: int, exported_steps: int
+) -> None:
+    """Scheduler._mamba_block_aligned_split and is_mamba_prefill_checkpoint_valid of vLLM 0.33.0."""
+    runs = (TokenRun(1, prompt),)
+    requests = [FleetRequest(0, 0.0, prompt, 1, runs), FleetRequest(1, 50.0, prompt, 1, runs)]
+    found = []
+    for exports in (False, True):
+        layout = PoolLayout((FULL[0], CacheGroup("state", 16)), 100, exports_states=exports)
+        _, (first, second) = played(requests, layout, 4, budget)
+        found.append((first.first - first.sent, second.num_hit_tokens))
+    kept = (prompt - 1) // 16 * 16
+    assert found == [(cut_steps, kept), (exported_steps, kept)]

@@ -18,6 +18,7 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.cli import main
+from kvplan.commands.printing.fleets import print_fleet
 from kvplan.errors import KvplanError, UsageError
 from kvplan.fleet.replicas.fleet import FleetPlay, FleetSample
 from kvplan.fleet.replicas.seen import Seen
@@ -73,6 +74,17 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def answer(trace: Path) -> FleetAnswer:
     return plan_fleet(SPEC, question(trace), load_measured(None))
+
+
+def timeless(found: object) -> str:
+    """An answer without the seconds that its search took."""
+    text = found if isinstance(found, str) else json.dumps(found, indent=2)
+    return re.sub(r'played in \d+ s|"search_seconds": [\d.]+', "", text)
+
+
+def printed_fleet(answer: FleetAnswer, capsys: pytest.CaptureFixture[str]) -> str:
+    print_fleet(answer, "table")
+    return capsys.readouterr().out
 
 
 # ---- windows and verdicts
@@ -286,11 +298,29 @@ def test_options_that_cannot_be(
     assert code == 2 and not out and sentence in err and "hint: " in err
 
 
-def test_the_same_file_in_python_is_its_busiest_minutes(trace: Path) -> None:
-    """``kvplan.plan`` reduces it to averages, and says so."""
-    plan = kvplan.plan("llama-3.1-8b", workload=trace, gpu="l40s", slo="ttft:2000")
-    said = " ".join(plan.to_dict()["assumptions"])
-    assert "fleet" not in plan.to_dict() and "this plan counts none of it" in said
+def test_the_same_file_in_python_is_the_commands_answer(
+    answer: FleetAnswer, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``kvplan.plan`` reduced it to its busiest minutes, and played nothing."""
+    options = {"gpu": ["l4", "l40s"], "max_gpus": 16, "window": "20s", "slo": "p90_ttft:1500 p90_tpot:40"}
+    plan = kvplan.plan("llama-3.1-8b", workload=trace, **options)  # type: ignore[arg-type]
+    assert isinstance(plan, kvplan.TracePlan)
+    assert timeless(plan.to_dict()) == timeless(fleet_document(answer))
+    assert timeless(str(plan)) == timeless(printed_fleet(answer, capsys))
+    best = answer.best
+    assert best is not None and plan.windows == best.verdict.windows and plan.best.replicas == plan.replicas
+    assert (plan.router, plan.hit_rate, plan.confidence) == (best.plan.router, best.hit_rate, best.verdict.confidence)
+    assert list(plan.to_frame()["gpu"]) == [each.choice.gpu.id for each in plan.deployments]
+    averages = kvplan.plan("llama-3.1-8b", workload=trace, users=4, gpu="l40s")
+    assert "fleet" not in averages.to_dict()
+
+
+def test_a_fleet_that_nothing_keeps_is_an_answer_in_python(trace: Path) -> None:
+    plan = kvplan.plan("llama-3.1-8b", workload=trace, gpu="l4", max_gpus=1, slo="p90_ttft:1 p90_tpot:40")
+    assert not plan.deployments and "No fleet of at most 1 GPU keeps" in (plan.problem or "")
+    assert str(plan) == ""
+    with pytest.raises(KvplanError, match="No fleet"):
+        _ = plan.best
 
 
 def test_without_a_level_a_readable_speed_is_kept(trace: Path) -> None:
@@ -381,17 +411,37 @@ def test_states_take_a_block_of_all_tokens_that_groups_agree_on_where_prefixes_a
     assert {each.kind for each in plain.groups} == {"fixed", "full"} and not plain.caches_prefixes
 
 
-def a_choice(model: str, settings: ServingSettings = ServingSettings()) -> FleetChoice:
-    """On as many H200 of one node as it can be divided over."""
+@pytest.mark.parametrize(
+    ("model", "gpu", "engine", "exports"),
+    [
+        ("qwen3.5-27b", "h200", "vllm@0.33.0", True),  # FlashInfer's delta rule on Hopper and Blackwell
+        ("qwen3.5-27b", "b200", "vllm@0.33.0", True),
+        ("qwen3.5-27b", "a100", "vllm@0.33.0", False),
+        ("qwen3.5-27b", "h200", "vllm@0.32.0", False),
+        ("nemotron-h-56b", "a100", "vllm@0.32.0", True),  # Mamba 2's kernels anywhere
+        ("llama-3.1-8b", "h200", "vllm@0.33.0", False),
+    ],
+)
+def test_prompts_are_not_cut_where_kernels_write_states_on_their_way(
+    model: str, gpu: str, engine: str, exports: bool
+) -> None:
+    """gdn/qwen_gdn_linear_attn.py and mamba_mixer2.py, get_kv_cache_spec, of 0.32.0 and 0.33.0."""
+    assert a_choice(model, gpu=gpu, engine=engine).setup.pool.exports_states is exports
+
+
+def a_choice(
+    model: str, settings: ServingSettings = ServingSettings(), *, gpu: str = "h200", engine: str = "vllm"
+) -> FleetChoice:
+    """On as many GPUs of one node as it can be divided over."""
     spec = resolve_model(model)
     request = plan_request(
-        EngineChoice("vllm"), settings, request_rate=1.0, input_len="4k", output_len="200", gpu=["h200"], max_gpus=8
+        EngineChoice.parse(engine), settings, request_rate=1.0, input_len="4k", output_len="200", gpu=[gpu], max_gpus=8
     )
     trial = Trial(request, complete(request, spec), load_measured(None))
     formats, _ = formats_asked(spec, request)
-    (gpu,) = trial.gpus
-    layout = trial.layouts(formats[0].weights, gpu, across_nodes=False)[-1]
-    found = fleet_choice(trial, Choice(gpu, layout, formats[0].weights, formats[0].kv_cache_dtype))
+    (profile,) = trial.gpus
+    layout = trial.layouts(formats[0].weights, profile, across_nodes=False)[-1]
+    found = fleet_choice(trial, Choice(profile, layout, formats[0].weights, formats[0].kv_cache_dtype))
     assert found is not None, trial.refusals
     return found
 

@@ -63,3 +63,16 @@ def test_a_spare_replica_is_its_target_more() -> None:
 def test_releases_before_0_9_called_the_gauge_otherwise() -> None:
     assert "gpu_cache_usage_perc" in query(Trigger("kv_usage", 0.7), "m", "0.8.5")
     assert "kv_cache_usage_perc" in query(Trigger("kv_usage", 0.7), "m", "0.9.0")
+
+
+def test_tokens_in_flight_are_llm_ds() -> None:
+    """guides/workload-autoscaling/keda-epp-token-aware of llm-d: no metric of vLLM counts them."""
+    found = policy(Trigger("prompt_tokens", 12000.0), num_spare=1)
+    keda, plain, adapter = documents(found)
+    (trigger,) = keda["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == "sum(llm_d_epp_inflight_tokens) + 12000"
+    assert trigger["metadata"]["threshold"] == "12000"
+    assert plain["spec"]["metrics"][0]["external"]["target"]["averageValue"] == "12000"
+    assert adapter["rules"]["external"][0]["seriesQuery"] == '{__name__="llm_d_epp_inflight_tokens"}'
+    text = scaling_manifests(MODEL, MODEL, "0.33.0", found)
+    assert "2 to 12 replicas by 12,000 prompt tokens" in text and "endpoint picker" in text

@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 
 import kvplan
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, TracedLoad
 from kvplan.load.options import LoadOptions
+from kvplan.planner.answer.document import plan_document
+from kvplan.planner.question.asking import plan_request
+from kvplan.planner.search.plan import make_plan
+from kvplan.settings import ServingSettings
 from kvplan.sweeps.options import SweepOptions
 from kvplan.workload.part import FilePart, file_part
 from kvplan.workload.requests import generate_requests
@@ -162,8 +168,9 @@ def test_a_played_trace_has_its_lengths_and_its_pattern() -> None:
 def test_a_plan_takes_its_load_from_a_trace(tmp_path: Path) -> None:
     options = {"gpu": "h100-sxm", "slo": "ttft:2000 tpot:60"}
     trace = FILES / "mooncake.jsonl"
-    plan = kvplan.plan("llama-3.1-8b", workload=trace, **options)
-    document = plan.to_dict()
+    averages = {"gpu": [options["gpu"]], "slo": [options["slo"]]}
+    request = plan_request(EngineChoice("vllm"), ServingSettings(), workload=trace, **averages)
+    document = plan_document(make_plan(resolve_model("llama-3.1-8b"), request))
     assert document["request"]["requests_per_second"] == pytest.approx(10 / 13.5, rel=1e-3)
     said = " ".join(document["assumptions"])
     assert "timestamps read as milliseconds" in said and "the busiest 5 min" in said

@@ -27,12 +27,14 @@ class Counts:
     prompt_tokens: int
     generation_tokens: int
     finished: int
+    hit_tokens: int
 
     def since(self, before: Counts) -> Counts:
         return Counts(
             self.prompt_tokens - before.prompt_tokens,
             self.generation_tokens - before.generation_tokens,
             self.finished - before.finished,
+            self.hit_tokens - before.hit_tokens,
         )
 
 
@@ -82,7 +84,8 @@ class Served:
         def total(name: str) -> int:
             return int(sum(sample.value for sample in samples if sample.name == f"vllm:{name}_total"))
 
-        return Counts(total("prompt_tokens"), total("generation_tokens"), total("request_success"))
+        names = ("prompt_tokens", "generation_tokens", "request_success", "prefix_cache_hits")
+        return Counts(*[total(name) for name in names])
 
     def post(self, path: str, document: dict[str, Any]) -> Any:
         request = Request(self.url + path, json.dumps(document).encode(), {"Content-Type": "application/json"})

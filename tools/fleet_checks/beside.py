@@ -87,6 +87,7 @@ def _document(requests: Sequence[FleetRequest], case: Case) -> dict[str, Any]:
         "groups": [asdict(group) for group in case.layout.groups],
         "num_blocks": case.layout.num_blocks,
         "retention_interval": case.layout.retention_interval,
+        "exports_states": case.layout.exports_states,
         "max_num_seqs": case.max_num_seqs,
         "max_num_batched_tokens": case.budget,
         "max_model_len": longest(requests) + 8,

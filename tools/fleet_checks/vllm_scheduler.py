@@ -45,10 +45,17 @@ _CONFIG = {
 }
 
 
-def _spec(group: dict[str, Any]) -> Any:
+def _spec(group: dict[str, Any], *, exports_states: bool) -> Any:
     size, kind, window = group["block_size"], group["kind"], group["window_tokens"]
     if kind == "state":
-        return MambaSpec(size, ((16,),), (torch.float32,), mamba_cache_mode="align")
+        return MambaSpec(
+            size,
+            ((16,),),
+            (torch.float32,),
+            mamba_cache_mode="align",
+            num_prefill_checkpoint_blocks=int(exports_states),
+            prefill_checkpoint_alignment=size if exports_states else None,
+        )
     common = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if kind == "sliding":
         return SlidingWindowSpec(size, sliding_window=window, **common)
@@ -86,7 +93,10 @@ def _scheduler(asked: dict[str, Any], folder: Path) -> tuple[Scheduler, int]:
     pool = KVCacheConfig(
         asked["num_blocks"] + 1,  # one stands for blocks that are not there
         [],
-        [KVCacheGroupSpec([f"layer.{number}"], _spec(group)) for number, group in enumerate(groups)],
+        [
+            KVCacheGroupSpec([f"layer.{number}"], _spec(group, exports_states=asked["exports_states"]))
+            for number, group in enumerate(groups)
+        ],
         prefix_cache_retention_interval=asked["retention_interval"],
     )
     cache.num_gpu_blocks = pool.num_blocks

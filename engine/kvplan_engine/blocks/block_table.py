@@ -126,6 +126,18 @@ class BlockTable:
                 table.first = first
                 self.version += 1
 
+    def trim(self, num_tokens: int) -> None:
+        """Give back what lies behind the first ``num_tokens`` tokens, the blocks of drafts that were not accepted."""
+        number = self.end - -(-num_tokens // self._pool.block_size)
+        if number <= 0:
+            return
+        for table in self.groups:
+            if not table.group.is_state:
+                self._pool.free(table.bundles[-number:])
+                del table.bundles[-number:]
+        self._reach(self.end - number)
+        self.version += 1
+
     def _reach(self, end: int) -> None:
         self._pool.num_logical_blocks += end - self.end
         self.end = end

@@ -86,7 +86,8 @@ class ModelRunner:
         if not self.device.is_asynchronous:
             return None
         targets = {name: self.workspace[name] for name in names}
-        targets |= sampled_buffers(self._config.max_num_seqs, self.device.torch_device)
+        num_rows = max(self._config.max_num_seqs, self._config.most_sampled_rows)
+        targets |= sampled_buffers(num_rows, self.device.torch_device)
         return InputStage(self.device, self._model.ops, targets, self.chooser.tokens.chosen)
 
     def _fill_tables(self) -> None:
@@ -104,8 +105,11 @@ class ModelRunner:
         return staged
 
     def _place_draws(self, config: EngineConfig) -> DeviceDraws | None:
-        """What chooses tokens on the device; None where only the sampler does."""
-        if self._model.draws is None:
+        """What chooses tokens on the device; None where only the sampler does.
+
+        It does with speculation: the kernel counts every token that it chooses, accepted or not.
+        """
+        if self._model.draws is None or config.speculative_config is not None:
             return None
         return DeviceDraws(self._model.draws, self.device, self.workspace, self._model.config.vocab_size, config.seed)
 
@@ -187,7 +191,8 @@ class ModelRunner:
         if self._model.adapters is not None and self._adapter_rows is None:
             return ()  # a graph would correct the same rows always
         with_prompts = self._config.cudagraph_mode == "full"
-        num_tokens, num_seqs = self._config.max_num_batched_tokens, self.workspace["logits"].shape[0]
+        num_tokens = self._config.max_num_batched_tokens
+        num_seqs = min(self._config.max_num_seqs, num_tokens)
         return captured_sizes(num_seqs, num_tokens, with_prompts=with_prompts)
 
     @property
@@ -223,7 +228,7 @@ class ModelRunner:
 
     def _graph_of(self, plan: StepPlan) -> GraphSize | None:
         """The captured step for ``plan``; None where there is none."""
-        if self.graphs is None:
+        if self.graphs is None or plan.num_draft_tokens:
             return None
         num_tokens, num_seqs = plan.num_tokens, plan.num_seqs
         has_prompts = num_tokens != num_seqs or not all(item.needs_sampling for item in plan.chunks)

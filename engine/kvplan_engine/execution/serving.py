@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.carving import Carving
 from kvplan_engine.execution.loop.output_processor import OutputProcessor
 from kvplan_engine.execution.loop.step_loop import StepLoop
@@ -18,6 +20,7 @@ from kvplan_engine.requests.request import Request
 from kvplan_engine.requests.stop import StopChecker
 from kvplan_engine.scheduling.scheduler import Scheduler
 from kvplan_engine.scheduling.statistics import count_step
+from kvplan_engine.speculation.proposer import NgramProposer, Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def make_serving(
         config, carving.max_model_len, pool, prefix_cache, offload.preemption, offload.tiers, offload.log
     )
     requests: dict[str, Request] = {}
-    output_processor = OutputProcessor(scheduler, stops, requests, carving.max_model_len)
+    output_processor = OutputProcessor(scheduler, stops, requests, carving.max_model_len, config.most_drafts)
     loop = StepLoop(
         scheduler,
         carving.runner,
@@ -54,5 +57,19 @@ def make_serving(
         output_processor,
         partial(count_step, scheduler, memory.block_bytes),
         runs_ahead=runs_ahead,
+        proposer=_make_proposer(config, carving.layout),
     )
     return Serving(carving.runner, prefix_cache, offload, scheduler, requests, output_processor, loop)
+
+
+def _make_proposer(config: EngineConfig, layout: KvLayout) -> Proposer | None:
+    """Who proposes drafts; None where nobody does. EngineError for a model whose steps cannot be taken back."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return None
+    if layout.has_states:
+        raise EngineError(
+            "speculative_config does not go with a model that keeps states, which no rejected token can leave again.",
+            hint="leave speculative_config out, or use a model whose layers all attend",
+        )
+    return NgramProposer(speculative)

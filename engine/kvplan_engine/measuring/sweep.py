@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -32,17 +33,25 @@ _DRY_AXES = {
 
 
 def measure_sweep(bench: Bench) -> None:
-    """Four axes with their out-of-memory boundaries, as far as the time goes; every row predicted beforehand."""
+    """Four axes with their out-of-memory boundaries, as far as the time goes; every row predicted beforehand.
+
+    The sweep's own directory is kept beside the rows: speeds are calibrated from it.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) / "sweep"
+        directory = Path(folder) / "sweep" if bench.out is None else _new_beside(bench.out)
         started = time.perf_counter()
         ended = run_sweep(bench, Path(folder), directory)
         seconds = time.perf_counter() - started
         lines = (directory / "trials.jsonl").read_text().splitlines()
-    rows = [json.loads(line)["row"] for line in lines]
-    if bench.out is not None:
-        bench.out.with_suffix(".sweep.jsonl").write_text("\n".join(lines) + "\n")
-    add_predictions(bench, rows, seconds, ended)
+    add_predictions(bench, [json.loads(line)["row"] for line in lines], seconds, ended)
+
+
+def _new_beside(rows: Path) -> Path:
+    """The directory ``sweep`` beside ``rows``; an earlier measurement's goes."""
+    directory = rows.parent / "sweep"
+    if (directory / "trials.jsonl").is_file():
+        shutil.rmtree(directory)
+    return directory
 
 
 def run_sweep(bench: Bench, folder: Path, directory: Path) -> str:

@@ -66,7 +66,7 @@ class BufferSpec:
 
 
 def workspace_buffers(
-    model: ModelDescription, dtype: str, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+    model: ModelDescription, dtype: str, *, max_num_batched_tokens: int, num_sampled_rows: int, max_model_len: int
 ) -> list[BufferSpec]:
     """Every buffer of the largest step that the settings allow, but for those of ``index_buffers``.
 
@@ -74,14 +74,13 @@ def workspace_buffers(
     for each Rope of the model's layers is called "rope", "rope.1" ... (see ``rope_tables``).
     """
     tokens = max_num_batched_tokens
-    seqs = min(max_num_seqs, tokens)
     buffers = [
         BufferSpec("hidden", (tokens, model.hidden_size), dtype),
         BufferSpec("normed", (tokens, model.hidden_size), dtype),
         BufferSpec("delta", (tokens, model.hidden_size), dtype),
         BufferSpec("scratch", (tokens, scratch_columns(model)), dtype),
-        BufferSpec("last_hidden", (seqs, model.hidden_size), dtype),
-        *sampling_buffers(model, dtype, max_num_seqs=seqs),
+        BufferSpec("last_hidden", (num_sampled_rows, model.hidden_size), dtype),
+        *sampling_buffers(model, dtype, num_rows=num_sampled_rows),
     ]
     if model.layer_inputs is not None:
         buffers.append(BufferSpec("layer_inputs", (tokens, layer_input_columns(model)), dtype))
@@ -93,14 +92,14 @@ def workspace_buffers(
     return buffers
 
 
-def sampling_buffers(model: ModelDescription, dtype: str, *, max_num_seqs: int) -> list[BufferSpec]:
-    """What follows the layers of a step of ``max_num_seqs`` sequences: all of its buffers where others compute them."""
-    rows = min(max_num_seqs, SAMPLER_ROWS)
+def sampling_buffers(model: ModelDescription, dtype: str, *, num_rows: int) -> list[BufferSpec]:
+    """What follows the layers of a step that samples ``num_rows`` rows: all its buffers where others compute them."""
+    rows = min(num_rows, SAMPLER_ROWS)
     shards = []
     if model.num_ranks > 1:
-        shards = [BufferSpec(SHARDS, (model.num_ranks, max_num_seqs, model.vocab_rows), dtype)]
+        shards = [BufferSpec(SHARDS, (model.num_ranks, num_rows, model.vocab_rows), dtype)]
     return [
-        BufferSpec(LOGITS, (max_num_seqs, model.vocab_size), dtype),
+        BufferSpec(LOGITS, (num_rows, model.vocab_size), dtype),
         BufferSpec("sampler", (rows * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
         *shards,
     ]

@@ -46,13 +46,12 @@ def _own_buffers(
 ) -> list[BufferSpec]:
     index_buffers = step_index_buffers(config, layout, max_model_len)
     if not is_native:
-        seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        return sampling_buffers(model, dtype, max_num_seqs=seqs) + index_buffers
+        return sampling_buffers(model, dtype, num_rows=config.most_sampled_rows) + index_buffers
     computing = workspace_buffers(
         model,
         dtype,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
+        num_sampled_rows=config.most_sampled_rows,
         max_model_len=max_model_len,
     )
     return [*computing, *index_buffers]

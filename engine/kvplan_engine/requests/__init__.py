@@ -12,6 +12,8 @@
     stop              when a sequence ends
     detokenizer       tokens to text, piece by piece, with stop strings
     token_counts      occurrences of tokens, for penalties
+    ngrams            where the end of a sequence has stood in it before
+    drafts            which drafts are accepted, and how many were
     beams             beam search: how the beams of a prompt are ranked
     outputs           what a step and a finished request return
     stats             counts and times of a step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import count
 
@@ -14,6 +15,7 @@ from kvplan_engine.blocks.transfers import SwappedGroup
 from kvplan_engine.requests.adapter import AdapterKey
 from kvplan_engine.requests.beams import BeamGroup
 from kvplan_engine.requests.detokenizer import Detokenizer
+from kvplan_engine.requests.ngrams import NgramIndex
 from kvplan_engine.requests.prompt_logprobs import PromptLogprobs
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
@@ -93,12 +95,14 @@ def _kv_salt(adapter: AdapterKey | None, cache_salt: str | None) -> bytes:
 class ScheduledSequence:
     """In a step, ``num_new_tokens`` tokens of ``sequence`` are computed, from its ``num_computed_tokens`` on.
 
-    needs_sampling: the step reaches the sequence's last token, so its successor can be chosen.
+    needs_sampling: the step reaches the sequence's last token, so its successor can be chosen. num_drafts: of the
+    tokens, how many are drafts behind that.
     """
 
     sequence: Sequence
     num_new_tokens: int
     needs_sampling: bool
+    num_drafts: int = 0
 
 
 _sequence_numbers = count()
@@ -138,6 +142,8 @@ class Sequence:
     ``token_ids`` are the tokens whose values are known; ``num_tokens`` also counts those on their way, which a step
     that has already started will choose. What a step computes follows from counts, not values. A decoding sequence
     follows a clock: each tick adds one to both counts.
+
+    draft_token_ids: what the next step computes behind the last token; they are the sequence's once they are accepted.
     """
 
     __slots__ = (
@@ -147,6 +153,7 @@ class Sequence:
         "block_hashes",
         "cumulative_logprob",
         "detokenizer",
+        "draft_token_ids",
         "finish_reason",
         "has_shared_tail",
         "high_water_tokens",
@@ -154,6 +161,7 @@ class Sequence:
         "last_token_seconds",
         "logprobs",
         "max_num_tokens",
+        "ngrams",
         "num_prompt_tokens",
         "num_registered_blocks",
         "number",
@@ -180,6 +188,7 @@ class Sequence:
         self.max_num_tokens = sys.maxsize  # the length at which it ends
         self.table = table
         self.has_shared_tail = False
+        self.draft_token_ids: Rows[int] = ()
         self.block_hashes: list[BlockHash] = []
         self.num_registered_blocks = 0
         self.last_token_seconds: float | None = None  # None: no token since it last started or resumed
@@ -191,6 +200,7 @@ class Sequence:
         # created when needed, from the tokens alone, so a fork creates its own
         self.detokenizer: Detokenizer | None = None
         self.token_counts: TokenCounts | None = None
+        self.ngrams: NgramIndex | None = None
         self.cumulative_logprob = 0.0
         self.logprobs: list[dict[int, float]] = []
 
@@ -229,8 +239,9 @@ class Sequence:
 
     @property
     def num_drawn_tokens(self) -> int:
-        """Generated tokens before the one that is being chosen, known or not."""
-        return self.num_tokens - self.num_prompt_tokens - (1 if self.num_pending_tokens else 0)
+        """Generated tokens before the one that is being chosen, the first where it has drafts; known or not."""
+        num_chosen = 1 + len(self.draft_token_ids) if self.num_pending_tokens else 0
+        return self.num_tokens - self.num_prompt_tokens - num_chosen
 
     def append_token(self, token_id: int) -> None:
         """Append a token that no step has counted: a search chooses how its beams continue."""

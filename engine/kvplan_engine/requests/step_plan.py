@@ -21,14 +21,15 @@ class StepPlan:
     fresh_rows: rows of ``decodes`` that held a different sequence in the last plan; all others hold the same one,
     advanced by a token. grown_rows, grown_blocks: rows of ``decodes`` whose table has got a block, and these blocks.
     has_adapters: some of the running sequences have one.
-    chunks: everything else: pieces of prompts, and sequences that do not decode in a row. transfers: carried out in
-    this order before the step writes.
+    chunks: everything else: pieces of prompts, and sequences that do not decode in a row. num_draft_tokens: of their
+    tokens. transfers: carried out in this order before the step writes.
 
     Filled in by ``Scheduler.commit``, which also forks the samples of completed prompts:
-    sampled: the sequences that get a token. logits_rows: the row of the logits that each of them draws from; None if
-    it is their own. ending: the rows of ``sampled`` whose token is their last, by length. stop_ids: the tokens that
-    may end one of them. has_stop_strings: so may the text of some. needs_token_details: some report log-probabilities.
-    is_plainly_greedy: all of them get their likeliest token and nothing else.
+    sampled: the sequences that get a token. logits_rows: the row of the logits that each of them draws from, the first
+    of several where it has drafts; None if it is their own. ending: the rows of ``sampled`` whose token is their last,
+    by length. stop_ids: the tokens that may end one of them. has_stop_strings: so may the text of some.
+    needs_token_details: some report log-probabilities. is_plainly_greedy: all of them get their likeliest token and
+    nothing else.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -39,6 +40,7 @@ class StepPlan:
     chunks: list[ScheduledSequence] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     num_tokens: int = 0
+    num_draft_tokens: int = 0
     num_preempted: int = 0
     has_adapters: bool = False
     sampled: list[Sequence] = field(default_factory=list)
@@ -64,7 +66,11 @@ class StepPlan:
         return len(self.decodes) + len(self.chunks)
 
     def add(self, sequence: Sequence, num_new_tokens: int) -> None:
-        """Append a chunk."""
-        reaches_end = sequence.num_computed_tokens + num_new_tokens == sequence.num_tokens
-        self.chunks.append(ScheduledSequence(sequence, num_new_tokens, reaches_end))
+        """Append a chunk. Drafts that it does not reach are dropped."""
+        num_behind = sequence.num_computed_tokens + num_new_tokens - sequence.num_tokens
+        num_drafts = max(num_behind, 0)
+        if sequence.draft_token_ids:
+            sequence.draft_token_ids = sequence.draft_token_ids[:num_drafts]
+        self.chunks.append(ScheduledSequence(sequence, num_new_tokens, num_behind >= 0, num_drafts))
         self.num_tokens += num_new_tokens
+        self.num_draft_tokens += num_drafts

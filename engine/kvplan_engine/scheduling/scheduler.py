@@ -27,6 +27,8 @@ Blocks are hashed when the tokens in them are known: in the step after they beca
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
 from kvplan_engine.blocks.block_table import BlockTable, grow_each
 from kvplan_engine.blocks.pool_check import check_pool
@@ -227,8 +229,9 @@ class Scheduler:
         """Blocks for the sequences that do not decode; which these are, and how many tokens each computes."""
         budget = self.config.max_num_batched_tokens - len(self.running.decoding)
         chunks = []
-        for sequence in tuple(self.running.others):
-            num_new_tokens = min(_num_missing(sequence), budget)
+        others = sorted(self.running.others, key=lambda sequence: not sequence.draft_token_ids)  # before any prompt
+        for sequence in others:
+            num_new_tokens = min(_num_missing(sequence) + len(sequence.draft_token_ids), budget)
             num_new_tokens = self._reservation.chunk(sequence, sequence.num_computed_tokens, num_new_tokens)
             if num_new_tokens and self._try_reserve(sequence, num_new_tokens, plan):
                 chunks.append((sequence, num_new_tokens))
@@ -258,6 +261,7 @@ class Scheduler:
         self.num_preemptions += 1
         sequence.request.num_preemptions += 1
         sequence.last_token_seconds = None
+        sequence.draft_token_ids = ()
         if sequence.num_computed_tokens == sequence.num_tokens:
             self._park(sequence)
             return
@@ -297,6 +301,7 @@ class Scheduler:
             else:
                 self._leave_swap_space(sequence)
             sequence.last_token_seconds = None
+            sequence.draft_token_ids = ()
             self._forget_computed(sequence)
             sequence.status = SequenceStatus.WAITING
             self.waiting.appendleft(sequence)
@@ -332,23 +337,52 @@ class Scheduler:
         plan.is_plainly_greedy = not running.num_not_plainly_greedy
 
     def _commit_chunks(self, plan: StepPlan) -> None:
-        sampled = [item.sequence for item in plan.chunks if item.needs_sampling]
+        first = num_rows = len(plan.decodes)
+        sampled: list[Sequence] = []
+        rows = list(range(first))
         for item in plan.chunks:
             item.sequence.num_computed_tokens += item.num_new_tokens
-        rows, first = list(range(len(plan.decodes) + len(sampled))), len(plan.decodes)
-        for row, sequence in enumerate(tuple(sampled), start=first):
+            if item.needs_sampling:
+                sampled.append(item.sequence)
+                rows.append(num_rows)
+                num_rows += 1 + item.num_drafts
+        for row, sequence in zip(rows[first:], tuple(sampled), strict=True):
             forks = [self.fork(sequence) for _ in range(num_forks(sequence))]
             sampled += forks
             rows += [row] * len(forks)
         for row, sequence in enumerate(sampled, start=first):
             if sequence.request.beams is None:
-                sequence.num_tokens += 1
+                sequence.num_tokens += 1 + len(sequence.draft_token_ids)  # until it is known which are accepted
                 if sequence.num_tokens >= sequence.max_num_tokens:
                     plan.ending.append(row)
         plan.sampled = plan.decodes + sampled
         plan.known = plan.known + [sequence.token_ids for sequence in sampled]
-        if len(rows) > first + sum(item.needs_sampling for item in plan.chunks):
+        if len(rows) > num_rows or plan.num_draft_tokens:
             plan.logits_rows = rows
+
+    # ---- drafts
+
+    def propose(self, sequence: Sequence, token_ids: Rows[int]) -> None:
+        """Let the next step compute ``token_ids`` behind the last token of ``sequence``, which runs.
+
+        As far as it may grow: in vLLM too that is the longest length of all, and not its request's.
+        """
+        sequence.draft_token_ids = token_ids[: max(self.max_model_len - sequence.num_tokens - 1, 0)]
+        if sequence.draft_token_ids and sequence.row >= 0:
+            self.running.stop_decoding(sequence)
+
+    def settle(self, sequence: Sequence, num_accepted: int) -> None:
+        """Of the drafts of ``sequence`` that a committed step computed, the first ``num_accepted`` are its tokens.
+
+        The others' KV is as if it had never been computed, and blocks that hold nothing else are given back.
+        """
+        num_rejected = len(sequence.draft_token_ids) - num_accepted
+        sequence.draft_token_ids = ()
+        sequence.num_tokens -= num_rejected
+        sequence.num_computed_tokens -= num_rejected
+        self.running.num_tokens -= num_rejected
+        if not self.config.reserves_all:
+            sequence.table.trim(sequence.num_computed_tokens)
 
     def _count_recomputed(self, plan: StepPlan) -> None:
         for item in plan.chunks:
@@ -398,4 +432,5 @@ def _can_decode(sequence: Sequence) -> bool:
     """Whether ``sequence`` computes one token in this step and in every one that follows, in blocks of its own."""
     is_prompt_computed = sequence.num_computed_tokens >= sequence.num_prompt_tokens
     is_sampled = is_prompt_computed and sequence.request.beams is None
-    return is_sampled and _num_missing(sequence) == 1 and not sequence.has_shared_tail
+    is_plain = not sequence.has_shared_tail and not sequence.draft_token_ids
+    return is_sampled and _num_missing(sequence) == 1 and is_plain

@@ -150,7 +150,11 @@ class Reply(_Message):
 
 
 class Stats(_Message):
-    """Queues, blocks and counters after a step; see StepStats and ``Engine.get_stats``. Counters since the pool."""
+    """Queues, blocks and counters after a step; see StepStats and ``Engine.get_stats``. Counters since the pool.
+
+    num_drafts, num_draft_tokens, num_accepted_tokens, accepted_per_position: see DraftCounts; the last is empty without
+    speculation.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -165,6 +169,10 @@ class Stats(_Message):
     num_blocked_admissions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = []
     num_scheduled_tokens: int = 0
     step_seconds: float = 0.0
 
@@ -213,7 +221,8 @@ class PromptLogprobsMessage(_Message):
 class Step(_Message):
     """A step's tokens: ``tokens[i]`` is for ``answers[i]``. seconds: the monotonic clock when they were known.
 
-    was_step: False where only the stats are new. logprobs: of the answers that asked for them, in any order.
+    An answer may get several, accepted drafts, in the order of its text. was_step: False where only the stats are new.
+    logprobs: of the answers that asked for them, of one the first token's first.
     """
 
     seconds: float

@@ -26,12 +26,12 @@ class GpuProfile:
     """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
 
     Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
-    a CPU). ``nvlink_gpus``: how many GPUs NVLink switches join: those of a node, or of a rack of nodes.
-    ``network_bytes_per_second``: one GPU's share of what leaves them. ``bridged_gpus``: cards whose NVLink needs a
-    bridge, and how many one joins; None where it needs none. The bridge is sold apart: ``has_bridge`` says that it is
-    there. ``peer_access``: whether cards read each other's memory over PCIe. ``part_of``: of a MIG slice, the id of its
-    GPU. ``rented_as``: the cloud's instance that it stands in, whose GPUs are those of a node. ``sources`` maps a
-    field's name to where it was found.
+    a CPU). ``l2_cache_bytes`` is 0 where it is not known. ``nvlink_gpus``: how many GPUs NVLink switches join: those of
+    a node, or of a rack of nodes. ``network_bytes_per_second``: one GPU's share of what leaves them. ``bridged_gpus``:
+    cards whose NVLink needs a bridge, and how many one joins; None where it needs none. The bridge is sold apart:
+    ``has_bridge`` says that it is there. ``peer_access``: whether cards read each other's memory over PCIe.
+    ``part_of``: of a MIG slice, the id of its GPU. ``rented_as``: the cloud's instance that it stands in, whose GPUs
+    are those of a node. ``sources`` maps a field's name to where it was found.
     """
 
     id: str
@@ -57,6 +57,7 @@ class GpuProfile:
     part_of: str | None = None
     rented_as: str | None = None
     peer_access: bool = True
+    l2_cache_bytes: int = 0
 
     @property
     def is_cpu(self) -> bool:

@@ -186,7 +186,8 @@ def _read_file(path: Path) -> list[GpuProfile]:
 
 def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile:
     links = entry["interconnect"]
-    sourced = {name: entry[name] for name in ("memory_bytes", "memory_bandwidth", "dense_flops")} | dict(links)
+    numbers = ("memory_bytes", "memory_bandwidth", "dense_flops", "l2_cache_bytes")
+    sourced = {name: entry[name] for name in numbers if name in entry} | dict(links)
     price = entry.get("price")
     memory_bytes = int(entry["memory_bytes"]["value"])
     if memory_bytes < GIB:
@@ -208,6 +209,7 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         or ASSUMED_NODE_NETWORK_BYTES_PER_SECOND / int(entry["max_gpus_per_node"]),
         max_gpus_per_node=int(entry["max_gpus_per_node"]),
         nvlink_gpus=int(links.get("nvlink_gpus", {"value": entry["max_gpus_per_node"]})["value"]),
+        l2_cache_bytes=int(entry["l2_cache_bytes"]["value"]) if "l2_cache_bytes" in entry else 0,
         peer_access=bool(links.get("peer_access", {"value": True})["value"]),
         unified_memory=bool(entry.get("unified_memory", False)),
         price=GpuPrice(price["usd_per_hour"], price["date"], price["source"]) if price else None,

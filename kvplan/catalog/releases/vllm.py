@@ -59,6 +59,7 @@ class VllmRelease:
     samples_with_flashinfer: bool
     requires_flashinfer: bool
     warms_native_sampler: bool
+    times_compiled_kernels: bool
     float_vision_rotary: bool
     keeps_reduced_tensors: bool
     awq_keeps_partial_sums: bool

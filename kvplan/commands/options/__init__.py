@@ -10,7 +10,5 @@ fleet_wishes     prefill and decode apart, replicas that come and go
 trace            which part of a workload's file is used, and how it is read
 sweep/           the options of `sweep`, by what they set
 estimate_lists   several models, contexts and formats in one `estimate`
-like             the question of `plan --like`
-pasted           a pasted `vllm serve` in the place of a model and options
 extras           a hint where a command's packages are not installed
 """

@@ -17,7 +17,7 @@ def print_cache(answer: CacheAnswer, form: str) -> None:
     if form == "json":
         print_json(cache_document(answer))
     elif form == "csv":
-        print_csv([_csv_row(layout, tier) for layout in answer.layouts for tier in (layout.in_pool, *layout.tiers)])
+        print_csv(csv_rows(answer))
     else:
         _print_people(answer, as_markdown=form == "md")
 
@@ -66,6 +66,11 @@ def _row(answer: CacheAnswer, layout: LayoutAnswer, tier: TierWorth) -> tuple[st
     verdict = "the engine's own" if is_pool else tier.verdict + (f", {word}" if tier is layout.asked else "")
     share = f"{100 * layout.share(tier.num_tokens):.1f}"
     return (name, share, f"{100 * tier.best_share:.1f}", *shown, verdict)
+
+
+def csv_rows(answer: CacheAnswer) -> list[dict[str, object]]:
+    """Return a row for each tier of each curve, as ``--format csv`` has them."""
+    return [_csv_row(layout, tier) for layout in answer.layouts for tier in (layout.in_pool, *layout.tiers)]
 
 
 def _csv_row(layout: LayoutAnswer, tier: TierWorth) -> dict[str, object]:

@@ -36,6 +36,12 @@ from kvplan.workload.files import span_text, survey_file
 _MOST_WINDOWS = 24
 
 
+def print_fleet_text(answer: FleetAnswer, *, explain: bool = False) -> None:
+    """The best fleet as people read it; nothing where no fleet keeps the level."""
+    if answer.best is not None:
+        _print_text(answer, answer.best, as_page=False, explain=explain)
+
+
 def print_fleet(answer: FleetAnswer, output_format: str, *, explain: bool = False) -> None:
     """The whole answer in ``output_format``. KvplanError, with what came nearest, where no fleet keeps the level."""
     deployments, model_id = answer.plan.deployments, answer.plan.spec.served_id
@@ -49,6 +55,8 @@ def print_fleet(answer: FleetAnswer, output_format: str, *, explain: bool = Fals
             _print_scaling(answer, "---")
         if answer.best is not None and (balancer := balancer_of(answer.best)) is not None:
             print_notes(f"these replicas were played behind another router than the manifest has: {balancer}")
+    elif output_format == "html" and answer.best is not None:
+        say(fleet_as_page(answer, answer.best), end="")
     elif answer.best is not None:
         _print_text(answer, answer.best, as_page=output_format == "md", explain=explain)
     if answer.best is None:
@@ -302,11 +310,8 @@ def draw_picture(answer: FleetAnswer, path: Path) -> None:
     draw_fleet(answer, path)
 
 
-def write_page(answer: FleetAnswer, path: Path) -> None:
+def fleet_as_page(answer: FleetAnswer, best: Played) -> str:
     """The answer as one page."""
     from kvplan.planner.answer.fleet_page import fleet_page
 
-    try:
-        path.write_text(fleet_page(answer, [*answer_lines(answer, answer.best)] if answer.best else []), "utf-8")
-    except OSError as error:
-        raise KvplanError(f"{path} cannot be written: {error.strerror}.", hint="give another path to --html") from error
+    return fleet_page(answer, [*answer_lines(answer, best)])

@@ -12,7 +12,7 @@ from kvplan.planner.search.rule_of_thumb import users_by_rule
 from kvplan.units import format_gib
 
 _SHOWN = 8
-_HEAD = ("deployment", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "tok/s", "$/h", "$/Mtok out", "sure")
+DEPLOYMENT_HEAD = ("deployment", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "tok/s", "$/h", "$/Mtok out", "sure")
 _MEMORY_HEAD = (
     "deployment", "weights", "KV", "weights GiB", "KV pool GiB", "at ctx-avg", "at ctx-max", "by rule", "step tokens",
     "limit",
@@ -29,11 +29,22 @@ def shown(found: Plan) -> list[Deployment]:
 
 def print_deployments(deployments: Sequence[Deployment], *, as_markdown: bool = False) -> None:
     """What each gives and costs, by the middle of what is expected."""
-    rows = [_row(each) for each in deployments]
+    rows = deployment_rows(deployments)
     if as_markdown:
-        print_markdown(_HEAD, rows)
+        print_markdown(DEPLOYMENT_HEAD, rows)
     else:
-        print_table(None, _HEAD, rows)
+        print_table(None, DEPLOYMENT_HEAD, rows)
+
+
+def deployment_rows(deployments: Sequence[Deployment]) -> list[tuple[str, ...]]:
+    """A row for each, below ``DEPLOYMENT_HEAD``."""
+    return [_row(each) for each in deployments]
+
+
+def full_name(deployment: Deployment) -> str:
+    """``2 x l40s, tp 2, fp8 KV``: with the formats that are not as published."""
+    formats = formats_text(deployment)
+    return f"{deployment.name}, {formats}" if formats else deployment.name
 
 
 def print_memory(found: Plan, deployments: Sequence[Deployment]) -> None:
@@ -55,10 +66,9 @@ def confidence_text(deployment: Deployment) -> str:
 
 
 def _row(deployment: Deployment) -> tuple[str, ...]:
-    formats = formats_text(deployment)
     cost = deployment.middle_usd_per_million_output_tokens()
     return (
-        f"{deployment.name}, {formats}" if formats else deployment.name,
+        full_name(deployment),
         _milliseconds(deployment, "ttft", "p50"),
         _milliseconds(deployment, "ttft", "p99"),
         _milliseconds(deployment, "tpot", "p50"),

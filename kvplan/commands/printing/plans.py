@@ -56,6 +56,8 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         print_csv([plan_row(each, found.spec.served_id, found.request.api_price) for each in found.deployments])
     elif output_format == "md" and found.deployments:
         _print_markdown(found)
+    elif output_format == "html":
+        _print_page(found)
     elif output_format in MANIFESTS and found.deployments:
         say(MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
@@ -67,6 +69,14 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         draw_plan(found, plot)
     if not found.deployments:
         raise nothing_serves(found, fix)
+
+
+def _print_page(found: Plan) -> None:
+    """One HTML page; nothing where nothing serves the load, which the error says."""
+    from kvplan.commands.printing.plan_page import plan_page
+
+    if found.deployments:
+        say(plan_page(found), end="")
 
 
 def _print_markdown(found: Plan) -> None:
@@ -83,7 +93,7 @@ def _print_markdown(found: Plan) -> None:
         say("\nWith other formats:\n")
         print_deployments([each.deployment for each in found.alternatives], as_markdown=True)
     say()
-    for note in _assumptions(found, explain=False):
+    for note in assumptions(found, explain=False):
         say(f"- {as_markdown(note)}")
 
 
@@ -134,7 +144,7 @@ def print_plan(found: Plan, *, explain: bool = False) -> None:
         for gpu_id, sentence in left_out(found).items():
             print_sentence(f"not on {gpu_id}: {sentence}")
     say()
-    for note in _assumptions(found, explain=explain):
+    for note in assumptions(found, explain=explain):
         print_sentence(note)
     if explain:
         _print_more(found)
@@ -142,7 +152,7 @@ def print_plan(found: Plan, *, explain: bool = False) -> None:
 
 def answer_lines(found: Plan, best: Deployment) -> Iterator[str]:
     """What to rent, what it gives, what it costs and how sure that is."""
-    yield f"{rent_text(best)} for {_load_text(found)} of {found.spec.title}."
+    yield f"{rent_text(best)} for {load_text(found)} of {found.spec.title}."
     yield f"Gives {_times_text(best)}."
     yield f"{_cost_text(best, found)}{_confidence_sentence(found, best)}"
 
@@ -159,7 +169,8 @@ def rent_text(best: Deployment) -> str:
     return f"{'Rent' if cost else 'Use'} {name}{cost}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def _load_text(found: Plan) -> str:
+def load_text(found: Plan) -> str:
+    """``40 users``, or ``3 requests/s``."""
     workload = found.workload
     if workload.num_users is not None:
         return plural(workload.num_users, "user")
@@ -209,17 +220,21 @@ def _readable_sentence(best: Deployment) -> str:
 def _print_alternatives(found: Plan) -> None:
     if not found.alternatives:
         return
-    best = found.deployments[0] if found.deployments else None
-    sentence = "Fits with other formats:"
-    if best is not None:
-        sentence = "Cheaper or faster with other formats:" if best.verdict.meets else "Surer with other formats:"
-    say(f"\n{sentence}")
+    say(f"\n{alternatives_sentence(found)}")
     print_deployments([each.deployment for each in found.alternatives])
     for caveat in dict.fromkeys(text for each in found.alternatives for text in each.caveats):
         print_sentence(caveat)
 
 
-def _assumptions(found: Plan, *, explain: bool) -> Iterator[str]:
+def alternatives_sentence(found: Plan) -> str:
+    """What other formats are beside the answer."""
+    best = found.deployments[0] if found.deployments else None
+    if best is None:
+        return "Fits with other formats:"
+    return "Cheaper or faster with other formats:" if best.verdict.meets else "Surer with other formats:"
+
+
+def assumptions(found: Plan, *, explain: bool) -> Iterator[str]:
     """Short ones always; where each time comes from with ``explain``."""
     workload, everything = found.workload, [*shown(found), *(each.deployment for each in found.alternatives)]
     lengths = f"prompts {workload.input_tokens:,}, answers {workload.output_tokens:,} tokens"
@@ -274,21 +289,27 @@ _ALWAYS = ("vllm", "kvplan")
 """Engines whose commands are shown without --explain."""
 
 
+def fact_lines(best: Deployment, plan: Plan) -> Iterator[str]:
+    """What the prefix cache finds, a drafter yields, the server can take, and what an API would cost."""
+    for name, sentence in (("Prefix cache", hits_sentence(best)), ("Drafter", drafting_sentence(best))):
+        if sentence is not None:
+            yield f"{name}: {sentence}"
+    server = server_text(best.served.server_share, best.speed_model.front_end.servers)
+    if server is not None:
+        yield f"Server: {server}."
+    against = break_even_text(best, plan.request.api_price)
+    if against is not None:
+        yield f"API: {against}"
+
+
 def print_commands(best: Deployment, plan: Plan, *, explain: bool, balancer: str | None = None) -> None:
     """What the caches and the server do, and the lines that start the best deployment.
 
     ``balancer``: what stands before several replicas, where that is not one that takes turns.
     """
     model_id = plan.spec.served_id
-    for name, sentence in (("Prefix cache", hits_sentence(best)), ("Drafter", drafting_sentence(best))):
-        if sentence is not None:
-            print_sentence(f"{name}: {sentence}", indent="", further="  ")
-    server = server_text(best.served.server_share, best.speed_model.front_end.servers)
-    if server is not None:
-        print_sentence(f"Server: {server}.", indent="", further="  ")
-    against = break_even_text(best, plan.request.api_price)
-    if against is not None:
-        print_sentence(f"API: {against}", indent="", further="  ")
+    for line in fact_lines(best, plan):
+        print_sentence(line, indent="", further="  ")
     say()
     commands = launch_commands(best, model_id)
     for engine, command in commands.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.held_weights import holds_few_bits
-from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.estimate.kvplan.settings import EngineDevice, sampled_rows
 from kvplan.settings import FilledSettings
 from kvplan.units import MIB
 
@@ -38,8 +38,7 @@ def kernel_buffers(spec: ModelSpec, settings: FilledSettings, device: EngineDevi
         "token_counts": settings.max_num_seqs * columns * COUNT_BYTES,
     }
     if settings.tensor_parallel_size * settings.pipeline_parallel_size == 1:
-        rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-        buffers["logits"] = rows * columns * element_bytes(settings.dtype)
+        buffers["logits"] = sampled_rows(settings) * columns * element_bytes(settings.dtype)
     if is_widened:
         buffers["widened"] = WIDENED_BYTES
     if (slots := settings.lora_slots) is not None:

@@ -6,10 +6,12 @@ computes the same figures from its own code; tests/agreement checks that both ag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
 from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
@@ -21,7 +23,7 @@ from kvplan.estimate.kvplan.launches import launches_each_expert
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.ranks import stage_specs
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
-from kvplan.estimate.kvplan.settings import EngineDevice, KvplanSettings, resolve_settings
+from kvplan.estimate.kvplan.settings import EngineDevice, KvplanSettings, resolve_settings, sampled_rows
 from kvplan.estimate.weights import size_weights
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import MIB
@@ -77,23 +79,23 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings, layout: KvLayou
     """Bytes of each preallocated buffer, by name, before rounding."""
     size = element_bytes(settings.dtype)
     tokens = settings.max_num_batched_tokens
-    rows = min(settings.max_num_seqs, tokens)
+    rows, sampled = min(settings.max_num_seqs, tokens), sampled_rows(settings)
     hidden, vocab = spec.hidden_size, spec.vocab_size
     buffers = {
         "hidden": tokens * hidden * size,
         "normed": tokens * hidden * size,
         "delta": tokens * hidden * size,
         "scratch": tokens * scratch_elements(spec) * size,
-        "last_hidden": rows * hidden * size,
-        "logits": rows * vocab * size,
-        "sampler": min(rows, SAMPLER_ROWS) * vocab * SAMPLER_BYTES_PER_LOGIT,
+        "last_hidden": sampled * hidden * size,
+        "logits": sampled * vocab * size,
+        "sampler": min(sampled, SAMPLER_ROWS) * vocab * SAMPLER_BYTES_PER_LOGIT,
         "token_ids": tokens * 8,
         "positions": tokens * 8,
         "query_starts": (rows + 1) * 4,
         **_group_buffers(layout, settings),
     }
     if (ranks := settings.tensor_parallel_size) > 1:
-        buffers["shards"] = ranks * rows * -(-vocab // ranks) * size
+        buffers["shards"] = ranks * sampled * -(-vocab // ranks) * size
     if columns := layer_input_elements(spec):
         buffers["layer_inputs"] = tokens * columns * size
     if settings.max_model_len > (top_k := chosen_tokens(spec)) > 0:
@@ -166,6 +168,8 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     overhead_bytes = usual_overhead if device.overhead_bytes is None else device.overhead_bytes
     budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
     stages = [_on_rank(each, resolved, budget_bytes - overhead_bytes) for each in stage_specs(spec, asked)]
+    if settings.num_speculative_tokens:
+        _refuse_states(spec, stages)
     first, num_blocks = stages[0], min(each.num_blocks for each in stages)
     layout, weight_bytes = first.layout, first.weight_bytes
     unused = (first.num_blocks - num_blocks) * layout.block_bytes
@@ -194,6 +198,15 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
             too_long=longest > positions,
         ),
     )
+
+
+def _refuse_states(spec: ModelSpec, stages: Sequence[_RankMemory]) -> None:
+    """UsageError for a model that keeps states: a rejected token cannot be taken out of one."""
+    if any(group.kept == STATE for stage in stages for group in stage.layout.groups):
+        raise UsageError(
+            f"kvplan's engine does not decode speculatively with the states that {spec.served_id} keeps.",
+            hint="leave speculation out, or use --engine vllm",
+        )
 
 
 def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _RankMemory:

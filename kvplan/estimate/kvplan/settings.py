@@ -44,8 +44,10 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
     KvplanError when neither the settings nor the config say how long a sequence may be.
     """
     asked.check()
-    if spec.drafter is not None:
-        raise UsageError("kvplan's engine does not decode speculatively.", hint="use --engine vllm")
+    if spec.drafter is not None and spec.drafter.method != "ngram":
+        raise UsageError(
+            f"kvplan's engine proposes tokens by n-grams, not by {spec.drafter.method}.", hint="use --engine vllm"
+        )
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
         raise KvplanError(
@@ -78,3 +80,8 @@ def engine_dtype(spec: ModelSpec, requested: str, device: EngineDevice) -> str:
         return "bfloat16" if device.has_bfloat16_units and spec.dtype != "float32" else "float32"
     has_bfloat16 = device.compute_capability is None or device.compute_capability >= (8, 0)
     return "bfloat16" if spec.dtype != "float16" and has_bfloat16 else "float16"
+
+
+def sampled_rows(settings: FilledSettings) -> int:
+    """Most rows of a step that tokens are drawn behind: one of each sequence, and one of each of its drafts."""
+    return min(settings.max_num_seqs * (1 + settings.num_speculative_tokens), settings.max_num_batched_tokens)

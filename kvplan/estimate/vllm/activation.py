@@ -1,6 +1,6 @@
 """The peak of vLLM's profile run: what is alive at once when it runs one full step of dummy tokens and samples.
 
-The run has three stages, one after the other, and the largest decides:
+The run has stages, one after the other, and the largest decides:
 
 1. the encoder (multimodal models) sees as many of the largest items as a step may hold;
 2. the decoder runs ``max_num_batched_tokens`` tokens. In the middle of a layer there are alive: the residual stream,
@@ -9,6 +9,7 @@ The run has three stages, one after the other, and the largest decides:
 
 The encoder's input and output stay alive through stages 2 and 3, the experts' workspace (from 0.14) through stage 3.
 The second model runner (kvplan.estimate.vllm.runners) has another stage 3, and before 0.27 no stage 1.
+A first start also compiles the decoder between stages 1 and 2 (kvplan.estimate.vllm.compilation).
 Sources: vllm/v1/worker/gpu_model_runner.py (profile_run, _dummy_sampler_run), vllm/v1/worker/gpu/model_runner.py,
 vllm/v1/sample, and vllm/model_executor/layers/fused_moe (workspace_shapes). Constants are for all models; none is
 fitted to one.
@@ -34,6 +35,7 @@ from kvplan.errors import KvplanError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.compilation import compiling_bytes
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
 from kvplan.estimate.vllm.kernels import (
     INDEXER_LOGIT_BYTES,
@@ -67,15 +69,25 @@ _VOCAB_PADDING = 64
 
 @dataclass(frozen=True, slots=True)
 class ActivationPeak:
-    """Bytes on one rank. ``peak_bytes`` is what vLLM prints as peak activation; ``decided_by`` names the stage."""
+    """Bytes on one rank. ``peak_bytes`` is what vLLM prints as peak activation; ``decided_by`` names the stage.
+
+    ``compiling_bytes``: what compiling takes, which a start that finds everything in its compile cache does not do.
+    """
 
     encoder_bytes: int
     decoder_bytes: int
     sampler_bytes: int
     decided_by: str
+    compiling_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
+        """Return the peak of a first start."""
+        return max(self.warm_peak_bytes, self.compiling_bytes)
+
+    @property
+    def warm_peak_bytes(self) -> int:
+        """Return the peak of a start that finds its kernels compiled."""
         return max(self.encoder_bytes, self.decoder_bytes, self.sampler_bytes)
 
 
@@ -87,9 +99,13 @@ def activation_peak(
     release: VllmRelease,
     *,
     num_layers: int,
+    embeds: bool = True,
     samples: bool = True,
 ) -> ActivationPeak:
-    """The peak on a rank with ``layers``, one of each kind of its ``num_layers``; ``samples`` where it has the head."""
+    """Return the peak on a rank with ``layers``, one of each kind of its ``num_layers``.
+
+    ``embeds`` where it has the embedding, ``samples`` where it has the head.
+    """
     settings = resolved.serving
     workspace = blas_workspace_bytes(gpu, release)
     looks = release.second_runner_encoder or not resolved.second_runner
@@ -113,7 +129,8 @@ def activation_peak(
         sampler = workspace + kept + sampler_bytes(spec, gpu, resolved, release) + splits
         if release.keeps_moe_workspace:
             sampler += experts
-    stages = {"encoder": encoder + workspace, "decoder": decoder, "sampler": sampler}
+    compiling = compiling_bytes(spec, gpu, settings, release) if embeds else 0
+    stages = {"encoder": encoder + workspace, "decoder": decoder, "sampler": sampler, "compilation": compiling}
     if vision is None:
         stages["encoder"] = 0
     return ActivationPeak(
@@ -121,6 +138,7 @@ def activation_peak(
         decoder_bytes=decoder,
         sampler_bytes=sampler,
         decided_by=max(stages, key=lambda name: stages[name]),
+        compiling_bytes=compiling,
     )
 
 

@@ -124,6 +124,7 @@ def with_drafter_peak(
     kept = states * settings.max_num_batched_tokens * spec.hidden_size
     inside = decoder_bytes(drafter.model, drafter.model.layers, settings, release)
     drafting = blas_workspace_bytes(gpu, release) + kept * element_bytes(settings.dtype) + inside
-    if drafting <= peak.peak_bytes:
+    if drafting <= peak.warm_peak_bytes:
         return peak
-    return replace(peak, decoder_bytes=drafting, decided_by="drafter")
+    decided_by = "drafter" if drafting > peak.compiling_bytes else peak.decided_by
+    return replace(peak, decoder_bytes=drafting, decided_by=decided_by)

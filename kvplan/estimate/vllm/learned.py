@@ -15,6 +15,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.activation import ActivationPeak
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm
 from kvplan.estimate.vllm.ranges import Cause
 from kvplan.settings import FilledSettings, ServingSettings
@@ -100,7 +101,7 @@ def predict_as_learned(
         rank,
         weight_bytes=rank.weight_bytes + kept.get("weights", 0),
         non_torch_bytes=rank.non_torch_bytes + kept["outside torch"] + kept["what it does not tell apart"],
-        activation=replace(rank.activation, encoder_bytes=0, decoder_bytes=max(peak, 0), sampler_bytes=0),
+        activation=ActivationPeak(0, max(peak, 0), 0, rank.activation.decided_by),
         subtracted_graph_bytes=rank.subtracted_graph_bytes + kept.get("CUDA graphs", 0),
     )
     adjusted = fill_pool(rank, rank.available_kv_bytes, found.settings, vllm_release(version))

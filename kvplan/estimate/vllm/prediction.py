@@ -253,9 +253,9 @@ def _rank_memory(
 ) -> RankMemory:
     spec, settings = known.spec, resolved.serving
     parts = _rank_parts(known, part, gpu, resolved, release)
-    samples = part.stop == spec.num_layers
+    embeds, samples, num_layers = part.start == 0, part.stop == spec.num_layers, parts.num_layers
     peak = activation_peak(
-        spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
+        spec, parts.layer_kinds, gpu, resolved, release, num_layers=num_layers, embeds=embeds, samples=samples
     )
     graphs = _graph_bytes(spec, parts, gpu, settings, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state

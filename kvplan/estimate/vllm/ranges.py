@@ -11,6 +11,9 @@ Two causes are what kvplan does not know: a GPU family and age of vLLM with few 
 kind are compared, and are as large as errors were on start-ups of sources that were left out. Where nobody has
 published how an age of vLLM lays out a kind of cache, the tokens that a byte holds are uncertain by a further factor.
 
+The high end is that of a later start, which finds its kernels compiled (kvplan.estimate.vllm.compilation): whether one
+is a first or a later start, a log seldom tells.
+
 Settings that the user leaves to the engine are not part of it. How often start-ups from sources that were not fitted to
 lie inside stands in docs/accuracy.md.
 """
@@ -230,6 +233,12 @@ def half_width_bytes(amounts: Mapping[Cause, float], errors: StartupErrors, fact
     return int(factor * hypot(*(errors.spreads[cause] * amount for cause, amount in amounts.items())) * GIB)
 
 
+def warm_gain_bytes(predicted: VllmPrediction) -> int:
+    """Return what a start that finds its kernels compiled has more for the pool than the first start, as predicted."""
+    peak = predicted.rank.activation
+    return peak.peak_bytes - peak.warm_peak_bytes if predicted.rank.given_pool_bytes is None else 0
+
+
 def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
     """Return the low end of the KV pool on one GPU, which about 19 of 20 start-ups exceed. Never negative."""
     errors = startup_errors()
@@ -255,7 +264,7 @@ def kv_range(
     amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
     low = max(available - half, 0)
-    high = max(min(available + half, predicted.rank.requested_bytes), 0)
+    high = max(min(available + warm_gain_bytes(predicted) + half, predicted.rank.requested_bytes), 0)
     few, many = low // predicted.bytes_per_block, high // predicted.bytes_per_block
     layout = 1.0 if known.unseen_layout is None else errors.layout_factor
     causes = [RangeCause(cause, half_width_bytes({cause: amount}, errors, factor)) for cause, amount in amounts.items()]

@@ -163,10 +163,10 @@ def _state_chunk(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) 
 def _states_per_request(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> int:
     if not caches_prefixes(spec, asked, release) or _state_chunk(spec, asked, release) is not None:
         return 1 + asked.num_speculative_tokens
-    return 2 + _checkpoint_blocks(spec, gpu, release) + asked.num_speculative_tokens
+    return 2 + checkpoint_blocks(spec, gpu, release) + asked.num_speculative_tokens
 
 
-def _checkpoint_blocks(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease) -> int:
+def checkpoint_blocks(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease) -> int:
     """1 where every state can be kept in the middle of a prompt.
 
     Of a gated delta rule where FlashInfer computes it: on Hopper, and on Blackwell with CUDA 13, taken for given. Of

@@ -385,7 +385,7 @@ class BlockGroup(Group):
             taken = self._stop_decoding(sequence)
         super()._preempt(sequence)
         self.pool.release(sequence.held, tokens, max(taken, tokens), may_be_found=True)
-        sequence.held = Held(sequence.seen.request, len(self.pool.lanes))
+        sequence.held = Held(sequence.seen.request, len(self.pool.lanes), sequence.known)
         sequence.given = 0
         sequence.seen.num_preemptions += 1
 
@@ -394,7 +394,8 @@ def _whole_states(
     sequence: BlockSequence, begun: int, number: int, size: int, chunk_tokens: int, pool: BlockPool
 ) -> int:
     """Tokens that a chunk of ``number`` has so that it ends where a state is kept, 0 where the budget is too small
-    (vllm/v1/core/sched/scheduler.py, _mamba_block_aligned_split)."""
+    (vllm/v1/core/sched/scheduler.py, _mamba_block_aligned_split). What begins within a block is cut in any case, as no
+    kernel writes a state on its way then (vllm/v1/kv_cache_interface.py, is_mamba_prefill_checkpoint_valid)."""
     request = sequence.seen.request
     prefill_end = max(request.num_prompt_tokens, sequence.known - 1)
     if begun >= prefill_end:
@@ -403,7 +404,9 @@ def _whole_states(
     if pool.layout.drops_a_block:
         last_kept = max(sequence.known // size - 1, 0) * size
     end = begun + number
-    exports = pool.layout.exports_states and end >= prefill_end
+    exports = (
+        pool.layout.exports_states and end >= prefill_end and not begun % size and (end - 1) // size * size > begun
+    )
     if end < prefill_end:
         aligned = end // size * size
         if aligned > begun or size <= chunk_tokens:

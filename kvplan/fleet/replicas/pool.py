@@ -29,13 +29,15 @@ from kvplan.fleet.requests import FleetRequest, TokenRun
 
 
 class Held:
-    """One request in a pool. runs: of its prompt and of its answer. holdings: one for each lane."""
+    """One request in a pool. runs: of its prompt and of its answer. holdings: one for each lane. prefill_end: tokens
+    that are read as a prompt is; of one that was preempted what it had of its answer, too."""
 
-    __slots__ = ("holdings", "is_asked_again", "junction", "num_prompt_tokens", "runs")
+    __slots__ = ("holdings", "is_asked_again", "junction", "num_prompt_tokens", "prefill_end", "runs")
 
-    def __init__(self, request: FleetRequest, num_lanes: int) -> None:
+    def __init__(self, request: FleetRequest, num_lanes: int, num_known: int = 0) -> None:
         self.runs = runs_in_hand(request)
         self.num_prompt_tokens = request.num_prompt_tokens
+        self.prefill_end = max(request.num_prompt_tokens, num_known - 1)
         self.is_asked_again = request.answer_key is not None
         self.junction = 0
         self.holdings = [LaneHolding() for _ in range(num_lanes)]
@@ -147,10 +149,12 @@ class BlockPool:
         return needed
 
     def _exported(self, lane: Lane, held: Held, holding: LaneHolding, num_computed: int, num_tokens: int) -> int | None:
-        """The block whose state the chunk that ends a prompt writes on its way."""
+        """The block whose state the chunk that ends a prompt writes on its way; it has to begin at a block's end."""
         block = (num_tokens - 1) // lane.size - 1
-        exports = self.layout.exports_states and self.layout.caches_prefixes and num_tokens >= held.num_prompt_tokens
-        return block if exports and num_computed < held.num_prompt_tokens and block >= holding.num_blocks else None
+        if num_computed % lane.size:
+            return None
+        exports = self.layout.exports_states and self.layout.caches_prefixes and num_tokens >= held.prefill_end
+        return block if exports and num_computed < held.prefill_end and block >= holding.num_blocks else None
 
     # ---- a request's way
 

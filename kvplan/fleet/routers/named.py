@@ -26,11 +26,13 @@ class ReplicaSizes(NamedTuple):
 
 class NamedRouter(NamedTuple):
     """make: a new one, which has seen nothing. title: for people. setting: how it is put before servers of vLLM; None
-    where it stands before none of several machines, so that a plan does not choose it."""
+    where it stands before none of several machines, so that a plan does not choose it. counts_prompt_tokens: it
+    publishes the prompt tokens that it sent to servers and that these have not read yet."""
 
     title: str
     make: Callable[[ReplicaSizes], Router]
     setting: str | None = None
+    counts_prompt_tokens: bool = False
 
 
 ROUTERS: Final[dict[str, NamedRouter]] = {
@@ -43,12 +45,14 @@ ROUTERS: Final[dict[str, NamedRouter]] = {
         "llm-d's picker with its own memory of prompts",
         lambda sizes: LlmD(sizes.block_size, sizes.num_blocks),
         "llm-d's inference scheduler with queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3",
+        counts_prompt_tokens=True,
     ),
     "llm-d-precise": NamedRouter(
         "llm-d's picker with the engines' KV events",
         lambda _: LlmDPrecise(),
         "llm-d's inference scheduler with precise-prefix-cache-scorer 2, kv-cache-utilization-scorer 1, "
         "queue-scorer 1, and --kv-events-config of vLLM",
+        counts_prompt_tokens=True,
     ),
     "sglang": NamedRouter(
         "SGLang's router, cache_aware", lambda _: CacheAware(), "SGLang's model gateway with --policy cache_aware"

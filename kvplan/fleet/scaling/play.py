@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, FleetSample
+from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
 from kvplan.fleet.routers.interface import Router
 from kvplan.fleet.scaling.autoscaler import Autoscaler
 from kvplan.fleet.scaling.policy import MetricName, ReplicaPolicy
+
+METRICS: Final[dict[MetricName, Callable[[Replica], float]]] = {
+    "waiting": lambda replica: replica.num_waiting,
+    "in_flight": lambda replica: replica.num_waiting + replica.num_running,
+    "kv_usage": lambda replica: replica.kv_usage,
+    "prompt_tokens": lambda replica: replica.num_unread_tokens(),
+}
+"""What is measured of a replica."""
 
 
 @dataclass(slots=True)
@@ -65,6 +75,7 @@ class _Scaler:
         self._policy, self._setup = policy, setup
         self._autoscaler = Autoscaler(policy)
         self._sums: list[dict[MetricName, float]] = []
+        self._names = [each.metric for each in policy.triggers]
         self._age = round(policy.metric_age_seconds / policy.sync_seconds)
         self.spans = [ReplicaSpan(0.0, 0.0) for _ in range(num_first)]
 
@@ -72,13 +83,7 @@ class _Scaler:
         """One evaluation, by metrics that are some evaluations old."""
         at = sample.at
         serving = fleet.serving(at)
-        self._sums.append(
-            {
-                "waiting": sum(each.num_waiting for each in serving),
-                "in_flight": sum(each.num_waiting + each.num_running for each in serving),
-                "kv_usage": sum(each.kv_usage for each in serving),
-            }
-        )
+        self._sums.append({name: sum(map(METRICS[name], serving)) for name in self._names})
         if len(self._sums) <= self._age:
             return
         there = [index for index, span in enumerate(self.spans) if math.isinf(span.drained_at)]

@@ -22,7 +22,7 @@ from typing import Final, Literal
 from kvplan.errors import check
 from kvplan.units import plural
 
-MetricName = Literal["waiting", "in_flight", "kv_usage"]
+MetricName = Literal["waiting", "in_flight", "kv_usage", "prompt_tokens"]
 SYNC_SECONDS: Final = 15.0
 TOLERANCE: Final = 0.1
 METRIC_AGE_SECONDS: Final = 15.0
@@ -32,16 +32,20 @@ METRIC_AGE_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """``target``: of each replica. waiting and in_flight count requests; kv_usage is a share of the blocks, 0 to 1."""
+    """``target``: of each replica. waiting and in_flight count requests; kv_usage is a share of the blocks, 0 to 1;
+    prompt_tokens are those that no cache has and no step has read. Of routers llm-d's alone measures them
+    (``llm_d_epp_inflight_tokens``; llm-d/llm-d at 560d420e, guides/workload-autoscaling/keda-epp-token-aware)."""
 
     metric: MetricName
     target: float
 
     @property
     def text(self) -> str:
-        """``5 waiting``, ``kv usage 70 %``"""
+        """``5 waiting``, ``kv usage 70 %``, ``12,000 prompt tokens``"""
         if self.metric == "kv_usage":
             return f"kv usage {100 * self.target:.0f} %"
+        if self.metric == "prompt_tokens":
+            return f"{self.target:,.0f} prompt tokens"
         return f"{self.target:g} {'waiting' if self.metric == 'waiting' else 'in flight'}"
 
 

@@ -1,9 +1,9 @@
 """The cheapest policy of a handful that keeps a service level over a trace, and what it is held against.
 
 fixed fleet   the fewest replicas that keep the service level all the time
-policies      queue lengths; requests in flight and KV usage, at shares of what a replica of the fixed fleet has of
-              them in its busiest window; where none keeps it, the nearest with more replicas at least, up to the
-              fixed fleet
+policies      queue lengths; requests in flight, KV usage and, where the router counts them, prompt tokens in flight,
+              at shares of what a replica of the fixed fleet has of them in its busiest window; where none keeps it, the
+              nearest with more replicas at least, up to the fixed fleet
 perfect       an autoscaler without delays (llm-d/llm-d-autoscaling issue 1499): in each window as many replicas as its
               request rate needs, of which each takes the rate that the fixed fleet takes at most in the busiest window
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvplan.fleet.replicas.fleet import Fleet, FleetPlay, FleetSample
+from kvplan.fleet.replicas.fleet import Fleet, FleetSample
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import ReplicaSetup
 from kvplan.fleet.requests import FleetRequest
@@ -33,14 +33,15 @@ _SHARES: Final = (0.5, 0.75, 1.0)
 """Of what a replica of the fixed fleet has in flight, or in use, in its busiest window. With all of it replicas are
 kept as busy as those were; with less there is time to start one."""
 _LEAST_KV_USAGE: Final = 0.02
+_LEAST_PROMPT_TOKENS: Final = 100.0
 _SPEED_STEPS: Final = 5
 _MOST_SPEED: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class FixedFleet:
-    """The fewest replicas that keep the service level. in_flight, kv_usage: of one replica on average, in the window
-    with the most of it. num_spare: paid for beside them."""
+    """The fewest replicas that keep the service level. num_spare: paid for beside them. in_flight, kv_usage,
+    prompt_tokens: of one replica on average, in the window with the most of it."""
 
     num_replicas: int
     seconds: float
@@ -48,6 +49,7 @@ class FixedFleet:
     in_flight: float
     kv_usage: float
     num_spare: int = 0
+    prompt_tokens: float = 0.0
 
     @property
     def replica_seconds(self) -> float:
@@ -97,7 +99,8 @@ class ScalingSearch:
     """What all policies have in common. new_router: a router without a past, for each play.
 
     window_seconds: by which the perfect autoscaler's rates are counted. new_stop: what gives up a play of requests
-    whose service level is lost (``Fleet.play``). on_play: is told how many were played.
+    whose service level is lost (``Fleet.play``). on_play: is told how many were played. counts_prompt_tokens: whether
+    what stands before the replicas measures the prompt tokens in flight.
     """
 
     requests: Sequence[FleetRequest]
@@ -109,6 +112,7 @@ class ScalingSearch:
     num_spare: int = 0
     new_stop: Callable[[Sequence[FleetRequest]], Callable[[list[Seen]], bool]] | None = None
     on_play: Callable[[int], None] | None = None
+    counts_prompt_tokens: bool = False
     _counts: list[int] = field(default_factory=lambda: [0])
 
     def fixed(self, most: int) -> FixedFleet | None:
@@ -134,18 +138,32 @@ class ScalingSearch:
 
     def play_fixed(self, num_replicas: int, requests: Sequence[FleetRequest]) -> FixedFleet:
         """So many replicas all the time."""
-        play = Fleet(self.setup, num_replicas, self.new_router()).play(requests)
+        tokens: list[tuple[float, float]] = []
+
+        def look(fleet: Fleet, sample: FleetSample) -> None:
+            tokens.append((sample.at, sum(each.num_unread_tokens() for each in fleet.replicas) / num_replicas))
+
+        fleet = Fleet(self.setup, num_replicas, self.new_router())
+        play = fleet.play(requests, on_sample=look if self.counts_prompt_tokens else None)
         self._count()
         end = max(each.last for each in play.seen)
-        in_flight = self._busiest(play, lambda each: (each.num_waiting + each.num_running) / num_replicas)
-        kv_usage = self._busiest(play, lambda each: each.kv_usage)
-        return FixedFleet(num_replicas, end, self.judge(play.seen), in_flight, kv_usage, self.num_spare)
+        in_flight = [(each.at, (each.num_waiting + each.num_running) / num_replicas) for each in play.samples]
+        kv_usage = [(each.at, each.kv_usage) for each in play.samples]
+        return FixedFleet(
+            num_replicas,
+            end,
+            self.judge(play.seen),
+            self._busiest(in_flight),
+            self._busiest(kv_usage),
+            self.num_spare,
+            self._busiest(tokens),
+        )
 
-    def _busiest(self, play: FleetPlay, figure: Callable[[FleetSample], float]) -> float:
-        """The average of a figure in the window where it is largest."""
+    def _busiest(self, figures: Sequence[tuple[float, float]]) -> float:
+        """The average of (moment, figure) in the window where it is largest."""
         windows: dict[int, list[float]] = {}
-        for each in play.samples:
-            windows.setdefault(int(each.at // self.window_seconds), []).append(figure(each))
+        for at, figure in figures:
+            windows.setdefault(int(at // self.window_seconds), []).append(figure)
         return max((sum(each) / len(each) for each in windows.values()), default=0.0)
 
     def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
@@ -164,6 +182,9 @@ class ScalingSearch:
         found = [Trigger("waiting", each) for each in _WAITING]
         found += [Trigger("in_flight", max(round(share * fixed.in_flight, 1), 1.0)) for share in _SHARES]
         found += [Trigger("kv_usage", max(round(share * fixed.kv_usage, 2), _LEAST_KV_USAGE)) for share in _SHARES]
+        if self.counts_prompt_tokens:
+            targets = [max(round(share * fixed.prompt_tokens, -2), _LEAST_PROMPT_TOKENS) for share in _SHARES]
+            found += [Trigger("prompt_tokens", each) for each in targets]
         return list(dict.fromkeys(found))
 
     def _try(self, trigger: Trigger, least: int, most: int, first: int) -> TriedPolicy:

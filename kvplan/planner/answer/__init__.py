@@ -2,7 +2,9 @@
 
 document   a plan as JSON
 fleet_document, fleet_page   the fleet of a trace as JSON, and as a page
-charts     line charts of that page; fleet_picture: the same as a PNG
+page       a page that holds all it shows; charts: line charts of it; scatter: marks in a plane
+fleet_picture   a fleet's charts as a PNG
+tradeoff   cost against latency; memory_bars: where memory goes
 money      dollars per hour and per million tokens, and renting against an API
 picture    a plan as a plot
 steps      what the steps of a deployment consist of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-_WIDTH, _HEIGHT = 560, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 36
+WIDTH, HEIGHT = 560, 240
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 28, 36
 _TICKS: Final = 5
 _ROUND: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -45,36 +45,38 @@ def chart(found: Chart) -> str:
     if high == low:
         low, high = low - 1, high + 1
     needed = max([y for _, y in points] + [found.bound or 0.0, 1e-9])
-    ticks = _ticks(0.0, found.top or needed)
-    top = found.top or max(ticks[-1], needed)
-    place = _Place(low, high, top)
-    parts = [*_axes(found, place, ticks), *_legend(found)]
+    marks = ticks(0.0, found.top or needed)
+    top = found.top or max(marks[-1], needed)
+    place = Place(low, high, top)
+    parts = [*axes(found, place, marks), *_legend(found)]
     if found.bound is not None:
         y = place.y(found.bound)
         parts.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--bound)" '
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--bound)" '
             'stroke-width="1.5" stroke-dasharray="6 4"/>'
         )
     for line in found.lines:
         parts += _drawn(line, place)
     label = escape(f"{found.title}: {found.caption}")
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
+    """From values to places in the picture."""
+
     low: float
     high: float
     top: float
 
     def x(self, value: float) -> float:
-        return _LEFT + (value - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT)
+        return LEFT + (value - self.low) / (self.high - self.low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        return _HEIGHT - _BOTTOM - min(value / self.top, 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+        return HEIGHT - BOTTOM - min(value / self.top, 1.0) * (HEIGHT - TOP - BOTTOM)
 
 
-def _drawn(line: Line, place: _Place) -> list[str]:
+def _drawn(line: Line, place: Place) -> list[str]:
     colour = f"var(--{line.colour})"
     path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y in line.points)
     parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>']
@@ -85,36 +87,37 @@ def _drawn(line: Line, place: _Place) -> list[str]:
     return parts
 
 
-def _axes(found: Chart, place: _Place, ticks: Sequence[float]) -> list[str]:
+def axes(found: Chart, place: Place, marks: Sequence[float]) -> list[str]:
+    """The chart's title, units and grid, with a line at each of ``marks``."""
     title, unit = escape(found.title), escape(found.y_label)
     parts = [
-        f'<text x="{_LEFT}" y="14" font-size="14"><tspan style="fill:var(--ink)">{title}</tspan>'
+        f'<text x="{LEFT}" y="14" font-size="14"><tspan style="fill:var(--ink)">{title}</tspan>'
         f'<tspan font-size="11" dx="8">{unit}</tspan></text>'
     ]
-    for tick in ticks:
+    for tick in marks:
         y = place.y(tick)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end">{_number(tick)}</text>')
-    bottom = _HEIGHT - _BOTTOM
-    for tick in _ticks(place.low, place.high):
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end">{_number(tick)}</text>')
+    bottom = HEIGHT - BOTTOM
+    for tick in ticks(place.low, place.high):
         if place.low <= tick <= place.high:
             parts.append(
                 f'<text x="{place.x(tick):.1f}" y="{bottom + 15}" font-size="11" text-anchor="middle">'
                 f"{_number(tick)}</text>"
             )
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
-        f'<text x="{middle}" y="{_HEIGHT - 4}" font-size="11" text-anchor="middle">{escape(found.x_label)}</text>'
+        f'<text x="{middle}" y="{HEIGHT - 4}" font-size="11" text-anchor="middle">{escape(found.x_label)}</text>'
     )
     return parts
 
 
 def _legend(found: Chart) -> list[str]:
     """Names of the lines, from the right edge to the left."""
-    parts, right = [], float(_WIDTH - _RIGHT)
+    parts, right = [], float(WIDTH - RIGHT)
     for line in reversed(found.lines):
         parts.append(f'<text x="{right}" y="14" font-size="11" text-anchor="end">{escape(line.label)}</text>')
-        right -= 6.2 * len(line.label) + 6
+        right -= 7.6 * len(line.label) + 6
         parts.append(
             f'<line x1="{right - 14}" x2="{right}" y1="10" y2="10" stroke="var(--{line.colour})" stroke-width="2.5"/>'
         )
@@ -122,7 +125,7 @@ def _legend(found: Chart) -> list[str]:
     return parts
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Round numbers from ``low`` on that reach ``high``."""
     rough = (high - low) / _TICKS
     unit = 10.0 ** math.floor(math.log10(rough))

@@ -1,41 +1,28 @@
-"""The fleet of a trace as one HTML page: the answer, and pictures of load, queue, cache, waiting times and costs.
-
-The page holds everything it shows, asks no other host for anything, and follows the reader's light or dark.
-"""
+"""The fleet of a trace as one HTML page: the answer, and pictures of load, queue, cache, waiting times and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Final
 
 from kvplan.estimate.speed.queueing.figures import Statistic
 from kvplan.planner.answer.charts import Chart, Line, chart
 from kvplan.planner.answer.fleet_document import fleet_assumptions, usd_per_hour
+from kvplan.planner.answer.page import (
+    TableRow,
+    commands,
+    figure,
+    html_page,
+    listed,
+    paragraphs,
+    side_by_side_figures,
+    table,
+)
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.judging import WindowVerdict
 from kvplan.planner.fleets.playing import Played
 from kvplan.planner.launch.engines import launch_commands
 
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1d232a; --faint: #5b6570; --paper: #ffffff; --line: #d5dae0; --grid: #e8ebee;
-  --a: #1f5f99; --b: #b3541e; --c: #2d7a46; --d: #7a4fa3; --bound: #b00020; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --faint: #a2abb4; --paper: #14181c; --line: #39424b;
-  --grid: #262d34; --a: #7db8ee; --b: #f0a56b; --c: #7ccf96; --d: #c8a5ee; --bound: #ff8a94; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1180px;
-  margin: 0 auto; padding: 0 16px 48px; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 24px 0 8px; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 32px 0 4px; }
-p { margin: 6px 0; max-width: 80ch; } .faint, figcaption { color: var(--faint); font-size: .9rem; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); gap: 8px 28px; }
-figure { margin: 0; } svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); }
-pre { white-space: pre-wrap; overflow-wrap: anywhere;
-  border: 1px solid var(--line); border-radius: 6px; padding: 10px; font-size: .85rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 12px 3px 0; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--faint); font-weight: 600; }
-li { max-width: 90ch; } .miss { color: var(--bound); }
-"""
 _SHOWN: Final[dict[Statistic, str]] = {"p50": "c", "p95": "a", "p99": "b"}
 _MOST_POINTS: Final = 400
 _LOAD_BARS: Final = 120
@@ -50,25 +37,18 @@ def fleet_page(answer: FleetAnswer, lines: Sequence[str]) -> str:
     title = f"{answer.plan.spec.title}: a fleet for {answer.trace.path.name}"
     command = launch_commands(answer.plan.deployments[0], answer.plan.spec.served_id).get("vllm", "")
     body = [
-        f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in lines),
-        f"<pre>{escape(command)}</pre>" if command else "",
+        paragraphs(lines),
+        commands([command] if command else []),
         "<h2>Over the trace</h2>",
         _charts(_over_the_trace(answer, best)),
         "<h2>Against the service level</h2>",
         _charts(_against_the_level(answer, best)),
         "<h2>Windows</h2>",
-        _table(best.verdict.windows),
+        _windows(best.verdict.windows),
         "<h2>What it rests on</h2>",
-        "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in fleet_assumptions(answer)) + "</ul>",
+        listed(fleet_assumptions(answer)),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)} · kvplan</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(filter(None, body))
-        + "\n</body>\n</html>\n"
-    )
+    return html_page(title, body)
 
 
 def fleet_charts(answer: FleetAnswer) -> list[Chart]:
@@ -88,8 +68,7 @@ def _against_the_level(answer: FleetAnswer, best: Played) -> list[Chart]:
 
 
 def _charts(charts: Sequence[Chart]) -> str:
-    figures = (f"<figure>{chart(each)}<figcaption>{escape(each.caption)}</figcaption></figure>" for each in charts)
-    return '<div class="charts">' + "".join(figures) + "</div>"
+    return side_by_side_figures(figure(chart(each), each.caption) for each in charts)
 
 
 def _load_chart(answer: FleetAnswer) -> Chart:
@@ -160,7 +139,7 @@ def _cost_chart(answer: FleetAnswer) -> Chart | None:
     return Chart("Cost over service level", unit, "ms", lines, caption, bound=1000 * bound.seconds)
 
 
-def _table(windows: Sequence[WindowVerdict]) -> str:
+def _windows(windows: Sequence[WindowVerdict]) -> str:
     heads = [
         "from",
         "requests/s",
@@ -182,13 +161,8 @@ def _table(windows: Sequence[WindowVerdict]) -> str:
             f"{100 * window.most_kv_usage:.0f} %",
             f"{100 * judged.confidence:.0f} %",
         ]
-        look = "" if judged.keeps else ' class="miss"'
-        rows.append(f"<tr{look}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="windows"><table><thead><tr>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+        rows.append(TableRow(cells, is_miss=not judged.keeps))
+    return table("windows", heads, rows)
 
 
 def _stepped(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

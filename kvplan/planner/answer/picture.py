@@ -13,11 +13,12 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import request_shape
-from kvplan.planner.answer.document import memory_document
+from kvplan.planner.answer.memory_bars import MEMORY_PARTS, memory_parts
 from kvplan.planner.answer.steps import explained_steps
+from kvplan.planner.answer.tradeoff import tradeoff
 from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.search.plan import Plan
-from kvplan.units import GIB, format_tokens, plural
+from kvplan.units import format_tokens, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,33 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.ticker import Formatter
 
 _MOST_BARS = 8
-_PARTS = (
-    ("weights", "#4878a8"),
-    ("activations", "#e1974c"),
-    ("overhead", "#9a9a9a"),
-    ("KV, average case", "#55a868"),
-    ("KV, added in the worst case", "#b7dfc1"),
-    ("KV, free", "#eef6f0"),
-    ("not the engine's", "#ffffff"),
-)
-
-
-def memory_parts(deployment: Deployment) -> list[float]:
-    """GiB of one GPU, in the order of the bar's parts; their sum is the GPU's memory."""
-    memory = memory_document(deployment)
-    pool = memory["kv_pool_bytes"]
-    average, worst = memory["kv_used_average_bytes"], memory["kv_used_worst_case_bytes"]
-    used = memory["weight_bytes"] + memory["activation_bytes"] + memory["overhead_bytes"] + pool
-    parts = [
-        memory["weight_bytes"],
-        memory["activation_bytes"],
-        memory["overhead_bytes"],
-        average,
-        max(worst - average, 0),
-        pool - max(worst, average),
-        max(memory["total_bytes"] - used, 0),
-    ]
-    return [part / GIB for part in parts]
 
 
 def concurrency_curve(deployment: Deployment) -> tuple[list[int], list[int]]:
@@ -107,36 +81,29 @@ def _load(plan: Plan) -> str:
 
 def _draw_costs(axes: Axes, plan: Plan) -> None:
     """A mark for each deployment: full where it gives what was asked for; those that nothing beats have a name."""
-    everything = [*plan.deployments, *(each.deployment for each in plan.alternatives)]
-    priced = [each for each in everything if each.usd_per_hour is not None]
-    shown = priced or everything
-    points = [(each.usd_per_hour or float(each.num_gpus), _request_seconds(each)) for each in shown]
+    found = tradeoff(plan)
     sides = itertools.cycle((5, -11))
-    for (cost, seconds), each in sorted(zip(points, shown, strict=True), key=lambda pair: pair[0]):
-        is_best, color = each is plan.deployments[0], "#55a868" if each.verdict.meets else "#9a9a9a"
-        size, marker, face = 90 if is_best else 40, "*" if is_best else "o", color if each.verdict.meets else "none"
-        axes.scatter(cost, seconds, s=size, marker=marker, edgecolor=color, color=face)
-        if not any(left <= cost and below < seconds for left, below in points):
-            axes.annotate(each.name, (cost, seconds), textcoords="offset points", xytext=(6, next(sides)), fontsize=8)
-    axes.set_xlabel("dollars per hour" if priced else "GPUs")
+    for each in found.offers:
+        point, meets = (each.cost, each.seconds), each.deployment.verdict.meets
+        color = "#55a868" if meets else "#9a9a9a"
+        size, marker, face = 90 if each.is_best else 40, "*" if each.is_best else "o", color if meets else "none"
+        axes.scatter(*point, s=size, marker=marker, edgecolor=color, color=face)
+        if each.stands_out:
+            name = each.deployment.name
+            axes.annotate(name, point, textcoords="offset points", xytext=(6, next(sides)), fontsize=8)
+    axes.set_xlabel(found.unit)
     axes.set_ylabel("seconds of a request")
     axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0, right=1.5 * max(cost for cost, _ in points))
+    axes.set_xlim(left=0, right=1.5 * max(each.cost for each in found.offers))
     goal = plan.request.goal.text.replace(" and ", "\nand ") if plan.request.goal.is_asked else "readable speed"
     axes.set_title(f"full marks: {goal}", fontsize=9, loc="left")
-
-
-def _request_seconds(deployment: Deployment) -> float:
-    found = deployment.expected.time("e2el", "mean")
-    assert found is not None, "every request takes some time"
-    return found.middle
 
 
 def _draw_bars(axes: Axes, shown: tuple[Deployment, ...]) -> None:
     names = [deployment.name for deployment in shown]
     columns = list(zip(*(memory_parts(deployment) for deployment in shown), strict=True))
     bottoms = [0.0] * len(shown)
-    for (label, color), heights in zip(_PARTS, columns, strict=True):
+    for (label, color, _), heights in zip(MEMORY_PARTS, columns, strict=True):
         axes.bar(
             range(len(names)), heights, bottom=bottoms, label=label, color=color, edgecolor="#444444", linewidth=0.4
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvplan.fleet.replicas.fleet import FleetPlay
 from kvplan.fleet.replicas.seen import Seen
-from kvplan.fleet.routers.named import make_router
+from kvplan.fleet.routers.named import ROUTERS, make_router
 from kvplan.fleet.scaling.cold_start import ColdStart
 from kvplan.fleet.scaling.search import ScalingAnswer, ScalingSearch, TriedPolicy
 from kvplan.planner.fleets.demand import Demand
@@ -108,6 +108,7 @@ def find_policy(
         num_spare,
         lambda part: hopeless(bar, part, demand.window_seconds),
         on_play,
+        counts_prompt_tokens=ROUTERS[router].counts_prompt_tokens,
     )
     most = bounds.max_replicas or max(replicas, bounds.min_replicas) + num_spare
     answer = search.answer(search.play_fixed(replicas, requests), min(bounds.min_replicas, most), most)

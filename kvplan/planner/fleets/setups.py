@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Final
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
@@ -15,7 +16,7 @@ from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.vllm.pages import PER_REQUEST, LayerPage
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.estimate.vllm.prefix_hits import DROP_A_BLOCK
-from kvplan.estimate.vllm.settings import caches_prefixes
+from kvplan.estimate.vllm.settings import caches_prefixes, checkpoint_blocks
 from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
 from kvplan.fleet.routers.named import ReplicaSizes
 from kvplan.planner.choices.deployment import Capacity, Choice
@@ -91,14 +92,16 @@ def replica_setup(trial: Trial, spec: ModelSpec, model: SpeedModel, prediction: 
     pool_tokens = float(groups * prediction.num_blocks * prediction.block_size)
     rules = model.followed(engine_rules(engine, settings, model.work, pool_tokens))
     caches = caches_prefixes(spec, trial.request.settings, vllm_release(prediction.version))
-    return ReplicaSetup(rules, model.steps, pool_layout(spec, prediction, caches_prefixes=caches))
+    return ReplicaSetup(rules, model.steps, pool_layout(spec, model.gpu, prediction, caches_prefixes=caches))
 
 
-def pool_layout(spec: ModelSpec, prediction: VllmPrediction, *, caches_prefixes: bool) -> PoolLayout:
+def pool_layout(spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction, *, caches_prefixes: bool) -> PoolLayout:
     """The blocks of one data-parallel group, in the groups that the release makes of the model's layers.
 
     A state is kept for a block of as many tokens as all other groups agree on (cache mode align), where prefixes are
-    cached; a request has one block of it otherwise. KvplanError for cross attention.
+    cached; a request has one block of it otherwise. Kernels that write it on their way save a prompt the cut there, but
+    where a drafter has the last block computed again, whose state then is another block's. KvplanError for cross
+    attention.
     """
     plan, release = prediction.rank.blocks, vllm_release(prediction.version)
     sizes = [group.page.block_size for group in plan.groups if group.page.kind not in PER_REQUEST]
@@ -113,6 +116,7 @@ def pool_layout(spec: ModelSpec, prediction: VllmPrediction, *, caches_prefixes:
         prediction.num_blocks - int(release.reserves_null_block),
         caches_prefixes,
         release.pins_shared_prefixes,
+        exports_states=caches_prefixes and not drops and bool(checkpoint_blocks(spec, gpu, release)),
         retention_interval=0 if release.keeps_resumed_places_only else None,
     )
 

@@ -20,7 +20,10 @@ _ADAPTED: Final[dict[MetricName, str]] = {
     "waiting": "vllm_requests_waiting",
     "in_flight": "vllm_requests_in_flight",
     "kv_usage": "vllm_kv_cache_usage",
+    "prompt_tokens": "llm_d_inflight_tokens",
 }
+_TOKENS_IN_FLIGHT: Final = "llm_d_epp_inflight_tokens"
+"""A gauge of llm-d's endpoint picker, whose labels name no model."""
 
 
 def scaling_manifests(model_id: str, served: str, version: str, policy: ReplicaPolicy) -> str:
@@ -42,6 +45,11 @@ def _comments(policy: ReplicaPolicy) -> str:
         f"A pod that goes has 30 s to finish its requests unless its template says terminationGracePeriodSeconds: "
         f"{_DRAIN_SECONDS}.",
     ]
+    if any(each.metric == "prompt_tokens" for each in policy.triggers):
+        lines.append(
+            f"{_TOKENS_IN_FLIGHT} is of llm-d's endpoint picker (inflight-load-producer), one of them: give its "
+            "namespace where several share a Prometheus."
+        )
     if policy.num_spare:
         lines.append(f"{policy.num_spare} more than the metrics ask for: its target is added to each sum.")
     return "".join(f"# {line}\n" for line in lines)
@@ -55,6 +63,7 @@ def query(trigger: Trigger, served: str, version: str, num_spare: int = 0) -> st
         "waiting": waiting,
         "in_flight": f"{waiting} + {running}",
         "kv_usage": f"sum(vllm:{_kv_usage(version)}{label})",
+        "prompt_tokens": f"sum({_TOKENS_IN_FLIGHT})",
     }
     spare = f" + {num_spare * trigger.target:g}" if num_spare else ""
     return texts[trigger.metric] + spare
@@ -145,6 +154,7 @@ def _adapter_rules(policy: ReplicaPolicy, version: str) -> dict[str, Any]:
         "waiting": "vllm:num_requests_waiting",
         "in_flight": "vllm:num_requests_running",
         "kv_usage": f"vllm:{_kv_usage(version)}",
+        "prompt_tokens": _TOKENS_IN_FLIGHT,
     }
     matched = "{<<.LabelMatchers>>}"
     rules = []

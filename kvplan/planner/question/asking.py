@@ -41,6 +41,7 @@ PLAN_SETTINGS: Final = (
     "language_model_only",
     "limit_mm_per_prompt",
     "skip_mm_profiling",
+    "warm_start",
     "enable_lora",
     "max_loras",
     "max_lora_rank",

@@ -74,7 +74,7 @@ def _distribution(axes: Axes, served: Sequence[RequestLine]) -> None:
     axes.set_xlabel("latency (ms, log scale)")
     axes.set_ylabel("requests within it (%)")
     axes.set_title("Distribution", fontsize=9.5)
-    axes.legend(loc="upper left", fontsize=8 if is_narrow(axes) else 9)
+    axes.legend(loc="best", fontsize=8 if is_narrow(axes) else 9)
 
 
 def _over_time(axes: Axes, served: Sequence[RequestLine], failed: Sequence[RequestLine]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,22 +51,24 @@ def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> L
     # The device of a counted row need not be there, nor need kvplan's engine compute the model.
     num_engines = row.get("data_parallel_size") or 1
     own = not is_counted(row) and engine == "kvplan" and num_engines == 1
-    commands = {"kvplan": _python_command(row, model, settings)} if own else {}
+    drafting = json.loads(row.get("speculative_config") or "null")
+    commands = {"kvplan": _python_command(row, model, settings, drafting)} if own else {}
     if engine not in ("kvplan", "vllm"):
         return LaunchCommands(commands, ())
     refusal = vllm_refusal(settings) if engine == "kvplan" else None
     if refusal is None:
         replicas = f" --data-parallel-size {num_engines}" if num_engines > 1 else ""
-        commands["vllm"] = _vllm_command(model, settings) + replicas
+        commands["vllm"] = _vllm_command(model, settings, drafting) + replicas
     return LaunchCommands(commands, () if refusal is None else (refusal.reason,))
 
 
 _OF_RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel")
 
 
-def _given(settings: TrialSettings) -> dict[str, Any]:
-    """Every axis of the setting by name, without what follows from the others."""
-    values = {name: getattr(settings, name) for name in SETTING_NAMES}
+def _given(settings: TrialSettings, drafting: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Every axis of the setting by name, without what follows from the others. drafting: who proposes tokens."""
+    values = {name: getattr(settings, name) for name in SETTING_NAMES} | {"speculative_config": drafting}
+    del values["num_speculative_tokens"]
     if settings.kv_cache_dtype in ("auto", settings.dtype):
         del values["kv_cache_dtype"]
     if settings.kv_cache_memory_bytes is not None:
@@ -80,16 +83,16 @@ def _given(settings: TrialSettings) -> dict[str, Any]:
     return {name: value for name, value in (values | adapters).items() if value not in (None, "auto")}
 
 
-def _python_command(row: Row, model: str, settings: TrialSettings) -> str:
-    arguments: dict[str, Any] = {"model": model} | _given(settings)
+def _python_command(row: Row, model: str, settings: TrialSettings, drafting: Mapping[str, Any] | None) -> str:
+    arguments: dict[str, Any] = {"model": model} | _given(settings, drafting)
     # The share is one of this amount, which the engine would otherwise choose anew.
     if row["device"] == "cpu" and row["device_memory_bytes"]:
         arguments |= {"device": "cpu", "device_memory": _bytes_text(row["device_memory_bytes"])}
     return "LLM(" + ", ".join(f"{name}={_literal(value)}" for name, value in arguments.items()) + ")"
 
 
-def _vllm_command(model: str, settings: TrialSettings) -> str:
-    given = _given(settings)
+def _vllm_command(model: str, settings: TrialSettings, drafting: Mapping[str, Any] | None) -> str:
+    given = _given(settings, None)
     weights, group_size = given.pop("quantization", "none"), given.pop("group_size", None)
     groups = f" with groups of {group_size}" if group_size is not None else ""
     words = ["vllm", "serve", model]
@@ -99,6 +102,8 @@ def _vllm_command(model: str, settings: TrialSettings) -> str:
         words[-1] = f"<{weights} build{groups} of {model}>"
     for name, value in given.items():
         words += [KNOBS[name].option] if value is True else [KNOBS[name].option, str(value)]
+    if drafting is not None:
+        words += ["--speculative-config", json.dumps(drafting)]
     return shlex.join(words)
 
 

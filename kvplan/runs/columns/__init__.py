@@ -7,7 +7,7 @@ figure does not exist; a part of a row, such as the one a worker measures, has s
     about        what stands beside a type: group, description, unit
     identity     which trial it is
     asked        the engine's settings; the workload
-    outcome      how it ended; the service level; the time it took
+    outcome      how it ended; the service level; speculation; the time it took
     speed        throughput; latencies
     over_http    client and server of a load over HTTP
     memory       the KV cache's blocks; weights, activations and peaks
@@ -23,7 +23,7 @@ from typing import Final, get_type_hints
 from kvplan.runs.columns.asked import SettingColumns, WorkloadColumns
 from kvplan.runs.columns.identity import IdentityColumns
 from kvplan.runs.columns.memory import KvColumns, MemoryColumns
-from kvplan.runs.columns.outcome import SloColumns, StatusColumns, TimeColumns
+from kvplan.runs.columns.outcome import SloColumns, SpeculationColumns, StatusColumns, TimeColumns
 from kvplan.runs.columns.over_http import ClientColumns, ServerColumns
 from kvplan.runs.columns.prediction import PredictionColumns
 from kvplan.runs.columns.speed import LatencyColumns, ThroughputColumns
@@ -42,6 +42,7 @@ class Row(
     MemoryColumns,
     PredictionColumns,
     SloColumns,
+    SpeculationColumns,
     TimeColumns,
     total=False,
 ):

@@ -43,6 +43,12 @@ class SettingColumns(TypedDict, total=False):
     enable_expert_parallel: Annotated[
         bool | None, About("settings", "whether devices have whole experts of a mixture instead of slices of each")
     ]
+    num_speculative_tokens: Annotated[
+        int | None, About("settings", "most draft tokens of a sequence in one step; 0: no speculation", unit="tokens")
+    ]
+    speculative_config: Annotated[
+        str | None, About("settings", "who drafts them, the JSON that the engine was given; empty without speculation")
+    ]
     data_parallel_size: Annotated[
         int | None,
         About(

@@ -54,6 +54,25 @@ class SloColumns(TypedDict, total=False):
     ]
 
 
+class SpeculationColumns(TypedDict, total=False):
+    """Group ``speculation``."""
+
+    num_drafts: Annotated[
+        int | None, About("speculation", "verifications of a sequence's drafts (vllm:spec_decode_num_drafts)")
+    ]
+    num_draft_tokens: Annotated[int | None, About("speculation", "draft tokens verified", unit="tokens")]
+    num_accepted_tokens: Annotated[int | None, About("speculation", "draft tokens accepted", unit="tokens")]
+    acceptance_rate: Annotated[float | None, About("speculation", "num_accepted_tokens / num_draft_tokens")]
+    mean_acceptance_length: Annotated[
+        float | None,
+        About("speculation", "1 + num_accepted_tokens / num_drafts, the token behind them included", unit="tokens"),
+    ]
+    accepted_per_position: Annotated[
+        str | None,
+        About("speculation", "share of the drafts whose first, second, ... token was accepted, separated by spaces"),
+    ]
+
+
 class TimeColumns(TypedDict, total=False):
     """Group ``time``."""
 

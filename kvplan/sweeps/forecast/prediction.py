@@ -39,7 +39,8 @@ class TrialPrediction:
     weight_bytes: with the slots of adapters, which take adapter_bytes.
 
     requests: those that the trial will serve, clipped to its max_model_len. figures: throughput and latency, None for a
-    trial that will not be served, and where no speed is predicted: nothing is computed, weights in few bits, adapters.
+    trial that will not be served, and where no speed is predicted: nothing is computed, weights in few bits, adapters,
+    speculation.
     time_scale: what times were multiplied by after the trials so far. largest_context: of a sequence that is accepted;
     context_limited_by: what allows no more. deployed: of GPUs that are only counted, None elsewhere.
     """
@@ -146,6 +147,7 @@ class Predictor:
         clipped = clip_requests(self.requests, settings.max_model_len)
         status, concurrency, figures, seconds = str(memory.outcome), 0, None, 0.0
         has_speeds = self._has_speeds(memory) and not (self.finds_more and settings.enable_prefix_caching is not False)
+        has_speeds = has_speeds and not settings.num_speculative_tokens  # nobody knows which drafts will be accepted
         if memory.outcome == "ok":
             simulated = forecast_trial(
                 clipped.requests,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
 
+_DRAFTS: Final = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 PERCENTILES: Final = {"p90": 90.0, "p95": 95.0, "p99": 99.0, "p99_9": 99.9}
 """Of each latency, under the names of their columns; vLLM writes p99.9, which no name in Python can."""
 
@@ -68,7 +69,8 @@ def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> 
         "total_token_throughput": (num_input + num_output) / duration_seconds,
         "max_concurrent_requests": peak_concurrency(completed),
     }
-    gaps = [gap for trace in completed for gap in np.diff(trace.token_times)]
+    # drafts that a step accepted come with the token behind them: one arrival, as one chunk is in vLLM's benchmark
+    gaps = [gap for trace in completed for gap in np.diff(np.unique(trace.token_times))]
     tpots = [trace.tpot_seconds for trace in completed if trace.tpot_seconds is not None]
     figures |= latency_statistics("ttft", [trace.ttft_seconds for trace in completed])
     figures |= latency_statistics("tpot", tpots)
@@ -114,6 +116,24 @@ def goodput_figures(traces: Sequence[RequestTrace], duration_seconds: float, slo
         "request_goodput": float(good.sum()) / duration_seconds,
         "goodput_pct": 100 * float(good.sum()) / len(traces) if traces else 0.0,
         "slo_pass": passes,
+    }
+
+
+def draft_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Row:
+    """What became of the drafts between two of the engine's stats; nothing without speculation."""
+    if "spec_decode_num_drafts" not in after:
+        return {}
+    grown = {name: after[f"spec_decode_{name}"] - before[f"spec_decode_{name}"] for name in _DRAFTS}
+    name = "spec_decode_num_accepted_tokens_per_pos"
+    positions = [now - then for now, then in zip(after[name], before[name], strict=True)]
+    drafts, tokens, accepted = (grown[each] for each in _DRAFTS)
+    return {
+        "num_drafts": drafts,
+        "num_draft_tokens": tokens,
+        "num_accepted_tokens": accepted,
+        "acceptance_rate": accepted / tokens if tokens else None,
+        "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
+        "accepted_per_position": " ".join(f"{each / drafts:.3f}" for each in positions) if drafts else None,
     }
 
 

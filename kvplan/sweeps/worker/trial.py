@@ -14,7 +14,13 @@ from kvplan.sweeps.worker.counted import StepCounter, without_speeds
 from kvplan.sweeps.worker.engine_host import EngineHost, Send, stage_message, timed_request
 from kvplan.sweeps.worker.failures import classify_failure
 from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording
-from kvplan.sweeps.worker.metrics import downsampled_series, goodput_figures, occupancy_figures, serving_figures
+from kvplan.sweeps.worker.metrics import (
+    downsampled_series,
+    draft_figures,
+    goodput_figures,
+    occupancy_figures,
+    serving_figures,
+)
 from kvplan.sweeps.worker.protocol import Stage, TrialOrder, TrialResult
 from kvplan.sweeps.worker.requests import request_lines
 from kvplan.sweeps.worker.watch import TrialWatch
@@ -105,6 +111,7 @@ def serving_row(recording: Recording, engine: Engine, before: dict[str, Any], ma
     row["num_cached_tokens"] = hits
     row["prefix_hit_rate"] = hits / queries if queries else 0.0
     row["meas_max_concurrency"] = row.get("max_running")
+    row |= draft_figures(before, after)
     row["status"] = "ok"
     if row["num_preemptions"]:
         row["status"] = "preempted"

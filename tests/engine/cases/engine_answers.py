@@ -73,3 +73,11 @@ def shrink_pool(llm: LLM, num_tokens: int) -> None:
     wanted = taken + num_blocks * memory.block_bytes + memory.block_bytes // 2
     llm.engine.reconfigure(gpu_memory_utilization=wanted / memory.device_total_bytes)
     assert llm.engine.memory.num_blocks == num_blocks
+
+
+def shrink(llm: LLM, num_sequences: float) -> None:
+    """Lower the utilization until the pool holds so many of the longest sequences."""
+    engine = llm.engine
+    layout = engine.scheduler.pool.layout
+    needed = layout.blocks_for(engine.max_model_len, engine.config.max_num_batched_tokens)
+    shrink_pool(llm, num_tokens=int(num_sequences * needed) * layout.block_size)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from dense_models import DenseCheckpoint
-from engine_answers import answer
+from engine_answers import answer, shrink
 from state_models import STATES, as_published
 from test_dense_equality import NUM_TOKENS, TOLERANCE, check_answers, engine_of, prompts_of
-from test_window_equality import SWAP, TIERS, shrink
+from test_window_equality import SWAP, TIERS
 
 from kvplan_engine import LLM, SamplingParams
 

@@ -11,22 +11,12 @@ from typing import Any
 
 import pytest
 from dense_models import DenseCheckpoint
-from engine_answers import shrink_pool
+from engine_answers import shrink
 from test_dense_equality import check_answers, engine_of, prompts_of
 from window_models import WINDOWED
 
-from kvplan_engine import LLM
-
 SWAP: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 1 << 22}
 TIERS: dict[str, Any] = {"kv_host_cache_bytes": 1 << 22, "kv_load_policy": "always", "block_size": 16}
-
-
-def shrink(llm: LLM, num_sequences: float) -> None:
-    """Lower the utilization until the pool holds so many of the longest sequences."""
-    engine = llm.engine
-    layout = engine.scheduler.pool.layout
-    needed = layout.blocks_for(engine.max_model_len, engine.config.max_num_batched_tokens)
-    shrink_pool(llm, num_tokens=int(num_sequences * needed) * layout.block_size)
 
 
 @pytest.mark.parametrize(

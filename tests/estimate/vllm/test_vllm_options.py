@@ -56,7 +56,7 @@ def test_a_given_pool_has_to_fit_beside_everything_else() -> None:
 
 
 def test_eager_steps_have_no_graphs_to_set_aside() -> None:
-    eager, captured = predict(enforce_eager=True).rank, predict().rank
+    eager, captured = predict(enforce_eager=True).rank, predict(warm_start=True).rank
     assert eager.available_kv_bytes - captured.available_kv_bytes == captured.subtracted_graph_bytes > 0
     assert predict("qwen3.5-27b", "h100", enforce_eager=True).most_num_seqs is None
 

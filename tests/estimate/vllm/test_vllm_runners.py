@@ -148,7 +148,7 @@ def test_the_second_runner_profiles_no_encoder_before_027() -> None:
 
 @pytest.mark.parametrize(("gpu", "num_bytes"), [("h100-sxm", 32 * MIB), ("a100-80gb-sxm", 8320 * 1024)])
 def test_cublas_is_there_before_the_budget_from_033_on(gpu: str, num_bytes: int) -> None:
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 8192}
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 8192, "warm_start": True}
     old, new = (predict("llama-3.1-8b", each, gpu, **settings).rank.activation for each in ("0.32.0", "0.33.0"))
     assert old.decided_by == new.decided_by == "decoder"
     assert old.decoder_bytes - new.decoder_bytes == num_bytes

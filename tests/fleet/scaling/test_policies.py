@@ -10,9 +10,10 @@ import pytest
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.fleet import Fleet
+from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import PoolLayout, ReplicaSetup
-from kvplan.fleet.requests import FleetRequest
+from kvplan.fleet.requests import FleetRequest, Run
 from kvplan.fleet.routers.in_turn import LeastLoaded
 from kvplan.fleet.scaling.cold_start import ColdStart
 from kvplan.fleet.scaling.play import play_policy
@@ -150,3 +151,43 @@ def test_spare_replicas_are_paid_for_on_both_sides() -> None:
     answer = search.answer(fixed, 1, 4)
     assert answer.best is not None
     assert answer.best.played.replica_seconds == pytest.approx(fixed.replica_seconds, rel=0.1)
+
+
+def test_tokens_in_flight_ask_for_replicas_by_the_length_of_prompts() -> None:
+    """As many requests, of which those of the second half have prompts eight times as long."""
+    short, long = _every(4.0, 600.0), _every(4.0, 1200.0, 600.0, 150)
+    requests = [*short, *(replace(each, num_prompt_tokens=800) for each in long)]
+    setup = replace(_SETUP, rules=SchedulingRules(64, 800, 16_000))
+    policy = ReplicaPolicy(1, 40, (Trigger("prompt_tokens", 1600.0),), 0.0, metric_age_seconds=0.0)
+    played = play_policy(requests, setup, policy, LeastLoaded())
+    begun = [each.asked_at for each in played.spans if each.asked_at > 0]
+    assert begun and min(begun) > 600  # two seconds a short prompt, sixteen a long one
+
+
+def test_tokens_in_flight_are_tried_where_the_router_counts_them() -> None:
+    for counts in (False, True):
+        search = ScalingSearch(
+            _rush(), _SETUP, LeastLoaded, lambda seen: _p99_ttft_of(60.0, seen), 30.0, counts_prompt_tokens=counts
+        )
+        fixed = search.play_fixed(4, _rush())
+        answer = search.answer(fixed, 1, 8)
+        of_tokens = [
+            each
+            for each in answer.tried
+            for trigger in each.played.policy.triggers
+            if trigger.metric == "prompt_tokens"
+        ]
+        assert bool(of_tokens) is counts
+        if counts:
+            # a request of 100 tokens is unread until the step that reads it ends, and all that wait are
+            assert fixed.prompt_tokens == pytest.approx(100 * fixed.in_flight, rel=0.5)
+
+
+def test_what_a_cache_has_is_no_token_in_flight() -> None:
+    runs = (Run(1, 96),)
+    replica = Replica(_SETUP)
+    replica.deliver(FleetRequest(0, 0.0, 96, 1, runs), 0.0)
+    replica.advance(10.0)
+    for number in (1, 2):
+        replica.deliver(FleetRequest(number, 10.0, 96, 1, runs), 10.0)
+    assert replica.num_waiting_tokens == 192 and replica.num_unread_tokens() == 2 * 16

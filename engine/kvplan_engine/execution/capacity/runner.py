@@ -13,6 +13,7 @@ Tokens that would end a sequence are never drawn: how long answers are follows f
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain, islice
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import CountedMover
 from kvplan_engine.requests.request import Sequence
 from kvplan_engine.requests.step_plan import StepPlan
-from kvplan_engine.sampling.sampler import SampledTokens
+from kvplan_engine.sampling.sampler import SampledToken, SampledTokens, accepted_tokens
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -60,15 +61,32 @@ class CapacityRunner:
         """A random token for each of ``plan.sampled``."""
         if not plan.sampled:
             return SampledTokens([], np.empty(0, dtype=np.int64))
+        if plan.num_draft_tokens:
+            return self._verify(plan)
         if plan.is_plainly_greedy:
             origins = np.full(len(plan.sampled), origin(self._seed, 0), dtype=np.uint64)
         else:
             origins = np.array([self._origin(sequence) for sequence in plan.sampled], dtype=np.uint64)
         positions = np.array([sequence.num_tokens for sequence in plan.sampled], dtype=np.uint64)
+        tokens = self._draw(origins, positions, plan)
+        return SampledTokens(tokens.tolist(), tokens)
+
+    def _verify(self, plan: StepPlan) -> SampledTokens:
+        """The same behind every draft as well."""
+        counts = [1 + len(sequence.draft_token_ids) for sequence in plan.sampled]
+        origins = np.repeat(np.array([self._origin(sequence) for sequence in plan.sampled], np.uint64), counts)
+        ends = (
+            range(each.num_tokens + 1 - n, each.num_tokens + 1) for each, n in zip(plan.sampled, counts, strict=True)
+        )
+        positions = np.fromiter(chain.from_iterable(ends), np.uint64, sum(counts))
+        tokens = map(SampledToken, self._draw(origins, positions, plan).tolist())
+        return accepted_tokens(plan.sampled, [list(islice(tokens, count)) for count in counts])
+
+    def _draw(self, origins: np.ndarray, positions: np.ndarray, plan: StepPlan) -> np.ndarray:
         tokens = random_tokens(origins, positions, self._vocab_size)
         if plan.stop_ids:
             _avoid(tokens, plan.stop_ids, self._vocab_size)
-        return SampledTokens(tokens.tolist(), tokens)
+        return tokens
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """Nothing was computed that could say something of a prompt."""

@@ -71,16 +71,17 @@ class BatchBuilder:
         self._query_starts[: num_decodes + 1] = self._starts[: num_decodes + 1]
         self._fill_decodes(plan)
         self._fill_decode_tokens(plan, latest)
-        sampled, max_query_len = plan.decodes, 1
+        sampled, num_sampled_rows, max_query_len = plan.decodes, num_decodes, 1
         if plan.chunks:
             counts = self._fill_chunks(plan)
             max_query_len = int(counts.max())
             sampled = plan.decodes + [item.sequence for item in plan.chunks if item.needs_sampling]
+            num_sampled_rows = len(sampled) + plan.num_draft_tokens
         if pending is not None:
             self._token_ids[pending.places] = pending.values
-        skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs
-        if plan.has_adapters and self._inputs.stage is not None:
-            skips_rows = False  # the groups of sampled rows would have to be staged too
+        skips_rows = 2 * num_sampled_rows <= num_tokens and not plan.wants_prompt_logprobs
+        if plan.has_adapters and (self._inputs.stage is not None or plan.num_draft_tokens):
+            skips_rows = False  # the groups of sampled rows would have to be staged too, or have several of a sequence
         of_sampled = {SAMPLED_ROWS: self._sampled_rows(plan)} if plan.chunks else {}
         if graph is not None:
             skips_rows = False  # a captured step with prompts computes all rows of its last layer
@@ -89,7 +90,8 @@ class BatchBuilder:
         self._of_sampled = of_sampled
         sent = self._inputs.send(num_tokens, num_seqs, graph, of_sampled)
         rows = sent.get(SAMPLED_ROWS, self._numbers[:num_decodes])
-        batch = self._batch(num_tokens, num_seqs, max_query_len, rows, sent.get(SAMPLED_STARTS), sampled)
+        starts, longest = sent.get(SAMPLED_STARTS), _longest_query(of_sampled.get(SAMPLED_STARTS))
+        batch = self._batch(num_tokens, num_seqs, max_query_len, rows, starts, sampled, longest)
         return batch if graph is None else replace(batch, graph=graph)
 
     def _batch(
@@ -100,6 +102,7 @@ class BatchBuilder:
         sampled_rows: torch.Tensor,
         sampled_starts: torch.Tensor | None,
         sampled: list[SampledSequence],
+        max_sampled_len: int,
     ) -> StepBatch:
         """Views of the buffers as they are filled now. sampled_starts: where a step skips rows of the last layer."""
         is_kept = num_tokens == num_seqs and max_query_len == 1
@@ -107,7 +110,7 @@ class BatchBuilder:
         last = views.attention[self._last_place] if self._last_place is not None else None
         of_sampled = None
         if last is not None and sampled_starts is not None:
-            of_sampled = replace(last, query_starts=sampled_starts, max_query_len=1)
+            of_sampled = replace(last, query_starts=sampled_starts, max_query_len=max_sampled_len)
         return StepBatch(
             token_ids=views.token_ids,
             positions=views.positions,
@@ -141,7 +144,8 @@ class BatchBuilder:
             of_sampled[SAMPLED_STARTS] = indices.sampled_starts
         sent = self._inputs.send(indices.num_tokens, indices.num_seqs, None, of_sampled)
         counts = (indices.num_tokens, indices.num_seqs, indices.max_query_len)
-        return self._batch(*counts, sent[SAMPLED_ROWS], sent.get(SAMPLED_STARTS), [])
+        longest = _longest_query(indices.sampled_starts)
+        return self._batch(*counts, sent[SAMPLED_ROWS], sent.get(SAMPLED_STARTS), [], longest)
 
     def _kept_views(self, num_seqs: int) -> KeptViews:
         """Views for steps in which each of so many sequences has one token, which are repeated."""
@@ -162,17 +166,25 @@ class BatchBuilder:
         )
 
     def _sampled_rows(self, plan: StepPlan) -> np.ndarray:
-        """Rows of the hidden states: each decoding sequence's only row, and the last row of each completed prompt."""
+        """Rows of the hidden states: each decoding sequence's only row, and the last row of each completed prompt.
+
+        And those of drafts, behind it.
+        """
         number = len(plan.decodes)
         ending = [row for row, item in enumerate(plan.chunks, start=number + 1) if item.needs_sampling]
-        return np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64)
+        last = self._query_starts[ending] - 1
+        if plan.num_draft_tokens:
+            drafts = np.array([item.num_drafts for item in plan.chunks if item.needs_sampling])
+            ends = np.cumsum(1 + drafts)
+            last = np.repeat(last - drafts - (ends - 1 - drafts), 1 + drafts) + np.arange(ends[-1])
+        return np.concatenate([self._starts[:number], last]).astype(np.int64)
 
     def _sampled_starts(self, plan: StepPlan) -> np.ndarray:
-        """Where queries begin if there is one for each sequence that is sampled, and none for the others."""
+        """Where queries begin if only sampled sequences have any: one each, and one for each of their drafts."""
         number = len(plan.decodes)
         starts = np.zeros(plan.num_seqs + 1, np.int32)
         starts[1 : number + 1] = 1
-        starts[number + 1 :] = [item.needs_sampling for item in plan.chunks]
+        starts[number + 1 :] = [item.needs_sampling + item.num_drafts for item in plan.chunks]
         return np.cumsum(starts, dtype=np.int32)
 
     # ---- rows that decode
@@ -227,8 +239,14 @@ def _group_tables(host: Mapping[str, torch.Tensor], layout: KvLayout) -> list[Fu
     ]
 
 
+def _longest_query(starts: np.ndarray | None) -> int:
+    """Most rows between two of ``starts``; 1 where there are none."""
+    return 1 if starts is None else int(np.diff(starts).max(initial=1))
+
+
 def _tokens_of(item: ScheduledSequence) -> list[int]:
-    """The tokens that ``item`` computes; 0 for one whose value is not known yet."""
+    """The tokens that ``item`` computes, drafts last; 0 for one whose value is not known yet."""
     first = item.sequence.num_computed_tokens
     tokens = item.sequence.token_ids[first : first + item.num_new_tokens]
+    tokens += item.sequence.draft_token_ids[: item.num_drafts]
     return tokens + [0] * (item.num_new_tokens - len(tokens))

@@ -20,11 +20,11 @@ SAMPLED_ROWS, SAMPLED_STARTS = "sampled_rows", "sampled_starts"
 """What a step with prompts has beside its index buffers: see StepBatch, and the starts of its sampled_attention."""
 
 
-def sampled_buffers(max_num_seqs: int, device: torch.device) -> dict[str, torch.Tensor]:
+def sampled_buffers(num_rows: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Room for both on the device: a stage's targets beside the index buffers."""
     return {
-        SAMPLED_ROWS: torch.zeros(max_num_seqs, dtype=torch.int64, device=device),
-        SAMPLED_STARTS: torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device),
+        SAMPLED_ROWS: torch.zeros(num_rows, dtype=torch.int64, device=device),
+        SAMPLED_STARTS: torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
     }
 
 

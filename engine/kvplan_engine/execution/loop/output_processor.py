@@ -7,12 +7,13 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from kvplan_engine.requests.beams import BeamGroup
+from kvplan_engine.requests.drafts import DraftCounts
 from kvplan_engine.requests.outputs import PlainOutputs, StepOutput
 from kvplan_engine.requests.request import Request, Sequence
-from kvplan_engine.requests.status import SequenceStatus
+from kvplan_engine.requests.status import FinishReason, SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.requests.stop import StopChecker
-from kvplan_engine.sampling.sampler import SampledToken
+from kvplan_engine.sampling.sampler import SampledToken, SampledTokens
 from kvplan_engine.scheduling.beam_search import grow_beams
 from kvplan_engine.scheduling.scheduler import Scheduler
 
@@ -32,11 +33,16 @@ class OutputProcessor:
     """Processes tokens for ``requests``, by id, and removes those that are finished.
 
     stall_seconds: in the last step, the longest that a sequence which got a token had waited since its last one,
-    running all the while. longest_stall_seconds: of all steps.
+    running all the while. longest_stall_seconds: of all steps. draft_counts: of all steps.
     """
 
     def __init__(
-        self, scheduler: Scheduler, stops: StopChecker, requests: dict[str, Request], max_model_len: int
+        self,
+        scheduler: Scheduler,
+        stops: StopChecker,
+        requests: dict[str, Request],
+        max_model_len: int,
+        most_drafts: int = 0,
     ) -> None:
         self._scheduler = scheduler
         self._stops = stops
@@ -44,16 +50,17 @@ class OutputProcessor:
         self._max_model_len = max_model_len
         self.stall_seconds = 0.0
         self.longest_stall_seconds = 0.0
+        self.draft_counts = DraftCounts(most_drafts)
 
-    def take(
-        self, plan: StepPlan, token_ids: list[int], details: list[SampledToken] | None, now: float
-    ) -> Rows[StepOutput]:
-        """``token_ids[i]`` is for ``plan.sampled[i]``; one output for each. Plans come in the order of their steps.
+    def take(self, plan: StepPlan, tokens: SampledTokens, now: float) -> Rows[StepOutput]:
+        """Give ``plan.sampled`` its tokens; one output for each. Plans come in the order of their steps.
 
-        details: the same tokens with their log-probabilities, needed where ``plan.needs_token_details``.
+        ``tokens`` have details where ``plan.needs_token_details``, and runs where drafts were verified.
         """
         self._note_times(plan, now)
-        arrived = _Arrived(plan.sampled, plan.known, token_ids, details, plan.ending)
+        if tokens.runs is not None:
+            return [self._take_run(*each) for each in zip(plan.sampled, tokens.runs, strict=True)]
+        arrived = _Arrived(plan.sampled, plan.known, tokens.token_ids, tokens.details, plan.ending)
         if self._scheduler.num_orphan_tokens:
             arrived = self._without_orphans(arrived)
         if plan.needs_token_details and arrived.details is not None:
@@ -116,15 +123,30 @@ class OutputProcessor:
         request = sequence.request
         if request.beams is not None:
             return self._report(sequence, request.beams, token)
-        sequence.token_ids.append(token.token_id)
-        if token.top_logprobs is not None and token.logprob is not None:
-            sequence.logprobs.append(token.top_logprobs)
-            sequence.cumulative_logprob += token.logprob
+        _append(sequence, token)
         return StepOutput(sequence, [token.token_id], self._end(sequence))
+
+    def _take_run(self, sequence: Sequence, run: list[SampledToken]) -> StepOutput:
+        """Append a sequence's accepted drafts and the token behind them, up to the one that ends it."""
+        if sequence.request.beams is not None:
+            return self._take_one(sequence, run[0])
+        if sequence.draft_token_ids:
+            self.draft_counts.add(len(sequence.draft_token_ids), len(run) - 1)
+            self._scheduler.settle(sequence, len(run) - 1)
+        reason, before = None, len(sequence.token_ids)
+        for token in run:
+            _append(sequence, token)
+            reason = self._stops.check(sequence, self._max_model_len)
+            if reason is not None:
+                break
+        sequence.num_tokens = len(sequence.token_ids)  # those behind its end never come
+        return StepOutput(sequence, sequence.token_ids[before:], self._finish(sequence, reason))
 
     def _end(self, sequence: Sequence) -> str | None:
         """Finish ``sequence`` if its last token ends it; why."""
-        reason = self._stops.check(sequence, self._max_model_len)
+        return self._finish(sequence, self._stops.check(sequence, self._max_model_len))
+
+    def _finish(self, sequence: Sequence, reason: FinishReason | None) -> str | None:
         if reason is None:
             return None
         self._scheduler.finish(sequence, reason)
@@ -141,3 +163,11 @@ class OutputProcessor:
             if request.is_finished:
                 self._requests.pop(request.request_id, None)
         return StepOutput(beam, [], beam.finish_reason.value if beam.finish_reason else None)
+
+
+def _append(sequence: Sequence, token: SampledToken) -> None:
+    """Append a token, and what is said of it."""
+    sequence.token_ids.append(token.token_id)
+    if token.top_logprobs is not None and token.logprob is not None:
+        sequence.logprobs.append(token.top_logprobs)
+        sequence.cumulative_logprob += token.logprob

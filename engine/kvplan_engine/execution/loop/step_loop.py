@@ -10,7 +10,8 @@ The tokens of a step are read after the next step has been started. A sequence t
 one token too many, which is dropped. Its blocks are free at once: whoever gets them writes to them in a later step,
 which the device runs after this one. So a stop string ends its sequence a step late, as a stop token does. Steps that
 depend on values (beam search, and penalties where the host counts tokens) cannot run ahead: while such a request runs,
-every step waits for its tokens. Tokens that the host draws itself, or describes, are waited for in their own step.
+every step waits for its tokens. Tokens that the host draws itself, or describes, are waited for in their own step. With
+speculation no step runs ahead: what the next one computes follows from this one's tokens.
 
 A call takes the tokens of one step at most. ``stats`` are those of the step whose tokens were taken last: its counts
 from when it was started, and its time, from its start or from when the tokens of the step before were there.
@@ -33,9 +34,11 @@ from kvplan_engine.execution.loop.step_runner import StepRunner
 from kvplan_engine.offload.mover import Mover
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.stats import StepStats
+from kvplan_engine.requests.status import SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.sampler import SampledTokens
 from kvplan_engine.scheduling.scheduler import Scheduler
+from kvplan_engine.speculation.proposer import Proposer
 
 Count = Callable[[StepPlan], dict[str, Any]]
 
@@ -65,7 +68,7 @@ class StepLoop:
     """One engine's steps. runs_ahead: the next step may start before the tokens of the last are read.
 
     num_ahead: steps that were started before the tokens of the step before had been read. num_steps: all steps.
-    observer: is told of every step.
+    observer: is told of every step. proposer: of the tokens that the next step verifies; None: no speculation.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class StepLoop:
         count: Count,
         *,
         runs_ahead: bool,
+        proposer: Proposer | None = None,
     ) -> None:
         self.stats = StepStats(num_free_blocks=scheduler.pool.num_blocks)
         self.runs_ahead = runs_ahead
@@ -88,6 +92,7 @@ class StepLoop:
         self._mover = mover
         self._output_processor = output_processor
         self._count = count
+        self._proposer = proposer
         self._started: _Started | None = None
         self._latest: np.ndarray | None = None  # the last step's tokens, by row, where they have been read
         self._took = 0.0  # when the last tokens were there
@@ -159,6 +164,14 @@ class StepLoop:
             runner.take_prompt_logprobs(plan)
         return _Choice(lambda: sampled, is_pending=False)
 
+    def _propose(self, proposer: Proposer, plan: StepPlan) -> None:
+        """Let the next step compute drafts of the sequences that got a token and go on."""
+        for sequence in plan.sampled:
+            if sequence.status is SequenceStatus.RUNNING and sequence.request.beams is None:
+                drafts = proposer.propose(sequence)
+                if drafts:
+                    self._scheduler.propose(sequence, drafts)
+
     def _take(self, *, is_followed: bool = False) -> Rows[StepOutput]:
         """Process the tokens of the step that was started last; [] when there is none. is_followed: see StepStats."""
         started, self._started = self._started, None
@@ -170,7 +183,9 @@ class StepLoop:
         self.observer.ended("wait")
         self._latest = tokens.array
         now = time.perf_counter()
-        outputs = self._output_processor.take(started.plan, tokens.token_ids, tokens.details, now)
+        outputs = self._output_processor.take(started.plan, tokens, now)
+        if self._proposer is not None:
+            self._propose(self._proposer, started.plan)
         self.observer.ended("process")
         self.stats = StepStats(
             **started.counts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
@@ -100,14 +101,18 @@ class RequestsInFlight:
             if generation is not None and generation.scheduled_seconds is None:
                 self._begin(generation, begun.seconds, begun.num_cached_tokens)
         ended = {each.answer: each for each in step.ended}
-        logprobs = {each.answer: each for each in step.logprobs}
+        last = {number: place for place, number in enumerate(step.answers)} if ended else {}
+        logprobs: dict[int, deque[TokenLogprobs]] = {}
+        for each in step.logprobs:
+            logprobs.setdefault(each.answer, deque()).append(each)
         answers = [self._answers.get(number) for number in step.answers]  # None: aborted while the step ran
         self._note_times(answers, step.seconds)
-        for number, answer, token in zip(step.answers, answers, step.tokens, strict=True):
+        for place, (number, answer, token) in enumerate(zip(step.answers, answers, step.tokens, strict=True)):
             if answer is None:
                 continue
-            if number in ended or number in logprobs:
-                self._put(answer, number, token, ended.get(number), logprobs.get(number))
+            end = ended.get(number) if last.get(number) == place else None
+            if end is not None or number in logprobs:
+                self._put(answer, number, token, end, logprobs[number].popleft() if number in logprobs else None)
             else:
                 answer.mailbox.put_ordinary(answer.choice, token, is_late)
 
@@ -132,12 +137,14 @@ class RequestsInFlight:
         self._queued_tokens -= generation.route.num_new_tokens
 
     def _note_times(self, answers: list[Answer | None], seconds: float) -> None:
-        """Each of ``answers`` got a token at ``seconds``."""
+        """Each of ``answers`` got a token at ``seconds``. Some got several: as in vLLM no time passes between these."""
         since: dict[float, int] = {}  # by the time of the token before: nearly all had it in the same step
         for answer in answers:
             if answer is None:
                 continue
-            if answer.num_tokens:
+            if answer.num_tokens and answer.last_token == seconds:
+                pass  # it came with the one before
+            elif answer.num_tokens:
                 since[answer.last_token] = since.get(answer.last_token, 0) + 1
             else:
                 answer.first_token = seconds

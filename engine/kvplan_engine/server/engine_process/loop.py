@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 
 from kvplan_engine.engine import Engine
@@ -119,15 +120,16 @@ class EngineLoop:
             tokens = outputs.token_ids
             ending = [(outputs.sequences[row], reason) for row, reason in outputs.reasons.items()]
         else:
-            answers = [self._number(output.sequence) for output in outputs]
-            tokens = [output.new_token_ids[0] for output in outputs]
+            answers = [self._number(output.sequence) for output in outputs for _ in output.new_token_ids]
+            tokens = [token for output in outputs for token in output.new_token_ids]
             ending = [(each.sequence, each.finish_reason) for each in outputs if each.finish_reason]
             for output in outputs:
                 self._send_prompt_logprobs(output.sequence)
             logprobs = [
-                TokenLogprobs(answer, output.sequence.logprobs[-1][token], output.sequence.logprobs[-1])
-                for answer, token, output in zip(answers, tokens, outputs, strict=True)
+                TokenLogprobs(self._number(output.sequence), alternatives[token], alternatives)
+                for output in outputs
                 if output.sequence.request.params.logprobs is not None
+                for token, alternatives in _described(output)
             ]
         ended = [self._ended(sequence, reason) for sequence, reason in ending]
         for sequence, _ in ending:  # siblings may end in one step
@@ -183,6 +185,7 @@ class EngineLoop:
     def _stats_between_steps(self) -> Stats:
         scheduler = self._engine.scheduler
         pool, cache = scheduler.pool, scheduler.prefix_cache
+        drafts = self._engine.draft_counts
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -196,4 +199,14 @@ class EngineLoop:
             num_blocked_admissions=scheduler.num_blocked_admissions,
             prefix_cache_queries=cache.num_queried_tokens,
             prefix_cache_hits=cache.num_hit_tokens,
+            num_drafts=drafts.num_drafts,
+            num_draft_tokens=drafts.num_draft_tokens,
+            num_accepted_tokens=drafts.num_accepted_tokens,
+            accepted_per_position=drafts.accepted_per_position,
         )
+
+
+def _described(output: StepOutput) -> Iterator[tuple[int, dict[int, float]]]:
+    """Each of its new tokens with the log-probabilities of its alternatives."""
+    tokens = output.new_token_ids
+    return zip(tokens, output.sequence.logprobs[-len(tokens) :], strict=True)

@@ -16,6 +16,8 @@ def engine_metrics(families: EngineFamilies) -> Iterator[Metric]:
     """All of them, with a sample for each engine."""
     yield from _gauges(families)
     yield from _counters(families)
+    if families.has_any(attrgetter("accepted_per_position")):
+        yield from _drafts(families)
     yield from _histograms(families)
     yield from _own(families)
 
@@ -85,6 +87,22 @@ def _counters(families: EngineFamilies) -> Iterator[Metric]:
         "Finished answers by reason.",
         "finished_reason",
         attrgetter("num_requests_by_reason"),
+    )
+
+
+def _drafts(families: EngineFamilies) -> Iterator[Metric]:
+    """As in vLLM, only where tokens are proposed."""
+    for name, help, field in (
+        ("num_drafts", "Verifications of a sequence's drafts.", "num_drafts"),
+        ("num_draft_tokens", "Draft tokens.", "num_draft_tokens"),
+        ("num_accepted_tokens", "Accepted draft tokens.", "num_accepted_tokens"),
+    ):
+        yield families.counter(f"vllm:spec_decode_{name}", help, _total(field))
+    yield families.counters_by(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Accepted draft tokens by their position behind the sequence.",
+        "position",
+        attrgetter("accepted_per_position"),
     )
 
 

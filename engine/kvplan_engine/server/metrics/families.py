@@ -23,6 +23,10 @@ class EngineFamilies:
     def _labelled(self) -> list[tuple[list[str], EngineMetrics]]:
         return [([self._model_name, str(number)], engine) for number, engine in enumerate(self._engines)]
 
+    def has_any(self, read: Callable[[EngineMetrics], object]) -> bool:
+        """Whether any engine has something to show."""
+        return any(map(read, self._engines))
+
     def gauge(self, name: str, help: str, read: Read) -> Metric:
         family = GaugeMetricFamily(name, help, labels=["model_name", "engine"])
         for labels, engine in self._labelled():

@@ -18,6 +18,9 @@ _POOL_COUNTERS = (
     "num_blocked_admissions",
     "prefix_cache_queries",
     "prefix_cache_hits",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
 )
 
 
@@ -56,6 +59,7 @@ class EngineMetrics:
         self.stats = Stats()
         self.pool: PoolFacts | None = None
         self._before = Counter[str]()  # counters of the pools before this one
+        self._accepted_before = Counter[int]()  # the same of each position of a draft
         self.num_prompt_tokens = 0
         self.num_cached_prompt_tokens = 0
         self.num_generation_tokens = 0
@@ -89,12 +93,20 @@ class EngineMetrics:
             self._make_token_histograms(pool.max_model_len)
         for name in _POOL_COUNTERS:
             self._before[name] += getattr(self.stats, name)
+        self._accepted_before.update(dict(enumerate(self.stats.accepted_per_position)))
         self.pool = pool
         self.stats = Stats(num_free_blocks=pool.num_blocks)
 
     def total(self, name: str) -> int:
         """A counter of Stats since the server's start."""
         return self._before[name] + int(getattr(self.stats, name))
+
+    @property
+    def accepted_per_position(self) -> dict[str, int]:
+        """Accepted drafts since the server's start, by position; {} where nothing was ever proposed."""
+        positions = max(len(self.stats.accepted_per_position), len(self._accepted_before))
+        now = dict(enumerate(self.stats.accepted_per_position))
+        return {str(position): self._accepted_before[position] + now.get(position, 0) for position in range(positions)}
 
     def count_step(self, step: Step) -> None:
         self.stats = stats = step.stats

@@ -18,9 +18,7 @@ class ModelOptions:
 
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Short name, Hugging Face id, directory, config.json or .gguf file.", rich_help_panel=MODEL_PANEL
-        ),
+        typer.Option(help="Short name, Hugging Face id, directory, config.json or .gguf file."),
     ] = None
 
 
@@ -70,5 +68,19 @@ class MachineOptions:
             "changes results. Default: none."
         ),
     ] = None
-    device: Annotated[str | None, typer.Option(help=f"auto, cpu or cuda. Default: {DEFAULTS['device']}.")] = None
-    device_memory: Annotated[str | None, typer.Option(help="Total memory of the device, such as 4GiB.")] = None
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Who proposes tokens that the next step verifies, as vLLM takes it: "
+            '{"method": "ngram", "num_speculative_tokens": 4}.',
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help=f"auto, cpu or cuda. Default: {DEFAULTS['device']}."),
+    ] = None
+    device_memory: Annotated[
+        str | None,
+        typer.Option(help="Total memory of the device, such as 4GiB."),
+    ] = None

@@ -1,0 +1,30 @@
+"""Proposes drafts for sequences whose tokens are known. No torch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvplan_engine.requests.ngrams import NgramIndex
+from kvplan_engine.requests.request import Sequence
+from kvplan_engine.speculative_config import SpeculativeConfig
+
+
+class Proposer(Protocol):
+    """Guesses how sequences go on."""
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        """Tokens that may follow the last of ``sequence``; none where nothing suggests any."""
+        ...
+
+
+class NgramProposer:
+    """What followed the last tokens where they stood in the sequence before: see ``requests.ngrams``."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._config = config
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        """See Proposer.propose."""
+        if sequence.ngrams is None:
+            sequence.ngrams = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
+        return sequence.ngrams.propose(sequence.token_ids, self._config.num_speculative_tokens)

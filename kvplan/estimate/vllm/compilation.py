@@ -1,0 +1,47 @@
+"""What vLLM's first start of a deployment takes while torch.compile makes its kernels.
+
+The decoder is compiled within the profile run, whose peak counts it. From 0.11.1 on vLLM lets Inductor join kernels
+that do not depend on each other (combo kernels) where that is faster, and Inductor times each of them first
+(torch/_inductor/scheduler.py, speedup_by_combo_kernel). A kernel is timed on random tensors as large as its arguments
+(torch/_inductor/codegen/triton.py, benchmark_codegened_module), between runs of which a buffer as large as the GPU's L2
+cache is written (torch/_inductor/runtime/benchmarking.py; read in PyTorch 2.13).
+
+The largest argument is the embedding's matrix: looking tokens up is a kernel, and its argument is the rank's whole
+matrix, beside its output for a step of ``max_num_batched_tokens`` tokens. Models that take images or sounds look tokens
+up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py, _dummy_run: inputs_embeds), and have no such
+kernel unless they are served as language models alone.
+
+A later start with the same settings finds its kernels in the compile cache (~/.cache/vllm, which a container loses) and
+takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-32B-AWQ on two RTX 4090: 0.47 GiB less
+for each GPU's cache at the first start (0.46 by this account), and issue 54122 tens of GiB for a model with large
+lookup tables.
+"""
+
+from __future__ import annotations
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.vllm import VllmRelease
+from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.vllm.modalities import taken_modalities
+from kvplan.settings import FilledSettings
+
+_VOCAB_PADDING = 64
+
+
+def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
+    """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is timed."""
+    if not _times_lookup(spec, gpu, settings, release):
+        return 0
+    rows = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING // settings.tensor_parallel_size
+    values = (rows + settings.max_num_batched_tokens) * spec.hidden_size
+    return values * element_bytes(settings.dtype) + gpu.l2_cache_bytes
+
+
+def _times_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether the lookup of tokens is one of the kernels that are timed; vLLM's own kernel reads GGUF's matrix."""
+    if settings.enforce_eager or settings.warm_start or gpu.is_cpu or not release.times_compiled_kernels:
+        return False
+    if spec.quantization is not None and spec.quantization.method == "gguf":
+        return False
+    return settings.language_model_only or not taken_modalities(spec)

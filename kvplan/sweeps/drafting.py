@@ -1,0 +1,57 @@
+"""``--speculative-config`` of kvplan's own engine: who proposes tokens, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvplan.errors import UsageError
+from kvplan.files import parse_json
+
+AXIS: Final = "num_speculative_tokens"
+_OPTION: Final = "--speculative-config"
+_EXAMPLE: Final = f"""for example {_OPTION} '{{"method": "ngram", "num_speculative_tokens": 4}}'"""
+_LOOKUPS: Final = ("prompt_lookup_min", "prompt_lookup_max")
+
+
+def read_drafting(text: str) -> dict[str, Any]:
+    """The JSON object. UsageError for anything else, and for what the engine would refuse."""
+    try:
+        found = parse_json(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{_OPTION} '{text}' is not a JSON object.", hint=_EXAMPLE)
+    unknown = next((name for name in found if name not in ("method", "model", AXIS, *_LOOKUPS)), None)
+    if unknown is not None:
+        raise UsageError(f"kvplan's engine does not know '{unknown}' of {_OPTION}.", hint=_EXAMPLE)
+    method = found.get("method", found.get("model"))
+    if method != "ngram":
+        raise UsageError(f"kvplan's engine proposes by 'ngram' alone, and {_OPTION} says {method!r}.", hint=_EXAMPLE)
+    for name in (AXIS, *_LOOKUPS):
+        value = found.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"'{name}' of {_OPTION} is not a whole number of at least 1.", hint=_EXAMPLE)
+    return found
+
+
+def with_drafts(axes: Mapping[str, str], text: str | None) -> dict[str, str]:
+    """``axes`` with the number of tokens that the JSON names, where the axis does not vary it."""
+    found = {} if text is None else read_drafting(text)
+    return dict(axes) if AXIS in axes or AXIS not in found else {**axes, AXIS: str(found[AXIS])}
+
+
+def check_drafting(axes: Mapping[str, str], text: str | None) -> None:
+    """UsageError where one of both is given, and the other is not."""
+    if text is None and AXIS in axes:
+        raise UsageError(
+            "--num-speculative-tokens says how many tokens are proposed, but not by whom.",
+            hint=f"""add {_OPTION} '{{"method": "ngram"}}'""",
+        )
+    if text is not None and AXIS not in with_drafts(axes, text):
+        raise UsageError(f"{_OPTION} says by whom tokens are proposed, but not how many.", hint=_EXAMPLE)
+
+
+def engine_config(text: str, num_tokens: int) -> dict[str, Any]:
+    """The engine's ``speculative_config``."""
+    return {**read_drafting(text), AXIS: num_tokens}

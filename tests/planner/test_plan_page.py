@@ -1,0 +1,96 @@
+"""``kvplan plan --format html``: one page that tells what the table tells, and holds everything it shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvplan.cli import main
+from kvplan.planner.answer.charts import Chart
+from kvplan.planner.answer.scatter import Mark, scatter
+
+WORDS = ["plan", "qwen3-32b", "--users", "50", "--ctx-avg", "8k", "--gpu", "rtx-pro-6000", "h100", "b200"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main([*WORDS, *words])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def page(capsys: pytest.CaptureFixture[str]) -> str:
+    code, out, _ = printed(capsys, "--slo", "ttft:3000", "tpot:60", "--format", "html")
+    assert code == 0
+    return out
+
+
+def test_the_answer_stands_first_and_the_rest_is_the_tables(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = printed(capsys, "--slo", "ttft:3000", "tpot:60")
+    lines, text = out.splitlines(), re.sub(r"<[^>]+>", "\n", page).replace("&#x27;", "'").replace("&quot;", '"')
+    shown = [line.strip() for line in text.splitlines() if line.strip()]
+    places = [shown.index(line) for line in lines[:3]]
+    assert places == sorted(places) and places[0] < 80
+    command = next(line.partition("vllm: ")[2].strip() for line in lines if line.lstrip().startswith("vllm:"))
+    assert command in shown and shown.index(command) > places[-1]
+    rows = [re.split(r" {2,}", line.strip()) for line in lines if re.match(r"  \S.* \d+ %$", line)]
+    assert len(rows) >= 3
+    for row in rows:
+        place = shown.index(row[0], shown.index("Deployments"))
+        assert shown[place : place + len(row)] == row
+    for sentence in lines[-3:]:
+        assert sentence.strip() in shown
+
+
+def test_the_page_asks_no_other_host_and_has_no_script(page: str) -> None:
+    for word in ("<script", "<link", "<img", "@import", "url(", "src="):
+        assert word not in page
+    assert page.count("<svg") == 1 and "prefers-color-scheme: dark" in page and 'name="viewport"' in page
+
+
+def test_every_bar_is_the_memory_of_a_gpu(page: str) -> None:
+    bars = re.findall(r'<div class="bar" style="width:([\d.]+)%">(.*?)</div>', page)
+    assert len(bars) >= 3 and max(float(width) for width, _ in bars) == 100
+    for _, segments in bars:
+        widths = [float(each) for each in re.findall(r"width:([\d.]+)%", segments)]
+        assert len(widths) == 7 and sum(widths) == pytest.approx(100, abs=0.05)
+
+
+def test_the_answer_is_the_only_star_and_misses_are_empty(page: str) -> None:
+    assert page.count("<polygon") == 1
+    full = re.findall(r'<circle[^>]* fill="([^"]+)"', page)
+    missed = page.count('<tr class="miss">')
+    assert full.count("none") >= missed
+
+
+def test_a_file_and_stdout_have_the_same_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.html"
+    code, out, _ = printed(capsys, "--format", "html", "--html", str(path))
+    assert code == 0 and path.read_text("utf-8") == out
+    code, _, err = printed(capsys, "--html", str(tmp_path / "missing" / "plan.html"))
+    assert code == 1 and "cannot be written" in err and "hint: give another path to --html" in err
+
+
+def test_a_load_that_nothing_serves_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.html"
+    code, out, err = printed(capsys, "--max-gpus", "1", "--users", "5000", "--format", "html", "--html", str(path))
+    assert code == 1 and not out and not path.exists() and "error: No deployment of at most 1 GPU" in err
+
+
+def names(picture: str) -> list[str]:
+    return re.findall(r'class="name"[^>]*>([^<]+)<', picture)
+
+
+def test_names_do_not_lie_on_each_other() -> None:
+    chart = Chart("Cost", "dollars", "s", (), "")
+    apart = [Mark(1.0, 1.0, "a" * 10), Mark(9.0, 9.0, "b" * 10, is_best=True)]
+    assert sorted(names(scatter(chart, apart))) == ["a" * 10, "b" * 10]
+    crowd = [Mark(5.0 + place / 100, 5.0, f"name of mark {place}", is_best=place == 7) for place in range(20)]
+    shown = names(scatter(chart, crowd))
+    assert "name of mark 7" in shown and len(shown) < 20
+
+
+def test_text_of_others_is_escaped() -> None:
+    picture = scatter(Chart("<b>", "x", "y", (), '"'), [Mark(1.0, 1.0, "<i>&")])
+    assert "<b>" not in picture and "<i>" not in picture and "&lt;i&gt;&amp;" in picture
