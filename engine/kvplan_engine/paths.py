@@ -22,12 +22,25 @@ def source_dir() -> Path:
 
 
 def model_profile_folders() -> list[Path]:
-    """Folders with the shipped models' configs: data that planner and engine both read. Imports no planner code."""
-    folders = [_PACKAGE.parents[1] / "profiles" / "models"]
+    """Folders with the shipped models' configs."""
+    return [folder / "models" for folder in _profile_folders() if (folder / "models").is_dir()]
+
+
+def architectures_file() -> Path:
+    """The table of the architectures' names; EngineError when it is missing."""
+    for folder in _profile_folders():
+        if (folder / "architectures.json").is_file():
+            return folder / "architectures.json"
+    raise EngineError("the table of architectures is missing from this installation.", hint="reinstall kvplan")
+
+
+def _profile_folders() -> list[Path]:
+    """Folders with data that planner and engine both read. Imports no planner code."""
+    folders = [_PACKAGE.parents[1] / "profiles"]
     planner = importlib.util.find_spec("kvplan")
     if planner is not None and planner.submodule_search_locations:
-        folders.append(Path(planner.submodule_search_locations[0]) / "profiles" / "models")
-    return [folder for folder in folders if folder.is_dir()]
+        folders.append(Path(planner.submodule_search_locations[0]) / "profiles")
+    return folders
 
 
 def kernel_cache_dir() -> Path:

@@ -27,7 +27,7 @@ class BenchFigure:
 
     @property
     def cut_pct(self) -> float | None:
-        """By how many percent ``measured`` is below ``baseline``, as the median over neighbouring samples."""
+        """Percent by which ``measured`` is below ``baseline``, as the median over neighbouring samples."""
         if self.ratio is None or self.higher_is_better:
             return None
         return 100 * (1 - 1 / self.ratio) if self.ratio else None

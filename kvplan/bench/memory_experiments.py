@@ -40,7 +40,7 @@ def shortened_config(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_short_engine(order: BenchOrder, **changes: Any) -> Engine:
-    """For counts, not times: each call of it is a step, whose counts are there when it returns."""
+    """Make an engine for counts, not times: each call of it is a step, whose counts are there when it returns."""
     settings = order.engine | {"model": shortened_config(order.engine["model"]), "load_format": "dummy"}
     settings |= {"max_model_len": _MAX_MODEL_LEN, "block_size": _BLOCK_SIZE, "enable_prefix_caching": False}
     return make_engine(settings | {"async_scheduling": False}, **changes)

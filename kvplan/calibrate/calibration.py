@@ -172,7 +172,7 @@ def num_noisy(trials: Sequence[MeasuredTrial]) -> int:
 
 
 def default_profile_path(calibration: Calibration) -> Path:
-    """In the user's profile folder, one file per device and dtype: a later calibration replaces an earlier one."""
+    """Path in the user's profile folder, one file per device and dtype: a later calibration replaces an earlier one."""
     return user_profile_path(calibration.trials.device)
 
 

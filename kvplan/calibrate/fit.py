@@ -70,7 +70,7 @@ class Observed(Protocol):
     def figure_seconds(self) -> np.ndarray: ...
 
     def seconds(self, speed: Speed) -> np.ndarray:
-        """Of every step, [N]: the residuals compare sums of these with what was measured."""
+        """Return the seconds of every step, [N]: the residuals compare sums of these with what was measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def identify(jacobian: np.ndarray, names: Sequence[str], spreads: Sequence[float
 
 
 def _pivots(rows: np.ndarray) -> list[int]:
-    """As many columns of ``rows`` [R, P] as it has rows: each the longest once those before it are projected away."""
+    """Choose as many columns of ``rows`` [R, P] as it has rows: the longest once those before are projected away."""
     left = rows.copy()
     found: list[int] = []
     for _ in range(len(rows)):

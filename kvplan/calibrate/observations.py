@@ -154,7 +154,7 @@ def loads_of(simulated: Simulation) -> Loads:
 
 
 def _figures(trial: MeasuredTrial, simulated: Simulation) -> tuple[np.ndarray, np.ndarray]:
-    """Of the whole trial, the mean TTFT and, if there is one, the mean TPOT."""
+    """Return the mean TTFT of the whole trial and, if there is one, the mean TPOT."""
     mean_ttft_ms, mean_tpot_ms = trial.row["mean_ttft_ms"], trial.row["mean_tpot_ms"]
     assert mean_ttft_ms is not None, "a served trial has a TTFT"
     return figure_rows(simulated, _duration(trial), mean_ttft_ms / 1000, mean_tpot_ms / 1000 if mean_tpot_ms else None)

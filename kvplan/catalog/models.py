@@ -89,7 +89,7 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
 
 
 def _absolute(path: Path) -> str:
-    """Of a path as it was given: a link is not followed, so that what it is called stays."""
+    """Return a path as it was given, from the root on: a link is not followed, so that what it is called stays."""
     return os.path.abspath(path)
 
 

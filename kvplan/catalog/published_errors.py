@@ -154,7 +154,7 @@ def _interval(record: Mapping[str, Any]) -> tuple[tuple[ErrorGroup, str], ErrorI
 
 @cache
 def published_errors() -> PublishedErrors:
-    """Those that ship. KvplanError where the file is damaged."""
+    """Return the errors that ship. KvplanError where the file is damaged."""
     path = profiles_dir() / FILE
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

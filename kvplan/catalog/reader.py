@@ -72,7 +72,7 @@ def read_config(
 
 
 def _said(key: str, given: Mapping[str, str], spec: ModelSpec, read: Callable[[Mapping[str, str]], ModelSpec]) -> str:
-    """That ``key`` was assumed, or that it makes no difference: it is mistyped, or says what the config does."""
+    """Say that ``key`` was assumed, or that it makes no difference: it is mistyped, or says what the config does."""
     try:
         without = read({name: value for name, value in given.items() if name != key})
     except KvplanError:

@@ -325,7 +325,7 @@ class ModelSpec:
 
     @property
     def short_id(self) -> str:
-        """For a column of a table: a path by the name of its directory or file's model, an id as it is served."""
+        """Name for a column of a table: a path by the name of its directory or file's model, an id as it is served."""
         return self.id if self.served_id.startswith("/") else self.served_id
 
     @property

@@ -126,7 +126,7 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
 
 
 def _extras(spec: ModelSpec, stored: StoredCheckpoint) -> Iterable[ExtraModule]:
-    """Those that the checkpoint has, counted where the config does not say enough."""
+    """Yield the modules that the checkpoint has, counted where the config does not say enough."""
     towers = [extra for extra in spec.extras if extra.kind != "multi_token_prediction"]
     for extra in spec.extras:
         is_drafter = extra.kind == "multi_token_prediction"

@@ -56,12 +56,12 @@ class Evidence:
 
     @cached_property
     def end_to_end(self) -> Evidence:
-        """Those that were compared from their settings on."""
+        """Start-ups that were compared from their settings on."""
         return Evidence(tuple(each for each in self.startups if each.end_to_end))
 
     @cached_property
     def of_layouts(self) -> Evidence:
-        """Those that show how many tokens their memory holds."""
+        """Start-ups that show how many tokens their memory holds."""
         return Evidence(tuple(each for each in self.startups if each.shows_layout))
 
     @property

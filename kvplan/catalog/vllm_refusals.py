@@ -37,7 +37,7 @@ def vllm_refusal(
 
 
 def _batch_refusal(settings: ServingSettings) -> Refusal | None:
-    """By every release (vllm/config/scheduler.py, verify_max_model_len in 0.33.0)."""
+    """Refuse as every release does (vllm/config/scheduler.py, verify_max_model_len in 0.33.0)."""
     tokens, rows = settings.max_num_batched_tokens, settings.max_num_seqs
     if tokens is None or rows is None or tokens >= rows:
         return None

@@ -260,7 +260,7 @@ def _with_share(question: Question, share: GpuShare) -> Question:
 
 
 def _nothing_fits(misses: Sequence[Asked]) -> KvplanError:
-    """Of one deployment: what stands in its way. The hint is what lets it fit, or of several the nearest."""
+    """Error: of one deployment what stands in its way. The hint is what lets it fit, or of several the nearest."""
     nearest = min(misses, key=_lacking)
     ways = ways_to_fit(nearest)
     hint = f"use {', or '.join(ways)}" if ways else "use larger GPUs, or a smaller model"

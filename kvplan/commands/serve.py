@@ -223,7 +223,7 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
 
 
 def _engine_settings(settings: ServingSettings) -> dict[str, Any]:
-    """Those that were given, under the engine's names."""
+    """Return the settings that were given, under the engine's names."""
     given = {name: getattr(settings, name) for name, knob in KNOBS.items() if getattr(settings, name) != knob.default}
     given.pop("data_parallel_size", None)  # the server's: it starts the engines
     return {ENGINE_NAMES.get(name, name): value for name, value in given.items()}

@@ -11,7 +11,7 @@ from kvplan.machine.visible_gpu import first_visible_gpu, gpu_of
 
 
 def driver_facts(uuid: str = "") -> dict[str, Any]:
-    """Of the GPU that CUDA knows by ``uuid``, else of the first one; what the driver does not answer is left out."""
+    """Facts of the GPU that CUDA knows by ``uuid``, else the first one; what the driver does not answer is left out."""
     try:
         import pynvml
     except ImportError:

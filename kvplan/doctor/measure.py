@@ -88,7 +88,7 @@ def refuse_unmeasurable(report: Mapping[str, Any]) -> None:
 
 
 def name_of(report: Mapping[str, Any]) -> str:
-    """Of the file: the GPU's name and torch's version, such as nvidia-h100-80gb-hbm3-torch-2.13.0."""
+    """Return the file's name: the GPU's name and torch's version, such as nvidia-h100-80gb-hbm3-torch-2.13.0."""
     gpu = (report.get("gpu") or {}).get("name", report["device"])
     version = str(report["versions"]["torch"]).partition("+")[0]
     return re.sub(r"[^a-z0-9.]+", "-", f"{gpu} torch {version}".casefold()).strip("-")

@@ -171,7 +171,7 @@ class TellsSteps(Protocol):
     """An adapter whose server writes down each of its steps."""
 
     def step_log(self, directory: Path) -> StepLog | None:
-        """Of the server that was started with this directory; None where it was not asked to."""
+        """Log of steps of the server that was started with this directory; None where it was not asked to."""
 
 
 @dataclass(frozen=True, slots=True)

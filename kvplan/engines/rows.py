@@ -79,7 +79,7 @@ def served_row(
 
 
 def usage_of_tokens(readings: Sequence[ServerReading], kv_cache_tokens: int) -> Row:
-    """Of a server that tells the tokens it holds, not their share: that of all that it can hold."""
+    """Return the columns of a server that tells the tokens it holds, not their share: that of all that it can hold."""
     held = [reading.kv_cache_used_tokens for reading in readings if reading.kv_cache_used_tokens is not None]
     if not held:
         return {}

@@ -84,12 +84,12 @@ class Product:
 
     @property
     def elements_per_rank(self) -> int:
-        """Of A and B of one slot, for each unit of the adapters' rank."""
+        """Number of elements of A and B of one slot, for each unit of the adapters' rank."""
         return self.copies * (self.num_stacked * self.num_inputs + self.num_outputs)
 
 
 def vllm_slot_bytes(spec: ModelSpec, layers: range, settings: ServingSettings, dtype: str) -> int:
-    """Of the pipeline stage ``layers`` on one rank; 0 without adapters. KvplanError where they are not known."""
+    """Bytes of slots on one rank of the pipeline stage ``layers``; 0 without adapters. KvplanError if not known."""
     slots = settings.lora_slots
     if slots is None:
         return 0

@@ -252,7 +252,7 @@ def _cache_settings(
 
 
 def _block_size(spec: ModelSpec, request: EstimateRequest, placements: Sequence[Placement]) -> int:
-    """Of the first GPU where they differ: the engine chooses what its kernels there take."""
+    """Return the block size of the first GPU where they differ: the engine chooses what its kernels there take."""
     if placements:
         return placements[0].deployment.settings.block_size
     usual = COMPRESSED_BLOCK if request.engine.name != "kvplan" and spec.is_compressed else DEFAULT_BLOCK_SIZE

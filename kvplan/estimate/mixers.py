@@ -33,7 +33,7 @@ class AttentionSpan:
     limit: int | None = None
 
     def multiply_adds(self, num_tokens: float) -> float:
-        """Of one new token that comes after ``num_tokens`` others."""
+        """Count the multiply-adds of one new token that comes after ``num_tokens`` others."""
         entries = num_tokens / self.stride
         return self.width * (entries if self.limit is None else min(entries, self.limit))
 

@@ -78,7 +78,7 @@ class ParallelLayout:
         return self.data_parallel_size > 1
 
     def share_of_stage(self, num_tokens: float, num_sequences: float) -> float:
-        """Of a group's step, what the fullest micro-batch of its stages has.
+        """Return what of a group's step the fullest micro-batch of its stages has.
 
         Micro-batches have whole sequences where none has more than a token; prompts are in as many chunks as there are
         stages, of which the last one is through some stages after its step (``queueing.play`` sees to that).

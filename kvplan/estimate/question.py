@@ -125,7 +125,7 @@ def settings_on(counted: GpuCount, spec: ModelSpec, settings: ServingSettings, e
 
 
 def tensor_parallel_size(counted: GpuCount, settings: ServingSettings) -> int:
-    """Of ``8xh200``: what is left of the count after the other parallel sizes. UsageError where they contradict it."""
+    """Return what ``8xh200`` leaves after the other parallel sizes. UsageError where they contradict the count."""
     if counted.num_gpus == 1:
         return settings.tensor_parallel_size
     others = settings.pipeline_parallel_size * settings.data_parallel_size
@@ -158,7 +158,7 @@ def _joined(parts: Sequence[Estimate]) -> Estimate:
 
 
 def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
-    """Those of every part as they are, others with the GPUs they were made on."""
+    """Yield the assumptions of every part as they are, others with the GPUs they were made on."""
     for part in parts:
         names = ", ".join(each.gpu for each in part.deployments)
         for sentence in part.assumptions:

@@ -101,6 +101,6 @@ def _after_the_step(
 
 
 def _vectors_counted(spec: ModelSpec, release: TrtllmRelease) -> int:
-    """For each one that is kept."""
+    """Return how many vectors count for each one that is kept."""
     is_latent = any(isinstance(mixer, LatentAttention) for layer in spec.layers for mixer in layer.mixers)
     return 2 if is_latent and release.counts_latents_twice else 1

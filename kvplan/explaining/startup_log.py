@@ -187,7 +187,7 @@ def _has_given_pool(text: str, stated: ServingSettings) -> bool:
 
 
 def _gpu_names(text: str) -> tuple[str, ...]:
-    """As drivers name devices; where none does, as people do."""
+    """Return the GPUs as drivers name devices; where none does, as people do."""
     names: list[str] = [name for pattern in patterns.GPU_NAMES for name in re.findall(pattern, text)]
     if not names and patterns.GPUS_IN_WORDS.search(text):
         lines = (line for line in text.splitlines() if not patterns.OF_AN_ENGINE.search(line))
@@ -261,7 +261,7 @@ def _sizes(text: str, table: Iterable[tuple[str, str]]) -> dict[str, int]:
 
 
 def _cpu_memory(text: str) -> LogMemory:
-    """Of several workers the first counts: each has a node of its own."""
+    """Return the memory; of several workers the first counts: each has a node of its own."""
     found: dict[str, Any] = {}
     for name, pattern in patterns.CPU_MEMORY:
         match = None if name in found else re.search(pattern, text)

@@ -167,7 +167,7 @@ def overridden(stated: ServingSettings, given: ServingSettings) -> tuple[Serving
 
 
 def named_settings(settings: ServingSettings) -> dict[str, Any]:
-    """Those that are not left open."""
+    """Return the settings that are not left open."""
     values = {name: getattr(settings, name) for name in KNOBS}
     return {name: value for name, value in values.items() if value != KNOBS[name].default}
 

@@ -55,7 +55,7 @@ def load_summary(
     notes: Sequence[str],
     interrupted: bool,
 ) -> dict[str, Any]:
-    """Of at least one row.
+    """Return the summary of at least one row.
 
     At the top the figures of the main run, number ``main_run`` of ``runs``: the last one, or in a search the largest
     load within the service level. verdicts: what bound each of the rows, in a sentence. engines: of each of the rows,

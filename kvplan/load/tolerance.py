@@ -55,7 +55,7 @@ class Failures:
 
 
 def failures_of(runs: Sequence[LoadRun]) -> Failures:
-    """Of all runs together, warm-ups left out."""
+    """Count the failures of all runs together, warm-ups left out."""
     measured = [record for run in runs for record in run.measured.measured]
     failed = [record.error or _NO_REASON for record in measured if not record.is_served]
     return Failures(len(failed), len(measured), Counter(failed))

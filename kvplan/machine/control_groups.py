@@ -17,7 +17,7 @@ class MemoryLeft(NamedTuple):
 
 
 def rooms() -> list[MemoryLeft]:
-    """Of each group with a limit, from this process's own to the root."""
+    """Return what is left of each group with a limit, from this process's own to the root."""
     found = []
     for group, (limit_file, used_file, cached_field) in _groups():
         limit, used = _count(group / limit_file), _count(group / used_file)

@@ -74,7 +74,7 @@ def _distinct(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _engine_label(sample: Sample) -> str | None:
-    """Of a data-parallel engine: vLLM's label ``engine``, SGLang's ``dp_rank``."""
+    """Return the label of a data-parallel engine: vLLM's label ``engine``, SGLang's ``dp_rank``."""
     return sample.labels.get("engine") or sample.labels.get("dp_rank")
 
 

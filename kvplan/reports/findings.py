@@ -194,7 +194,7 @@ _COUNTED_WEIGHTS: Final = {
 
 
 def counted_sentence(run: Run) -> str:
-    """That there are no speeds and why, '' where something was computed."""
+    """Say that there are no speeds and why, '' where something was computed."""
     if not run.is_counted:
         return ""
     if any(trial.number("kv_cache_tokens_vllm") for trial in run.trials):
@@ -208,7 +208,7 @@ def counted_sentence(run: Run) -> str:
 
 
 def shared_sentence(run: Run) -> str:
-    """That layers shared their weights, '' where each had its own."""
+    """Say that layers shared their weights, '' where each had its own."""
     if run.first("dummy_layers") != "shared":
         return ""
     return (
@@ -218,7 +218,7 @@ def shared_sentence(run: Run) -> str:
 
 
 def transformers_sentence(run: Run) -> str:
-    """That classes of transformers computed the model, '' where the engine's decoder did."""
+    """Say that classes of transformers computed the model, '' where the engine's decoder did."""
     if run.first("model_impl") != "transformers":
         return ""
     return (
@@ -228,7 +228,7 @@ def transformers_sentence(run: Run) -> str:
 
 
 def stand_in_sentence(run: Run) -> str:
-    """For which settings speeds on a GPU stand in for vLLM's, '' where the summary says nothing of that."""
+    """Say for which settings speeds on a GPU stand in for vLLM's, '' where the summary says nothing of that."""
     return str(_object(run.summary.get("stand_in")).get("sentence") or "")
 
 
@@ -301,7 +301,7 @@ def _share(counted: Document, part: str, whole: str, label: str) -> str:
 
 
 def _throughput_error(counted: Document) -> str:
-    """Of all trials and, where some were predicted before any had run, of the others: those that plots state."""
+    """Error of all trials and, where some were predicted before any had run, of the others: those that plots state."""
     of_all = _error(counted, _THROUGHPUT_ERROR, "Median error of output throughput")
     of_others, timed = counted.get("output_throughput_informed_error_pct"), counted.get("num_timed")
     number = counted.get("num_informed")

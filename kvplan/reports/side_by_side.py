@@ -72,7 +72,7 @@ class SideBySide:
 
     @property
     def shown_figures(self) -> tuple[str, ...]:
-        """Those of FIGURES that some run has somewhere."""
+        """The ones of FIGURES that some run has somewhere."""
         places = range(len(self.sides))
         return tuple(name for name in FIGURES if any(self.table[f"{name}_{place}"].notna().any() for place in places))
 
@@ -136,7 +136,7 @@ def _figures_by(run: Run, keys: Sequence[str], place: int) -> pd.DataFrame:
 
 
 def _labels(runs: Sequence[Run], *, by_device: bool) -> tuple[str, ...]:
-    """By device where these differ, with the engine where that differs too; by directory where nothing else does."""
+    """Name runs by device where these differ, and engine where that does too; by directory where nothing else does."""
     named = [" ".join(filter(None, (engine_of(run), run.first("engine_version")))) for run in runs]
     if by_device:
         several = len(set(named)) > 1
@@ -186,7 +186,7 @@ def _speed_sentences(compared: SideBySide, place: int) -> list[str]:
 
 
 def _token_sentence(compared: SideBySide, place: int) -> list[str]:
-    """Of starts that told their tokens, how many held what was predicted."""
+    """Say how many of the starts that told their tokens held what was predicted."""
     frame = compared.sides[place].run.frame
     if "kv_cache_tokens_predicted" not in frame:
         return []

@@ -241,7 +241,7 @@ def refuse_misshapen(manifest: Manifest, directory: Path) -> None:
 
 
 def lacking(manifest: Manifest, needed: Mapping[str, Sequence[str]]) -> list[str]:
-    """Those of ``needed``, entries of a manifest with their keys, that it does not have: ``options``, ``model.id``."""
+    """Return which of ``needed``, a manifest's entries with their keys, it does not have: ``options``, ``model.id``."""
     missing = []
     for name, keys in needed.items():
         entry = cast(Mapping[str, Any], manifest).get(name)

@@ -79,7 +79,7 @@ def _hints(kind: Any) -> Mapping[str, Any] | None:
 
 @cache
 def _needed(kind: Any) -> frozenset[str]:
-    """Of a dataclass; which entries of a TypedDict are needed is for those to say who read it."""
+    """Needed fields of a dataclass; which entries of a TypedDict are needed is for those to say who read it."""
     if not is_dataclass(kind):
         return frozenset()
     return frozenset(

@@ -80,7 +80,7 @@ def _option_words(name: str, value: Any) -> list[str]:
 
 
 def _digest(options: SweepOptions, run_id: str, directory: Path) -> str:
-    """Of the sweep, its place, and what it runs there."""
+    """Return a digest of the sweep, its place, and what it runs there."""
     record = [os.fspath(directory.resolve()), run_id, options.engine, _acting(options)]
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 

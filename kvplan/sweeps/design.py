@@ -60,7 +60,8 @@ class Design:
     planes: tuple[Plane, ...]
 
     def trials(self, predictor: Predictor, num_runs: int) -> tuple[Trial, ...]:
-        """In the order to run: one load of the weights after the other, and those expected to start before the others.
+        """Return the trials in the order to run: one load of the weights after the other, and those expected to start
+        before the others.
 
         Within a load the largest batches come first, because the engine profiles its largest step once. Runs of one
         setting follow each other where each setting takes a new server, and so do those that one server can serve.

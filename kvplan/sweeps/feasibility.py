@@ -117,14 +117,14 @@ def _way_out(device_kind: str, needed_bytes: int, model: str) -> str:
 
 
 def quantization_notice(spec: ModelSpec, dtype: str) -> str | None:
-    """That the engine will not run the weights in the format they are published in, None if it does."""
+    """Say that the engine will not run the weights in the format they are published in, None if it does."""
     if spec.quantization is None:
         return None
     return f"the weights are published in {spec.quantization.method}; kvplan's engine runs them in {dtype}"
 
 
 def published_weights_notice(spec: ModelSpec) -> str | None:
-    """Whose account of the weights a counted run takes where they are published in a format of fewer bits."""
+    """Say whose account of the weights a counted run takes where they are published in a format of fewer bits."""
     if spec.quantization is None:
         return None
     return (

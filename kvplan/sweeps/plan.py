@@ -342,7 +342,7 @@ def reuse_notice(predictor: Predictor) -> tuple[str, ...]:
 
 
 def _deployed_notices(predictor: Predictor, trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Whose account the pools of GPUs that are only counted are left by, and where vLLM itself would not start."""
+    """Say by whose account pools of GPUs that are only counted are left, and where vLLM itself would not start."""
     pools = [predictor.deployed(trial.settings) for trial in trials]
     found = [(pool, trial) for pool, trial in zip(pools, trials, strict=True) if pool is not None]
     if not found:

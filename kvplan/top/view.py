@@ -55,7 +55,7 @@ def screen(snapshot: Snapshot, *, width: int, height: int | None, title: str) ->
 
 
 def _num_lines(row: ServerRow) -> int:
-    """Of its block, at most."""
+    """Return the lines of its block, at most."""
     return _BLOCK_LINES + (len(row.state.reading.engines) if row.state.reading else 0)
 
 

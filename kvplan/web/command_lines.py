@@ -49,7 +49,7 @@ def _words(name: str, value: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """As a person writes it: 2 and not 2.0."""
+    """Write it as a person writes it: 2 and not 2.0."""
     return f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)
 
 

@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 
 def estimate_view(found: Estimate, name: str, document: Document, shorter: Estimate | None) -> dict[str, Any]:
-    """Of the first deployment. ``shorter``: the same with sequences of average length, where they were asked for."""
+    """View of the first deployment. ``shorter``: the same with sequences of average length, where asked for."""
     deployment, figures = found.deployments[0], document["deployments"][0]
     return {
         "title": f"{name} on {deployment.counted_gpu}",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """For a block of imports: importing torch sets off a thousand garbage collections, which find nothing."""
+    """Speed up a block of imports: importing torch sets off a thousand garbage collections, which find nothing."""
     gc.disable()
     try:
         yield

@@ -220,7 +220,7 @@ class _Window:
         self.text, self.place = "", 0
 
     def read_more(self) -> bool:
-        """As much again as is left, at least a chunk; False at the end of the file."""
+        """Read as much again as is left, at least a chunk; False at the end of the file."""
         left = self.text[self.place :]
         more = self._read(max(_CHUNK, len(left)))
         self.text, self.place = left + more, 0

@@ -96,7 +96,7 @@ class RowMaker:
     _num_chats: int = 0
 
     def rows(self, fields: Mapping[str, Any]) -> Iterator[RequestRow]:
-        """Those of a record. ValueError with a phrase that says what is wrong."""
+        """Return the rows of a record. ValueError with a phrase that says what is wrong."""
         columns = self._columns.of(fields)
         if columns.prompt_tokens is not None:
             yield from self._kept(self._counted(fields, columns))
@@ -337,7 +337,7 @@ def _whole(value: float | str, name: str) -> int:
 
 
 def _ids(value: Any) -> Sequence[int]:
-    """As a list, or as text like ``[1, 2]``."""
+    """Read it as a list, or as text like ``[1, 2]``."""
     if value is None:
         return ()
     if isinstance(value, str):

@@ -120,7 +120,7 @@ class DecidedUnit:
 
 
 def decide_unit(seen: TimesSeen, stated: TimeUnit | None, *, is_like_mooncake: bool) -> DecidedUnit:
-    """By the rules above. stated: by the user, the column's name or the format."""
+    """Decide by the rules above. stated: by the user, the column's name or the format."""
     if seen.are_dates:
         return DecidedUnit(TimeUnit.seconds)
     if stated is not None:

@@ -10,7 +10,7 @@ from kvplan_engine.checkpoints.families import (
     architecture_of,
     family_of,
 )
-from kvplan_engine.checkpoints.families.wrappers import TEXT_TYPES
+from kvplan_engine.checkpoints.families.names import architecture_names
 
 
 def test_both_sides_know_the_same_architectures() -> None:
@@ -21,13 +21,20 @@ def test_what_the_table_calls_native_is_what_the_engine_computes() -> None:
     assert native_architectures() == set(SUPPORTED_ARCHITECTURES)
 
 
-def test_a_type_is_of_the_same_family_to_both() -> None:
-    """Of the types that several architectures have, each side may name another one that is read alike."""
+def test_a_type_is_of_the_same_architecture_to_both() -> None:
     planned = {kind: name for name, row in architectures().items() for kind in row.model_types}
-    described = {kind: architecture_of({"model_type": kind}) for family in FAMILIES for kind in family.model_types}
-    assert planned.keys() == (described | TEXT_TYPES).keys()
-    for kind, name in (described | TEXT_TYPES).items():
-        assert family_of(planned[kind]) is family_of(name), kind
+    assert {kind: architecture_of({"model_type": kind}) for kind in planned} == planned
+    assert all(planned[kind] in family_of(planned[kind]).architectures for kind in planned)
+
+
+def test_a_wrapper_holds_the_same_language_model_to_both() -> None:
+    wrappers = {row.architecture: row.inner for row in architecture_names() if row.is_wrapper}
+    assert wrappers.keys() == {name for name, row in architectures().items() if row.is_wrapper}
+    for name, row in architectures().items():
+        if row.text_model is not None:
+            assert wrappers[name] == row.text_model
+        if row.text_model_of_version:
+            assert wrappers[name] == {None: next(iter(row.text_model_of_version.values())), **row.text_model_of_version}
 
 
 def test_a_file_of_llama_cpp_is_of_the_same_family_to_both() -> None:

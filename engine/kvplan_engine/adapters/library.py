@@ -33,7 +33,7 @@ class AdapterLibrary:
 
     @property
     def names(self) -> list[str]:
-        """Of the adapters in host memory."""
+        """Names of the adapters in host memory."""
         return [request.name for request in self._held]
 
     def key_of(self, request: LoRARequest, in_use: Collection[AdapterKey]) -> AdapterKey:

@@ -41,7 +41,7 @@ _REPEATED_GROUP = re.compile(r"\)[*+?{]")
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Of one segment of a site: down [rank, inputs] (PEFT's A), up [outputs, rank] (its B, times the scale)."""
+    """Correction of a segment of a site: down [rank, inputs] (PEFT's A), up [outputs, rank] (B, times the scale)."""
 
     down: torch.Tensor
     up: torch.Tensor

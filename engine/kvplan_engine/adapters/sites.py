@@ -30,7 +30,7 @@ class Site:
         return sum(self.segments)
 
     def num_elements(self, rank: int) -> int:
-        """Of one adapter's A and B."""
+        """Number of elements of one adapter's A and B."""
         return rank * (len(self.segments) * self.num_inputs + self.num_outputs)
 
 

@@ -18,7 +18,7 @@ from kvplan_engine.kernels.lora import LoraWeights
 
 @dataclass(frozen=True, slots=True)
 class SiteSlots:
-    """Of one product."""
+    """Slots of one product."""
 
     site: Site
     weights: LoraWeights

@@ -53,7 +53,7 @@ class Launches:
     shared: PrefillLaunch | None
 
     def prefill_of(self, most_rows: int) -> PrefillLaunch:
-        """For a step in which no sequence has more than ``most_rows`` rows."""
+        """Return the launch for a step in which no sequence has more than ``most_rows`` rows."""
         return self.prefill if self.short is None or most_rows > self.short.tile_rows else self.short
 
 

@@ -97,12 +97,12 @@ class LayerCache:
 
     @property
     def head_size(self) -> int:
-        """Of keys."""
+        """Size of keys."""
         return self.keys.shape[3]
 
     @property
     def value_size(self) -> int:
-        """Of values, which may be larger or smaller than keys."""
+        """Size of values, which may be larger or smaller than keys."""
         return self.values.shape[3]
 
     @property
@@ -129,7 +129,7 @@ def _has_contiguous_pages(pages: torch.Tensor) -> bool:
 
 
 def latent_cache(rows: torch.Tensor, value_size: int, layer: int, tables: TablePlace = ONLY_TABLE) -> LayerCache:
-    """Of ``rows`` [num_blocks, 1, block_size, key_size], whose first ``value_size`` elements are the value too."""
+    """Cache over ``rows`` [num_blocks, 1, block_size, key_size], whose first ``value_size`` elements are values too."""
     return LayerCache(rows, rows[..., :value_size], layer, tables)
 
 

@@ -47,7 +47,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In ``dtype``: fp8 holds no more than 448 and, as torch converts to it, would make that NaN."""
+    """Return ``tensor`` in ``dtype``: fp8 holds no more than 448 and, as torch converts to it, would make that NaN."""
     if dtype is torch.float8_e4m3fn:
         limit = torch.finfo(dtype).max
         tensor = tensor.clamp(-limit, limit)

@@ -56,7 +56,7 @@ class BlockTable:
 
     @property
     def all_bundles(self) -> list[int]:
-        """Those of all groups, sorted by logical block; a state comes first."""
+        """Bundles of all groups, sorted by logical block; a state comes first."""
         if len(self.groups) == 1:
             return self.groups[0].bundles
         states = [table.bundles for table in self.groups if table.group.is_state]

@@ -109,7 +109,7 @@ class PrefixCache:
             hashes.append(self._next_hash(hashes, packed, salt))
 
     def _next_hash(self, hashes: Rows[BlockHash], packed_token_ids: bytes, salt: bytes) -> BlockHash:
-        """Of the full block that follows those of ``hashes``."""
+        """Return the hash of the full block that follows those of ``hashes``."""
         parent = hashes[-1] if hashes else self._root + salt
         return chain_hash(parent, packed_token_ids, self._digest_bytes)
 

@@ -39,13 +39,13 @@ def _index_rows(attention: LatentAttention, part: str) -> Callable[[torch.Tensor
 
 
 def _first_as_halves(tensor: torch.Tensor, period: int, rotary: int) -> torch.Tensor:
-    """Of every ``period`` rows the first ``rotary``, likewise."""
+    """Reorder the first ``rotary`` of every ``period`` rows, likewise."""
     turning, still = tensor.unflatten(0, (-1, period)).split([rotary, period - rotary], dim=1)
     return torch.cat([turning[:, 0::2], turning[:, 1::2], still], dim=1).flatten(0, 1)
 
 
 def _as_halves(tensor: torch.Tensor, period: int, rotary: int) -> torch.Tensor:
-    """Of every ``period`` rows the last ``rotary``: all firsts of a pair before all seconds."""
+    """Reorder the last ``rotary`` of every ``period`` rows: all firsts of a pair before all seconds."""
     rows = tensor.unflatten(0, (-1, period))
     still, turning = rows.split([period - rotary, rotary], dim=1)
     return torch.cat([still, turning[:, 0::2], turning[:, 1::2]], dim=1).flatten(0, 1)

@@ -19,7 +19,7 @@ LARGER_THAN_CACHES_BYTES = 512 * 1024**2
 
 
 def weight_owners(model: ModelDescription, element_bytes: int) -> list[int]:
-    """For each layer the one whose weights it uses: itself, or an equal layer before it."""
+    """Return for each layer the one whose weights it uses: itself, or an equal layer before it."""
     seen: dict[Layer, list[int]] = defaultdict(list)
     turns: dict[Layer, int] = defaultdict(int)
     owners = []

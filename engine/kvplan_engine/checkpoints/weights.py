@@ -121,7 +121,7 @@ def _fill_parameter(target: torch.Tensor, parameter: StoredParameter, share: Sha
 
 
 def _overlap(run: range, first: int, number: int) -> range:
-    """Those of the ``number`` rows from ``first`` on that are in ``run``, counted from ``first``."""
+    """Return those of the ``number`` rows from ``first`` on that are in ``run``, counted from ``first``."""
     return range(max(run.start - first, 0), max(min(run.stop - first, number), 0))
 
 

@@ -45,7 +45,8 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of a parameter: runs of its first axis, one behind the other, and a run of its last axis, None for all of it.
+    """A rank's part of a parameter: runs of its first axis, one behind the other, and a run of its last axis, None for
+    all of it.
 
     num_rows: of the rank's tensor; those behind ``rows`` are zeros.
     """

@@ -71,7 +71,7 @@ def _check_kv_heads(layer: Layer, count: int) -> None:
 
 
 def _check_experts(layer: Layer, count: int) -> None:
-    """Those that are whole need not divide, but each rank has one."""
+    """Refuse fewer experts than ranks: whole ones need not divide, but each rank has one."""
     part = layer.feed_forward
     if isinstance(part, Mixture) and part.whole_experts and part.num_experts < count:
         raise SettingsError(

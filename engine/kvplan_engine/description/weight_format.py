@@ -24,7 +24,7 @@ class WeightFormat:
     block_size: int = 0
 
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
-        """Of a weight [num_outputs, num_inputs], whose inputs fill whole groups and blocks."""
+        """Return the bytes of a weight [num_outputs, num_inputs], whose inputs fill whole groups and blocks."""
         beside = num_inputs // self.group_size * self.scale_bytes
         beside += 2 * (num_inputs // self.block_size) if self.block_size else 0
         beside *= 2 if self.has_minimums else 1

@@ -25,7 +25,7 @@ class CountedDevice(CpuDevice):
             self.name = "a GPU that is only counted"
 
     def auto_dtype(self, model_dtype: str) -> str:
-        """As a device with units for bfloat16 chooses, so that every machine counts the same bytes."""
+        """Choose as a device with units for bfloat16 does, so that every machine counts the same bytes."""
         if self.kind == "cuda":
             return "float16" if model_dtype == "float16" else "bfloat16"
         return "bfloat16" if model_dtype != "float32" else "float32"

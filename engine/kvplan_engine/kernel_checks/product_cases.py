@@ -140,7 +140,7 @@ def _run_chain(ops: Any, tensors: tuple[torch.Tensor, ...]) -> None:
 
 
 def _compare_early(scalar: torch.dtype, hidden: int, runtime: CudaRuntime) -> Comparison:
-    """Of the same kernels, launched one after the other, every bit."""
+    """Compare every bit with the same kernels, launched one after the other."""
     results = []
     before = runtime.overlaps_launches
     for overlaps in (True, False):
@@ -171,7 +171,7 @@ def _early_contest(scalar: torch.dtype, hidden: int, runtime: CudaRuntime) -> Co
 def quantised_cases(
     scalar: torch.dtype, formats: tuple[WeightFormat, ...], properties: DeviceProperties
 ) -> Iterator[Case]:
-    """For each format: some rows by tensor cores where there are any, one by the plain kernel, rows widened."""
+    """Yield for each format: some rows by tensor cores where there are any, one by the plain kernel, rows widened."""
     simple = (families.QUANTISED_SIMPLE,)
     has_mma = properties.has_tensor_kernels and scalar is not torch.float32
     for each in formats:
@@ -230,7 +230,7 @@ def _compare_widened(scalar: torch.dtype, given: WeightFormat, runtime: CudaRunt
 
 
 def mixture_cases(scalar: torch.dtype, mixtures: tuple[Mixture, ...], properties: DeviceProperties) -> Iterator[Case]:
-    """For each mixture that the kernels compute, with experts of few inner elements: one row, and some."""
+    """Yield cases for each mixture that the kernels compute, with experts of few inner elements: one row, and some."""
     simple = (families.MIXTURE_SIMPLE,)
     has_mma = properties.has_tensor_kernels and scalar is not torch.float32
     for mixture in mixtures:
@@ -251,7 +251,7 @@ def _expert_weights(mlp: Mlp, count: int, scalar: torch.dtype, seed: int) -> Exp
 
 
 def _mixture_weights(mixture: Mixture, scalar: torch.dtype) -> MixtureWeights:
-    """Of experts that a router tells apart, so that rounding changes nobody's choice."""
+    """Return weights of experts that a router tells apart, so that rounding changes nobody's choice."""
     experts, hidden = mixture.num_experts, _MIXTURE_HIDDEN
     return MixtureWeights(
         router=_random(5, experts, hidden).to(scalar),

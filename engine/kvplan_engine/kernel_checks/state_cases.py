@@ -51,7 +51,7 @@ _Run = Callable[[_Side, StateRows, StateStep], list[torch.Tensor]]
 
 
 def state_cases(scalar: torch.dtype, states: tuple[State, ...]) -> Iterator[Case]:
-    """For each kind of state that the CUDA kernels know."""
+    """Yield cases for each kind of state that the CUDA kernels know."""
     for state in states:
         if state.conv_channels and state.conv_taps is None:
             shape = (state.conv_kernel - 1, _CHANNELS)

@@ -29,7 +29,7 @@ class Times:
 
     @property
     def fast_wins(self) -> bool:
-        """By more than noise."""
+        """Whether the fast one wins by more than noise."""
         return self.fast < WINS_BELOW * self.twin
 
 

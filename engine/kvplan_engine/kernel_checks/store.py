@@ -25,7 +25,7 @@ from kvplan_engine.paths import source_dir
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Of one key. path: None where nothing can be kept, so that every start checks anew."""
+    """Verdicts of one key, kept on disk. path: None where nothing can be kept, so that every start checks anew."""
 
     path: Path | None
 
@@ -39,7 +39,7 @@ class Store:
             return None
 
     def write(self, verdicts: Verdicts) -> None:
-        """In one step; a disk that is full, or a folder that is not to be written, is no error."""
+        """Write in one step; a disk that is full, or a folder that is not to be written, is no error."""
         if self.path is None:
             return
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def open_store(parts: Sequence[str]) -> Store:
 
 
 def _sources_digest() -> str:
-    """Of all CUDA sources, of what launches them, and of the checks: any of them may decide a verdict."""
+    """Digest all CUDA sources, what launches them, and the checks: any of them may decide a verdict."""
     package = Path(__file__).parents[1]
     roots = (source_dir() / "cuda", package / "attention", package / "kernels", package / "kernel_checks")
     digest = hashlib.sha256()

@@ -27,7 +27,7 @@ class Verdict:
     twin_micros: float | None = None
 
     def sentence(self) -> str:
-        """Of a family that failed: what, how, and what stands in for it."""
+        """Sentence on a family that failed: what, how, and what stands in for it."""
         known = FAMILIES[self.family]
         instead = "nothing can stand in for it" if known.is_needed else f"{known.twin} stands in for it"
         return f"{self.family} ({known.what}) gives wrong results here: {self.why}; {instead}"
@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Of one model's kernels on one device. seconds: that the checks took. is_cached: they were read, not run."""
+    """Verdicts on a model's kernels on a device. seconds: that the checks took. is_cached: they were read, not run."""
 
     of: tuple[Verdict, ...]
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class Verdicts:
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
-        """Those whose results are wrong."""
+        """Verdicts on families whose results are wrong."""
         return tuple(each for each in self.of if not each.passed)
 
     def uses(self, family: str) -> bool:
@@ -60,7 +60,7 @@ class Verdicts:
         return any(each.family == family and each.passed for each in self.of)
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the verdicts for a file."""
         return {"seconds": self.seconds, "verdicts": [asdict(each) for each in self.of]}
 
 

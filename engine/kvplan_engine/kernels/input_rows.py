@@ -23,7 +23,7 @@ class InputRows:
     columns: int | None = None
 
     def cut(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those elements of both."""
+        """Return those elements of both."""
         source, target = self.source[: self.rows], self.target[: self.rows]
         return (source, target) if self.columns is None else (source[:, : self.columns], target[:, : self.columns])
 

@@ -45,7 +45,7 @@ ExpertMatrices = torch.Tensor | QuantisedExperts
 
 
 def dense_matrices(matrices: ExpertMatrices) -> torch.Tensor:
-    """For kernels that take no others."""
+    """Return the matrices in full, for kernels that take no others."""
     if isinstance(matrices, QuantisedExperts):
         raise ValueError("these kernels take no experts in few bits")
     return matrices

@@ -72,7 +72,7 @@ class QuantisedWeight:
         return None if self.minimums is None else self._of_blocks(self.minimums, 1)
 
     def _of_blocks(self, values: torch.Tensor, kind: int) -> torch.Tensor:
-        """In float32, where the product of an integer of 8 bits and a float16 is exact."""
+        """Return the blocks' values in float32, where the product of an integer of 8 bits and a float16 is exact."""
         if self.block_scales is None:
             return values.float()
         groups = values.shape[1] // self.block_scales.shape[1]
@@ -85,7 +85,7 @@ class QuantisedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Of codes, scales, minimums and order: what the weight takes, however it is laid out."""
+        """Bytes of codes, scales, minimums and order: what the weight takes, however it is laid out."""
         parts = (self.codes, self.scales, self.minimums, self.order, self.block_scales)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -158,7 +158,7 @@ def stacked(parts: list[QuantisedWeight]) -> QuantisedWeight:
 
 
 def bits_of(book: torch.Tensor) -> int:
-    """Of a code that ``book`` explains."""
+    """Return the bits of a code that ``book`` explains."""
     return book.numel().bit_length() - 1
 
 
@@ -190,7 +190,7 @@ def unpacked_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _blocks(weight: QuantisedWeight) -> tuple[int, ...] | None:
-    """Of a row's block scales, how many there are."""
+    """Return how many block scales a row has."""
     return None if weight.block_scales is None else tuple(weight.block_scales.shape[1:])
 
 

@@ -49,7 +49,7 @@ class Norm:
             self._ops.add_layer_norm(delta, residual, self._weight, self._bias, self._epsilon, out)
 
     def of_each_head(self, heads: torch.Tensor) -> None:
-        """In place, each of ``heads`` [T, n, d] with its own d of the n d weights."""
+        """Normalise in place each of ``heads`` [T, n, d] with its own d of the n d weights."""
         weight = self._weight.view(heads.shape[1:])
         bias = None if self._bias is None else self._bias.view(heads.shape[1:])
         for index in range(heads.shape[1]):
@@ -57,7 +57,7 @@ class Norm:
             self._apply(head, weight[index], None if bias is None else bias[index], head)
 
     def of_all_heads(self, heads: torch.Tensor) -> None:
-        """In place, all of a token's ``heads`` [T, n, d] as one vector."""
+        """Normalise in place all of a token's ``heads`` [T, n, d] as one vector."""
         rows = heads.flatten(1)
         self(rows, rows)
 

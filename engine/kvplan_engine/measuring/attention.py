@@ -98,7 +98,7 @@ class Pool:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one layer, all tokens of the sequences."""
+        """Bytes of one layer, all tokens of the sequences."""
         heads, _, size = self.kv.shape[3:]
         return int(self.metadata.seq_lens.sum()) * 2 * heads * size * self.kv.itemsize
 

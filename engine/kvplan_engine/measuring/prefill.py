@@ -67,7 +67,7 @@ def measure_prefill(bench: Bench) -> None:
 def seconds_of(
     bench: Bench, heads: ModelHeads, shape: PrefillShape, backend: CudaBackend
 ) -> tuple[float, list[float], int]:
-    """Of one layer: the median, the samples of all layers together, and the bytes of its KV."""
+    """Return the seconds of one layer: the median, the samples of all layers together, and the bytes of its KV."""
     pool = make_pool(bench, heads, [shape.prefix + shape.new_tokens] * shape.batch, shape.new_tokens)
     samples = bench.time(lambda: attend_all_layers(backend, pool))
     return statistics.median(samples) / pool.layers, samples, pool.kv_bytes

@@ -36,7 +36,7 @@ def draw_buffers(config: EngineConfig, model: ModelDescription) -> list[BufferSp
 
 
 def cuda_buffers(config: EngineConfig, model: ModelDescription, *, holds_few_bits: bool) -> list[BufferSpec]:
-    """For the largest step that ``config`` allows. holds_few_bits: some weight of ``model`` is."""
+    """List the buffers for the largest step that ``config`` allows. holds_few_bits: some weight of ``model`` is."""
     buffers = [BufferSpec(ATTENTION_PARTS, (PARTS_BYTES,), "uint8"), *draw_buffers(config, model)]
     if holds_few_bits:
         buffers.append(BufferSpec(WIDENED, (_WIDENED_BYTES,), "uint8"))

@@ -36,7 +36,8 @@ def plan_ranks(
     device_total_bytes: int,
     graph_bytes: int = 0,
 ) -> MemoryBreakdown:
-    """As ``plan_memory`` for the first of the ranks with ``needs``: all have the blocks of the one with the least room.
+    """Plan as ``plan_memory`` does for the first of the ranks with ``needs``: all have the blocks of the one with the
+    least room.
 
     layout: of the first rank; in stages of unlike depth those of the others have blocks of other sizes.
     """

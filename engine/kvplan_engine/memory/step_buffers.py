@@ -64,7 +64,7 @@ def _with_aligned_rows(matrix: BufferSpec) -> BufferSpec:
 
 
 def step_index_buffers(config: EngineConfig, layout: KvLayout, max_model_len: int) -> list[BufferSpec]:
-    """Those of ``index_buffers`` among them."""
+    """List those of ``index_buffers`` among them."""
     return index_buffers(
         layout,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -90,7 +90,7 @@ def _given_stages(
 
 
 def _counted_bytes(config: EngineConfig, model: ModelDescription, element_bytes: int) -> int:
-    """Of the weights alone: as the config says, rounded, or all in the dtype that is computed in."""
+    """Return the bytes of the weights alone: as the config says, rounded, or all in the dtype that is computed in."""
     if config.weight_bytes is not None:
         return config.weight_bytes
     if config.quantization in (None, "none"):

@@ -143,7 +143,7 @@ class Decoder:
 
 
 def make_final_norm(model: ModelDescription, weights: Weights, kernels: DeviceKernels) -> Norm:
-    """Of the last layer's output."""
+    """Make the norm of the last layer's output."""
     return Norm(weights, "final_norm", model.norm.kind, model.norm.eps, kernels.ops, width=model.hidden_size)
 
 

@@ -72,7 +72,7 @@ class DecoderLayer:
 
     @property
     def first_norm(self) -> Norm | None:
-        """Of the layer's input."""
+        """Norm of the layer's input."""
         return self.attention_norm if self.mixers else self.mlp_norm
 
     @property

@@ -67,11 +67,11 @@ MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm, "StepRows | None"], "Laye
 
 
 def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm, adapters: StepRows | None) -> None:
-    """For kernels that have no call for all layers."""
+    """Run the layers one by one, for kernels that have no call for all layers."""
 
 
 def _one_after_the_other(is_on: bool | None) -> None:
-    """For devices whose kernels begin when the one before has ended."""
+    """Do nothing, for devices whose kernels begin when the one before has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,5 +39,5 @@ class Embedding:
             self._norm(hidden, hidden)
 
     def _rounded_scale(self, dtype: torch.dtype) -> float:
-        """As a weight of the model's dtype would be: Gemma's published code rounds it so."""
+        """Return the scale, rounded as a weight of the model's dtype would be: Gemma's published code rounds it so."""
         return float(torch.tensor(self._scale, dtype=dtype))

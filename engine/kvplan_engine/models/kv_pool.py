@@ -156,6 +156,6 @@ class KvPool:
         return scales.view(torch.float32).unflatten(1, shape)
 
     def _bytes(self, offset: int, num_bytes: int) -> torch.Tensor:
-        """Of every block the bytes from ``offset`` on: [num_blocks, num_bytes]."""
+        """Return of every block the bytes from ``offset`` on: [num_blocks, num_bytes]."""
         plane, begin = divmod(offset, self.planes.shape[2])
         return self.planes[plane, :, begin : begin + num_bytes]

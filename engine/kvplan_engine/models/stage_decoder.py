@@ -44,7 +44,7 @@ class StageDecoder(Decoder):
         self.attention_parts = [layer.attention for layer in self._layers if layer.attention is not None]
 
     def forward(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> torch.Tensor:
-        """As Decoder.forward on the first of all ranks; what others return means nothing."""
+        """Compute as Decoder.forward does on the first of all ranks; what others return means nothing."""
         hidden, normed, delta = (workspace[name][: batch.num_tokens] for name in ("hidden", "normed", "delta"))
         if self._embed is None:
             self._collectives.receive_from_last_stage(hidden)

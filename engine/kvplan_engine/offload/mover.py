@@ -30,7 +30,7 @@ class Mover(Protocol):
 
 
 class CountedMover:
-    """For blocks without content: there is nothing to copy."""
+    """A mover of blocks without content: there is nothing to copy."""
 
     def run(self, transfers: list[Transfer]) -> None:
         """See Mover.run."""

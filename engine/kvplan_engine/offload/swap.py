@@ -90,7 +90,7 @@ class SwapSpace:
         return 0 if table.group.is_state else num_tokens // self._pool.block_size - table.first
 
     def _known_slots(self, table: GroupTable, num_tokens: int) -> list[int | None]:
-        """For each bundle of the first ``num_tokens`` tokens: the slot that already holds a copy of it, or None."""
+        """Return of each bundle of the first ``num_tokens`` tokens the slot that already has a copy of it, or None."""
         if table.group.is_state:
             return [None] * len(table.bundles)
         num_full = self._num_full(table, num_tokens)

@@ -85,7 +85,7 @@ class KvTiers:
 
     @property
     def _disk_seconds(self) -> float:
-        """Of one logical block: measured once enough have been read, estimated before."""
+        """Seconds of one logical block: measured once enough have been read, estimated before."""
         assert self.disk is not None
         num_read = self.disk.num_read
         if num_read >= _FEW_READS:

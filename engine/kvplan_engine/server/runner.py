@@ -100,7 +100,8 @@ async def _serve_loaded(state: ServerState, listener: socket.socket, ending: _En
 
 
 class _Server(uvicorn.Server):
-    """Without uvicorn's signal handlers, which know nothing of draining; ``announce`` is called once it listens.
+    """A server without uvicorn's signal handlers, which know nothing of draining; ``announce`` is called once it
+    listens.
 
     It ends once ``ended`` is set. uvicorn looks ten times a second whether it should: each look would find the
     processor's caches cold, and cost more than the tokens of several streams.

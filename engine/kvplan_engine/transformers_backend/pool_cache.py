@@ -156,7 +156,7 @@ class PoolCaches:
         self._states = StateCopies(model, layers)
 
     def cache_of(self, batch: StepBatch, kv: KvPool, sequence: int, rows: slice) -> SequenceCache:
-        """For ``sequence`` of ``batch``, whose new tokens are ``rows``."""
+        """Return the cache for ``sequence`` of ``batch``, whose new tokens are ``rows``."""
         position = int(batch.positions[rows.start])
         layers = self._layers()
         for index, layer in enumerate(layers):

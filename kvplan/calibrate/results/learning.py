@@ -112,7 +112,7 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
 
 
 def _settings(matched: Matched) -> list[Hashable]:
-    """Of each result; equal for runs of one load at one setting."""
+    """Return the settings of each result; equal for runs of one load at one setting."""
     return [_setting(each) for each in matched.all]
 
 

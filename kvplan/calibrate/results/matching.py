@@ -53,7 +53,7 @@ class Matched:
 
     @property
     def engine_version(self) -> str:
-        """That of all results, or all of theirs."""
+        """Version of all results, or all of their versions."""
         return ", ".join(sorted({each.of.engine_version for each in self.all}))
 
 

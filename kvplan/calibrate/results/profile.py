@@ -67,5 +67,5 @@ def _provenance(path: Path) -> dict[str, str]:
 
 
 def learned_path(matched: Matched) -> Path:
-    """In the user's profile folder, one file per device, dtype and engine."""
+    """Return a path in the user's profile folder, one file per device, dtype and engine."""
     return user_profile_path(matched.device, matched.first.engine)

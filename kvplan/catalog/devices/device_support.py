@@ -36,7 +36,7 @@ def capability_of(gpu: GpuProfile) -> tuple[int, int] | None:
 
 
 def compute_capability(gpu: GpuProfile) -> tuple[int, int]:
-    """As ``capability_of``, with (0, 0) for other vendors."""
+    """Return what ``capability_of`` does, with (0, 0) for other vendors."""
     return capability_of(gpu) or (0, 0)
 
 

@@ -56,7 +56,7 @@ class MeasuredProfiles:
 
     @property
     def swept(self) -> tuple[MeasuredProfile, ...]:
-        """Those that ``kvplan calibrate`` fitted to sweeps."""
+        """Profiles that ``kvplan calibrate`` fitted to sweeps."""
         return tuple(each for each in self.profiles if each.source == "sweep")
 
     def for_device(
@@ -139,7 +139,7 @@ def _is_of(profile: MeasuredProfile, gpu: GpuProfile) -> bool:
 
 
 def own_folder() -> Path:
-    """Of the user's measured profiles, which are found without being named."""
+    """Return the folder of the user's measured profiles, which are found without being named."""
     return user_profiles_dir() / FOLDER
 
 

@@ -27,7 +27,8 @@ _REACHED_BY_FEW: Final = 0.85
 
 
 def nearest_profiles(profiles: Iterable[MeasuredProfile], gpu: GpuProfile) -> list[MeasuredProfile]:
-    """Those of kernels on the GPU most like ``gpu`` with its compute capability, scaled to it; empty without one.
+    """Return the profiles of kernels on the GPU most like ``gpu`` with its compute capability, scaled to it; empty
+    without one.
 
     A MIG slice is most like its GPU. Otherwise memory bandwidth and 16-bit speed differ by the smallest factors.
     ``gpu`` itself does not count.

@@ -22,7 +22,7 @@ def with_ropes(body: Body, ropes: Iterable[RopeSpec]) -> Body:
 def rope_of_type(
     view: ConfigView, head_size: int, layer_type: str, *, theta: float = _LOCAL_THETA, share: float = 1.0
 ) -> RopeSpec:
-    """Of layers of ``layer_type``: their own part of ``rope_parameters``, or what it says for all layers."""
+    """Read the RoPE of layers of ``layer_type``: their own part of ``rope_parameters``, or what it says for all."""
     parameters = view.section("rope_parameters")
     own = None if parameters is None else parameters.section(layer_type)
     if own is not None:

@@ -169,7 +169,7 @@ def _read(reader: _Reader) -> GgufHeader:
 
 
 def _alignment(reader: _Reader, metadata: Mapping[str, Any]) -> int:
-    """Of what bytes every tensor's offset is a multiple: a power of two, as llama.cpp demands."""
+    """Return what every tensor's offset is a multiple of, in bytes: a power of two, as llama.cpp demands."""
     found = metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
     if type(found) is not int or found < 1 or found & (found - 1):
         raise reader.damaged(f"its alignment is {str(found)[:40]!r}, not a power of two")

@@ -92,7 +92,7 @@ def print_comparison(answers: Sequence[Estimate], *, as_markdown: bool) -> None:
 
 
 def _print_titles(answers: Sequence[Estimate]) -> None:
-    """Whose shape stands behind a name of the table, where it is another checkpoint's."""
+    """Print whose shape stands behind a name of the table, where it is another checkpoint's."""
     sized = dict.fromkeys(answer.spec.title for answer in answers if answer.spec.sized_as is not None)
     if sized:
         say()

@@ -45,7 +45,7 @@ _BOUND_BY_SERVERS = 1.05
 
 
 def server_text(share: float, num_servers: int) -> str | None:
-    """Of API servers that the engine would keep busy for ``share`` of their time; None where they hardly matter."""
+    """Sentence on API servers that the engine keeps busy for ``share`` of their time; None where they hardly matter."""
     if share <= BUSIEST:
         return None
     servers = "API server" if num_servers == 1 else f"{num_servers} API servers"

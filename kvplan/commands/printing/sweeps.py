@@ -226,7 +226,7 @@ def _print_beside(entry: BestSetting) -> None:
 
 
 def _all_settings(entry: BestSetting) -> dict[str, Any]:
-    """Those at their defaults too, which its record leaves out."""
+    """Return all settings, those at their defaults too, which its record leaves out."""
     return setting_values(TrialSettings.of_known(entry["settings"]))
 
 

@@ -103,7 +103,7 @@ class Sglang:
         )
 
     def failure(self, ending: Ending) -> Failure:
-        """By its own sentence for too small a pool, and torch's for memory that ran out."""
+        """Classify the failure by its own sentence for too small a pool, and torch's for memory that ran out."""
         log = ending.log
         found = parse_startup_log(log)
         tried, free = found.memory.tried_bytes, found.memory.free_bytes

@@ -104,7 +104,7 @@ class TrtLlm:
         )
 
     def failure(self, ending: Ending) -> Failure:
-        """By its own account of the component that could not be created."""
+        """Classify the failure by its own account of the component that could not be created."""
         log = ending.log
         tried, free = _TRIED.search(log), _FREE.search(log)
         requested = round(float(tried[1]) * _UNIT_BYTES[tried[2]]) if tried else None

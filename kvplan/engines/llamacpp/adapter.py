@@ -62,7 +62,7 @@ class LlamaCpp:
         return Command((*self.command_words, *own, "--alias", order.served_model_name, *words))
 
     def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
-        """By the log; slots and their length by ``/slots`` where it does not say them."""
+        """Say what started, by the log; slots and their length by ``/slots`` where it does not say them."""
         found = read_start(log)
         slots = found.num_slots or (reading.num_slots if reading else None)
         slot_tokens = found.slot_tokens or (reading.slot_tokens if reading else None)

@@ -60,7 +60,7 @@ def _refusal(ending: Ending) -> Failure | None:
 
 
 def _out_of_memory(ending: Ending) -> Failure | None:
-    """By the first allocation that was refused, and what had been allocated by then."""
+    """Classify it by the first allocation that was refused, and what had been allocated by then."""
     log = _since_ready(ending.log) if ending.stage == "serving" else ending.log
     if "insufficient memory" not in log and "out of memory" not in log and "failed to allocate" not in log:
         return None

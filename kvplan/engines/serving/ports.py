@@ -52,7 +52,7 @@ def listens(port: int, pids: Collection[int]) -> bool | None:
 
 
 def _listening_inodes(port: int) -> set[str] | None:
-    """Of the sockets that listen on the port (proc(5), /proc/net/tcp)."""
+    """Return the inodes of the sockets that listen on the port (proc(5), /proc/net/tcp)."""
     found: set[str] = set()
     tables = [path for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
     for table in tables:

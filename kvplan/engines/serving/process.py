@@ -109,7 +109,7 @@ class ServerProcess:
 
     @property
     def keeper_pid(self) -> int:
-        """Of the process that every process of the server descends from."""
+        """Id of the process that every process of the server descends from."""
         return self._keeper.pid
 
     @property

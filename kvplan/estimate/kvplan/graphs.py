@@ -63,7 +63,8 @@ def graph_memory(
     *,
     has_adapters: bool = False,
 ) -> GraphMemory:
-    """For steps of up to so many sequences and tokens. compute_capability None: not known, the larger workspace.
+    """Return the memory of graphs for steps of up to so many sequences and tokens. compute_capability None: not known,
+    the larger workspace.
 
     Weights in few bits are counted as dense ones: a product of more than 16 rows takes a few launches more.
     """

@@ -52,7 +52,7 @@ class HeldFormat:
     block: int = 0
 
     def num_bytes(self, num_elements: int) -> int:
-        """Of whole groups and blocks."""
+        """Return the bytes of whole groups and blocks."""
         scales = num_elements // self.group * self.scale_bytes + (num_elements // self.block * 2 if self.block else 0)
         return num_elements * self.bits // 8 + scales * (2 if self.has_minimums else 1)
 
@@ -173,7 +173,7 @@ def _dense(spec: ModelSpec, dtype: str) -> int:
 
 
 def _of_gguf(checkpoint: StoredCheckpoint, dtype: str, *, on_gpu: bool) -> int:
-    """By the types in the file; what is not held in few bits is widened."""
+    """Count the bytes by the types in the file; what is not held in few bits is widened."""
     wide = sum(tensor.num_elements for tensor in checkpoint.tensors) * element_bytes(dtype)
     return wide + sum(
         (held.on_gpu if on_gpu else held).num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)

@@ -77,7 +77,7 @@ _VECTOR_BYTES = 16
 
 
 def step_launches(spec: ModelSpec, num_rows: int, *, has_adapters: bool = False, has_prompts: bool = False) -> int:
-    """Of one decode step of ``num_rows`` sequences, or of a step with prompts of so many tokens."""
+    """Count the launches of one decode step of ``num_rows`` sequences, or of a step with prompts of so many tokens."""
     ends = _ENDS + (_LEARNED_POSITIONS if any(tensor.role == "position" for tensor in spec.tensors) else 0)
     corrections = _CORRECTION * num_engine_products(spec) if has_adapters else 0
     layers = sum(

@@ -44,7 +44,7 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of a token that every layer of tokens still sees."""
+        """Bytes of a token that every layer of tokens still sees."""
         return sum(group.unit_bytes for group in self.groups if group.kept != STATE) / self.block_size
 
     def pool_tokens(self, num_blocks: int, max_model_len: int) -> int:

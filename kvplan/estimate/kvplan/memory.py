@@ -226,7 +226,7 @@ def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _Ran
 
 
 def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> int:
-    """As the engine holds them; for one that only counts, as they are published."""
+    """Return the bytes as the engine holds them; for one that only counts, as they are published."""
     if device.is_counted and spec.quantization is not None and settings.quantization == "auto":
         return size_weights(spec, settings.dtype).total_bytes
     on_gpu = device.kind == "cuda"

@@ -11,7 +11,7 @@ from kvplan.estimate.speed.steps.work import ModelWork
 
 @dataclass(frozen=True, slots=True)
 class SpeedBounds:
-    """Of one instance in one state: the least seconds of a prompt and of a token, the most tokens per second."""
+    """Bounds of one instance in one state: the least seconds of a prompt and of a token, the most tokens per second."""
 
     ttft_seconds: float
     tpot_seconds: float
@@ -32,7 +32,7 @@ def speed_bounds(
     num_decoding: float,
     tokens_per_step: float = 1.0,
 ) -> SpeedBounds:
-    """Of ``num_users`` requests in progress, of which ``num_decoding`` decode in a step.
+    """Return the bounds for ``num_users`` requests in progress, of which ``num_decoding`` decode in a step.
 
     ``lengths``: tokens of a prompt and of its answer. A token takes the weights once and the cache of all that decode
     beside it, a prompt all weights and its own operations, of the head's but one token's. Stages decode one after the

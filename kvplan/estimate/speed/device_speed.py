@@ -85,14 +85,14 @@ class DeploymentSpeed:
         return play_queues(self.model, load, self.rules, middle.requests_per_second)
 
     def explained_steps(self) -> list[ExplainedStep]:
-        """Of one sequence, of as many as fit, and of these with a prompt beside them."""
+        """Steps of one sequence, of as many as fit, and of these with a prompt beside them."""
         return [
             *(decode_step(self.model, each, AVERAGE_CONTEXT) for each in sorted({1, self.num_users})),
             mixed_step(self.model, self.num_users, AVERAGE_CONTEXT),
         ]
 
     def decode_steps(self) -> list[ExplainedStep]:
-        """Of more and more sequences."""
+        """Steps of more and more sequences."""
         counts = [each for each in _DRAWN if each < self.num_users]
         return [decode_step(self.model, each, AVERAGE_CONTEXT) for each in (*counts, self.num_users)]
 

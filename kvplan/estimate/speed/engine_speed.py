@@ -80,7 +80,7 @@ def engine_speed_model(
 def engine_rules(
     engine: EngineChoice, settings: FilledSettings, work: ModelWork, pool_tokens: float
 ) -> SchedulingRules:
-    """Of an instance of ``work``'s layout. ``pool_tokens``: those of all its data-parallel groups."""
+    """Return the rules of an instance of ``work``'s layout. ``pool_tokens``: those of all its data-parallel groups."""
     if engine.name == "vllm":
         rules = vllm_rules(settings, vllm_release(engine.version), pool_tokens)
     else:

@@ -343,7 +343,7 @@ class SpeedModel:
         return SteadyState(num_users, at_end("ttft", state.ttft_seconds), at_end("tpot", state.tpot_seconds), whole)
 
     def _scaled(self, num_users: float, end: End, scale: ServerScale) -> SteadyState:
-        """As far from the middle as what was measured of such a server leaves open."""
+        """Return the state as far from the middle as what was measured of such a server leaves open."""
         state = self._predicted(num_users)
         if end == "middle":
             return state
@@ -355,7 +355,7 @@ class SpeedModel:
         return SteadyState(num_users, *times, of["throughput"] * state.e2el_seconds)
 
     def _predicted(self, num_users: float) -> SteadyState:
-        """By the coefficients alone: what both ends of the range begin with."""
+        """Return the state by the coefficients alone: what both ends of the range begin with."""
         if num_users not in self._predictions:
             self._predictions[num_users] = self._state(self.steps, num_users)
         return self._predictions[num_users]
@@ -375,8 +375,9 @@ class SpeedModel:
         return state
 
     def _state_beside(self, steps: GroupClock, num_users: float, found: float) -> SteadyState:
-        """By the clock that plays have: of a step in which all decode, and of those that read prompts beside them, of
-        each of which the cache has ``found`` tokens."""
+        """Return the state by the clock that plays have: of a step in which all decode, and of those that read prompts
+        beside them, of each of which the cache has ``found`` tokens.
+        """
         layout, decoding = self.work.layout, self._decoding(num_users, found)
         groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
         reading = PromptReading(self._chunks(decoding, found), stages, self.steps_before, self.front_end.seconds(1))
@@ -408,7 +409,7 @@ class SpeedModel:
         return 1 + (self.output_tokens - 1) / self.tokens_per_step
 
     def _decoding(self, num_users: float, found: float = 0.0) -> float:
-        """Of ``num_users`` those that decode in a step, as for ``num_decoding``."""
+        """Return how many of ``num_users`` decode in a step, as for ``num_decoding``."""
         key = (num_users, found)
         if key not in self._found_decoding:
             stages, groups = self.work.layout.pipeline_parallel_size, self.work.layout.data_parallel_size
@@ -424,7 +425,7 @@ class SpeedModel:
 
     @cached_property
     def _found_decoding(self) -> dict[tuple[float, float], float]:
-        """By ``num_users`` and tokens in the cache."""
+        """Results by ``num_users`` and tokens in the cache."""
         return {}
 
     def _chunks(self, decoding: float, found: float = 0.0) -> float:

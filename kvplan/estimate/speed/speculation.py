@@ -51,7 +51,7 @@ def _both(figure: Callable[[Efficiency], float]) -> Range:
 def step_seconds(
     work: ModelWork, draft: DraftWork, gpu: GpuProfile, num_users: float, kv_bytes: float, efficiency: Efficiency
 ) -> float:
-    """As ``speculative_step_seconds``, at one end of what kernels reach."""
+    """Return what ``speculative_step_seconds`` does, at one end of what kernels reach."""
     rows = draft.num_tokens + 1
     # The rows of a sequence read its cache once, so each counts as a sequence with its share of the cache.
     verify = Roofline.of(work, gpu, kv_bytes / rows, efficiency).decode_seconds(rows * num_users)

@@ -36,7 +36,7 @@ class SteadyState:
 
     @property
     def reading_share(self) -> float:
-        """Of a request's time, that until its first token."""
+        """Share of a request's time until its first token."""
         return self.ttft_seconds / self.e2el_seconds
 
 
@@ -146,7 +146,8 @@ class _OthersRead(NamedTuple):
 
 
 def _others_read(prompt: PromptReading, per_group: float, num_groups: int) -> _OthersRead:
-    """Of groups that take their steps together, each of which begins ``per_group`` prompts in a step.
+    """Say what others read, of groups that take their steps together, each of which begins ``per_group`` prompts in a
+    step.
 
     Groups read independently of each other. A step has places for as many prompts as its budget holds, at least one,
     and each of them is taken or not whatever the others are.
@@ -209,7 +210,7 @@ def num_decoding(
         return num_users
 
     def found(share: float) -> float:
-        """Of the time of the other users that they decode, where each takes the others to decode for ``share``."""
+        """Share of their time that the other users decode, where each takes the others to decode for ``share``."""
         to_read = _steps_to_read(num_users, away, served_beside(1 + (num_users - 1) * share))
         return output_tokens / (away + to_read)
 

@@ -23,7 +23,7 @@ class EngineFigures:
 
 
 def engine_figures(server: ServerView) -> dict[str, EngineFigures]:
-    """By the engine's number; empty for a server of one engine, or one that told nothing."""
+    """Return figures by the engine's number; empty for a server of one engine, or one that told nothing."""
     names = server.readings[-1].engines if server.readings else {}
     return {name: _figures(_of_engine(name, server.readings), _of_engine(name, server.within)) for name in names}
 

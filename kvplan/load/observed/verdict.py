@@ -45,7 +45,8 @@ class LoadVerdict:
 
 
 def verdict(health: ClientHealth, server: ServerView, records: Sequence[RequestRecord] = ()) -> LoadVerdict:
-    """In this order: failed requests put no load on the server, and a client that was the limit says nothing of it.
+    """Judge in this order: failed requests put no load on the server, and a client that was the limit says nothing of
+    it.
 
     records: of the measured requests.
     """

@@ -156,7 +156,7 @@ class ClientProcess:
             return KvplanError(f"A client process ended with exit code {self._exit_code()}.")
 
     def _exit_code(self) -> int:
-        """Of a process that says nothing any more."""
+        """Return the exit code of a process that says nothing any more."""
         try:
             return self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

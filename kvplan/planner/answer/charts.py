@@ -47,7 +47,7 @@ def chart(found: Chart) -> str:
     needed = max([y for _, y in points] + [found.bound or 0.0, 1e-9])
     marks = ticks(0.0, found.top or needed)
     top = found.top or max(marks[-1], needed)
-    place = Place(low, high, top)
+    place = ChartCoordinates(low, high, top)
     parts = [*axes(found, place, marks), *_legend(found)]
     if found.bound is not None:
         y = place.y(found.bound)
@@ -62,7 +62,7 @@ def chart(found: Chart) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChartCoordinates:
     """From values to places in the picture."""
 
     low: float
@@ -76,7 +76,7 @@ class Place:
         return HEIGHT - BOTTOM - min(value / self.top, 1.0) * (HEIGHT - TOP - BOTTOM)
 
 
-def _drawn(line: Line, place: Place) -> list[str]:
+def _drawn(line: Line, place: ChartCoordinates) -> list[str]:
     colour = f"var(--{line.colour})"
     path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y in line.points)
     parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>']
@@ -87,7 +87,7 @@ def _drawn(line: Line, place: Place) -> list[str]:
     return parts
 
 
-def axes(found: Chart, place: Place, marks: Sequence[float]) -> list[str]:
+def axes(found: Chart, place: ChartCoordinates, marks: Sequence[float]) -> list[str]:
     """The chart's title, units and grid, with a line at each of ``marks``."""
     title, unit = escape(found.title), escape(found.y_label)
     parts = [

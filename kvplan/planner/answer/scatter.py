@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final, NamedTuple
 
-from kvplan.planner.answer.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Place, axes, ticks
+from kvplan.planner.answer.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, ChartCoordinates, axes, ticks
 
 _LETTER: Final = 6.6
 _LINE: Final = 14.0
@@ -42,7 +42,7 @@ def scatter(found: Chart, marks: Sequence[Mark]) -> str:
     xs, ys = [each.x for each in marks], [each.y for each in marks]
     y_ticks = ticks(0.0, max(max(ys), 1e-9))
     x_ticks = ticks(0.0, max(max(xs), 1e-9))
-    place = Place(0.0, x_ticks[-1], y_ticks[-1])
+    place = ChartCoordinates(0.0, x_ticks[-1], y_ticks[-1])
     parts = axes(found, place, y_ticks)
     taken = [_box(place.x(each.x), place.y(each.y)) for each in marks]
     for each in marks:
@@ -58,7 +58,7 @@ def _box(x: float, y: float) -> _Box:
     return _Box(x - 6, y - 6, x + 6, y + 6)
 
 
-def _drawn(mark: Mark, place: Place) -> str:
+def _drawn(mark: Mark, place: ChartCoordinates) -> str:
     x, y = place.x(mark.x), place.y(mark.y)
     colour = "var(--c)" if mark.is_full else "var(--f)"
     fill = colour if mark.is_full else "none"
@@ -74,7 +74,7 @@ def _drawn(mark: Mark, place: Place) -> str:
     )
 
 
-def _named(mark: Mark, place: Place, taken: list[_Box]) -> list[str]:
+def _named(mark: Mark, place: ChartCoordinates, taken: list[_Box]) -> list[str]:
     """The name beside, above or below the mark, where that is free; [] where nothing is."""
     x, y, width = place.x(mark.x), place.y(mark.y), _LETTER * len(mark.label)
     away = 1.5 * _AWAY if mark.is_best else _AWAY

@@ -155,7 +155,7 @@ _BOUND: Final = re.compile(
 
 
 def balanced(text: str, width: int) -> str:
-    """As few lines as ``width`` allows, of about equal length, so that no word is alone on the last one."""
+    """Wrap into as few lines as ``width`` allows, of about equal length, so that no word is alone on the last one."""
     text = _BOUND.sub("\N{NO-BREAK SPACE}", text)
     lines = [textwrap.wrap(text, w, break_long_words=False) for w in range(max(1, width // 2), width + 1)]
     # The narrowest of those that need no more lines than the widest.
@@ -184,7 +184,7 @@ def setting_axis(axes: Axes, name: str, places: Sequence[float]) -> None:
 
 
 def _most_ticks(axes: Axes) -> int:
-    """As many labels as fit on one line."""
+    """Return as many labels as fit on one line."""
     place = axes.get_subplotspec()
     return 7 if is_narrow(axes) else 14 // (place.get_gridspec().ncols if place else 1)
 

@@ -113,7 +113,7 @@ def _few_ticks(axis: Axis, log_limits: tuple[float, float] | None, most: int, *,
 
 
 def _error_phrase(points: pd.DataFrame) -> str:
-    """Of predictions that had something to go by, where there are any."""
+    """Return the error of predictions that had something to go by, where there are any."""
     informed = points[~points["is_blind"]]
     if informed.empty:
         return f"error before any trial: max {short_number(points['error_pct'].abs().max())} %"

@@ -95,7 +95,7 @@ def _over_time(axes: Axes, served: Sequence[RequestLine], failed: Sequence[Reque
 
 
 def _thinned(served: Sequence[RequestLine]) -> list[RequestLine]:
-    """Of very many requests every so many, and all of the slowest."""
+    """Return of very many requests every so many, and all of the slowest."""
     if len(served) <= _MOST_DOTS:
         return list(served)
     slow = np.quantile([line["e2el_s"] or 0.0 for line in served], 1 - _SLOWEST_SHARE)

@@ -88,7 +88,7 @@ def _mark_failures(axes: Axes, compared: SideBySide, table: pd.DataFrame) -> Non
 
 
 def _num_legend_columns(labels: Sequence[str]) -> int:
-    """As many labels in a line as stand below the axes, with their marks."""
+    """Return as many labels in a line as stand below the axes, with their marks."""
     return max(1, min(len(labels), _LEGEND_CHARACTERS // (max(map(len, labels)) + 4)))
 
 

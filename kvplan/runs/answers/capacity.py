@@ -29,7 +29,7 @@ def capacity_text(row: Row) -> str:
 
 
 def preemption_text(row: Row) -> str | None:
-    """That a setting preempts, None where it does not."""
+    """Say that a setting preempts, None where it does not."""
     number = row.get("num_preemptions")
     return f"blocks ran out: {plural(int(number), 'preemption')}" if number else None
 

@@ -1,4 +1,4 @@
-"""For which settings the speeds of kvplan's own engine on a GPU stand in for vLLM's, and for which they do not.
+"""Says for which settings the speeds of kvplan's own engine on a GPU stand in for vLLM's, and for which they do not.
 
 By reading both and by counting launches, instructions and bytes; no GPU has compared them yet (csrc/cuda/README.md). A
 dense model in 16 bits on one GPU is within some percent while requests have up to 8,192 tokens. Beyond that the time to

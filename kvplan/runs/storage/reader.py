@@ -127,13 +127,13 @@ class Run:
 
     @property
     def measured(self) -> pd.DataFrame:
-        """Those of ``served`` that have a throughput."""
+        """Rows of ``served`` that have a throughput."""
         served = self.served
         return served[served["output_throughput"].notna()]
 
     @property
     def comparable(self) -> pd.DataFrame:
-        """Those of ``measured`` that did the whole work; all of them where every trial's prompts were shortened."""
+        """Rows of ``measured`` that did the whole work; all of them where every trial's prompts were shortened."""
         measured = self.measured
         whole = measured[~(measured["num_clipped_prompts"] > 0)]
         return measured if whole.empty else whole
@@ -248,7 +248,7 @@ def _parse_trial(line: str) -> tuple[FinishedTrial | None, list[str]]:
 
 
 def _parse(text: str) -> Any:
-    """As ``parse_json``, without numbers that no sweep writes: what is not finite, or no table holds, is missing."""
+    """Parse like ``parse_json``, but numbers that no sweep writes, not finite or beyond any table, are missing."""
     document = parse_json(text)
     return bounded_numbers(document) if _ODD_NUMBER.search(text) else document
 

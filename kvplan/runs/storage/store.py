@@ -114,7 +114,7 @@ class SweepStore:
 
     @property
     def rows(self) -> list[Row]:
-        """In the order of their numbers; several workers end their trials in another."""
+        """Rows in the order of their numbers; several workers end their trials in another."""
         return sorted((record["row"] for record in self.records), key=lambda row: row.get("trial_number") or 0)
 
     def append(self, record: TrialRecord, requests: Sequence[RequestLine] = ()) -> None:

@@ -56,7 +56,7 @@ class DeployedPool:
 
     @property
     def engine_kv_cache_dtype(self) -> str:
-        """As kvplan's engine takes it."""
+        """The dtype as kvplan's engine takes it."""
         found = self.vllm.settings.serving.kv_cache_dtype
         return "auto" if found == self.dtype else found
 

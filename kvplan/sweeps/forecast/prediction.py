@@ -80,7 +80,7 @@ class SettledReserve:
     reserve: Reserve
 
     def graph_bytes(self, settings: TrialSettings) -> int | None:
-        """Of steps that are captured for these settings; None where those are others."""
+        """Return the bytes of steps that are captured for these settings; None where those are others."""
         return self.reserve.graph_bytes if _steps(settings) == _steps(self.settings) else None
 
 
@@ -129,7 +129,7 @@ class Predictor:
         return self.own_memory(settings) if self.engine is None else self.engine.memory(settings)
 
     def own_memory(self, settings: TrialSettings) -> EnginePrediction:
-        """That of kvplan's own engine."""
+        """Return the memory of kvplan's own engine."""
         if (deployed := self.deployed(settings)) is not None:
             return deployed.engine
         is_dense = self.is_dense and settings.quantization == "auto"
@@ -225,7 +225,7 @@ class Predictor:
         return times.seconds(tokens, rows, rows, tokens, tokens * min(settings.max_model_len, tokens) / 2)
 
     def dtype(self, settings: TrialSettings) -> str:
-        """Of weights and activations."""
+        """Return the dtype of weights and activations."""
         if self.engine is not None:
             return self.engine.memory(settings).dtype
         if (deployed := self.deployed(settings)) is not None:

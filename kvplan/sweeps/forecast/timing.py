@@ -47,7 +47,7 @@ class TrialTimes:
         )
 
     def seconds_left(self, trials: Iterable[Trial], *, is_loaded: bool) -> float:
-        """For trials that are still to run; includes loading the weights unless that is done."""
+        """Return the seconds for trials that are still to run; includes loading the weights unless that is done."""
         left = list(trials)
         loading = SECONDS_PER_LOAD if left and not is_loaded else 0.0
         if self.under.predictor.engine is not None:

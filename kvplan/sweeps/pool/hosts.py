@@ -24,7 +24,7 @@ class PoolHost(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the worker, for people: equal for no two workers of a pool."""
+        """Name of the worker, for people: equal for no two workers of a pool."""
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -44,7 +44,7 @@ class HostPool(Protocol):
     """Where workers come from."""
 
     def new_hosts(self) -> Sequence[PoolHost]:
-        """Those that joined since the last call, or replace one that was lost. Called a few times per second."""
+        """Hosts that joined since the last call, or replace one that was lost. Called a few times per second."""
 
     def forget(self, host: PoolHost) -> None:
         """It was lost: where its place is still there, another may take it."""

@@ -7,6 +7,6 @@ from kvplan.sweeps.worker.early import EarlyWorker
 
 
 def ask_own_worker() -> OpenedGpu | NoGpu:
-    """As ``EarlyWorker.ask_device``, by a process of its own, which leaves nothing on the GPU."""
+    """Ask as ``EarlyWorker.ask_device`` does, by a process of its own, which leaves nothing on the GPU."""
     with EarlyWorker() as worker:
         return worker.ask_device()

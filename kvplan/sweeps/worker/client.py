@@ -59,7 +59,7 @@ class StageDeadline:
 
     @property
     def at(self) -> float:
-        """In seconds of time.monotonic()."""
+        """Moment in seconds of time.monotonic()."""
         if self._stage != "serving":
             return self._stage_ends
         return min(self._stage_ends, self._last_event + self._limits.silence)

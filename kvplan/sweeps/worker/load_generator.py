@@ -45,7 +45,7 @@ class ServingEngine(Protocol):
 
     @property
     def stats(self) -> ServingStats:
-        """Of the step whose tokens came last: another object for each."""
+        """Statistics of the step whose tokens came last: another object for each."""
         ...
 
     def add_request(

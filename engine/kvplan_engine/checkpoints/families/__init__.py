@@ -1,6 +1,7 @@
 """The families of models that the engine knows: tables and readers in rooms by kind, registered in ``FAMILIES``.
 
     family   what a family has to say: architectures, config.json, tensor names, GGUF
+    names    what a config calls an architecture, and what a wrapper holds: profiles/architectures.json
     dense/   attention and an MLP in every layer
     mixtures/   attention in every layer, experts in some or all of them
     windows/, latent/, states/, encoder/, heterogeneous/   described: windows and chunks, MLA, states, cross attention
@@ -20,21 +21,18 @@ from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.heterogeneous import HETEROGENEOUS
 from kvplan_engine.checkpoints.families.latent import LATENT
 from kvplan_engine.checkpoints.families.mixtures import MIXTURES
+from kvplan_engine.checkpoints.families.names import architecture_names
 from kvplan_engine.checkpoints.families.states import STATES
 from kvplan_engine.checkpoints.families.windows import WINDOWS
-from kvplan_engine.checkpoints.families.wrappers import (
-    PREFIXES,
-    RUN_AS_TEXT,
-    SEE_AHEAD,
-    TEXT_TYPES,
-    wrapper_families,
-)
+from kvplan_engine.checkpoints.families.wrappers import PREFIXES, RUN_AS_TEXT, SEE_AHEAD, wrapper_families
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
 _LANGUAGE_MODELS: tuple[Family, ...] = (*DENSE, *MIXTURES, *WINDOWS, *LATENT, *STATES, *ENCODER, *HETEROGENEOUS)
-_INNER = {kind: family.architectures[0] for family in _LANGUAGE_MODELS for kind in family.model_types} | TEXT_TYPES
+_READ = frozenset(name for family in _LANGUAGE_MODELS for name in family.architectures)
+_OF_TYPE = {kind: row.architecture for row in architecture_names() for kind in row.model_types}
+_INNER = {kind: name for kind, name in _OF_TYPE.items() if name in _READ}
 FAMILIES = (*_LANGUAGE_MODELS, *wrapper_families(lambda architecture: family_of(architecture), _INNER))
 
 _BY_ARCHITECTURE = {architecture: family for family in FAMILIES for architecture in family.architectures}
@@ -44,12 +42,11 @@ SUPPORTED_ARCHITECTURES = (
     *(name for name, family in _BY_ARCHITECTURE.items() if family.names is not None),
     *RUN_AS_TEXT,
 )
-_ARCHITECTURE_OF_TYPE = {kind: family.architectures[0] for family in FAMILIES for kind in family.model_types}
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The architecture a config.json names, else that of its ``model_type``; "?" where it names neither."""
-    named = config.get("architectures") or [_ARCHITECTURE_OF_TYPE.get(config.get("model_type", ""), "?")]
+    named = config.get("architectures") or [_OF_TYPE.get(config.get("model_type", ""), "?")]
     return str(named[0])
 
 

@@ -57,7 +57,7 @@ class Gguf:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Architectures of config.json that are read alike. model_types: what a config without ``architectures`` says.
+    """Architectures of config.json that are read alike.
 
     read: the config.json as a ModelDescription; KeyError, TypeError and ValueError mean that it is malformed. Its
     ``architectures`` names one of these, whatever the file says. names: of the tensors in its safetensors checkpoints;
@@ -66,7 +66,6 @@ class Family:
     """
 
     architectures: tuple[str, ...]
-    model_types: tuple[str, ...]
     read: Callable[[dict[str, Any]], ModelDescription]
     names: TensorNames | None = None
     prefixes: tuple[str, ...] = ("",)

@@ -11,7 +11,7 @@ from kvplan_engine.description.parameters.parameter import Parameter, Rows, norm
 
 
 def attention_parameters(attention: Attention, hidden_size: int, norm_kind: NormKind) -> Iterator[Parameter]:
-    """Of one layer. norm_kind: the layer's, for norms of heads that name no kind of their own."""
+    """Yield the parameters of one layer. norm_kind: the layer's, for norms of heads that name no kind of their own."""
     if attention.shared_weights:
         return
     heads = attention.num_kv_heads

@@ -9,7 +9,7 @@ from kvplan_engine.description.parameters.parameter import Parameter, norm, proj
 
 
 def cross_parameters(attention: CrossAttention, hidden_size: int) -> Iterator[Parameter]:
-    """Of one layer. The encoder's outputs are as wide as the decoder's hidden state.
+    """Yield the parameters of one layer. The encoder's outputs are as wide as the decoder's hidden state.
 
     bias: of queries, values and the output; keys have none (Whisper).
     """

@@ -9,7 +9,7 @@ from kvplan_engine.description.parameters.parameter import Parameter, norm, proj
 
 
 def latent_parameters(attention: LatentAttention, hidden_size: int) -> Iterator[Parameter]:
-    """Of one layer: queries through a latent of their own or directly, keys and values through the one that is kept."""
+    """Parameters of one layer: queries through a latent of their own or directly, keys and values by the kept one."""
     query_size = attention.num_heads * (attention.nope_size + attention.rope_size)
     if attention.q_rank is None:
         yield from projection("query", query_size, hidden_size)
@@ -41,7 +41,7 @@ def _latent_indexer(indexer: Indexer, query_inputs: int, hidden_size: int) -> It
 
 
 def compressed_parameters(attention: CompressedAttention, hidden_size: int) -> Iterator[Parameter]:
-    """Of one layer of DeepSeek V4: one vector per token is key and value; the output is projected in groups."""
+    """Parameters of a DeepSeek V4 layer: one vector per token is key and value; the output is projected in groups."""
     size = attention.num_heads * attention.head_size
     yield from projection("query_down", attention.q_rank, hidden_size)
     yield from norm("query_latent_norm", "rms", attention.q_rank)

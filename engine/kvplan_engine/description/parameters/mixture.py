@@ -11,7 +11,7 @@ from kvplan_engine.description.parameters.parameter import Parameter, Rows, norm
 
 
 def mixture_parameters(mixture: Mixture, hidden_size: int) -> Iterator[Parameter]:
-    """Of one layer: the router, the experts [experts x rows, inputs], the shared expert and what stands beside it."""
+    """Parameters of a layer: the router, the experts [experts x rows, inputs], the shared expert, what is beside it."""
     choices = mixture.num_experts + mixture.num_idle
     yield from projection("router", choices, hidden_size, bias=mixture.router_bias)
     if mixture.correction:
@@ -44,7 +44,7 @@ def _expert_parameters(mixture: Mixture, inner_size: int) -> Iterator[Parameter]
 
 
 def _of_experts(mixture: Mixture, parameter: Parameter) -> Parameter:
-    """As ranks divide it that have whole experts, where they do."""
+    """Return the parameter as ranks divide it that have whole experts, where they do."""
     if not mixture.whole_experts:
         return parameter
     return replace(parameter, split="experts", num_experts=len(mixture.held_experts))

@@ -9,7 +9,7 @@ from kvplan_engine.description.parameters.parameter import Parameter, Rows, proj
 
 
 def mlp_parameters(mlp: Mlp, hidden_size: int, prefix: str = "") -> Iterator[Parameter]:
-    """Of one MLP. prefix: before the parts' names, for an MLP inside of another part ("shared.")."""
+    """Parameters of one MLP. prefix: before the parts' names, for an MLP inside of another part ("shared.")."""
     rows: Rows = (("gate", mlp.size), ("up", mlp.size)) if mlp.gated else (("up", mlp.size),)
     yield from projection(f"{prefix}up", rows, hidden_size, bias=mlp.bias, split="outputs")
     yield from projection(f"{prefix}down", hidden_size, mlp.size, bias=mlp.bias, split="inputs")

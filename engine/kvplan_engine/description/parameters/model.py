@@ -62,7 +62,7 @@ def _after_embedding(model: ModelDescription) -> Iterator[Parameter]:
 
 
 def layer_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:
-    """Those of one layer, which they do not name. The parts of a second mixer begin with "second."."""
+    """Yield the parameters of one layer, which they do not name. The parts of a second mixer begin with "second."."""
     for mixer, prefix in zip(layer.mixers, ("", "second."), strict=False):
         for parameter in _mixer_parameters(mixer, hidden_size, layer.norms.kind):
             yield replace(parameter, part=prefix + parameter.part)

@@ -10,7 +10,7 @@ from kvplan_engine.description.parameters.parameter import Parameter, Rows, norm
 
 
 def state_parameters(state: State, hidden_size: int) -> Iterator[Parameter]:
-    """Of one layer."""
+    """Yield the parameters of one layer."""
     match state.kind:
         case "mamba1":
             return _mamba1(state, hidden_size)
@@ -86,7 +86,8 @@ def _gated_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
 
 
 def _kimi_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
-    """As gated delta, with a decay of each element of a key; decay and gate come through matrices of low rank.
+    """Yield the parameters of gated delta, with a decay of each element of a key; decay and gate come through matrices
+    of low rank.
 
     full_gate, full_decay: through one.
     """

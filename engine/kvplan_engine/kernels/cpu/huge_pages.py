@@ -34,7 +34,7 @@ def advise_huge_pages(tensor: torch.Tensor) -> None:
 
 
 def empty_for_weights(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """As ``torch.empty``, for what is kept as long as a model: weights lie side by side in huge pages.
+    """Allocate as ``torch.empty`` does, for what is kept as long as a model: weights lie side by side in huge pages.
 
     A matrix smaller than two huge pages that is mapped alone may have none. The memory of a region (256 MiB, or one
     larger weight) is free when nobody holds a tensor of it. What is mapped is what was asked for, rounded up to a huge

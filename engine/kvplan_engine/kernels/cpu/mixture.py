@@ -83,7 +83,7 @@ class _PackedMatrices:
 
     @property
     def format_address(self) -> int | None:
-        """Of the structure that says how quantised matrices lie; None for dense ones."""
+        """Address of the structure that says how quantised matrices lie; None for dense ones."""
         return None if self._format is None else addressof(self._format.args)
 
 

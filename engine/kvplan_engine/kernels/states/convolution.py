@@ -32,7 +32,7 @@ class Convolution:
 
 
 def make_convolution(weight: torch.Tensor, bias: torch.Tensor | None = None, *, silu: bool = True) -> Convolution:
-    """Of a model's parameters, weight [C, K] and bias [C], which may be freed."""
+    """Make one of a model's parameters, weight [C, K] and bias [C], which may be freed."""
     return Convolution(weight.float().t().contiguous(), None if bias is None else bias.float(), silu)
 
 

@@ -26,7 +26,8 @@ _LEAST_SQUARE = 1e-6  # added to the sum of squares that a query or key is divid
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
-    """Of one layer. Its state has H x value_size rows of key_size; head h has the query and key of h * key_heads / H.
+    """The delta rule of one layer. Its state has H x value_size rows of key_size; head h has the query and key of h *
+    key_heads / H.
 
     rate [H] float32. decay_bias float32: [H], or [H * key_size] where each element of a key decays by itself; None
     where decays are fixed.

@@ -18,7 +18,7 @@ from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
 @dataclass(frozen=True, slots=True)
 class ScanInputs:
-    """Of T tokens. x [T, C]; steps [T, C], in Mamba 2 [T, heads], before bias and softplus; b, c [T, groups N]."""
+    """Inputs of T tokens: x [T, C]; steps [T, C], Mamba 2 [T, heads], before bias and softplus; b, c [T, groups N]."""
 
     x: Tensor
     steps: Tensor

@@ -89,7 +89,7 @@ class StateRows:
         return (starts // self.dtype.itemsize)[:, None] + columns
 
     def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each row its slot and its offset in bytes, [num_rows] int64 each."""
+        """Return of each row its slot and its offset in bytes, [num_rows] int64 each."""
         block_bytes, size = self.blocks.shape[1], self.row_bytes
         row = torch.arange(self.num_rows, device=self.blocks.device)
         num_first = (block_bytes - self.offset) // size  # rows in the first block

@@ -61,7 +61,7 @@ class AttentionPart:
     def add_or_store(
         self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor, residual: torch.Tensor | None
     ) -> bool:
-        """As ``__call__``; ``delta``, ``residual`` [T, H]: see layers.projection.add_or_store."""
+        """Compute as ``__call__`` does; ``delta``, ``residual`` [T, H]: see layers.projection.add_or_store."""
         query, attended = self.project(normed, step)
         return self.attend(query, attended, self.metadata(step), step, delta, normed, residual)
 
@@ -142,7 +142,7 @@ class AttentionPart:
             self._normalise(heads)
 
     def _turn_and_write(self, heads: torch.Tensor, value: torch.Tensor, step: StepSpace) -> None:
-        """As ``_turn``; keys and values go into the pool."""
+        """Turn as ``_turn`` does; keys and values go into the pool."""
         cache = step.kv.of(self.index)
         slots = step.batch.attention[cache.tables].slots
         if self.value_norm is not None:

@@ -83,7 +83,7 @@ class LatentPart:
 
     @property
     def _wide_columns(self) -> int:
-        """Of what holds the index's vectors first, and then queries as wide as the rows."""
+        """Columns of what holds the index's vectors first, and then queries as wide as the rows."""
         attention = self.description
         index = 0 if attention.indexer is None else attention.indexer.columns
         return max(attention.num_heads * attention.row_size, index)
@@ -133,7 +133,7 @@ class LatentPart:
 def _absorbed(
     attention: LatentAttention, source: MixerSource, kernels: PartKernels
 ) -> tuple[HeadProducts, HeadProducts]:
-    """Of each head W_uk transposed, [kv_rank, nope], and W_uv, [value, kv_rank]: the rows of ``kv_up``, taken apart."""
+    """Each head's W_uk transposed, [kv_rank, nope], and W_uv, [value, kv_rank]: rows of ``kv_up``, taken apart."""
     key = f"{source.name}.kv_up.weight"
     stored = source.weights[key].view(attention.num_heads, attention.nope_size + attention.value_size, -1)
     of_keys, of_values = stored.split([attention.nope_size, attention.value_size], dim=1)

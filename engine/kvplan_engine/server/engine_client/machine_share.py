@@ -15,7 +15,7 @@ from kvplan_engine.device.process_memory import default_cpu_bytes
 
 
 class MachineShare:
-    """That of engine ``index`` of ``count`` with these settings. An engine that is alone gets what there is."""
+    """The share of engine ``index`` of ``count`` with these settings. An engine that is alone gets what there is."""
 
     def __init__(self, settings: Mapping[str, Any], index: int = 0, count: int = 1) -> None:
         self._index, self._count = index, count
@@ -45,5 +45,5 @@ class MachineShare:
         return {**given, "kv_disk_cache_dir": str(Path(directory) / f"engine-{self._index}")}
 
     def cpu_bytes(self) -> int | None:
-        """Of each device where that is the CPU and nobody chose it. None: the engine finds it."""
+        """Bytes of each device where that is the CPU and nobody chose it. None: the engine finds it."""
         return None if self._count == 1 else default_cpu_bytes(self._count * self._num_devices)

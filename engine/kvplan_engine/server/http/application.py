@@ -99,7 +99,7 @@ class Application:
         return handler
 
     def _check_key(self, exchange: Exchange) -> None:
-        """In the same time for every key, right or wrong."""
+        """Check it in the same time for every key, right or wrong."""
         if not self._key_digests or exchange.path in _WITHOUT_KEY:
             return
         scheme, _, key = exchange.header(b"authorization").partition(b" ")
@@ -125,7 +125,7 @@ class Application:
         return ApiError(500, "The server failed on this request; its log says how.", "InternalServerError")
 
     async def _tell(self, exchange: Exchange, error: ApiError) -> None:
-        """As the answer, or within the stream that has begun."""
+        """Tell the error as the answer, or within the stream that has begun."""
         if not exchange.status:
             await exchange.answer(error.status, error.body(), error.headers)
             return

@@ -78,7 +78,7 @@ class Outlet:
 
 
 class UnframedOutlet(Outlet):
-    """For HTTP/1.0, which knows no chunks."""
+    """An outlet for HTTP/1.0, which knows no chunks."""
 
     __slots__ = ()
 
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _parse(self, data: bytes) -> None:
-        """In pieces, and no further than to the requests that are next: each piece keeps the event loop."""
+        """Parse in pieces, and no further than to the requests that are next: each piece keeps the event loop."""
         for start in range(0, len(data), _PIECE_BYTES):
             if len(self.pipeline) >= _MOST_PIPELINED:
                 self._unparsed = data[start:]

@@ -56,7 +56,7 @@ async def server_info(state: ServerState, exchange: Exchange) -> None:
 
 
 async def reset_prefix_cache(state: ServerState, exchange: Exchange) -> None:
-    """As in vLLM: success is false while requests hold blocks, in any engine."""
+    """Reset it as vLLM does: success is false while requests hold blocks, in any engine."""
     success = await state.client.reset_prefix_caches()
     await exchange.answer(200, msgspec.json.encode({"success": success}))
 

@@ -62,7 +62,7 @@ class Exchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes:
-        """Of the request; ``name`` in lower case."""
+        """Return a header of the request; ``name`` in lower case."""
         return self._headers.get(name, b"")
 
     def query(self, name: str) -> str:

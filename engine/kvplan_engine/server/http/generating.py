@@ -72,7 +72,7 @@ def _request_id(exchange: Exchange, body: SamplingFields) -> str:
 
 
 def _chosen_engine(exchange: Exchange, num_engines: int) -> int | None:
-    """By vLLM's header. 400 for one that is not there: a router before this server counts on it."""
+    """Return the engine that vLLM's header names. 400 if it does not exist, since an upstream router relies on it."""
     text = exchange.header(b"x-data-parallel-rank").decode("latin-1")
     if not text:
         return None

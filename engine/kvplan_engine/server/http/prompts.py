@@ -142,7 +142,7 @@ async def _encode_prompt(state: ServerState, body: SamplingFields, text: str, *,
 
 
 def _most_characters(state: ServerState, *, is_whole: bool) -> int:
-    """Of a text. is_whole: all of its tokens must fit the context; otherwise they are cut off or only counted."""
+    """Most characters of a text. is_whole: its tokens must fit the context; otherwise they are cut off or counted."""
     max_model_len = state.client.pool.max_model_len
     return max_model_len * _tokenizer(state).longest_token if is_whole else most_characters(max_model_len)
 

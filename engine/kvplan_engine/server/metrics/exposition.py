@@ -44,7 +44,7 @@ class _ServerCollector(Collector):
         yield from self._http()
 
     def _cache_infos(self) -> Iterator[Metric]:
-        """Of the pools that are made; what there is to know is in their labels."""
+        """Yield one for each of the pools that are made; what there is to know is in their labels."""
         pools = {number: engine.pool for number, engine in enumerate(self._state.engines) if engine.pool is not None}
         if not pools:
             return
@@ -58,7 +58,7 @@ class _ServerCollector(Collector):
             yield self._adapter_requests(str(config["max_loras"]))
 
     def _adapter_requests(self, max_lora: str) -> Metric:
-        """As vLLM's, it has what there is to know in its labels; its value is the time."""
+        """Return the metric, which as vLLM's has what there is to know in its labels; its value is the time."""
         now = self._state.adapters()
         labels = {
             "max_lora": max_lora,

@@ -130,7 +130,7 @@ class Answering:
         await output.write(ending)
 
     def _writer(self, output: LiveOutput) -> Writer | None:
-        """For ordinary tokens, if none of them can end a choice."""
+        """Return a writer for ordinary tokens, if none of them can end a choice."""
         options, plain_parts = self._shape.context.options, self._shape.plain_parts
         if options.stop_strings:
             return None

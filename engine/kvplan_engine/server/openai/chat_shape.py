@@ -20,7 +20,7 @@ class ChatShape(AnswerShape):
         return None if number is None else ChatLogprobs(self.context.tokenizer, number)
 
     def opening(self) -> bytes:
-        """For each choice a chunk that says who speaks: it carries no token."""
+        """Return for each choice a chunk that says who speaks: it carries no token."""
         chunks = b""
         for index in range(self.context.num_samples):
             choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}

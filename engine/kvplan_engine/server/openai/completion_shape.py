@@ -43,7 +43,7 @@ class CompletionShape(AnswerShape):
         return choice
 
     def _shown(self, deltas: list[Delta]) -> list[Delta]:
-        """Those whose tokens are part of the answer."""
+        """Return those whose tokens are part of the answer."""
         return [] if self.context.options.echo_only else deltas
 
     def _text(self, deltas: list[Delta]) -> str:

@@ -30,7 +30,7 @@ def _text(tokenizer: TextTokenizer | None, token: int) -> str:
 
 
 def prompt_logprobs(tokenizer: TextTokenizer | None, echoed: Echoed) -> list[dict[str, dict[str, Any]] | None]:
-    """In vLLM's shape: for each token of the prompt itself and its alternatives, by id; None for the first one."""
+    """Return, in vLLM's shape, each token of the prompt itself and its alternatives, by id; None for the first one."""
     token_ids, prompt = echoed
 
     def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:

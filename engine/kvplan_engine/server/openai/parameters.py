@@ -127,7 +127,7 @@ def _num_logprobs(body: SamplingFields) -> int | None:
 
 
 def _num_prompt_logprobs(body: SamplingFields) -> int | None:
-    """As in vLLM: echo shows the prompt's as those of the answer, a stream has no other place for them."""
+    """Count as vLLM does: echo shows the prompt's as those of the answer, a stream has no other place for them."""
     if body.prompt_logprobs is None:
         return body.logprobs if isinstance(body, CompletionBody) and body.echo else None
     if body.stream and body.prompt_logprobs:
@@ -144,7 +144,7 @@ def _checked_logprobs(number: int | None, field: str) -> int | None:
 def sampling_params(
     body: SamplingFields, prompt_lengths: Sequence[int], max_model_len: int, vocab_size: int
 ) -> list[SamplingParams]:
-    """For each prompt, by its number of tokens. 400 when one does not fit, or a value is out of range."""
+    """Parameters for each prompt, by its number of tokens. 400 when one does not fit, or a value is out of range."""
     if (body.n or 1) > _MOST_SAMPLES:
         raise bad_request(f"'n' must be at most {_MOST_SAMPLES}.", "n")
     if (body.n or 1) * len(prompt_lengths) > _MOST_CHOICES:

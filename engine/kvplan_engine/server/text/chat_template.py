@@ -163,5 +163,5 @@ def _strftime_now(format: str) -> str:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Without Jinja's escaping of HTML, as transformers has it."""
+    """Write JSON without Jinja's escaping of HTML, as transformers has it."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)

@@ -38,7 +38,7 @@ class AnswerDecoder(Protocol):
 def answer_decoder(
     tokenizer: TextTokenizer | None, prompt_token_ids: list[int], *, skip_special_tokens: bool = True
 ) -> AnswerDecoder:
-    """For an answer to ``prompt_token_ids``."""
+    """Return a decoder for an answer to ``prompt_token_ids``."""
     if tokenizer is None:
         return NoText()
     vocabulary = tokenizer.byte_vocabulary(skip_special_tokens=skip_special_tokens)
@@ -103,7 +103,7 @@ class StreamDecoder:
 
 
 class NoText:
-    """In the place of a decoder where the model has no tokenizer: answers are token ids alone."""
+    """What stands in the place of a decoder where the model has no tokenizer: answers are token ids alone."""
 
     __slots__ = ()
 

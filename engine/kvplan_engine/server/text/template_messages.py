@@ -53,6 +53,6 @@ class Rendered(msgspec.Struct):
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """As it lies on the socket. JSON, because it has integers of any size, as requests do."""
+    """Return the message as it lies on the socket. JSON, because it has integers of any size, as requests do."""
     data = msgspec.json.encode(message)
     return LENGTH.pack(len(data)) + data

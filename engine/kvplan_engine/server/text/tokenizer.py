@@ -88,7 +88,7 @@ class TextTokenizer:
     # ---- decoding
 
     async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """As ``decode``; many tokens in a thread."""
+        """Decode as ``decode`` does; many tokens in a thread."""
         if len(token_ids) < _LONG_ANSWER:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return await asyncio.to_thread(self._decode_freely, token_ids, skip_special_tokens)
@@ -98,7 +98,7 @@ class TextTokenizer:
         return str(text)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """For few tokens: it keeps the interpreter's lock."""
+        """Decode a few tokens: it keeps the interpreter's lock."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -117,7 +117,7 @@ class TextTokenizer:
 
 
 def most_characters(most_tokens: int) -> int:
-    """Of a text that is encoded whatever its number of tokens, where ``most_tokens`` make up a context."""
+    """Most characters of a text that is encoded however many tokens it has, where ``most_tokens`` make up a context."""
     return max(_PIECE_CHARACTERS, _CHARACTERS_PER_TOKEN * most_tokens)
 
 

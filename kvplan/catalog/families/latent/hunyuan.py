@@ -64,7 +64,7 @@ def read_hy_v4(view: ConfigView) -> Body:
 
 
 def _attention_kinds(view: ConfigView, num_layers: int) -> list[str]:
-    """Of each layer: whether it chooses tokens ("full"), takes those of the last that did, or attends to all."""
+    """Say of each layer whether it chooses tokens ("full"), takes those of the last that did, or attends to all."""
     types = layer_types(view, num_layers)
     if types is None or set(types) - _SPARSE - {_DENSE}:
         # Without it vLLM attends to all tokens, and transformers to chosen ones.

@@ -9,7 +9,7 @@ from kvplan.catalog.tensors import Tensor
 
 
 def hyper_connections(hidden: int, streams: int, *, mixes: bool = True) -> tuple[Tensor, ...]:
-    """Of one layer: what gates the streams before and after each of its two parts; ``mixes``: also with each other."""
+    """Return what gates one layer's streams before and after each of its parts; ``mixes``: also with each other."""
     found: tuple[Tensor, ...] = ()
     rows, scales = ((2 + streams) * streams, 3) if mixes else (2 * streams, 2)
     for part in ("attn_hc", "ffn_hc"):

@@ -221,7 +221,7 @@ def read_step3(view: ConfigView) -> Body:
 
 
 def step3_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
-    """Those that ``moe_layers_enum`` lists, else all but the first."""
+    """Mark the layers that ``moe_layers_enum`` lists, else all but the first."""
     if view.has("moe_layers_enum"):
         return step_sparse_layers(view, num_layers)
     return [index > 0 for index in range(num_layers)]

@@ -30,7 +30,7 @@ def every_layer(view: ConfigView, num_layers: int) -> list[Window]:
 
 
 def mistral(view: ConfigView, num_layers: int) -> list[Window]:
-    """As ``every_layer``; a config that does not mention the window has transformers' default of 4,096."""
+    """Windows of ``every_layer``; a config that does not mention them has transformers' default of 4,096."""
     if not view.names("sliding_window") and layer_types(view, num_layers) is None:
         view.assume("'sliding_window' is not in the config: 4,096, the default of this architecture.")
         return [sliding(4096)] * num_layers
@@ -38,7 +38,7 @@ def mistral(view: ConfigView, num_layers: int) -> list[Window]:
 
 
 def solar(view: ConfigView, num_layers: int) -> list[Window]:
-    """As ``every_layer``; a config that does not mention the window has its class's default of 2,047."""
+    """Return ``every_layer``'s windows; a config that does not mention the window has its class's default of 2,047."""
     if not view.names("sliding_window"):
         view.assume("'sliding_window' is not in the config: 2,047, the default of this architecture.")
         return [sliding(2047)] * num_layers
@@ -149,7 +149,7 @@ def plamo3(view: ConfigView, num_layers: int) -> list[Window]:
 
 
 def cohere2_moe(view: ConfigView, num_layers: int) -> list[Window]:
-    """As Cohere 2; the dense layers in front have a period of their own."""
+    """Return Cohere 2's windows; the dense layers in front have a period of their own."""
     tokens = view.integer("sliding_window", default=4096)
     published = _published(view, num_layers, tokens)
     if published is not None:

@@ -97,7 +97,7 @@ def _refuse_shared_choices(view: ConfigView, is_linear: list[bool]) -> None:
 
 
 def _state(view: ConfigView, hidden: int) -> StateMixer:
-    """By the keys of transformers, or by Kimi Linear's, which go before them."""
+    """Read it by the keys of transformers, or by Kimi Linear's, which go before them."""
     older = view.section("linear_attn_config") or ConfigView({}, path=view.path)
     bounded = not view.names("linear_lower_bound") or view.has("linear_lower_bound")
     if view.has("linear_attn_config"):

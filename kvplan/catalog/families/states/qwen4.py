@@ -119,7 +119,7 @@ class _NGrams:
 
 
 def _lookups(view: ConfigView, sizes: Sizes, streams: int, linear_ones: list[bool]) -> dict[int, StateMixer]:
-    """By layer: its tables of n-grams, and the convolution that what they give goes through."""
+    """Return of each layer its tables of n-grams, and the convolution that what they give goes through."""
     listed = sorted({number - 1 for number in view.integers("ple_layer_ids", minimum=1) or []})
     if any(index >= sizes.layers or not linear_ones[index] for index in listed):
         raise view.reject("ple_layer_ids", f"layers of linear attention, from 1 to {sizes.layers}")

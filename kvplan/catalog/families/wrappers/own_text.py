@@ -118,7 +118,7 @@ def read_interns1_pro(view: ConfigView) -> Body:
 
 
 def _num_frequencies(text: ConfigView, sizes: Sizes) -> int:
-    """Those that are stated, else those that turn at least once within the longest sequence."""
+    """Count the frequencies that are stated, else those that turn at least once within the longest sequence."""
     scaling = text.section("rope_scaling") or text.section("rope_parameters")
     if scaling is None or not scaling.has("fope_init_factor"):
         raise text.reject("rope_scaling", "an object with fope_init_factor, as all of this architecture have")

@@ -74,7 +74,7 @@ class Arrivals:
         self._num_returned += 1
 
     def _chat_under_way(self, *, goes_on: bool = False) -> Chat | None:
-        """Of somebody who was there before; None where nobody was, or the next request begins one."""
+        """Return the chat of somebody who was there before; None where nobody was, or the next request begins one."""
         sharing = self._load.sharing
         chat = self._new_chat() if self._load.num_running else None
         if chat is None or sharing is None:

@@ -104,7 +104,7 @@ class DraftPasses:
     rows: int
 
     def seconds(self, num_met: float, num_tokens: float, num_sequences: float, num_kv_tokens: float) -> float:
-        """Of all passes in a step of the model with so much in it: the first reads the prompts, too."""
+        """Seconds of all passes in a step of the model with so much in it: the first reads the prompts, too."""
         if self.clock is None:
             return 0.0
         groups = num_met / num_tokens

@@ -104,7 +104,7 @@ class PlayedFigures:
 
 
 def of_groups(figures: PlayedFigures, count: int) -> PlayedFigures:
-    """Of ``count`` groups, from one that was played."""
+    """Return the figures of ``count`` groups, from one that was played."""
     return replace(
         figures,
         output_throughput=count * figures.output_throughput,
@@ -115,7 +115,7 @@ def of_groups(figures: PlayedFigures, count: int) -> PlayedFigures:
 
 
 def played_figures(requests: Sequence[PlayedRequest], num_preemptions: int, max_running: int) -> PlayedFigures:
-    """Of requests that all ended; there is at least one. Throughputs count from the first sending to the last end."""
+    """Figures of one or more requests that all ended. Throughputs count from the first sending to the last end."""
     seconds = max(each.last for each in requests) - min(each.sent for each in requests)
     tpots = [found for each in requests if (found := each.tpot_seconds) is not None]
     return PlayedFigures(

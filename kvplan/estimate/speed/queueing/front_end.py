@@ -23,7 +23,7 @@ class FrontEnd:
     servers: int = 1
 
     def seconds(self, num_output_tokens: float) -> float:
-        """Of a request with all tokens of its answer, as long as nothing else waits."""
+        """Return the seconds of a request with all tokens of its answer, as long as nothing else waits."""
         return self.parsing_seconds + self.request_seconds + self.token_seconds * num_output_tokens
 
     def busy_share(self, requests_per_second: float, num_output_tokens: float) -> float:
@@ -31,11 +31,11 @@ class FrontEnd:
         return requests_per_second * self.seconds(num_output_tokens) / self.servers
 
     def shared_by(self, count: int) -> FrontEnd:
-        """As one of ``count`` instances sees it that share the servers: for each request of its own ``count`` come."""
+        """Return what one of ``count`` instances that share it sees: for each of its requests ``count`` come."""
         return self.times(count)
 
     def times(self, factor: float) -> FrontEnd:
-        """Of a host that needs ``factor`` times as long for all of it."""
+        """Return the front end of a host that needs ``factor`` times as long for all of it."""
         return replace(
             self,
             parsing_seconds=factor * self.parsing_seconds,
@@ -68,7 +68,8 @@ SGLANG_FRONT_END: Final = FrontEnd(parsing_seconds=0.001)
 
 
 def vllm_front_end(release: VllmRelease, *, chats: bool, groups: int = 1) -> FrontEnd:
-    """Of ``vllm serve`` where nothing is said of API servers, before ``groups`` data-parallel groups.
+    """Return the front end of ``vllm serve`` where nothing is said of API servers, before ``groups`` data-parallel
+    groups.
 
     ``chats``: requests are messages (/v1/chat/completions), not prompts.
     """

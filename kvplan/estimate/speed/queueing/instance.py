@@ -99,7 +99,7 @@ class Group:
         return self._ends[0][0] - self.ticks
 
     def decode(self, ticks: int) -> None:
-        """Those that decode get a token in each of ``ticks`` steps."""
+        """Give those that decode a token in each of ``ticks`` steps."""
         self.ticks += ticks
         self.decoding_tokens += ticks * self.num_decoding * self._tokens_per_step
 
@@ -165,7 +165,7 @@ class Group:
         heapq.heappush(self._ends, (sequence.end_tick, sequence.number, sequence))
 
     def take_ended(self, streamed: float) -> list[Sequence]:
-        """Those that got their last token, which clients see at ``streamed``, leave."""
+        """Take out those that got their last token, which clients see at ``streamed``."""
         ended = []
         while self._ends and self._ends[0][0] <= self.ticks:
             _, _, sequence = heapq.heappop(self._ends)

@@ -69,12 +69,13 @@ class Think:
     num_users: int
 
     def shared_by(self, count: int) -> Think:
-        """Of one of ``count`` groups."""
+        """Return the pauses of one of ``count`` groups."""
         return replace(self, num_users=-(-self.num_users // count))
 
     def pauses(self, seed: int) -> Iterator[float]:
-        """Without end: evenly spaced shares of the distribution in mixed order, as many as there are users at a time,
-        so that the mean is what was asked for however few they are."""
+        """Yield without end evenly spaced shares of the distribution in mixed order, as many as there are users at a
+        time, so that the mean is what was asked for however few they are.
+        """
         rng, count = random.Random(seed), max(self.num_users, _PAUSES)
         while True:
             shares = [(index + 0.5) / count for index in range(count)]
@@ -309,7 +310,7 @@ def steady_rate(
 
 
 def _num_running(count: int, reading: float) -> int:
-    """Of ``count`` requests those with a first token; at least one where there is any."""
+    """Count those of ``count`` requests that have a first token; at least one where there is any."""
     return min(count, max(round(count * (1 - reading)), 1))
 
 

@@ -170,7 +170,7 @@ class InstancePlay:
         self._now += seconds * steps
 
     def _seconds(self, loads: list[GroupLoad]) -> float:
-        """Of a step with ``loads``: as long as that of the group with the most tokens, or pairs, takes."""
+        """Return the duration of one step: that of the group with the most tokens or query-key pairs."""
         if len(loads) == 1:
             return self._clock.seconds(*loads[0])
         clock, met = self._clock, sum(load.num_tokens for load in loads)
@@ -231,13 +231,13 @@ class InstancePlay:
                 sequence.request.in_stages = max(passed * whole / stages - seconds, 0.0)
 
     def _see_first_tokens(self, streamed: float) -> None:
-        """Those that clients were still to see."""
+        """Note the first tokens that clients were still to see."""
         for sequence in self._unseen:
             sequence.request.first = streamed
         self._unseen.clear()
 
     def _decode(self) -> None:
-        """As many decode steps as differ in lengths only."""
+        """Take as many decode steps as differ in lengths only."""
         self._take_steps(self._alike_until(self._next_arrival()))
 
     def _alike_until(self, event: float) -> DecodeSteps:
@@ -247,7 +247,7 @@ class InstancePlay:
         return self._cut(DecodeSteps(steps, self._decode_seconds(decoding, steps)), event)
 
     def _cut(self, alike: DecodeSteps, event: float) -> DecodeSteps:
-        """Those of ``alike`` up to the one in which ``event`` is."""
+        """Return those of ``alike`` up to the one in which ``event`` is."""
         steps, seconds = alike
         if self._now + steps * seconds <= event:
             return alike
@@ -272,7 +272,7 @@ class InstancePlay:
         """``steps`` begin, which compute ``num_tokens`` each."""
 
     def _decode_seconds(self, decoding: list[Group], steps: int) -> float:
-        """Of the middle one of ``steps`` decode steps."""
+        """Return the seconds of the middle one of ``steps`` decode steps."""
         loads, rows, tokens = [], self._rules.rows_per_sequence, self._rules.tokens_per_step
         for group in decoding:
             count = group.num_decoding
@@ -297,8 +297,9 @@ class InstancePlay:
 
 
 def _load_of(group: Group, decoding: int, chunks: list[Chunk], rows: int) -> GroupLoad:
-    """Of a step in which ``decoding`` of its sequences have ``rows`` tokens each; what is read of ``chunks`` is in the
-    pool then."""
+    """Return the load of a step in which ``decoding`` of its sequences have ``rows`` tokens each; what is read of
+    ``chunks`` is in the pool then.
+    """
     num_tokens, kv_tokens = rows * decoding, int(group.decoding_tokens) + decoding if decoding else 0
     pairs = float(rows * kv_tokens)
     for sequence, number in chunks:

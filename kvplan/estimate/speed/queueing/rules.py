@@ -62,7 +62,8 @@ class SchedulingRules:
     tokens_per_step: float = 1
 
     def over_groups(self, count: int, stages: int = 1, *, in_step: bool = True) -> SchedulingRules:
-        """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all.
+        """Return the rules of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is
+        that of all.
 
         A pass through ``stages`` pipeline stages is one step here: each of its micro-batches has the budget. Groups of
         a model without experts are engines of their own, which do not wait for each other (vllm/v1/engine/core.py: the
@@ -78,7 +79,7 @@ class SchedulingRules:
         )
 
     def alone(self, num_busy: int) -> SchedulingRules:
-        """Of one group that waits for no other: with its own servers, or one that is as busy with ``num_busy``."""
+        """Rules of one group that waits for no other: with its own servers, or one as busy with ``num_busy``."""
         servers = self.front_end.servers // self.num_groups
         front_end = replace(self.front_end, servers=servers) if servers else self.front_end.shared_by(num_busy)
         return replace(self, num_groups=1, front_end=front_end)
@@ -104,7 +105,7 @@ def vllm_rules(
 
 
 def kvplan_rules(settings: FilledSettings, pool_tokens: float) -> SchedulingRules:
-    """Of kvplan's own engine on a CPU, which mixes as vLLM's V1 engine does and composes no step ahead."""
+    """Rules of kvplan's own engine on a CPU, which mixes as vLLM's V1 engine does and composes no step ahead."""
     return SchedulingRules(settings.max_num_seqs, settings.max_num_batched_tokens, pool_tokens)
 
 

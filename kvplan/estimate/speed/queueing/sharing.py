@@ -45,7 +45,7 @@ class PromptSharing:
         return bool(self.prefix_tokens) or self.turns > 1 or self.hit_rate is not None
 
     def prompt_tokens(self, message_tokens: float, answer_tokens: float) -> float:
-        """Of a request on average, whose message is ``message_tokens`` long."""
+        """Return the tokens of a request's prompt on average, whose message is ``message_tokens`` long."""
         earlier = (self.turns - 1) / 2
         return self.prefix_tokens + message_tokens + earlier * (message_tokens + answer_tokens)
 
@@ -89,15 +89,15 @@ class ExpectedHits:
 
     @property
     def could_find(self) -> float:
-        """In a pool that keeps everything."""
+        """Tokens found in a pool that keeps everything."""
         return replace(self, pool_tokens=_BOUNDLESS).found(1.0, 1.0)
 
     def found(self, in_progress: float, e2el_seconds: float) -> float:
-        """Of ``in_progress`` requests that take so long each."""
+        """Return the tokens found by one of ``in_progress`` requests that take so long each."""
         return max(self._found(in_progress / self.num_groups, e2el_seconds), 0.0)
 
     def _found(self, in_progress: float, e2el_seconds: float) -> float:
-        """In one group."""
+        """Return the tokens found in one group."""
         sharing = self.sharing
         if not self.hit_tokens or not sharing.finds_anything:
             return 0.0
@@ -126,12 +126,12 @@ class ExpectedHits:
         return self.sharing.prefix_tokens // self.hit_tokens * self.hit_tokens
 
     def _prefix_share(self, ago: float, in_progress: float) -> float:
-        """Of the prefixes, those in use or used within the last ``ago`` requests."""
+        """Return the share of prefixes in use or used within the last ``ago`` requests."""
         return 1 - math.exp(-(ago + in_progress) / self.sharing.num_prefixes)
 
     @staticmethod
     def _chat_share(ago: float, away: float) -> float:
-        """Of the users whose chats go on, those who come back before ``ago`` requests have ended."""
+        """Return the share of users whose chats go on who come back before ``ago`` requests have ended."""
         return 1.0 if away <= 0 else 1 - math.exp(-ago / away)
 
     def _requests_ago(self, in_progress: float, away: float) -> float:

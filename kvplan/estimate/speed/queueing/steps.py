@@ -19,7 +19,7 @@ from kvplan.estimate.speed.steps.host import HostWork
 
 @dataclass(frozen=True)
 class RooflineSteps(GroupSteps):
-    """By the data sheet. ``kv_bytes_per_token``: on a rank that holds all layers."""
+    """Steps by the data sheet. ``kv_bytes_per_token``: on a rank that holds all layers."""
 
     roofline: Roofline
     kv_bytes_per_token: float
@@ -79,7 +79,7 @@ _FA2_TILE: Final = 64
 
 
 def mixed_tile_rows(release: VllmRelease, compute_capability: str) -> int:
-    """Of vLLM's attention in a step with prompts: 1 where each token costs what it attends to.
+    """Return the tile rows of vLLM's attention in a step with prompts: 1 where each token costs what it attends to.
 
     FlashAttention 2, before Hopper and on consumers' Blackwell, takes such a step as one call: sequences that decode
     get a tile of 64 queries for each head, without packed heads and split caches (pull request 58013 of

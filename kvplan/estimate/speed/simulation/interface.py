@@ -57,7 +57,7 @@ class GroupClock(StepClock, Protocol):
         num_kv_tokens: float,
         num_pairs: float,
     ) -> float:
-        """As ``seconds`` of the fullest group, where ``num_met`` tokens of all groups meet in the experts."""
+        """Seconds of the fullest group, as ``seconds``, where ``num_met`` tokens of all groups meet in the experts."""
         ...
 
 

@@ -75,7 +75,7 @@ are of two RTX 5070 Ti that do not see each other's memory (pull request 39605 o
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """By the data sheet. ``kv_bytes``: of one sequence's cache, on a rank that holds all layers."""
+    """Step times by the data sheet. ``kv_bytes``: of one sequence's cache, on a rank that holds all layers."""
 
     work: ModelWork
     kv_bytes: float

@@ -160,7 +160,7 @@ def _messages(count: float, link: Link, bytes_per_row: float, efficiency: LinkEf
 
 
 def _hidden_bytes(work: ModelWork) -> int:
-    """Of one token's hidden state."""
+    """Return the bytes of one token's hidden state."""
     return work.hidden_size * work.activation_bytes
 
 

@@ -114,7 +114,7 @@ _COMPILED: Final = Launches(_COMPILED_LAYER, _COMPILED_LAYER * _PIECEWISE_MIXTUR
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """Of an engine's release.
+    """The host's work of an engine's release.
 
     decoding, reading: launches of steps that decode only, and of others. beyond: of decode steps whose contexts are
     longer than ``longest_captured`` tokens, and of steps with more rows than ``largest_captured``. step_seconds,
@@ -206,7 +206,7 @@ IN_PROCESS: Final = "in-process"
 
 
 def vllm_host(release: VllmRelease, *, in_process: bool = False, compute_capability: str = "") -> HostWork:
-    """By release and GPU. ``in_process``: without a server; the V1 engine has a process of its own either way."""
+    """Host work by release and GPU. ``in_process``: without a server; the V1 engine has its own process either way."""
     if not release.v1:
         outputs = 0.0 if release.async_outputs else _V0_OUTPUT
         streams = _V0_EVENT_LOOP if in_process or not release.own_server_process else 0.0
@@ -231,7 +231,7 @@ def vllm_host(release: VllmRelease, *, in_process: bool = False, compute_capabil
 
 
 def trtllm_host(engine: EngineChoice) -> HostWork:
-    """By release and backend."""
+    """Return the host's work by release and backend."""
     is_captured = trtllm_release(engine.version).pytorch_by_default
     is_python = engine.backend == "pytorch" or (not engine.backend and is_captured)
     if not is_python:
@@ -250,7 +250,7 @@ def host_work(
     is_eager: bool = False,
     captures_prompts: bool = False,
 ) -> HostWork:
-    """Of an engine as settings call it; ``release`` counts for vLLM alone.
+    """Return the host's work of an engine as settings call it; ``release`` counts for vLLM alone.
 
     ``is_eager``: nothing is captured. ``captures_prompts``: as SGLang does of some models.
     """

@@ -91,7 +91,7 @@ class MeasuredClock(GroupSteps):
 
 
 def link_efficiency(speed: KernelSpeed, work: ModelWork, gpu: GpuProfile) -> LinkEfficiency:
-    """As the profile measured all-reduces; where it did not, or over NVLink that these ranks lack, as is usual."""
+    """Return it as the profile measured all-reduces; as is usual where it did not, or over NVLink that ranks lack."""
     ranks = work.layout.talking_ranks
     lacks_nvlink = gpu.bridged_gpus is not None and not gpu.joins_by_nvlink(ranks)
     if speed.links is None or lacks_nvlink:

@@ -46,7 +46,7 @@ class ExpertSpeed:
     few_tile_rows: float | None = None
 
     def tile_rows_of(self, num_tokens: float, num_experts: int) -> float:
-        """In a step of ``num_tokens``."""
+        """Return the rows of a tile in a step of ``num_tokens``."""
         if self.few_tile_rows is None or num_tokens > num_experts:
             return self.tile_rows
         return self.few_tile_rows
@@ -91,7 +91,7 @@ class SparseSpeed:
     dense_context: float = 0.0
 
     def seconds(self, latent: LatentSpeed, step: RankStep) -> AttentionSeconds:
-        """Those of ``step`` with ``latent``'s."""
+        """Return the seconds of ``step`` with ``latent``'s."""
         share = step.chosen_pairs / max(step.seen_pairs, step.chosen_pairs, 1.0)
         reading = share * step.kv_bytes / latent.kv_bandwidth
         multiplying = step.attention_operations / latent.flops_of(step)
@@ -127,11 +127,11 @@ class LinkSpeed:
     share: float | Mapping[int, float]
 
     def seconds(self, num_ranks: int) -> float:
-        """Of a small all-reduce; of as many ranks as were measured at most, else of the next fewer."""
+        """Seconds of a small all-reduce; of as many ranks as were measured at most, else of the next fewer."""
         return _of_ranks(self.all_reduce_seconds, num_ranks)
 
     def share_of(self, num_ranks: int) -> float:
-        """That which ``num_ranks`` reach; as for ``seconds``."""
+        """Return the share that ``num_ranks`` reach; as for ``seconds``."""
         return _of_ranks(self.share, num_ranks) if isinstance(self.share, Mapping) else self.share
 
 
@@ -166,7 +166,7 @@ class KernelSpeed:
         )
 
     def all_tile_rows(self, num_tokens: float, num_experts: int) -> tuple[float, float]:
-        """Of dense products, and of one expert's in a step whose experts have ``num_tokens``.
+        """Return the tile rows of dense products, and of one expert's in a step whose experts have ``num_tokens``.
 
         Experts that count as dense products have none of their own.
         """

@@ -84,13 +84,13 @@ class StepTerms:
 
 
 def term_names(terms: Iterable[StepTerms]) -> list[str]:
-    """Those to show of such steps: a drafter only where there is one."""
+    """Return the terms to show of such steps: a drafter only where there is one."""
     names = [each.name for each in fields(StepTerms)]
     return names if any(each.drafter for each in terms) else [name for name in names if name != "drafter"]
 
 
 def roofline_terms(roofline: Roofline, kv_bytes_per_token: float, load: StepLoad) -> StepTerms:
-    """By the data sheet, on one rank, all stages together."""
+    """Return the terms by the data sheet, on one rank, all stages together."""
     work = roofline.work
     stages = work.layout.pipeline_parallel_size
     tokens, _, kv_tokens, pairs = load.in_a_stage(work.layout)
@@ -107,7 +107,7 @@ def roofline_terms(roofline: Roofline, kv_bytes_per_token: float, load: StepLoad
 
 
 def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
-    """By a profile's coefficients, on one rank, all stages together."""
+    """Return the terms by a profile's coefficients, on one rank, all stages together."""
     stages = clock.work.layout.pipeline_parallel_size
     tokens, sequences, kv_tokens, pairs = load.in_a_stage(clock.work.layout)
     met = load.num_met / stages

@@ -112,7 +112,7 @@ def _activations(spec: ModelSpec, layer: LayerSpec) -> int:
 
 
 def whole_activation_bytes(spec: ModelSpec, bytes_each: float) -> float:
-    """Of the activations per token, all layers together, those that tensor parallelism does not divide."""
+    """Return the bytes of activations per token, all layers together, that tensor parallelism does not divide."""
     return bytes_each * _WHOLE_VECTORS * spec.hidden_size * spec.num_layers
 
 

@@ -72,7 +72,7 @@ class ModelWork:
         return 1.0 - (1.0 - self.experts_per_token / self.num_experts) ** tokens
 
     def tiled_expert_tokens(self, tokens: float, tile_rows: float) -> float:
-        """As many tokens as the experts multiply for ``tokens``, where each works on whole tiles of rows.
+        """Return as many tokens as the experts multiply for ``tokens``, where each works on whole tiles of rows.
 
         A tile at least; of more rows, which differ from expert to expert, the last tile is half full on average.
         """
@@ -193,7 +193,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
 
 
 def _head_bytes(spec: ModelSpec, dtype: str, dense_bytes: float, tensor_parallel_size: int) -> float:
-    """Of the head on one rank: checkpoints leave it unquantized, so it can be most of what is dense."""
+    """Bytes of the head on one rank: checkpoints leave it unquantized, so it can be most of what is dense."""
     head = spec.vocab_size * spec.hidden_size * element_bytes(dtype) / tensor_parallel_size
     return min(head, 0.9 * dense_bytes)
 

@@ -49,14 +49,12 @@ LLAMA = Family(
         *("LlamaForCausalLM", "LLaMAForCausalLM", "AquilaForCausalLM"),
         *("IQuestCoderForCausalLM", "TeleChat3ForCausalLM"),
     ),
-    model_types=("llama", "aquila"),
     read=LlamaLike(),
     names=TensorNames(),
     gguf=Gguf("llama", pairs_side_by_side=True, may_have_attention_bias=True),
 )
 CHATGLM = Family(
     architectures=("ChatGLMModel", "ChatGLMForConditionalGeneration"),
-    model_types=("chatglm",),
     read=read_chatglm,
     names=TensorNames(
         embedding="transformer.embedding.word_embeddings",
@@ -75,11 +73,10 @@ _PHI3 = LlamaLike(attention={"kept": read_window, "qkv_bias": False, "output_bia
 LIKE_LLAMA = (
     LLAMA,
     # Activations have factors that the engine does not know: it is described and not run.
-    Family(("TeleFLMForCausalLM",), (), LlamaLike()),
+    Family(("TeleFLMForCausalLM",), LlamaLike()),
     # Norms of each query and key head, and an MLP with xIELU and no gate.
     Family(
         architectures=("ApertusForCausalLM",),
-        model_types=("apertus",),
         read=LlamaLike(
             defaults=_RMS | {"hidden_act": "xielu"},
             rope={"theta": 12000000.0},
@@ -97,22 +94,15 @@ LIKE_LLAMA = (
     # A squared ReLU and no gate.
     Family(
         ("ArceeForCausalLM",),
-        ("arcee",),
         LlamaLike(defaults=_RMS | {"hidden_act": "relu2"}, mlp={"gated": False}, max_positions=4096),
         TensorNames(up=("mlp.up_proj",)),
     ),
     # One matrix for queries, keys and values.
-    Family(
-        ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
-        ("baichuan",),
-        read_baichuan,
-        TensorNames(qkv=("self_attn.W_pack",)),
-    ),
+    Family(("BaichuanForCausalLM", "BaiChuanForCausalLM"), read_baichuan, TensorNames(qkv=("self_attn.W_pack",))),
     CHATGLM,
     # Attention and MLP side by side behind one LayerNorm without a bias; neighbours turn; scaled logits.
     Family(
         ("CohereForCausalLM",),
-        ("cohere",),
         LlamaLike(
             rope={"theta": 500000.0, "neighbours": True},
             attention={"head_norm": lambda config: "per_head" if config.get("use_qk_norm") else "none"},
@@ -126,7 +116,6 @@ LIKE_LLAMA = (
     # Neighbours turn; one switch for all biases.
     Family(
         ("Ernie4_5ForCausalLM",),
-        ("ernie4_5",),
         LlamaLike(
             defaults=_RMS | {"head_dim": 128},
             rope={"theta": 500000.0, "neighbours": True},
@@ -139,7 +128,6 @@ LIKE_LLAMA = (
     ),
     Family(
         architectures=("ExaoneForCausalLM",),
-        model_types=("exaone",),
         read=read_exaone,
         names=TensorNames(
             embedding="transformer.wte",
@@ -156,7 +144,6 @@ LIKE_LLAMA = (
     # Wide heads, GELU in the gate, norms whose weights are stored minus one, a scaled embedding.
     Family(
         ("GemmaForCausalLM",),
-        ("gemma",),
         LlamaLike(
             defaults={"head_dim": 256},
             norm=("rms_plus_one", "rms_norm_eps", 1e-6),
@@ -167,10 +154,9 @@ LIKE_LLAMA = (
         TensorNames(),
     ),
     # Half of a head turns, neighbours paired; GLM-4-0414 has norms behind the blocks too.
-    Family(("GlmForCausalLM",), ("glm",), _GLM, TensorNames(up=("mlp.gate_up_proj",))),
+    Family(("GlmForCausalLM",), _GLM, TensorNames(up=("mlp.gate_up_proj",))),
     Family(
         architectures=("Glm4ForCausalLM",),
-        model_types=("glm4",),
         read=replace(_GLM, places="both"),
         names=TensorNames(
             up=("mlp.gate_up_proj",),
@@ -182,7 +168,6 @@ LIKE_LLAMA = (
     # Factors on the embedding, the scores, each block's output and the logits.
     Family(
         ("GraniteForCausalLM",),
-        ("granite",),
         LlamaLike(
             attention={"scale": factor("attention_multiplier")},
             residual_scale=factor("residual_multiplier"),
@@ -201,7 +186,6 @@ LIKE_LLAMA = (
     # Neighbours turn.
     Family(
         ("HeliumForCausalLM",),
-        ("helium",),
         LlamaLike(
             defaults={"head_dim": 128, "rms_norm_eps": 1e-8},
             rope={"theta": 100000.0, "neighbours": True},
@@ -213,14 +197,12 @@ LIKE_LLAMA = (
     # Norms of each query and key head behind RoPE, whose base ``alpha`` stretches.
     Family(
         ("HunYuanDenseV1ForCausalLM",),
-        ("hunyuan_v1_dense",),
         LlamaLike(defaults=_RMS, attention={"rope": stretched_rope, "head_norm": "head", "norm_after_rope": True}),
         TensorNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
     ),
     # Granite's factors, and in some models norms behind the blocks too.
     Family(
         architectures=("HyperCLOVAXForCausalLM",),
-        model_types=("hyperclovax",),
         read=LlamaLike(
             attention={"scale": lambda config: float(config.get("attention_multiplier") or head_size(config) ** -0.5)},
             places=lambda config: "both" if config.get("use_post_norm", True) else "before",
@@ -237,7 +219,6 @@ LIKE_LLAMA = (
     # One matrix of groups for queries, keys and values.
     Family(
         architectures=("InternLM2ForCausalLM",),
-        model_types=("internlm2",),
         read=LlamaLike(attention={"qkv_bias": said("bias"), "output_bias": said("bias")}),
         names=TensorNames(
             embedding="model.tok_embeddings",
@@ -254,7 +235,6 @@ LIKE_LLAMA = (
     # Biases by two switches.
     Family(
         ("InternLM3ForCausalLM",),
-        ("internlm3",),
         LlamaLike(
             defaults={"head_dim": 128},
             attention={"qkv_bias": said("qkv_bias"), "output_bias": said("bias")},
@@ -266,7 +246,6 @@ LIKE_LLAMA = (
     # LayerNorm, biases, a squared ReLU without a gate. It is described and not run.
     Family(
         ("Jais2ForCausalLM",),
-        ("jais2",),
         LlamaLike(
             defaults={"attention_bias": True, "mlp_bias": True, "hidden_act": "relu2"},
             mlp={"gated": False},
@@ -275,11 +254,10 @@ LIKE_LLAMA = (
         ),
     ),
     # Biases on queries, keys and values.
-    Family(("MiMoForCausalLM",), ("mimo",), read_qwen2, TensorNames()),
+    Family(("MiMoForCausalLM",), read_qwen2, TensorNames()),
     # Factors on the embedding, each block's output and the logits.
     Family(
         ("MiniCPMForCausalLM",),
-        ("minicpm",),
         LlamaLike(
             residual_scale=lambda config: (
                 float(config.get("scale_depth", 1.0)) / int(config["num_hidden_layers"]) ** 0.5
@@ -294,12 +272,11 @@ LIKE_LLAMA = (
         ),
         TensorNames(),
     ),
-    Family(("MinistralForCausalLM",), ("ministral",), read_ministral, TensorNames()),
-    Family(("Ministral3ForCausalLM",), ("ministral3",), read_ministral3, TensorNames()),
+    Family(("MinistralForCausalLM",), read_ministral, TensorNames()),
+    Family(("Ministral3ForCausalLM",), read_ministral3, TensorNames()),
     # A sliding window in every layer; null is none. Its GGUF files say ``llama``.
     Family(
         ("MistralForCausalLM",),
-        ("mistral",),
         LlamaLike(
             attention={"kept": lambda config: window(config.get("sliding_window", MISTRAL_WINDOW))},
             max_positions=131072,
@@ -309,7 +286,6 @@ LIKE_LLAMA = (
     # LayerNorm whose weight is stored minus one, squared ReLU without a gate, half of a head turns.
     Family(
         ("NemotronForCausalLM",),
-        ("nemotron",),
         LlamaLike(
             defaults={"hidden_act": "relu2"},
             attention={"rope": lambda config: rope(config, partial=float(config.get("rope_percent") or 0.5))},
@@ -322,34 +298,25 @@ LIKE_LLAMA = (
     # A LayerNorm that has no parameters.
     Family(
         ("OlmoForCausalLM",),
-        ("olmo",),
         LlamaLike(attention={"clip": lambda config: config.get("clip_qkv")}, norm=("none", "", 1e-5)),
         TensorNames(),
     ),
     # Norms behind the blocks, and across all heads.
     Family(
         ("Olmo2ForCausalLM",),
-        ("olmo2",),
         LlamaLike(attention={"head_norm": "all"}, norm=("rms", "rms_norm_eps", 1e-5), places="after"),
         TensorNames(),
         gguf=Gguf(
-            "olmo2",
-            replace(LLAMA_CPP_NAMES, attention_post_norm="post_attention_norm", mlp_post_norm="post_ffw_norm"),
+            "olmo2", replace(LLAMA_CPP_NAMES, attention_post_norm="post_attention_norm", mlp_post_norm="post_ffw_norm")
         ),
     ),
     # LayerNorm.
-    Family(
-        ("OrionForCausalLM",),
-        ("orion",),
-        LlamaLike(norm=("layer", "rms_norm_eps", 1e-5), max_positions=4096),
-        TensorNames(),
-    ),
+    Family(("OrionForCausalLM",), LlamaLike(norm=("layer", "rms_norm_eps", 1e-5), max_positions=4096), TensorNames()),
     # Biases by keys of its own, in some with norms behind the blocks. It is not run.
-    Family(("PanguEmbeddedForCausalLM",), (), read_pangu),
+    Family(("PanguEmbeddedForCausalLM",), read_pangu),
     # Fused projections; in some models part of a head turns, in some there is a window.
     Family(
         architectures=("Phi3ForCausalLM",),
-        model_types=("phi3",),
         read=_PHI3,
         names=TensorNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
         gguf=Gguf("phi3", replace(LLAMA_CPP_NAMES, qkv=("attn_qkv",), up=("ffn_up",)), keys=phi3_gguf),
@@ -357,7 +324,6 @@ LIKE_LLAMA = (
     # Its checkpoints keep adapters for images and speech beside the text's weights, which text does without.
     Family(
         architectures=("Phi4MMForCausalLM",),
-        model_types=("phi4mm",),
         read=_PHI3,
         names=TensorNames(
             qkv=("self_attn.qkv_proj.base_layer",),
@@ -369,7 +335,6 @@ LIKE_LLAMA = (
     # Fused projections, a bias on queries, keys and values, and names of its own.
     Family(
         architectures=("QWenLMHeadModel",),
-        model_types=("qwen",),
         read=read_qwen,
         names=TensorNames(
             embedding="transformer.wte",
@@ -384,12 +349,11 @@ LIKE_LLAMA = (
         ),
     ),
     # Biases on queries, keys and values; Qwen3 has norms of each query and key head instead.
-    Family(("Qwen2ForCausalLM",), ("qwen2",), read_qwen2, TensorNames(), gguf=Gguf("qwen2")),
-    Family(("Qwen3ForCausalLM",), ("qwen3",), read_qwen3, TensorNames(), gguf=Gguf("qwen3")),
+    Family(("Qwen2ForCausalLM",), read_qwen2, TensorNames(), gguf=Gguf("qwen2")),
+    Family(("Qwen3ForCausalLM",), read_qwen3, TensorNames(), gguf=Gguf("qwen3")),
     # Biases on queries, keys and values.
     Family(
         ("SeedOssForCausalLM",),
-        ("seed_oss",),
         LlamaLike(
             filled={"head_dim": 128},
             attention={"qkv_bias": said("attention_bias", True), "output_bias": said("attention_out_bias")},
@@ -397,17 +361,15 @@ LIKE_LLAMA = (
         ),
         TensorNames(),
     ),
-    Family(("SmolLM3ForCausalLM",), ("smollm3",), read_smollm3, TensorNames()),
+    Family(("SmolLM3ForCausalLM",), read_smollm3, TensorNames()),
     # A window, and residuals that skip blocks of layers. It is described and not run.
     Family(
         ("SolarForCausalLM",),
-        ("solar",),
         LlamaLike(attention={"kept": lambda config: window(config.get("sliding_window", SOLAR_WINDOW))}),
     ),
     # LayerNorm, a quarter of each head turning; the 12B has norms of heads and parallel blocks.
     Family(
         ("StableLmForCausalLM",),
-        ("stablelm",),
         LlamaLike(
             attention={
                 "rope": lambda config: rope(config, partial=float(config.get("rope_pct", 0.25))),

@@ -45,7 +45,6 @@ def _falcon(config: dict[str, Any]) -> ModelDescription:
 
 FALCON = Family(
     architectures=("FalconForCausalLM", "RWForCausalLM"),
-    model_types=("falcon",),
     read=_falcon,
     names=TensorNames(
         embedding="transformer.word_embeddings",
@@ -74,7 +73,6 @@ def _phi(config: dict[str, Any]) -> ModelDescription:
 
 PHI = Family(
     architectures=("PhiForCausalLM",),
-    model_types=("phi",),
     read=_phi,
     names=TensorNames(
         output="self_attn.dense",
@@ -99,10 +97,7 @@ def _starcoder2(config: dict[str, Any]) -> ModelDescription:
 
 
 STARCODER2 = Family(
-    architectures=("Starcoder2ForCausalLM",),
-    model_types=("starcoder2",),
-    read=_starcoder2,
-    names=TensorNames(up=("mlp.c_fc",), down="mlp.c_proj"),
+    architectures=("Starcoder2ForCausalLM",), read=_starcoder2, names=TensorNames(up=("mlp.c_fc",), down="mlp.c_proj")
 )
 
 
@@ -124,7 +119,6 @@ def _gpt2(config: dict[str, Any]) -> ModelDescription:
 
 GPT2 = Family(
     architectures=("GPT2LMHeadModel",),
-    model_types=("gpt2",),
     read=_gpt2,
     names=TensorNames(
         embedding="wte",
@@ -162,7 +156,6 @@ def _gpt_bigcode(config: dict[str, Any]) -> ModelDescription:
 
 GPT_BIGCODE = Family(
     architectures=("GPTBigCodeForCausalLM",),
-    model_types=("gpt_bigcode",),
     read=_gpt_bigcode,
     names=TensorNames(
         embedding="transformer.wte",
@@ -194,7 +187,6 @@ def _gpt_neox(config: dict[str, Any]) -> ModelDescription:
 
 GPT_NEOX = Family(
     architectures=("GPTNeoXForCausalLM",),
-    model_types=("gpt_neox",),
     read=_gpt_neox,
     names=TensorNames(
         embedding="gpt_neox.embed_in",
@@ -233,15 +225,9 @@ GPTJ_NAMES = TensorNames(
     final_norm="transformer.ln_f",
 )
 
-GPTJ = Family(
-    architectures=("GPTJForCausalLM",),
-    model_types=("gptj",),
-    read=_gptj,
-    names=GPTJ_NAMES,
-)
+GPTJ = Family(architectures=("GPTJForCausalLM",), read=_gptj, names=GPTJ_NAMES)
 CODEGEN = Family(
     architectures=("CodeGenForCausalLM",),
-    model_types=("codegen",),
     read=_gptj,
     names=replace(GPTJ_NAMES, qkv=("attn.qkv_proj",), row_order="quarters"),
 )
@@ -264,7 +250,6 @@ def _bloom(config: dict[str, Any]) -> ModelDescription:
 
 BLOOM = Family(
     architectures=("BloomForCausalLM",),
-    model_types=("bloom",),
     read=_bloom,
     names=TensorNames(
         embedding="word_embeddings",
@@ -300,7 +285,6 @@ def _mpt(config: dict[str, Any]) -> ModelDescription:
 
 MPT = Family(
     architectures=("MPTForCausalLM", "MptForCausalLM"),
-    model_types=("mpt",),
     read=_mpt,
     names=TensorNames(
         embedding="transformer.wte",
@@ -344,7 +328,6 @@ def _opt(config: dict[str, Any]) -> ModelDescription:
 
 OPT = Family(
     architectures=("OPTForCausalLM",),
-    model_types=("opt",),
     read=_opt,
     names=TensorNames(
         embedding="decoder.embed_tokens",

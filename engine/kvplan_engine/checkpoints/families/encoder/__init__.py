@@ -11,9 +11,7 @@ from kvplan_engine.checkpoints.families.encoder.whisper import read_whisper
 from kvplan_engine.checkpoints.families.family import Family
 
 ENCODER = (
-    Family(("T5ForConditionalGeneration",), ("t5",), read_t5),
-    Family(("MT5ForConditionalGeneration",), ("mt5",), read_t5),
-    Family(("UMT5ForConditionalGeneration",), ("umt5",), read_t5),
-    Family(("WhisperForConditionalGeneration",), ("whisper",), read_whisper),
-    Family(("MllamaForConditionalGeneration",), ("mllama",), read_mllama),
+    Family(("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"), read_t5),
+    Family(("WhisperForConditionalGeneration",), read_whisper),
+    Family(("MllamaForConditionalGeneration",), read_mllama),
 )

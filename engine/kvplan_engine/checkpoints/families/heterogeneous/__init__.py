@@ -41,15 +41,13 @@ _LAGUNA_NAMES = with_names(
 _MIMO_NAMES = with_names(QWEN_NAMES, sinks="self_attn.attention_sink_bias")
 
 HETEROGENEOUS = (
-    Family(("AfmoeForCausalLM",), ("afmoe",), read_afmoe, _AFMOE_NAMES),
-    Family(("LagunaForCausalLM",), ("laguna",), read_laguna, _LAGUNA_NAMES),
-    Family(("Step3TextForCausalLM",), ("step3_text",), read_step3),
-    Family(("Step3p5ForCausalLM", "Step3p7FlashForCausalLM"), ("step3p5", "step3p7_text"), read_step3p7),
-    Family(("Step5ForCausalLM",), ("step5",), read_step5),
-    Family(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), ("mimo_v2_flash", "mimo_v2"), read_mimo_v2, _MIMO_NAMES),
-    Family(
-        ("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"), ("minimax_m3", "minimax_m3_vl_text"), read_minimax_m3
-    ),
-    Family(("DeciLMForCausalLM",), ("nemotron-nas",), read_decilm, TensorNames()),
-    Family(("DbrxForCausalLM",), ("dbrx",), read_dbrx),
+    Family(("AfmoeForCausalLM",), read_afmoe, _AFMOE_NAMES),
+    Family(("LagunaForCausalLM",), read_laguna, _LAGUNA_NAMES),
+    Family(("Step3TextForCausalLM",), read_step3),
+    Family(("Step3p5ForCausalLM", "Step3p7FlashForCausalLM"), read_step3p7),
+    Family(("Step5ForCausalLM",), read_step5),
+    Family(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), read_mimo_v2, _MIMO_NAMES),
+    Family(("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"), read_minimax_m3),
+    Family(("DeciLMForCausalLM",), read_decilm, TensorNames()),
+    Family(("DbrxForCausalLM",), read_dbrx),
 )

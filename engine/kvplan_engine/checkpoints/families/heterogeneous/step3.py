@@ -10,7 +10,7 @@ from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def read_step3(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it: its code comes with the checkpoint."""
+    """Read it as vLLM does: its code comes with the checkpoint."""
     keys = {**config, "max_position_embeddings": _positions(config)}
     norm, sparse = norms(keys), _sparse_layers(keys)
     size, rank = int(keys.get("head_dim") or 256), int(keys.get("share_q_dim") or 2048)

@@ -14,7 +14,7 @@ _REGION_TOKENS = 8
 
 
 def read_step5(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it, whose class is the first. Norms' weights are stored minus one."""
+    """Read it as vLLM does, whose class is the first. Norms' weights are stored minus one."""
     norm, sparse = norms(config, "rms_plus_one"), _sparse_layers(config)
     layers = [
         Layer((_attention(config, kind, index),), _mixture(config) if index in sparse else mlp(config), norm)

@@ -23,26 +23,25 @@ from kvplan_engine.checkpoints.families.latent.more_norms import read_axk1, read
 from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRAL4_NAMES
 from kvplan_engine.checkpoints.families.latent.sarvam import read_mistral_large3, read_sarvam_mla
 
-_DEEPSEEK = {
-    "DeepseekV2ForCausalLM": ("deepseek_v2",),
-    "DeepseekV3ForCausalLM": ("deepseek_v3", "kimi_k2"),
-    "DeepseekV32ForCausalLM": ("deepseek_v32",),
-    "GlmMoeDsaForCausalLM": ("glm_moe_dsa",),
-    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite",),
-}
-
 LATENT = (
-    *(Family((name,), types, read_deepseek, LATENT_NAMES) for name, types in _DEEPSEEK.items()),
-    Family(("Mistral4ForCausalLM",), ("mistral4",), read_deepseek, MISTRAL4_NAMES),
-    Family(("MistralLarge3ForCausalLM",), (), read_mistral_large3),
-    Family(("SarvamMLAForCausalLM",), ("sarvam_mla",), read_sarvam_mla),
-    Family(("AXK1ForCausalLM",), ("axk1",), read_axk1),
-    Family(("PanguUltraMoEForCausalLM",), ("pangu_ultra_moe",), read_pangu_ultra),
-    Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3, LATENT_NAMES),
-    Family(("YoutuForCausalLM",), ("youtu",), read_youtu, LATENT_NAMES),
-    Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
-    Family(("HYV4ForCausalLM",), ("hy_v4",), read_hunyuan4),
-    Family(("LongcatFlashNgramForCausalLM",), (), read_longcat_ngram),
-    Family(("DeepseekV41ForCausalLM",), ("deepseek_v41",), read_deepseek_v41),
-    Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), ("deepseek_v4",), read_deepseek_v4),
+    Family(
+        (
+            *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"),
+            *("GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM"),
+        ),
+        read_deepseek,
+        LATENT_NAMES,
+    ),
+    Family(("Mistral4ForCausalLM",), read_deepseek, MISTRAL4_NAMES),
+    Family(("MistralLarge3ForCausalLM",), read_mistral_large3),
+    Family(("SarvamMLAForCausalLM",), read_sarvam_mla),
+    Family(("AXK1ForCausalLM",), read_axk1),
+    Family(("PanguUltraMoEForCausalLM",), read_pangu_ultra),
+    Family(("MiniCPM3ForCausalLM",), read_minicpm3, LATENT_NAMES),
+    Family(("YoutuForCausalLM",), read_youtu, LATENT_NAMES),
+    Family(("LongcatFlashForCausalLM",), read_longcat),
+    Family(("HYV4ForCausalLM",), read_hunyuan4),
+    Family(("LongcatFlashNgramForCausalLM",), read_longcat_ngram),
+    Family(("DeepseekV41ForCausalLM",), read_deepseek_v41),
+    Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), read_deepseek_v4),
 )

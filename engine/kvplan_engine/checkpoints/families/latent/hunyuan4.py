@@ -14,7 +14,7 @@ from kvplan_engine.description.model import Layer, ModelDescription, Shape
 
 
 def read_hunyuan4(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it. What gates the streams, and the sinks, only count."""
+    """Read it as vLLM does. What gates the streams, and the sinks, only count."""
     norm, streams = norms(config), bool(config.get("enable_ihc", True))
     others = stream_shapes(config, mixes=False) if streams else ()
     if config.get("learnable_sink", True):

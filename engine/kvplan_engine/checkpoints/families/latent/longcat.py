@@ -37,7 +37,7 @@ def read_longcat(config: dict[str, Any]) -> ModelDescription:
 
 
 def read_longcat_ngram(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads LongCat Flash Lite: tables of hashed n-grams, each of its own size, and a projection of each."""
+    """Read LongCat Flash Lite as vLLM does: tables of hashed n-grams, each of its own size, with a projection."""
     found = read_longcat(config)
     if config.get("ngram_vocab_size_ratio") is None:
         return found

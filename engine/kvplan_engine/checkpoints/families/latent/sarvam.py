@@ -13,12 +13,12 @@ from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def read_mistral_large3(config: dict[str, Any]) -> ModelDescription:
-    """By the keys that vLLM makes of its params.json."""
+    """Read it by the keys that vLLM makes of its params.json."""
     return read_deepseek({"norm_topk_prob": True, **config, "scoring_func": "softmax"})
 
 
 def read_sarvam_mla(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it: its code comes with the checkpoint."""
+    """Read it as vLLM does: its code comes with the checkpoint."""
     norm, mixer = norms(config), latent_attention(config)
     mixture = bailing_mixture(config, scoring="sigmoid", scale=2.5, correction=True, shared=1)
     first, every = whole(config, "first_k_dense_replace", default=1), whole(config, "moe_layer_freq", default=1)

@@ -44,6 +44,6 @@ def read_mellum(config: Config) -> ModelDescription:
 
 
 DESCRIBED = (
-    Family(("SolarOpenForCausalLM",), ("solar_open",), read_solar_open),
-    Family(("MellumForCausalLM",), ("mellum",), read_mellum),
+    Family(("SolarOpenForCausalLM",), read_solar_open),
+    Family(("MellumForCausalLM",), read_mellum),
 )

@@ -16,7 +16,7 @@ from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def read_bailing_hybrid(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it: its code comes with the checkpoint. ValueError for biases everywhere, which nobody knows."""
+    """Read as vLLM does: its code comes with the checkpoint. ValueError for biases everywhere, which nobody knows."""
     if config.get("use_bias"):
         raise ValueError("its layers have biases (use_bias)")
     norm, state, latent = norms(config), _state(config), latent_attention(config)

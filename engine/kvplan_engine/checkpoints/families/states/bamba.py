@@ -90,6 +90,6 @@ _GRANITE_NAMES = TensorNames(
 )
 
 FAMILIES = (
-    Family(("BambaForCausalLM",), ("bamba",), read_bamba, _BAMBA_NAMES),
-    Family(("GraniteMoeHybridForCausalLM",), ("granitemoehybrid",), read_granite_hybrid, _GRANITE_NAMES),
+    Family(("BambaForCausalLM",), read_bamba, _BAMBA_NAMES),
+    Family(("GraniteMoeHybridForCausalLM",), read_granite_hybrid, _GRANITE_NAMES),
 )

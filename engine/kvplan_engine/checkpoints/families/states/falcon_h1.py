@@ -64,4 +64,4 @@ _NAMES = TensorNames(
     inside=mamba2_names("mamba", "second."),
 )
 
-FAMILIES = (Family(("FalconH1ForCausalLM",), ("falcon_h1",), read_falcon_h1, _NAMES),)
+FAMILIES = (Family(("FalconH1ForCausalLM",), read_falcon_h1, _NAMES),)

@@ -16,7 +16,7 @@ from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def read_glm_next(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it. What mixes the streams only counts."""
+    """Read it as vLLM does. What mixes the streams only counts."""
     norm, others = norms(config), stream_shapes(config) if config.get("mhc", True) else ()
     state, latent = _state(config), _attention(config)
     dense, mixture = mlp(config, bias=False), grouped_sigmoid(config, shared=1)

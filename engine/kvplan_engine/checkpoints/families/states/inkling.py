@@ -14,7 +14,7 @@ from kvplan_engine.description.model import Layer, ModelDescription, Shape
 
 
 def read_inkling(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/models/inkling/configs.py): the published keys, or those of transformers."""
+    """Read it as vLLM does (vllm/models/inkling/configs.py): the published keys, or those of transformers."""
     text = _uniform({**text_of(config), "architectures": config["architectures"]})
     hidden, norm, dense = int(text["hidden_size"]), norms(text), int(text.get("dense_mlp_idx", 0))
     layers = []

@@ -55,4 +55,4 @@ _NAMES = TensorNames(
     },
 )
 
-FAMILIES = (Family(("JambaForCausalLM",), ("jamba",), read_jamba, _NAMES),)
+FAMILIES = (Family(("JambaForCausalLM",), read_jamba, _NAMES),)

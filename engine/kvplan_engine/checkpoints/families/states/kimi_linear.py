@@ -120,4 +120,4 @@ _NAMES = replace(
     },
 )
 
-FAMILIES = (Family(("KimiLinearForCausalLM",), ("kimi_linear",), read_kimi_linear, _NAMES),)
+FAMILIES = (Family(("KimiLinearForCausalLM",), read_kimi_linear, _NAMES),)

@@ -90,6 +90,6 @@ _NAMES = TensorNames(
 )
 
 FAMILIES = (
-    Family(("Lfm2ForCausalLM",), ("lfm2",), read_lfm2, _NAMES),
-    Family(("Lfm2MoeForCausalLM",), ("lfm2_moe",), read_lfm2, _NAMES),
+    Family(("Lfm2ForCausalLM",), read_lfm2, _NAMES),
+    Family(("Lfm2MoeForCausalLM",), read_lfm2, _NAMES),
 )

@@ -69,7 +69,7 @@ def _names(inside: dict[str, str]) -> TensorNames:
 
 
 FAMILIES = (
-    Family(("MambaForCausalLM",), ("mamba",), read_mamba, _names(mamba1_names("mixer"))),
-    Family(("FalconMambaForCausalLM",), ("falcon_mamba",), read_falcon_mamba, _names(mamba1_names("mixer"))),
-    Family(("Mamba2ForCausalLM",), ("mamba2",), read_mamba2, _names(mamba2_names("mixer"))),
+    Family(("MambaForCausalLM",), read_mamba, _names(mamba1_names("mixer"))),
+    Family(("FalconMambaForCausalLM",), read_falcon_mamba, _names(mamba1_names("mixer"))),
+    Family(("Mamba2ForCausalLM",), read_mamba2, _names(mamba2_names("mixer"))),
 )

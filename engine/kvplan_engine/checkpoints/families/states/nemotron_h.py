@@ -60,7 +60,7 @@ def _mamba(config: dict[str, Any]) -> State:
 
 
 def _attention(config: dict[str, Any]) -> Attention:
-    """Without positions. The first models say ``attention_head_dim``."""
+    """Return attention without positions. The first models say ``attention_head_dim``."""
     size = int(config.get("head_dim") or config.get("attention_head_dim") or 128)
     return attention(config, size=size, rope=None)
 
@@ -114,4 +114,4 @@ _NAMES = TensorNames(
     },
 )
 
-FAMILIES = (Family(("NemotronHForCausalLM",), ("nemotron_h",), read_nemotron_h, _NAMES),)
+FAMILIES = (Family(("NemotronHForCausalLM",), read_nemotron_h, _NAMES),)

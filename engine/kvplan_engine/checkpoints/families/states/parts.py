@@ -50,7 +50,7 @@ def refuse_other_activations(config: Config, key: str = "hidden_act") -> None:
 
 
 def mamba1(config: Config, prefix: str = "", *, inner: int | None = None, norms: bool = False) -> State:
-    """Of ``inner`` channels, ``expand`` times the hidden size where it is not said. prefix: "mamba_" (Jamba)."""
+    """A state of ``inner`` channels, ``expand`` times the hidden size where not said. prefix: "mamba_" (Jamba)."""
     refuse_other_activations(config)
     hidden = int(config["hidden_size"])
     size = inner or int(config.get(f"{prefix}expand", 2)) * hidden

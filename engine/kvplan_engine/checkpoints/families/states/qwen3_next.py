@@ -122,8 +122,8 @@ _OLMO_NAMES = replace(
 )
 
 FAMILIES = (
-    Family(("Qwen3NextForCausalLM",), ("qwen3_next",), read_qwen3_next, _NEXT_NAMES),
-    Family(("Qwen3_5ForCausalLM",), ("qwen3_5_text",), read_qwen3_next, _NAMES),
-    Family(("Qwen3_5MoeForCausalLM",), ("qwen3_5_moe_text",), read_qwen3_next, _NAMES),
-    Family(("OlmoHybridForCausalLM",), ("olmo_hybrid",), read_olmo_hybrid, _OLMO_NAMES),
+    Family(("Qwen3NextForCausalLM",), read_qwen3_next, _NEXT_NAMES),
+    Family(("Qwen3_5ForCausalLM",), read_qwen3_next, _NAMES),
+    Family(("Qwen3_5MoeForCausalLM",), read_qwen3_next, _NAMES),
+    Family(("OlmoHybridForCausalLM",), read_olmo_hybrid, _OLMO_NAMES),
 )

@@ -82,7 +82,7 @@ def _num_tables(config: dict[str, Any]) -> int:
 
 
 def _table_rows(config: dict[str, Any]) -> Iterator[int]:
-    """Of one layer after the other: each table has a prime number of rows, the next one every time."""
+    """Rows of one layer's tables after the other's: each table has a prime number of rows, the next one every time."""
     base = whole(config, "ngram_vocab_size_base", default=20_000_000)
     multiple = whole(config, "make_ngram_vocab_size_divisible_by", default=128)
     primes = (number for number in count(max(base, 2)) if all(number % each for each in range(2, isqrt(number) + 1)))

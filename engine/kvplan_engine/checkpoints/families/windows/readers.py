@@ -355,7 +355,7 @@ def read_muse_spark(config: dict[str, Any]) -> ModelDescription:
 
 
 def _mixers(config: dict[str, Any]) -> list[Attention]:
-    """Without ``layer_types`` every fourth layer is full, counted from the last."""
+    """Return each layer's attention; without ``layer_types`` every fourth one is full, counted from the last."""
     last = int(config["num_hidden_layers"]) - 1
     kinds = config.get("layer_types") or [
         "sliding_attention" if (last - index) % 4 else "full_attention" for index in range(last + 1)

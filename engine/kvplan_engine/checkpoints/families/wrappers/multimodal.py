@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.names import Inner
 from kvplan_engine.checkpoints.families.wrappers.defaults import NESTED_DEFAULTS
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.model import ModelDescription
@@ -19,8 +20,6 @@ _TIE_SAID_INSIDE = ("Mistral3ForConditionalGeneration",)
 """Whose outer class in transformers ties by default what is published untied."""
 
 Find = Callable[[str], Family]
-Inner = str | Mapping[str | None, str] | None
-"""The language model that a wrapper always holds, or the one of each ``version``."""
 
 
 def read_multimodal(

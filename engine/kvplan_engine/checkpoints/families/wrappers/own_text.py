@@ -35,7 +35,7 @@ def _with_rows(found: ModelDescription, count: int) -> ModelDescription:
 
 
 def _molmo(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/molmo.py): ``intermediate_size`` is of gate and up together."""
+    """Read it as vLLM does (vllm/model_executor/models/molmo.py): ``intermediate_size`` is of gate and up together."""
     own = {
         "vocab_size": config.get("embedding_size") or config["vocab_size"],
         "intermediate_size": int(config["intermediate_size"]) // 2,
@@ -48,7 +48,7 @@ def _molmo(config: dict[str, Any]) -> ModelDescription:
 
 
 def _molmo2(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/molmo2.py)."""
+    """Read it as vLLM does (vllm/model_executor/models/molmo2.py)."""
     text = _text(config, tie_word_embeddings=False)
     kind = _NORMS[text.get("qk_norm_type", "qwen3")] if text.get("use_qk_norm", True) else "none"
     bias = bool(text.get("qkv_bias", text.get("attention_bias", False)))
@@ -57,7 +57,7 @@ def _molmo2(config: dict[str, Any]) -> ModelDescription:
 
 
 def _aria(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/aria.py)."""
+    """Read it as vLLM does (vllm/model_executor/models/aria.py)."""
     text = _text(config, tie_word_embeddings=False)
     expert = mlp(text)
     shared = shared_mlp(text, expert.size * int(text.get("moe_num_shared_experts", 2)))
@@ -66,7 +66,7 @@ def _aria(config: dict[str, Any]) -> ModelDescription:
 
 
 def _ernie_vl(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/ernie45_vl_moe.py): experts of images beside those of text."""
+    """Read it as vLLM does (vllm/model_executor/models/ernie45_vl_moe.py): experts of images beside those of text."""
     number, size = int(config["moe_num_experts"][1]), int(config["moe_intermediate_size"][1])
     pairs = {key: value[0] for key, value in config.items() if key.startswith("moe_") and isinstance(value, list)}
     text = {**config, **pairs, "moe_num_shared_experts": config.get("moe_num_shared_experts", 0)}
@@ -81,7 +81,7 @@ def _glm4v(config: dict[str, Any]) -> ModelDescription:
 
 
 def _interns1_pro(config: dict[str, Any]) -> ModelDescription:
-    """As vLLM reads it (vllm/model_executor/models/interns1_pro.py): Qwen 3, turned by learned sums of waves."""
+    """Read it as vLLM does (vllm/model_executor/models/interns1_pro.py): Qwen 3, turned by learned sums of waves."""
     text = _text(config)
     found = _changed(read_qwen3_moe(text), {"output_bias": False})
     heads, turns = kv_heads(text, int(text["num_attention_heads"])), _num_frequencies(text)
@@ -121,11 +121,11 @@ def _changed_layer(layer: Layer, attention_fields: dict[str, Any], shapes: tuple
 
 
 OWN_TEXT = (
-    Family(("AriaForConditionalGeneration",), ("aria",), _aria),
-    Family(("Ernie4_5_VLMoeForConditionalGeneration",), ("ernie4_5_moe_vl",), _ernie_vl),
-    Family(("GLM4VForCausalLM",), (), _glm4v),
-    Family(("InternS1ProForConditionalGeneration",), ("interns1_pro",), _interns1_pro),
-    Family(("MolmoForCausalLM",), ("molmo",), _molmo),
-    Family(("Molmo2ForConditionalGeneration",), ("molmo2",), _molmo2),
-    Family(("MuseSparkForConditionalGeneration",), ("muse_spark",), _muse_spark),
+    Family(("AriaForConditionalGeneration",), _aria),
+    Family(("Ernie4_5_VLMoeForConditionalGeneration",), _ernie_vl),
+    Family(("GLM4VForCausalLM",), _glm4v),
+    Family(("InternS1ProForConditionalGeneration",), _interns1_pro),
+    Family(("MolmoForCausalLM",), _molmo),
+    Family(("Molmo2ForConditionalGeneration",), _molmo2),
+    Family(("MuseSparkForConditionalGeneration",), _muse_spark),
 )

@@ -115,7 +115,7 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: b
 
 
 def short_prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch | None:
-    """For steps in which no sequence has more than 16 rows: blocks of one warp; None where there is no such kernel."""
+    """Launch for steps with at most 16 rows a sequence: blocks of one warp; None where there is no such kernel."""
     shape.check()
     if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties, families.PREFILL_SHORT):
         return None
@@ -123,7 +123,7 @@ def short_prefill_launch(shape: AttentionShape, properties: DeviceProperties) ->
 
 
 def shared_prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch | None:
-    """For decoding sequences' shared prefixes; None where there is no such kernel (slopes: rows differ)."""
+    """Launch for decoding sequences' shared prefixes; None where there is no such kernel (slopes: rows differ)."""
     shape.check()
     if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties, families.SHARED_PREFIX):
         return None
@@ -170,7 +170,7 @@ def _prefill_launch(
 
 
 def _prefill_simple(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
-    """As many rows as let the queries lie beside a tile of keys. CudaKernelError where not even one does."""
+    """A launch with as many rows as let the queries lie beside a tile of keys. CudaKernelError if not even one does."""
     warps = _PREFILL_WARPS
     pitch = 4 * (max(shape.head_size, shape.value_size) + 1)  # prefill_simple.cu: PITCH floats
     room = properties.shared_bytes_per_block - pitch * WARP_LANES

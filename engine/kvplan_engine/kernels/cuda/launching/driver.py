@@ -118,7 +118,7 @@ class Driver:
         stream: int,
         params: ctypes.Structure,
     ) -> None:
-        """As ``launch``; the kernel may begin before the one before it has ended, for which it waits by itself."""
+        """Launch, like ``launch``, a kernel that may begin before the one before has ended, and waits for it itself."""
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         config = early_launch(grid, threads, shared_bytes, stream)
         status = self._library.cuLaunchKernelEx(ctypes.byref(config), function, arguments, None)
@@ -185,7 +185,7 @@ class DriverRuntime:
 
     @property
     def compiler_path(self) -> str:
-        """Of NVRTC's library."""
+        """Path of NVRTC's library."""
         return self._nvrtc.path
 
     def kernel(self, variant: KernelVariant) -> Kernel:

@@ -62,7 +62,7 @@ class WeightShape:
         return self.code_bytes * 8 // self.bits
 
     def defines(self) -> dict[str, str | int | torch.dtype]:
-        """Those of all kernels over the weight."""
+        """Definitions of all kernels over the weight."""
         return {
             "scalar": self.scalar,
             "scale": self.scale,

@@ -40,7 +40,7 @@ class PrefixChain:
 
 
 def prefix_chain(token_ids: Sequence[int], block_size: int, salt: str = "") -> PrefixChain:
-    """Of ``token_ids``. salt: what their KV depends on beside them, such as the adapter that computes it."""
+    """Chain of ``token_ids``. salt: what their KV depends on beside them, such as the adapter that computes it."""
     root = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
     return PrefixChain(block_size, root).extended(token_ids)
 

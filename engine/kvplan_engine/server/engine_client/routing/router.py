@@ -90,7 +90,7 @@ class Router:
         return Route(engine, new_tokens[engine], chain)
 
     def _num_new_tokens(self, engine: int, num_tokens: int, chain: PrefixChain | None) -> int:
-        """Of a prompt, those that ``engine`` probably has to compute: one at least."""
+        """Return how many tokens of a prompt ``engine`` probably has to compute: one at least."""
         if chain is None:
             return num_tokens
         usable = chain.digests[: (num_tokens - 1) // chain.block_size]
@@ -103,7 +103,7 @@ class Router:
 
 
 def cost(num_new_tokens: int, num_sequences: int, load: EngineLoad) -> int:
-    """Of sending a request of ``num_sequences`` samples, ``num_new_tokens`` to compute, to an engine with ``load``."""
+    """Cost of sending an engine with ``load`` a request of ``num_sequences`` samples, ``num_new_tokens`` to compute."""
     num_waiting = 0 if load.has_room(num_sequences, num_new_tokens) else load.num_queued_sequences + num_sequences
     sequences = load.num_sequences + (WAITING_WEIGHT - 1) * num_waiting
     return COMPUTED_WEIGHT * num_new_tokens + load.queued_tokens + SEQUENCE_TOKENS * sequences

@@ -44,7 +44,7 @@ class AmdKernels:
         return self.eight_bit_flops if work.compute_dtype == "fp8" else self.flops
 
     def layer_seconds(self, work: ModelWork) -> float:
-        """Of all layers together."""
+        """Return the seconds of all layers together."""
         others = work.num_layers - work.num_latent_layers
         found = self.experts_seconds * work.num_expert_layers + self.latents_seconds * work.num_latent_layers
         if work.speed_format == "fp8-block":

@@ -53,7 +53,7 @@ _TRTLLM: Final = "flashinfer_trtllm"
 
 @dataclass(frozen=True, slots=True)
 class _Faster:
-    """Of a layer's experts: seconds less at any size, and multiples of the bytes and operations per second."""
+    """Differences in a layer's experts: seconds less at any size, and multiples of bytes and operations per second."""
 
     seconds: float
     bandwidth: float
@@ -124,7 +124,7 @@ def _default(fitted: str | None, work: ModelWork, engine: EngineChoice) -> str |
 
 
 def _by_trtllm(speed: DeviceSpeed, work: ModelWork) -> DeviceSpeed:
-    """By the measured shape with the nearest number of experts."""
+    """Return the speed by the measured shape with the nearest number of experts."""
     experts = speed.speed.experts
     if experts is None:
         return speed
