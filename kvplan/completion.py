@@ -21,7 +21,7 @@ _MANY: Final = ("--gpu", "--quantization", "--kv-cache-dtype")
 """Options after which several values may stand."""
 _FORMATS: Final = {
     "estimate": ("table", "json", "csv", "md"),
-    "plan": ("table", "json", "csv", "md", "docker", "compose", "kubernetes", "helm"),
+    "plan": ("table", "json", "csv", "md", "docker", "compose", "kubernetes", "helm", "html"),
     "explain": ("table", "json", "csv", "md"),
     "cache": ("table", "json", "csv", "md"),
     "models": ("table", "json", "csv", "md"),

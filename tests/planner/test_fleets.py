@@ -82,11 +82,6 @@ def timeless(found: object) -> str:
     return re.sub(r'played in \d+ s|"search_seconds": [\d.]+', "", text)
 
 
-def printed_fleet(answer: FleetAnswer, capsys: pytest.CaptureFixture[str]) -> str:
-    print_fleet(answer, "table")
-    return capsys.readouterr().out
-
-
 # ---- windows and verdicts
 
 
@@ -298,19 +293,20 @@ def test_options_that_cannot_be(
     assert code == 2 and not out and sentence in err and "hint: " in err
 
 
-def test_the_same_file_in_python_is_the_commands_answer(
-    answer: FleetAnswer, trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_file_in_python_is_the_commands_answer(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``kvplan.plan`` reduced it to its busiest minutes, and played nothing."""
-    options = {"gpu": ["l4", "l40s"], "max_gpus": 16, "window": "20s", "slo": "p90_ttft:1500 p90_tpot:40"}
+    options = {"gpu": "l40s", "max_gpus": 4, "window": "20s", "router": "round-robin"}
+    options |= {"slo": "p90_ttft:2000 p90_tpot:60", "quantization": "published", "kv_cache_dtype": "auto"}
     plan = kvplan.plan("llama-3.1-8b", workload=trace, **options)  # type: ignore[arg-type]
-    assert isinstance(plan, kvplan.TracePlan)
-    assert timeless(plan.to_dict()) == timeless(fleet_document(answer))
-    assert timeless(str(plan)) == timeless(printed_fleet(answer, capsys))
-    best = answer.best
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    code, out, _ = printed(["plan", "llama-3.1-8b", "--workload", str(trace), *words], capsys)
+    assert isinstance(plan, kvplan.TracePlan) and code == 0
+    assert timeless(str(plan)) == timeless(out)
+    assert timeless(plan.to_dict()) == timeless(fleet_document(plan.fleet))
+    best = plan.fleet.best
     assert best is not None and plan.windows == best.verdict.windows and plan.best.replicas == plan.replicas
-    assert (plan.router, plan.hit_rate, plan.confidence) == (best.plan.router, best.hit_rate, best.verdict.confidence)
-    assert list(plan.to_frame()["gpu"]) == [each.choice.gpu.id for each in plan.deployments]
+    assert (plan.router, plan.hit_rate, plan.confidence) == ("round-robin", best.hit_rate, best.verdict.confidence)
+    assert list(plan.to_frame()["gpu"]) == ["l40s"]
     averages = kvplan.plan("llama-3.1-8b", workload=trace, users=4, gpu="l40s")
     assert "fleet" not in averages.to_dict()
 
@@ -384,6 +380,55 @@ def test_times_before_zero_and_out_of_order_are_counted_from_the_first(tmp_path:
     kept, others = requests_of_file(trace), requests_of_file(path)
     assert [each.sent for each in others] == [each.sent for each in kept]
     assert [each.num_prompt_tokens for each in others] == [each.num_prompt_tokens for each in kept]
+
+
+# ---- formats
+
+
+@pytest.fixture(scope="module")
+def of_formats(trace: Path) -> FleetAnswer:
+    return plan_fleet(
+        SPEC, question(trace, slo="p90_ttft:3000 p90_tpot:60", gpu=["l4"], router="round-robin"), load_measured(None)
+    )
+
+
+def test_other_formats_stand_beside_a_fleet_where_they_keep_the_level_for_less(of_formats: FleetAnswer) -> None:
+    """Only the formats asked for were tried."""
+    best = of_formats.best
+    assert best is not None and best.plan.found.choice.formats == ("bfloat16", "auto")
+    assert of_formats.formats
+    cost = best.plan.replicas * best.plan.found.num_gpus
+    for each in of_formats.formats:
+        plan = each.played.plan
+        assert each.played.keeps and each.played.is_whole and each.caveats
+        assert plan.found.choice.formats != ("bfloat16", "auto") and plan.replicas * plan.found.num_gpus < cost
+    document = fleet_document(of_formats)
+    assert [each["gpu"] for each in document["alternatives"]] == ["l4"] * len(of_formats.formats)
+    named = [(each["weights"], each["kv_cache_dtype"]) for each in document["fleet"]["other_formats"]]
+    assert named == [each.played.plan.found.choice.formats for each in of_formats.formats]
+
+
+def test_formats_that_are_asked_for_are_played_beside_each_other(trace: Path) -> None:
+    asked = question(
+        trace,
+        slo="p90_ttft:3000 p90_tpot:60",
+        gpu=["l4"],
+        router="round-robin",
+        quantization=["published", "fp8"],
+        kv_cache_dtype=["auto"],
+    )
+    found = plan_fleet(SPEC, asked, load_measured(None))
+    assert found.best is not None and found.best.plan.found.choice.formats == ("fp8", "auto")
+    assert {each.plan.found.choice.formats for each in found.others} <= {("bfloat16", "auto")}
+    assert not found.formats
+
+
+def test_formats_that_keep_what_the_published_one_cannot_are_a_hint(trace: Path) -> None:
+    found = plan_fleet(SPEC, question(trace, gpu=["l4"]), load_measured(None))
+    assert found.best is None and len(found.formats) == 1
+    with pytest.raises(KvplanError, match="No fleet") as error:
+        print_fleet(found, "table")
+    assert re.search(r"--kv-cache-dtype\): \d+ x \(.*l4.*, fp8\) keeps it; or raise", error.value.hint or "")
 
 
 # ---- pools

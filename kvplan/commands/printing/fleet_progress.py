@@ -6,17 +6,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvplan.commands.printing.plan_tables import formats_text
 from kvplan.foreign_text import unguarded
 from kvplan.planner.choices.deployment import paid_gpus
 from kvplan.planner.fleets.answering import Listener
 from kvplan.planner.fleets.playing import Played
 
 
+def fleet_name(played: Played) -> str:
+    """``2 x (4 x h100-sxm, tp 4, fp8 KV)``: replicas of a choice with its formats."""
+    choice, replicas = played.plan.found.choice, played.plan.replicas
+    name = ", ".join(filter(None, (choice.name, formats_text(choice))))
+    return f"{replicas} x ({name})" if replicas > 1 else name
+
+
 def best_text(played: Played) -> str:
     """``2 x (4 x h100-sxm, tp 4) at $21.52/h``, spare replicas aside."""
     plan = played.plan
-    gpu, name = plan.found.choice.gpu, plan.found.choice.name
-    text = f"{plan.replicas} x ({name})" if plan.replicas > 1 else name
+    gpu, text = plan.found.choice.gpu, fleet_name(played)
     if gpu.price is None:
         return text
     return f"{text} at ${gpu.price.usd_per_hour * paid_gpus(gpu, plan.replicas * plan.found.num_gpus):,.2f}/h"

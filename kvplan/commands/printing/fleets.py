@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvplan.commands.options.extras import need_extra
+from kvplan.commands.printing.fleet_progress import fleet_name
 from kvplan.commands.printing.fleet_wishes import print_policies, print_pools
 from kvplan.commands.printing.plans import print_commands, rent_text
 from kvplan.commands.printing.queues import within
@@ -68,6 +69,9 @@ def no_fleet(answer: FleetAnswer) -> KvplanError:
     request, nearest = answer.plan.request, answer.nearest
     limit = "at most " + plural(max(map(request.most_gpus, request.gpus)), "GPU")
     hint = "raise --max-gpus, loosen --slo, or ask for a --share-of-windows"
+    if answer.formats:
+        other = answer.formats[0].played
+        hint = f"allow other formats (--quantization, --kv-cache-dtype): {fleet_name(other)} keeps it; or {hint}"
     if answer.was_interrupted:
         return KvplanError("Interrupted before any fleet was found that keeps the service level.", hint="let it go on")
     if nearest is None or not nearest.verdict.windows or nearest.verdict.deciding.worst is None:
@@ -79,7 +83,7 @@ def no_fleet(answer: FleetAnswer) -> KvplanError:
         )
     judged = nearest.verdict.deciding
     return KvplanError(
-        f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}. Nearest: {_name(nearest)}, "
+        f"No fleet of {limit} keeps {request.goal.text} over {answer.trace.path.name}. Nearest: {fleet_name(nearest)}, "
         f"whose {_figure(judged.worst)} in the window {_from(judged)}.",
         hint=hint,
     )
@@ -245,18 +249,35 @@ def _print_routers(answer: FleetAnswer) -> None:
     )
 
 
+_FLEET_HEAD = ("fleet", "$/h", "replicas", "step tokens", "hits", "sure")
+
+
 def _print_others(answer: FleetAnswer, best: Played) -> None:
     if answer.dearer:
         print_sentence(f"not on {', '.join(answer.dearer)}: no fleet there that costs as little keeps it")
     fleets = [best, *answer.others]
-    if len(fleets) < 2:
-        return
+    if len(fleets) > 1:
+        say()
+        title = "The cheapest fleet found of each GPU and format (those never cheaper are not played to the end):"
+        print_table(title, _FLEET_HEAD, _fleet_rows(answer, fleets))
+    if answer.formats:
+        say()
+        print_table(
+            "Cheaper with other formats, on the same GPU:",
+            _FLEET_HEAD,
+            _fleet_rows(answer, [each.played for each in answer.formats]),
+        )
+        for caveat in dict.fromkeys(text for each in answer.formats for text in each.caveats):
+            print_sentence(caveat)
+
+
+def _fleet_rows(answer: FleetAnswer, fleets: Sequence[Played]) -> list[tuple[str, ...]]:
     rows = []
     for played in fleets:
         plan, cost = played.plan, usd_per_hour(answer, played)
         rows.append(
             (
-                _name(played),
+                fleet_name(played),
                 "-" if cost is None else f"{cost:,.2f}",
                 str(plan.replicas),
                 f"{plan.found.tokens:,}",
@@ -264,9 +285,7 @@ def _print_others(answer: FleetAnswer, best: Played) -> None:
                 f"{100 * played.verdict.confidence:.0f} %",
             )
         )
-    say()
-    head = ("fleet", "$/h", "replicas", "step tokens", "hits", "sure")
-    print_table("The cheapest fleet found of each GPU (those never cheaper are not played to the end):", head, rows)
+    return rows
 
 
 def _print_scaling(answer: FleetAnswer, separator: str) -> None:
@@ -278,11 +297,6 @@ def _print_scaling(answer: FleetAnswer, separator: str) -> None:
     served = checkpoint_name(deployment, model_id)
     say(separator)
     say(scaling_manifests(model_id, served, deployment.prediction.version, best.played.policy), end="")
-
-
-def _name(played: Played) -> str:
-    plan = played.plan
-    return f"{plan.replicas} x ({plan.found.choice.name})" if plan.replicas > 1 else plan.found.choice.name
 
 
 def _from(judged: WindowVerdict) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.commands.printing.render import print_markdown, print_table
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import Choice, Deployment
 from kvplan.planner.question.slo import Statistic
 from kvplan.planner.search.plan import Plan
 from kvplan.planner.search.rule_of_thumb import users_by_rule
@@ -43,7 +43,7 @@ def deployment_rows(deployments: Sequence[Deployment]) -> list[tuple[str, ...]]:
 
 def full_name(deployment: Deployment) -> str:
     """``2 x l40s, tp 2, fp8 KV``: with the formats that are not as published."""
-    formats = formats_text(deployment)
+    formats = formats_text(deployment.choice)
     return f"{deployment.name}, {formats}" if formats else deployment.name
 
 
@@ -53,9 +53,9 @@ def print_memory(found: Plan, deployments: Sequence[Deployment]) -> None:
     print_table(None, _MEMORY_HEAD, rows, text_columns=(0, 1, 2, 9))
 
 
-def formats_text(deployment: Deployment) -> str:
+def formats_text(choice: Choice) -> str:
     """``awq, fp8 KV``; "" as published."""
-    weights, kv_cache_dtype = deployment.choice.weights, deployment.choice.kv_cache_dtype
+    weights, kv_cache_dtype = choice.weights, choice.kv_cache_dtype
     parts = [] if weights.is_published else [weights.name]
     return ", ".join(parts if kv_cache_dtype == "auto" else [*parts, f"{kv_cache_dtype} KV"])
 

@@ -165,7 +165,7 @@ def rent_text(best: Deployment) -> str:
     parts = [plural(best.replicas, "replica"), layout] if best.num_gpus > 1 else []
     if best.num_spare:
         parts[:1] = [f"{best.replicas} replicas and {best.num_spare} spare"]
-    parts += [formats_text(best)] if formats_text(best) else []
+    parts += filter(None, [formats_text(best.choice)])
     return f"{'Rent' if cost else 'Use'} {name}{cost}" + (f" ({', '.join(parts)})" if parts else "")
 
 

@@ -29,7 +29,8 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
     document = plan_document(answer.plan)
     best, demand = answer.best, answer.demand
     fleets = [] if best is None else [best, *answer.others]
-    for deployment, played in zip(document["deployments"], fleets, strict=True):
+    shown = [*document["deployments"], *document["alternatives"]]
+    for deployment, played in zip(shown, [*fleets, *(each.played for each in answer.formats)], strict=True):
         deployment["balancer"] = balancer_of(played) or deployment["balancer"]
     document["assumptions"] = [*answer.plan.spec.assumptions, *fleet_assumptions(answer)]
     document["left_out"] = {
@@ -50,6 +51,7 @@ def fleet_document(answer: FleetAnswer) -> dict[str, Any]:
         "search_seconds": round(answer.seconds, 1),
         "best": None if best is None else played_document(answer, best),
         "others": [played_document(answer, each) for each in answer.others],
+        "other_formats": [played_document(answer, each.played) for each in answer.formats],
         "dearer": list(answer.dearer),
         "windows": [] if best is None else [window_document(each) for each in best.verdict.windows],
         "samples": [] if best is None else _samples(best),
@@ -84,6 +86,8 @@ def played_document(answer: FleetAnswer, played: Played) -> dict[str, Any]:
     layout = plan.found.choice.layout
     return {
         "gpu": plan.found.choice.gpu.id,
+        "weights": plan.found.choice.weights.name,
+        "kv_cache_dtype": plan.found.choice.kv_cache_dtype,
         "num_gpus": plan.replicas * plan.found.num_gpus,
         "replicas": plan.replicas,
         "tensor_parallel_size": layout.tensor_parallel_size,

@@ -19,6 +19,7 @@ from kvplan.planner.choices.load import serve_users
 from kvplan.planner.choices.trial import Trial
 from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.fleets.demand import Alone, Demand
+from kvplan.planner.fleets.formats import OtherFormat, other_formats
 from kvplan.planner.fleets.growth import Growth, growth_of
 from kvplan.planner.fleets.playing import Played, Player
 from kvplan.planner.fleets.policies import PolicyAnswer, find_policy
@@ -28,7 +29,7 @@ from kvplan.planner.fleets.setups import fleet_choice
 from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.question.trace import TraceQuestion
-from kvplan.planner.search.plan import Plan, formats_asked
+from kvplan.planner.search.plan import Alternative, Plan, formats_asked
 from kvplan.planner.search.ranking import price_of
 from kvplan.planner.search.rule_of_thumb import rule_of_thumb
 from kvplan.workload.shape import shape_of_file
@@ -52,7 +53,8 @@ class FleetAnswer:
     more replicas, on the busiest window. reused_share: of prompt tokens, what a cache finds that keeps everything; None
     where the file does not say. notes: what to tell about the file. quickest: how fast prompts are read alone, on what
     reads them fastest. dearer: GPUs of which no fleet keeps the level that costs as little as the best.
-    was_interrupted: the search ended before its end. pools, policy: what the trace's ``wishes`` ask for.
+    was_interrupted: the search ended before its end. pools, policy: what the trace's ``wishes`` ask for. formats: what
+    keeps the level for less, or at all, in formats that were not asked for.
     """
 
     plan: Plan
@@ -74,6 +76,7 @@ class FleetAnswer:
     was_interrupted: bool
     pools: PoolAnswer | None = None
     policy: PolicyAnswer | None = None
+    formats: tuple[OtherFormat, ...] = ()
 
 
 def plan_fleet(
@@ -94,11 +97,12 @@ def plan_fleet(
     demand = Demand(_requests(trace, request, workload), trace.window_seconds)
     trial = Trial(request, workload, measured)
     player = Player(demand, request.goal, trace.share_of_windows, listener.on_play)
-    asked, _ = formats_asked(spec, request)
+    asked, unasked = formats_asked(spec, request)
     search = FleetSearch(trial, player, asked, trace.router, listener.on_best)
     search.run()
     growth: Growth | None = None
     frontier: tuple[Played, ...] = ()
+    formats: tuple[OtherFormat, ...] = ()
     pools: PoolAnswer | None = None
     policy: PolicyAnswer | None = None
     if search.best is not None and not search.was_interrupted:
@@ -108,10 +112,19 @@ def plan_fleet(
             pools, policy = _pools(search.best, player, trace, trial), _policy(search.best, player, trace, trial)
         except KeyboardInterrupt:
             search.was_interrupted = True
-    others = tuple(each for each in search.by_gpu.values() if each is not search.best)
+    if not search.was_interrupted:
+        formats = other_formats(search, unasked)
+    others = tuple(each for each in search.cheapest.values() if each is not search.best)
     fleets = [] if search.best is None else [search.best, *sorted(others, key=lambda each: _cost(trial, each))]
     return FleetAnswer(
-        plan=_as_plan(spec, request, trial, search, [_deployment(trial, each, growth) for each in fleets]),
+        plan=_as_plan(
+            spec,
+            request,
+            trial,
+            search,
+            [_deployment(trial, each, growth) for each in fleets],
+            [Alternative(_deployment(trial, each.played, growth), each.caveats) for each in formats],
+        ),
         demand=demand,
         trace=trace,
         best=search.best,
@@ -124,12 +137,13 @@ def plan_fleet(
         quickest=search.quickest,
         reused_share=demand.reused_share,
         notes=shape.notes,
-        dearer=tuple(gpu.id for gpu in trial.gpus if fleets and gpu.id not in search.by_gpu),
+        dearer=tuple(gpu.id for gpu in trial.gpus if fleets and gpu.id not in {kind[0] for kind in search.cheapest}),
         num_left_out=search.num_left_out,
         seconds=time.monotonic() - began,
         was_interrupted=search.was_interrupted,
         pools=pools,
         policy=policy,
+        formats=formats,
     )
 
 
@@ -205,7 +219,12 @@ def _deployment(trial: Trial, played: Played, growth: Growth | None) -> Deployme
 
 
 def _as_plan(
-    spec: ModelSpec, request: PlanRequest, trial: Trial, search: FleetSearch, deployments: list[Deployment]
+    spec: ModelSpec,
+    request: PlanRequest,
+    trial: Trial,
+    search: FleetSearch,
+    deployments: list[Deployment],
+    alternatives: list[Alternative],
 ) -> Plan:
     if not search.num_tried:
         raise KvplanError(
@@ -217,7 +236,7 @@ def _as_plan(
         request=request,
         workload=trial.workload,
         deployments=tuple(deployments),
-        alternatives=(),
+        alternatives=tuple(alternatives),
         misses=(),
         too_dear=None,
         over_budget=frozenset(),

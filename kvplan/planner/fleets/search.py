@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.choices.deployment import Choice
 from kvplan.planner.choices.formats import FormatPair
@@ -38,18 +39,25 @@ class Entry(NamedTuple):
 
 @dataclass
 class FleetSearch:
-    """One search. tell: is told of each fleet that is the best so far."""
+    """One search. tell: is told of each fleet that is the best so far. gpus: those that are tried, None for all.
+
+    budgets: of tokens, that are tried beside the default; None for the usual ones. ceiling: what costs less is kept.
+    """
 
     trial: Trial
     player: Player
     formats: Sequence[FormatPair]
     router: str | None = None
     tell: Callable[[Played], None] | None = None
+    gpus: Sequence[GpuProfile] | None = None
+    budgets: Sequence[int] | None = None
+    ceiling: Price | None = None
     best: Played | None = None
     nearest: Played | None = None
     quickest: Alone | None = None
     """Of all choices: how fast prompts are read alone."""
-    by_gpu: dict[str, Played] = field(default_factory=dict)
+    cheapest: dict[tuple[str, ...], Played] = field(default_factory=dict)
+    """Of each GPU and formats."""
     routers: dict[str, Played] = field(default_factory=dict)
     without_cache: Played | None = None
     num_tried: int = 0
@@ -58,13 +66,21 @@ class FleetSearch:
 
     def run(self) -> None:
         """Find ``best``. Ctrl-C keeps what was found until then."""
+        self.search()
+        if self.best is None or self.was_interrupted:
+            return
+        try:
+            self._polish_budgets()
+            self._polish_routers()
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+
+    def search(self) -> None:
+        """Find the best choice and its replicas alone."""
         try:
             self._search(across_nodes=False)
             if self.best is None:
                 self._search(across_nodes=True)
-            if self.best is not None:
-                self._polish_budgets()
-                self._polish_routers()
         except KeyboardInterrupt:
             self.was_interrupted = True
 
@@ -106,7 +122,7 @@ class FleetSearch:
         return least_replicas(found, busy, goal) if is_fast else None
 
     def _choices(self, *, across_nodes: bool) -> Iterator[Choice]:
-        for gpu in self.trial.gpus:
+        for gpu in self.trial.gpus if self.gpus is None else self.gpus:
             for pair in self.formats:
                 if not self.trial.refuses(pair, gpu):
                     for layout in self.trial.layouts(pair.weights, gpu, across_nodes=across_nodes):
@@ -114,7 +130,8 @@ class FleetSearch:
 
     def _variants(self, found: FleetChoice) -> Iterator[FleetChoice]:
         """With each other token budget."""
-        for tokens in self.trial.other_step_tokens(found.choice.gpu):
+        usual = self.trial.other_step_tokens(found.choice.gpu)
+        for tokens in usual if self.budgets is None else [each for each in self.budgets if each != found.tokens]:
             other = fleet_choice(self.trial, replace(found.choice, max_num_batched_tokens=tokens))
             if other is not None:
                 yield other
@@ -128,7 +145,8 @@ class FleetSearch:
 
         def is_allowed(count: int) -> bool:
             price = self.price(found, count)
-            return within_budget(price, budget) and (best is None or price <= best)
+            is_below = self.ceiling is None or price < self.ceiling
+            return is_below and within_budget(price, budget) and (best is None or price <= best)
 
         low, high = 0, most + 1
         while high - low > 1:
@@ -194,10 +212,11 @@ class FleetSearch:
         self._take(played)
 
     def _take(self, played: Played) -> None:
-        """Keep what is better than the best so far, and the best of each GPU."""
-        gpu = played.plan.found.choice.gpu.id
-        if gpu not in self.by_gpu or self._rank(played) < self._rank(self.by_gpu[gpu]):
-            self.by_gpu[gpu] = played
+        """Keep what is better than the best so far, and the best of each GPU and formats."""
+        choice = played.plan.found.choice
+        kind = (choice.gpu.id, *choice.formats)
+        if kind not in self.cheapest or self._rank(played) < self._rank(self.cheapest[kind]):
+            self.cheapest[kind] = played
         if self.best is None or self._rank(played) < self._rank(self.best):
             self.best = played
             if self.tell is not None:
