@@ -530,7 +530,7 @@ def write_ranges(startups: Sequence[Startup], path: Path) -> None:
     rounded = replace(
         fitted,
         spreads={cause: float(f"{spread:.2g}") for cause, spread in fitted.spreads.items()},
-        factors={group: round(factor, 1) for group, factor in fitted.factors.items()},
+        factors={group: round(factor, 2) for group, factor in fitted.factors.items()},
         layout_factor=round(fitted.layout_factor, 1),
     )
     path.write_text(json.dumps(rounded.as_json(), indent=1) + "\n", encoding="utf-8")
