@@ -47,6 +47,7 @@ from kvplan.estimate.vllm.ranges import (
     kv_range,
     range_amounts,
     standing,
+    warm_gain_bytes,
 )
 from kvplan.units import GIB
 from startup_rows import (
@@ -104,10 +105,21 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class FirstSight:
-    """What was predicted for a start-up before anything was mended for it."""
+    """What was predicted for a start-up before anything was mended for it.
+
+    ``counts_compilation``: whether the model of that day already counted what a first start takes to compile.
+    """
 
     pool_gib: float
     tokens: int
+    counts_compilation: bool = True
+
+    def with_compilation(self, gib: float) -> FirstSight:
+        """Return it less what a first start takes to compile, as vLLM's source has it and with no figure fitted."""
+        if self.counts_compilation or not gib or self.pool_gib <= gib:
+            return self
+        share = (self.pool_gib - gib) / self.pool_gib
+        return FirstSight(self.pool_gib - gib, int(self.tokens * share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +220,11 @@ def read_first_sight(path: Path) -> dict[str, FirstSight]:
     """Return what was predicted for rows before they were looked at, by id."""
     with path.open(encoding="utf-8", newline="") as file:
         return {
-            record["id"]: FirstSight(float(record["predicted_pool_gib"]), int(record["predicted_tokens"]))
+            record["id"]: FirstSight(
+                float(record["predicted_pool_gib"]),
+                int(record["predicted_tokens"]),
+                bool(record["counts_compilation"]),
+            )
             for record in csv.DictReader(file)
         }
 
@@ -222,13 +238,17 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     rank, is_first_sight = found.rank, first is not None
     tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
     pool = rank.available_kv_bytes / GIB
-    first = FirstSight(pool, found.kv_cache_tokens) if first is None else first
+    gain = warm_gain_bytes(found) / GIB
+    first = FirstSight(pool, found.kv_cache_tokens) if first is None else first.with_compilation(gain)
+    printed = available
+    if available is None and tokens and found.kv_cache_tokens and first.tokens:
+        available = _mended_layout_gib(tokens, found, first)
     from_tokens = first.pool_gib * tokens / first.tokens if tokens and first.tokens else None
     observed = available if from_tokens is None else from_tokens
     is_whole = row["inferred"].strip()[1:2] == "A" and observed is not None
     is_alone = found.settings.serving.tensor_parallel_size * found.settings.serving.pipeline_parallel_size == 1
     is_same_rank = is_alone or _agree(available, observed)
-    ratio = _layout_ratio(row, found, first, is_alone=is_alone)
+    ratio = _layout_ratio(row, available, found, first, is_alone=is_alone)
     is_same, is_comparable = is_same_rank or ratio is not None, is_whole and not _shares_gpu(row)
     weights, peak = number(row["weights_gib"]), row_activation_gib(row)
     return Startup(
@@ -241,26 +261,50 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
         found=found,
         kinds=deployment_kinds(spec, gpu, found),
         tokens=tokens if is_whole else None,
-        pool_gib=available if is_whole and is_same_rank else None,
-        pool_error_gib=first.pool_gib - observed if is_comparable and observed and observed > 0 else None,
-        memory_error_gib=first.pool_gib - available
+        pool_gib=printed if is_whole and is_same_rank else None,
+        pool_error_gib=_outside(first.pool_gib - observed, gain)
+        if is_comparable and observed and observed > 0
+        else None,
+        memory_error_gib=_outside(first.pool_gib - available, gain)
         if is_comparable and available is not None and available > 0 and is_same
         else None,
         is_first_sight=is_first_sight,
         layout_ratio=ratio,
-        shows_layout=bool(tokens and available and available > 0) and row["inferred"].strip()[1:2] in ("A", "B"),
+        shows_layout=bool(tokens and printed and printed > 0) and row["inferred"].strip()[1:2] in ("A", "B"),
         weights_gib=rank.weight_bytes / GIB - weights if weights and is_same_rank else None,
-        peak_gib=rank.activation.peak_bytes / GIB - peak if peak and is_same_rank and is_whole else None,
+        peak_gib=-_outside(peak - rank.activation.peak_bytes / GIB, gain)
+        if peak and is_same_rank and is_whole
+        else None,
         graphs_gib=_graphs_error_gib(row, found, gpu),
     )
 
 
-def _layout_ratio(row: Row, found: VllmPrediction, first: FirstSight, *, is_alone: bool) -> float | None:
+def _outside(error: float, gain: float) -> float:
+    """Predicted less observed, where a start that finds its kernels compiled may have ``gain`` more than predicted.
+
+    Logs seldom say which they are, and the interval holds both: what lies between the two is no error.
+    """
+    return min(error + gain, 0.0) if error < 0 else error
+
+
+def _mended_layout_gib(tokens: float, found: VllmPrediction, first: FirstSight) -> float | None:
+    """The memory that tokens tell in today's layout, where the layout of the first sight has been mended since.
+
+    Without it a log that prints tokens alone would show an error of the layout as one of the memory.
+    """
+    today_gib = found.rank.available_kv_bytes / GIB
+    mended = found.kv_cache_tokens / today_gib / (first.tokens / first.pool_gib)
+    return tokens * today_gib / found.kv_cache_tokens if abs(mended - 1) > _OTHER_LAYOUT else None
+
+
+def _layout_ratio(
+    row: Row, available: float | None, found: VllmPrediction, first: FirstSight, *, is_alone: bool
+) -> float | None:
     """Tokens that a log prints, over those that its memory would hold in the predicted layout; grades A and B.
 
     Of several GPUs a log may print one's memory and another's tokens: only what is far apart is the layout.
     """
-    tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
+    tokens = _observed_tokens(row, found)
     if row["inferred"].strip()[1:2] not in ("A", "B") or not tokens or not available or not first.tokens:
         return None
     ratio = tokens / (available / first.pool_gib * first.tokens)
@@ -486,7 +530,7 @@ def write_ranges(startups: Sequence[Startup], path: Path) -> None:
     rounded = replace(
         fitted,
         spreads={cause: float(f"{spread:.2g}") for cause, spread in fitted.spreads.items()},
-        factors={group: round(factor, 1) for group, factor in fitted.factors.items()},
+        factors={group: round(factor, 2) for group, factor in fitted.factors.items()},
         layout_factor=round(fitted.layout_factor, 1),
     )
     path.write_text(json.dumps(rounded.as_json(), indent=1) + "\n", encoding="utf-8")

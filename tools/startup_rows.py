@@ -262,6 +262,7 @@ def row_settings(row: Row) -> ServingSettings:
         estimate_cudagraphs=False if graphs_off else None,
         has_flashinfer="flashinfer" in (notes + row["verbatim"]).lower(),
         enable_prefix_caching=_switch(notes, "enable_prefix_caching"),
+        warm_start=_switch(notes, "warm_start") or False,
         language_model_only=_is_text_only(notes + row["verbatim"]),
         enable_lora=_switch(notes, "enable_lora") or False,
     )

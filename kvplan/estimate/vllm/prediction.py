@@ -432,7 +432,7 @@ def fill_pool(
 def printed_tokens(
     plan: BlockPlan, num_blocks: int, concurrency: float, settings: FilledSettings, release: VllmRelease
 ) -> int:
-    """The number behind "GPU KV cache size", which changed its meaning with 0.20."""
+    """The number behind "GPU KV cache size", which changed its meaning with 0.20.1."""
     if release.v1 and release.prints_concurrency_tokens:
         return int(concurrency * settings.max_model_len)
     return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size

@@ -217,9 +217,15 @@ def test_latent_attention_beside_states_has_blocks_of_128_from_027_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "before", "first"), [("reserves_null_block", "0.28.0", "0.29.0"), ("scaled_cache", "0.19.0", "0.20.0")]
+    ("fact", "before", "first"),
+    [
+        ("reserves_null_block", "0.28.0", "0.29.0"),
+        ("scaled_cache", "0.19.0", "0.20.0"),
+        ("prints_concurrency_tokens", "0.20.0", "0.20.1"),
+        ("times_compiled_kernels", "0.11.0", "0.11.1"),
+    ],
 )
-def test_facts_that_came_earlier_than_was_known(fact: str, before: str, first: str) -> None:
+def test_facts_hold_from_the_release_whose_source_has_them_first(fact: str, before: str, first: str) -> None:
     assert [getattr(vllm_release(each), fact) for each in (before, first)] == [False, True]
 
 
