@@ -169,6 +169,8 @@ def _served(
             excluded["layers shared their weights"] += 1
         elif _has_other_weights(row, num_parameters):
             excluded["weights in few bits, or adapters"] += 1
+        elif row.get("num_speculative_tokens"):
+            excluded["drafts were verified"] += 1
         elif row.get("model_impl") == "transformers":
             excluded["the model ran in transformers"] += 1
         elif row.get("engine") not in (None, OWN_ENGINE):

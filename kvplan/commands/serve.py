@@ -21,7 +21,7 @@ from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import Model
 from kvplan.errors import UsageError
 from kvplan.files import parse_json
-from kvplan.settings import KNOBS, ServingSettings, option_of
+from kvplan.settings import KNOBS, SPECULATION_PANEL, ServingSettings, option_of
 from kvplan.workers.environment import same_imports
 
 SERVER_PANEL: Final = "Server"
@@ -125,6 +125,15 @@ class OwnEngineOptions:
             help="Start a step before the last one's tokens are read. Default: on a GPU.",
         ),
     ] = None
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Who proposes tokens that the next step verifies, as vLLM takes it: "
+            '{"method": "ngram", "num_speculative_tokens": 4}.',
+            rich_help_panel=SPECULATION_PANEL,
+        ),
+    ] = None
     cudagraph_mode: Annotated[
         str | None,
         typer.Option(help="Steps that a GPU replays as graphs: full, or full_decode_only without those with prompts."),
@@ -191,10 +200,13 @@ class OwnEngineOptions:
 )
 def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine: OwnEngineOptions) -> None:
     """Serve a model behind OpenAI's API with kvplan's own engine."""
+    from kvplan.sweeps.drafting import read_drafting
     from kvplan.units import parse_bytes
 
     modules = _lora_modules(server.lora_modules or [])
     chosen = {**_engine_settings(settings), **given_options(engine)}
+    if engine.speculative_config is not None:
+        chosen["speculative_config"] = read_drafting(engine.speculative_config)
     if modules or settings.lora_slots is not None:
         chosen["enable_lora"] = True
     options = {

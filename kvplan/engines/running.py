@@ -57,6 +57,8 @@ _NOT_ASKED_FOR: Final = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enable_expert_parallel",
+    "num_speculative_tokens",
+    "speculative_config",
 )
 """Columns that say of other sweeps what was asked for, or where they ran."""
 _NOT_PREDICTED: Final = (

@@ -37,6 +37,7 @@ MATCHED_SETTINGS: Final = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enable_expert_parallel",
+    "num_speculative_tokens",
     "request_rate",
     "max_concurrency",
 )

@@ -32,6 +32,7 @@ _MAP_COLUMNS: Final = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enable_expert_parallel",
+    "num_speculative_tokens",
 )
 
 

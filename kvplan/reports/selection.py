@@ -28,6 +28,7 @@ SETTING_COLUMNS: Final = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enable_expert_parallel",
+    "num_speculative_tokens",
     "device_memory_bytes",
     "request_rate",
     "max_concurrency",

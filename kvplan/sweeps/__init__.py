@@ -5,6 +5,7 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
 
     axes        settings that can vary, and the notation for their values
     engine_names which engines there are, and which options are whose
+    drafting    who proposes tokens for the engine to verify
     options     what the user asked for, as written
     consent     what a directory may start or call when its sweep is continued
     design      which settings a sweep measures if it does not search

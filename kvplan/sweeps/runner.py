@@ -12,6 +12,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.storage.store import SweepStore
 from kvplan.runs.trials import Trial
+from kvplan.sweeps.forecast.drafting import predicted_gain
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
@@ -102,7 +103,8 @@ class Runner:
         started = time.monotonic()
         result = self._host.run(prepared, self._times.limits_for(prepared), self._progress.event)
         row |= predicted_by_reserve(prepared, result.reserve)
-        record = finished_record(self._identity, row, result.row, result.series, time.monotonic() - started)
+        measured = result.row | predicted_gain(prepared, result.row)
+        record = finished_record(self._identity, row, measured, result.series, time.monotonic() - started)
         self._store.append(record, result.requests)
         return record["row"]
 

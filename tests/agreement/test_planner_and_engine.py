@@ -106,6 +106,28 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         assert getattr(planner, figure) == value, figure
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b", "qwen3-0.6b"])
+def test_drafts_take_the_same_bytes(name: str) -> None:
+    """A row of logits for each draft, as far as a step has tokens."""
+    sizes = product((1, 3, 256), (8, 2048), (1, 5), ((1, 1), (2, 1), (1, 2)))
+    for seqs, tokens, num_drafts, (ranks, stages) in sizes:
+        common: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "dtype": "bfloat16"}
+        common |= {"max_model_len": 512, "tensor_parallel_size": ranks, "pipeline_parallel_size": stages}
+        drafting: Any = {"method": "ngram", "num_speculative_tokens": num_drafts}
+        config = EngineConfig(name, **common, speculative_config=drafting)
+        engine = engine_outcome(config, "bfloat16", 64 * GIB)
+        asked = ServingSettings(**common, num_speculative_tokens=num_drafts)
+        planner = predict(resolve_model(name), asked, EngineDevice(64 * GIB))
+        assert planner.outcome == engine.pop("outcome") == "ok"
+        assert {figure: getattr(planner, figure) for figure in engine} == engine
+
+
+def test_states_are_refused_with_drafts() -> None:
+    asked = ServingSettings(max_model_len=512, num_speculative_tokens=2)
+    with pytest.raises(KvplanError, match="does not decode speculatively with the states"):
+        predict(resolve_model("qwen3-next-80b-a3b"), asked, EngineDevice(640 * GIB))
+
+
 def test_whole_experts_take_the_same_bytes_on_each_rank() -> None:
     """Every mixture that the engine runs, over ranks that divide its experts and those that do not."""
     common: dict[str, Any] = {"max_model_len": 512, "dtype": "bfloat16", "enable_expert_parallel": True}

@@ -154,6 +154,7 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     _print_sentences("Boundaries", [str(boundary["sentence"]) for boundary in summary["boundaries"]])
     _print_sentences("Contradicting a boundary", [violation["sentence"] for violation in summary["violations"]])
     _print_sentences("Excluded from all medians", [str(excluded["sentence"]) for excluded in summary["excluded"]])
+    _print_sentences("Speculation", [each["sentence"] for each in summary["speculation"]])
     _print_waste(summary["kv_waste"], summary["layout_waste_pct"])
     _print_predictions(summary["predictions"])
     if summary["is_counted"]:

@@ -28,6 +28,7 @@ _MARKED: Final = (
     "kv_cache_dtype",
     "dtype",
     "max_loras",
+    "num_speculative_tokens",
     "max_num_batched_tokens",
     "max_model_len",
 )

@@ -8,6 +8,7 @@ slo_result      the largest load within a service level
 drift           whether requests were alike from the beginning to the end
 capacity        what a pool holds, what a load reached of it, and what held it back
 stand_in        what speeds on a GPU say of vLLM
+speculation     what drafts gained, measured and predicted
 beside          predictions beside measurements, in words
 best_settings   the best setting for each goal
 deploy          the commands that deploy a setting

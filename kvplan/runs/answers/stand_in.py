@@ -48,6 +48,7 @@ def _key(row: Row) -> tuple[object, ...]:
     cells: Mapping[str, Any] = row
     names = ("gpu_memory_utilization", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens")
     others = ("dtype", "kv_cache_dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "max_loras")
+    others += ("num_speculative_tokens",)
     return tuple(cells.get(name) for name in names + others)
 
 
@@ -65,6 +66,8 @@ def _beyond(row: Row, parts: Sequence[str], longest_request: int | None) -> list
         found.append("a class of transformers")
     if row.get("max_loras"):
         found.append("adapters")
+    if row.get("num_speculative_tokens"):
+        found.append("speculation")
     context = row["max_model_len"] or 0
     tokens = context if longest_request is None else min(context, longest_request)
     if tokens > LONGEST_CLOSE_TOKENS:

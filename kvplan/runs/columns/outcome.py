@@ -71,6 +71,13 @@ class SpeculationColumns(TypedDict, total=False):
         str | None,
         About("speculation", "share of the drafts whose first, second, ... token was accepted, separated by spaces"),
     ]
+    pred_speculation_gain: Annotated[
+        float | None,
+        About(
+            "speculation",
+            "times as many tokens a second while decoding, by a step's calibrated time, at the acceptance measured",
+        ),
+    ]
 
 
 class TimeColumns(TypedDict, total=False):

@@ -7,5 +7,6 @@ trial_forecast   continuous batching of the trial's requests, simulated from len
 step_cost        what a step costs on a device that was never measured
 under_load       the same for trials with an arrival rate or concurrency of their own
 slo_prediction   whether a load is expected to meet the service level
+drafting         what drafts should have gained, at the acceptance that was measured
 timing           time left, and how long a trial may take; learns from the trials so far
 """

@@ -18,6 +18,7 @@ from kvplan.runs.rows import ran_without_kernels
 from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.storage.store import SweepStore
 from kvplan.runs.trials import LoadKey, Trial
+from kvplan.sweeps.forecast.drafting import predicted_gain
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
@@ -220,7 +221,8 @@ class PoolRunner:
         result.row["num_lost_workers"] = job.num_lost
         seconds = time.monotonic() - seat.started
         row = seat.row | predicted_by_reserve(seat.prepared, result.reserve)
-        record = finished_record(self._identity, row, result.row, result.series, seconds)
+        measured = result.row | predicted_gain(seat.prepared, result.row)
+        record = finished_record(self._identity, row, measured, result.series, seconds)
         self._store.append(record, result.requests)
         self._store.add_versions(dict(seat.host.versions))
         self._times.learn(record["row"], seat.prepared)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from matrix_cells import add_greedy
+from guessing import NGRAM, Guesses, let_guess
+from matrix_cells import add_greedy, greedy_tokens
 from mixture_models import MixtureCheckpoint
 from rank_cases import CELLS, RANDOM, check_memory, load
-from small_models import Checkpoint, greedy
+from small_models import VOCAB_SIZE, Checkpoint, greedy
 
 from kvplan_engine import Engine, EngineError, SamplingParams
 from kvplan_engine.errors import RankDied
@@ -88,6 +89,21 @@ def test_samples_that_fork_and_log_probabilities_are_those_of_one_process(divide
             assert own.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-3)
         for own_row, other_row in zip(ranks.prompt_logprobs[1:], single.prompt_logprobs[1:], strict=True):
             assert own_row == pytest.approx(other_row, abs=1e-3)
+
+
+def test_drafts_are_verified_over_all_ranks(divided: Divided) -> None:
+    """Several rows of a sequence go through each rank, in chunks and beside prompts, and so do their logits."""
+    engine = divided.ranks.engine
+    expected = greedy(divided.model, RANDOM.prompts, 16)
+    engine.reconfigure(speculative_config=NGRAM, max_num_batched_tokens=48)
+    texts = [prompt + answer for prompt, answer in zip(RANDOM.prompts, expected, strict=True)]
+    let_guess(divided.ranks, Guesses(texts, VOCAB_SIZE, share=0.6))
+    requests = add_greedy(engine, RANDOM.prompts, 16)
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert greedy_tokens(requests) == expected
+    assert 0 < engine.draft_counts.num_accepted_tokens < engine.draft_counts.num_draft_tokens
+    engine.reconfigure(speculative_config=None)
 
 
 def test_no_rank_is_left_when_one_is_gone(divided: Divided, monkeypatch: pytest.MonkeyPatch) -> None:

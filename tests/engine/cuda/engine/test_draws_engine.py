@@ -10,6 +10,7 @@ import torch
 import transformers
 from engine_answers import ByteTokenizer, answers_with_text
 from fake_gpu import FakeGpu, take_gpu
+from guessing import NGRAM, Guesses, let_guess
 from late_gpu import LateGpu
 
 from kvplan_engine import LLM, BeamSearchParams, SamplingParams
@@ -192,3 +193,18 @@ def test_beams_and_log_probabilities_of_prompts_wait_on_a_late_device(
         assert one.outputs[0].logprobs == [pytest.approx(each, abs=1e-4) for each in other.outputs[0].logprobs or []]
         assert one.prompt_logprobs is not None and other.prompt_logprobs is not None
         assert one.prompt_logprobs[1:] == [pytest.approx(each, abs=1e-4) for each in other.prompt_logprobs[1:]]
+
+
+@pytest.mark.parametrize("settings", [SYNCHRONOUS, {}], ids=["eager", "graphs"])
+def test_drafts_are_verified_by_the_sampler(
+    path: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
+) -> None:
+    """The likeliest tokens, with changed logits or without, are those that the kernel chooses one by one."""
+    texts = [prompt["prompt_token_ids"] + answer[0] for prompt, answer in zip(prompts(), wanted, strict=True)]
+    take_gpu(monkeypatch, FakeGpu())
+    with start(path, speculative_config=NGRAM, **({} if not settings else {"enforce_eager": True})) as llm:
+        let_guess(llm, Guesses(texts, VOCABULARY, share=0.6))
+        found = answers(llm)
+        assert llm.get_stats()["spec_decode_num_accepted_tokens"] > 0
+    for index in (0, *CHANGED):
+        assert found[index] == wanted[index]

@@ -1,0 +1,115 @@
+"""Speculation as an axis of a sweep: what is read, what the engine is given, what rows and commands say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_helpers import tiny_plan
+
+from kvplan.errors import KvplanError, UsageError
+from kvplan.runs.answers.deploy import deployment_of
+from kvplan.sweeps.drafting import read_drafting, with_drafts
+from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.progress import SilentProgress
+from kvplan.sweeps.session import run_new_sweep
+from kvplan.sweeps.worker.metrics import RequestTrace, draft_figures, serving_figures
+
+NGRAM = '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}'
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("ngram", "is not a JSON object"),
+        ("[1]", "is not a JSON object"),
+        ('{"method": "eagle"}', "proposes by 'ngram' alone"),
+        ('{"num_speculative_tokens": 2}', "proposes by 'ngram' alone"),
+        ('{"method": "ngram", "depth": 2}', "does not know 'depth'"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "'num_speculative_tokens' of --speculative-config"),
+        ('{"method": "ngram", "prompt_lookup_max": "2"}', "'prompt_lookup_max' of --speculative-config"),
+    ],
+)
+def test_what_the_engine_has_not_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        read_drafting(text)
+
+
+def test_the_number_is_the_axis_s_or_the_json_s() -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert with_drafts({}, text) == {"num_speculative_tokens": "3"}
+    assert with_drafts({"num_speculative_tokens": "0,2"}, text) == {"num_speculative_tokens": "0,2"}
+    assert with_drafts({}, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"axes": {"num_speculative_tokens": "2"}}, "but not by whom"),
+        ({"speculative_config": NGRAM}, "but not how many"),
+        ({"speculative_config": NGRAM, "axes": {"num_speculative_tokens": "2"}, "engine": "vllm"}, "kvplan's own"),
+    ],
+)
+def test_half_a_setting_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(KvplanError, match=sentence):
+        SweepOptions("gpt2", **options)
+
+
+def test_rows_say_what_was_accepted_and_bytes_are_as_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    plan = tiny_plan(
+        tmp_path,
+        num_prompts=4,
+        output_len="24",
+        seed=5,
+        axes={"num_speculative_tokens": "0,3", "max_num_seqs": "4"},
+        speculative_config=NGRAM,
+    )
+    rows = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="kvplan sweep").rows
+    without, drafted = (
+        next(row for row in rows if row["num_speculative_tokens"] == number and row["run_number"] == 1)
+        for number in (0, 3)
+    )
+    for row in (without, drafted):
+        assert row["status"] == "ok"
+        assert row["num_blocks_total"] == row["num_blocks_predicted"]
+    assert without["num_drafts"] is None and without["speculative_config"] is None
+    assert without["pred_output_throughput"] is not None and drafted["pred_output_throughput"] is None
+    assert 0 < drafted["num_drafts"] <= drafted["num_draft_tokens"]
+    assert drafted["total_output_tokens"] == without["total_output_tokens"]
+    given = json.loads(drafted["speculative_config"])
+    assert given == {**json.loads(NGRAM), "num_speculative_tokens": 3}
+    commands = deployment_of(drafted, "tiny").commands
+    assert f"speculative_config={given!r}" in commands["kvplan"]
+    assert "--speculative-config" in commands["vllm"] and "num-speculative" not in commands["vllm"]
+    assert "speculative" not in "".join(deployment_of(without, "tiny").commands.values())
+
+
+def test_figures_of_drafts_are_those_between_two_readings() -> None:
+    before = {"num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3}
+    after = {"num_drafts": 6, "num_draft_tokens": 18, "num_accepted_tokens": 9}
+    positions = ([2, 1, 0], [5, 3, 1])
+    stats = [
+        {f"spec_decode_{name}": value for name, value in counts.items()}
+        | {"spec_decode_num_accepted_tokens_per_pos": accepted}
+        for counts, accepted in zip((before, after), positions, strict=True)
+    ]
+    assert draft_figures(*stats) == {
+        "num_drafts": 4,
+        "num_draft_tokens": 12,
+        "num_accepted_tokens": 6,
+        "acceptance_rate": 0.5,
+        "mean_acceptance_length": 2.5,
+        "accepted_per_position": "0.750 0.500 0.250",
+    }
+    assert draft_figures({}, {}) == {}
+
+
+def test_tokens_of_one_step_are_one_arrival() -> None:
+    """As one chunk is in vLLM's benchmark: no gap of nothing between them."""
+    trace = RequestTrace("r", 4, 0.0, [1.0, 2.0, 2.0, 2.0, 3.0], finished=True)
+    figures = serving_figures([trace], 3.0)
+    assert figures["mean_itl_ms"] == 1000.0
+    assert figures["mean_tpot_ms"] == 500.0
