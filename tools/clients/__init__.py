@@ -7,10 +7,10 @@ sdk          OpenAI's Python client: plain, streamed, asynchronous
 vllm_bench   `vllm bench serve`
 guide_llm    GuideLLM
 ai_perf      AIPerf
+web_page     a page of another origin
 prometheus   a Prometheus that scrapes while a load runs
 dashboards   the queries in Grafana dashboards
 perfetto     a trace of `kvplan profile` in Perfetto's own user interface
 browser      Chromium, spoken to through a pipe
-web_page     a page of another origin in that browser
 page         docs/clients.md
 """

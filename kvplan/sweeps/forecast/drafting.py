@@ -41,5 +41,5 @@ def gain_at(clock: StepClock, row: Row) -> float | None:
 
 
 def _seconds(clock: StepClock, sequences: float, rows_each: float, context: float) -> float:
-    rows, held = sequences * rows_each, sequences * context
-    return clock.seconds(rows, sequences, rows, held, rows_each * held)
+    rows, held = round(sequences * rows_each), round(sequences * context)
+    return clock.seconds(rows, round(sequences), rows, held, rows_each * held)
