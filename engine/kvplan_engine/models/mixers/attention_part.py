@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-
 import torch
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
@@ -13,12 +11,12 @@ from kvplan_engine.description.norms import NormKind
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import StoredWeight, add_or_store, make_projection
 from kvplan_engine.models.mixers.attention_gate import make_gate
-from kvplan_engine.models.mixers.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
 
-class AttentionPart:
+class AttentionPart(OfLayer):
     """Projections, norms of heads, rotation, and paged attention of one layer.
 
     EngineError where the attention backend lacks an option of this attention.
@@ -47,12 +45,6 @@ class AttentionPart:
         self.query_norm = head_norm("query_norm", kind, has_norm)
         self.key_norm = head_norm("key_norm", kind, has_norm and has_keys)
         self.value_norm = head_norm("value_norm", "rms_none", attention.value_norm and has_keys)
-
-    def at(self, index: int) -> AttentionPart:
-        """The same attention, weights and all, over the KV of layer ``index``."""
-        twin = copy(self)
-        twin.index = index
-        return twin
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Self
-
 import torch
 
 from kvplan_engine.description.mixers import State
@@ -12,12 +9,12 @@ from kvplan_engine.kernels.states.convolution import make_convolution
 from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
 from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
-from kvplan_engine.models.mixers.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
 
-class DeltaPart:
+class DeltaPart(OfLayer):
     """What both have in common: queries, keys and values go through a convolution, the delta rule, and a gated norm.
 
     All of it happens in place, in the columns that the first products wrote; a kind says how it comes by its decays,
@@ -45,12 +42,6 @@ class DeltaPart:
 
     def _projection(self, part: str) -> Projection:
         return make_projection(self._kinds, StoredWeight(self._source.weights, f"{self._source.name}.{part}"))
-
-    def at(self, index: int) -> Self:
-        """The same mixer, weights and all, over the state of layer ``index``."""
-        twin = copy(self)
-        twin.index = index
-        return twin
 
     def _run(
         self,

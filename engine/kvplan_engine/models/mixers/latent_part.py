@@ -11,8 +11,6 @@ is ever made.
 
 from __future__ import annotations
 
-from copy import copy
-
 import torch
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, refuse_values
@@ -22,12 +20,12 @@ from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
 from kvplan_engine.models.mixers.attention_part import growth
 from kvplan_engine.models.mixers.index_part import IndexPart, chosen_of, refuse_choice
-from kvplan_engine.models.mixers.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
 
-class LatentPart:
+class LatentPart(OfLayer):
     """Queries by way of a latent of their own or directly, the row that is kept, and attention over such rows.
 
     EngineError where the attention backend takes no values that are parts of the keys.
@@ -55,12 +53,6 @@ class LatentPart:
         self._into_latent, self._out_of_latent = _absorbed(attention, source, kernels)
         self._output = projection("output")
         self._index = None if attention.indexer is None else IndexPart(attention.indexer, source, kernels)
-
-    def at(self, index: int) -> LatentPart:
-        """See MixerPart.at."""
-        twin = copy(self)
-        twin.index = index
-        return twin
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""

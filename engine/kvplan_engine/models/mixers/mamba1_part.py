@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Self
-
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
@@ -14,12 +11,12 @@ from kvplan_engine.kernels.states.convolution import make_convolution
 from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.kernels.states.mamba import Mamba1, ScanInputs
 from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.models.mixers.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
 
-class Mamba1Part:
+class Mamba1Part(OfLayer):
     """Projections, convolution and recurrence of layer ``index``.
 
     projected [T, 2 C]: channels and gate. latents [T, rank + 2 N]: what the steps are made of, B and C. steps [T, C].
@@ -39,12 +36,6 @@ class Mamba1Part:
         decay = -weights[f"{name}.A_log"].float().exp()
         self._mamba = Mamba1(decay, weights[f"{name}.D"].float(), step_bias.float())
         self._norms = _LatentNorms(state, source, kernels.ops) if state.norms or state.plain_norms else None
-
-    def at(self, index: int) -> Self:
-        """The same mixer, weights and all, over the state of layer ``index``."""
-        twin = copy(self)
-        twin.index = index
-        return twin
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Self
-
 import torch
 
 from kvplan_engine.description.mixers import State
@@ -12,12 +9,12 @@ from kvplan_engine.kernels.states.convolution import make_convolution
 from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.kernels.states.mamba import Mamba2, ScanInputs
 from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.models.mixers.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
 
-class Mamba2Part:
+class Mamba2Part(OfLayer):
     """Projections, convolution and recurrence of layer ``index``; everything between the products happens in place.
 
     projected [T, inner + channels + heads]: the gate, what is convolved (the heads' inputs, B, C), the heads' steps.
@@ -42,12 +39,6 @@ class Mamba2Part:
         )
         norm = weights[f"{name}.gated_norm.weight"] if state.norms else None
         self._gating = Gating(norm, source.norms.eps, state.num_groups, state.norm_first)
-
-    def at(self, index: int) -> Self:
-        """The same mixer, weights and all, over the state of layer ``index``."""
-        twin = copy(self)
-        twin.index = index
-        return twin
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -42,3 +43,15 @@ class MixerPart(Protocol):
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """All tokens of the step, from ``normed`` [T, H] into ``delta`` [T, H]; the scratch buffer is its own."""
         ...
+
+
+class OfLayer:
+    """A mixer of the layer ``index``, which may be taken over another one: what all kinds of them are."""
+
+    index: int
+
+    def at(self, index: int) -> Self:
+        """See MixerPart.at."""
+        twin = copy(self)
+        twin.index = index
+        return twin

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Self
-
 import torch
 
 from kvplan_engine.description.mixers import State
 from kvplan_engine.kernels.states.convolution import make_convolution
 from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.models.mixers.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
 
-class ShortConvPart:
+class ShortConvPart(OfLayer):
     """Projections and convolution of layer ``index``. projected [T, 3 H]: gates before and behind, and the input."""
 
     def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
@@ -25,12 +22,6 @@ class ShortConvPart:
         self._out = make_projection(kernels.projections, StoredWeight(weights, f"{name}.out"))
         conv, bias = weights[f"{name}.conv.weight"], weights.get(f"{name}.conv.bias")
         self._convolution = make_convolution(conv, bias, silu=False)
-
-    def at(self, index: int) -> Self:
-        """The same mixer, weights and all, over the state of layer ``index``."""
-        twin = copy(self)
-        twin.index = index
-        return twin
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""
