@@ -42,9 +42,9 @@ class Architecture:
     model_types: what a config without ``architectures`` calls it, inside of another config too; its class's own first.
     reader: module and function below ``kvplan/catalog/families``; family: the row of that module's ``FAMILIES`` that
     the function reads by. text_model: of a wrapper, the language model where its config does not name it;
-    text_model_of_version: by the config's ``version``, the first one where it has none. native: kvplan's engine
-    computes it. transformers: how it runs in its class of transformers, None where it does not. gguf: what llama.cpp
-    calls it (``general.architecture``).
+    text_model_of_version: by the config's ``version``, the first one where it has none; ties: its class in transformers
+    ties the embeddings where the config does not say. native: kvplan's engine computes it. transformers: how it runs in
+    its class of transformers, None where it does not. gguf: what llama.cpp calls it (``general.architecture``).
     """
 
     architecture: str
@@ -53,6 +53,7 @@ class Architecture:
     model_types: tuple[str, ...] = ()
     text_model: str | None = None
     text_model_of_version: Mapping[str, str] = field(default_factory=dict)
+    ties: bool = False
     native: bool = False
     transformers: TransformersWay | None = None
     gguf: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from kvplan.reports.selection import is_busy
 from kvplan.reports.wording import cell, plural
 from kvplan.runs.statuses import worst_of
 from kvplan.runs.storage.reader import WHOLE_COLUMNS, Run
+from kvplan.runs.trials import NAMED_SETTINGS
 
 # How far apart two runs of one setting may be: at least, where none was repeated, and where the machine was busy.
 LEAST_SPREAD: Final = 0.03
@@ -22,25 +23,7 @@ _MUCH_SHORTER: Final = 0.5
 
 COMPARISON_SCHEMA: Final = "kvplan.comparison/1"
 COMPARED_COLUMNS: Final = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "kv_usage_max", "num_blocks_total")
-MATCHED_SETTINGS: Final = (
-    "gpu_memory_utilization",
-    "max_num_seqs",
-    "block_size",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "dtype",
-    "kv_cache_dtype",
-    "quantization",
-    "group_size",
-    "max_loras",
-    "max_lora_rank",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "enable_expert_parallel",
-    "num_speculative_tokens",
-    "request_rate",
-    "max_concurrency",
-)
+MATCHED_SETTINGS: Final = (*NAMED_SETTINGS, "request_rate", "max_concurrency")
 CIRCUMSTANCES: Final = (
     "model_id",
     "device_name",

@@ -12,29 +12,11 @@ from typing import Final
 import pandas as pd
 
 from kvplan.runs.storage.reader import FinishedTrial, Run
+from kvplan.runs.trials import NAMED_SETTINGS, NEEDED_SETTINGS
 
-SETTING_COLUMNS: Final = (
-    "gpu_memory_utilization",
-    "max_num_seqs",
-    "block_size",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "dtype",
-    "kv_cache_dtype",
-    "quantization",
-    "group_size",
-    "max_loras",
-    "max_lora_rank",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "enable_expert_parallel",
-    "num_speculative_tokens",
-    "device_memory_bytes",
-    "request_rate",
-    "max_concurrency",
-)
+SETTING_COLUMNS: Final = (*NAMED_SETTINGS, "device_memory_bytes", "request_rate", "max_concurrency")
 # What a report names when it names a trial's settings: the axes of a sweep.
-AXIS_COLUMNS: Final = SETTING_COLUMNS[:5]
+AXIS_COLUMNS: Final = NEEDED_SETTINGS
 
 
 # What throughput and latency are drawn over: the first of these that was varied.

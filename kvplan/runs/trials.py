@@ -37,20 +37,18 @@ class TrialJson(_TrialJson, total=False):
 SETTING_NAMES: Final[tuple[str, ...]] = tuple(name for name, knob in KNOBS.items() if knob.is_axis)
 """The settings that a sweep can vary, in the order of axes, columns and JSON."""
 
+NEEDED_SETTINGS: Final = (
+    "gpu_memory_utilization",
+    "max_num_seqs",
+    "block_size",
+    "max_model_len",
+    "max_num_batched_tokens",
+)
+"""The settings that every trial has; 0 in those of a server that runs already and does not tell it."""
+
 # In the JSON, and so in the id, of every trial. A setting that becomes an axis later is written only if it is set, so
 # that equal trials keep their ids.
-_ALWAYS_WRITTEN: Final = frozenset(
-    {
-        "gpu_memory_utilization",
-        "max_num_seqs",
-        "block_size",
-        "max_model_len",
-        "max_num_batched_tokens",
-        "dtype",
-        "kv_cache_dtype",
-    }
-)
-
+_ALWAYS_WRITTEN: Final = frozenset((*NEEDED_SETTINGS, "dtype", "kv_cache_dtype"))
 
 LOADED_FOR: Final = (
     "dtype",
@@ -65,15 +63,8 @@ LOADED_FOR: Final = (
 )
 """The settings that a worker's weights are loaded for."""
 
-
-NEEDED_SETTINGS: Final = (
-    "gpu_memory_utilization",
-    "max_num_seqs",
-    "block_size",
-    "max_model_len",
-    "max_num_batched_tokens",
-)
-"""The settings that every trial has; 0 in those of a server that runs already and does not tell it."""
+NAMED_SETTINGS: Final = (*NEEDED_SETTINGS, *LOADED_FOR, "num_speculative_tokens")
+"""The settings of kvplan's own engine that reports tell trials apart by."""
 
 
 class LoadKey(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from small_configs import small_configs
+from step_clocks import EvenClock
 
 from kvplan.catalog.reader import read_config
 from kvplan.estimate.kvplan.memory import predict
@@ -32,15 +33,6 @@ KINDS = {
     "full and chunks": ["full", "chunk"],
     "full and states": ["full", "state"],
 }
-
-
-class Clock:
-    """A second a step."""
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        return 1.0
 
 
 @pytest.mark.parametrize("caches", [False, True], ids=["", "prefix cache"])
@@ -78,7 +70,7 @@ def test_the_engine_takes_the_steps_of_the_forecast(model: str, caches: bool, se
         settings["max_num_seqs"], settings["max_num_batched_tokens"], settings["block_size"], num_blocks,
         plenty.layout.groups, caches_prefixes=caches,
     )  # fmt: skip
-    forecast = simulate_requests(requests, limits, Clock())
+    forecast = simulate_requests(requests, limits, EvenClock())
     assert forecast.loads.num_sampled == [sample.num_new_tokens for sample in recording.samples]
     assert forecast.num_preemptions == engine.stats.num_preemptions
     assert forecast.was_blocked == bool(engine.stats.num_blocked_admissions)

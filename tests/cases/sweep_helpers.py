@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
+from kvplan.sweeps.progress import SilentProgress
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 
@@ -46,3 +49,30 @@ def tiny_plan(directory: Path, axes: dict[str, str] | None = None, **options: An
     }  # fmt: skip
     model = write_tiny_model(directory / "tiny-model")
     return make_plan(SweepOptions(model=str(model), axes=axes or {"max_num_seqs": "1..8*2"}, **(defaults | options)))
+
+
+class Notes(SilentProgress):
+    """Keeps what a sweep notes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def is_running(pid: int) -> bool:
+    """A process that has ended and waits to be collected does not count."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait half a minute at most."""
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

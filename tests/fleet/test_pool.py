@@ -6,6 +6,7 @@ import random
 
 import pytest
 from block_by_block import SlowReplica
+from step_clocks import EvenClock
 
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.fleet.replicas.fleet import Fleet
@@ -14,15 +15,6 @@ from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
 from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.in_turn import RoundRobin
-
-
-class OneSecond:
-    """Every step takes one second, so that times count steps."""
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        return 1.0
 
 
 def shared_prompts(seed: int, count: int, *, mean_gap: float = 6.0) -> list[FleetRequest]:
@@ -46,7 +38,7 @@ def shared_prompts(seed: int, count: int, *, mean_gap: float = 6.0) -> list[Flee
 
 
 def played(requests: list[FleetRequest], layout: PoolLayout, seats: int, budget: int) -> tuple[Fleet, list[Seen]]:
-    fleet = Fleet(ReplicaSetup(SchedulingRules(seats, budget, 1e9), OneSecond(), layout), 1, RoundRobin())
+    fleet = Fleet(ReplicaSetup(SchedulingRules(seats, budget, 1e9), EvenClock(), layout), 1, RoundRobin())
     return fleet, fleet.play(requests).seen
 
 

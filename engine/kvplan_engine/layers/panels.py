@@ -1,4 +1,7 @@
-"""Our own product over a weight that was packed once into panels (csrc/cpu/products/packed/packed_linear.cpp)."""
+"""Our own product over a weight that was packed once into panels.
+
+Dense ones by csrc/cpu/products/packed/packed_linear.cpp, quantised ones by products/quantised/quantised_linear.cpp.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_activation
+from kvplan_engine.kernels.cpu.quantised import PackedQuantised
 from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
 from kvplan_engine.layers.projection import StoredWeight
 
@@ -17,7 +21,7 @@ class PanelLinear:
 
     __slots__ = ("_packed", "activation")
 
-    def __init__(self, packed: PackedWeight) -> None:
+    def __init__(self, packed: PackedWeight | PackedQuantised) -> None:
         self._packed = packed
         self.activation = packed.activation
 

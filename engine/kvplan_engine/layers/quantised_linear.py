@@ -12,31 +12,11 @@ from kvplan_engine.kernels.cpu.quantised import PackedQuantised, stacked_args
 from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 from kvplan_engine.kernels.rounded_inputs import rounded_inputs
+from kvplan_engine.layers.panels import PanelLinear
 from kvplan_engine.layers.projection import Projection, StoredWeight
 
 _WIDENED_BYTES = 16 * 1024**2
 """The most that plain torch widens at a time, which the overhead kept back covers."""
-
-
-class QuantisedPanelLinear:
-    """The product over panels (csrc/cpu/products/quantised/quantised_linear.cpp) and the activation after it."""
-
-    __slots__ = ("_packed", "activation")
-
-    def __init__(self, packed: PackedQuantised) -> None:
-        self._packed = packed
-        self.activation = packed.activation
-
-    @property
-    def layer_args(self) -> PackedLinearArgs:
-        return self._packed.args
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        self._packed.multiply(x, out)
-
-    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
-        """See Projection.rows."""
-        self._packed.rows(indices, out)
 
 
 class WidenedRowsLinear:
@@ -91,7 +71,7 @@ class StackedPanels(StackedLinear):
     __slots__ = ("layer_args",)
 
     def __init__(self, parts: list[PackedQuantised]) -> None:
-        super().__init__([(part.num_result_columns, QuantisedPanelLinear(part)) for part in parts])
+        super().__init__([(part.num_result_columns, PanelLinear(part)) for part in parts])
         self.layer_args = stacked_args(parts)
 
 
@@ -111,7 +91,7 @@ class QuantisedPanels:
         follows = len(parts) == 1 and packs_activation(self.kernels, stored.activation, stored.weight.shape[0])
         activation = stored.activation if follows else None
         made = [PackedQuantised(self.kernels, part, bias, activation) for part, bias in with_biases(parts, stored.bias)]
-        return QuantisedPanelLinear(made[0]) if len(made) == 1 else StackedPanels(made)
+        return PanelLinear(made[0]) if len(made) == 1 else StackedPanels(made)
 
 
 class WidenedRows:

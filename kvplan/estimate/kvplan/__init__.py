@@ -9,6 +9,6 @@ scratch    what one part of a layer writes for each token
 layout     blocks in which layers of all kinds lie; ``parts``: what each layer has to lay down
 ranks      what each rank has of a model that several share; ``undivided``: what they cannot share
 kept_parts  what a rank keeps of a model that the engine only counts blocks for
-settings   the engine's defaults and device (``ResolvedSettings``, ``EngineDevice``)
+settings   the engine's defaults and device (``KvplanSettings``, ``EngineDevice``)
 graphs     what CUDA graphs of steps take; ``launches``: how many launches each holds
 """

@@ -13,7 +13,7 @@ from kvplan.runs.setting_text import settings_text, shown_in
 from kvplan.runs.trials import LOAD_NAMES, TrialSettings
 
 
-class SpeculationGain(TypedDict):
+class DraftGain(TypedDict):
     """One setting with drafts. gain: tokens a second while it decoded (1 / mean TPOT) over those without drafts.
 
     gain_predicted: by the load model, at the acceptance that was measured; None without a calibration.
@@ -26,7 +26,7 @@ class SpeculationGain(TypedDict):
     sentence: str
 
 
-def speculation_gains(rows: Sequence[Row]) -> list[SpeculationGain]:
+def speculation_gains(rows: Sequence[Row]) -> list[DraftGain]:
     """For each setting with drafts that also ran without; medians of their runs."""
     excluded = {exclusion.trial_id for exclusion in excluded_runs(rows)}
     groups: dict[tuple[TrialSettings, object], list[Row]] = {}
@@ -43,9 +43,7 @@ def speculation_gains(rows: Sequence[Row]) -> list[SpeculationGain]:
     ]
 
 
-def _gain(
-    settings: TrialSettings, drafted: Sequence[Row], plain: Sequence[Row], shown: Sequence[str]
-) -> SpeculationGain:
+def _gain(settings: TrialSettings, drafted: Sequence[Row], plain: Sequence[Row], shown: Sequence[str]) -> DraftGain:
     gain = _median(plain, "mean_tpot_ms") / _median(drafted, "mean_tpot_ms")
     predicted = [value for row in drafted if (value := row.get("pred_speculation_gain"))]
     rates = [value for row in drafted if (value := row.get("acceptance_rate")) is not None]

@@ -14,7 +14,7 @@ from kvplan.runs.answers.boundaries import find_boundaries
 from kvplan.runs.answers.deploy import model_to_deploy
 from kvplan.runs.answers.outliers import NOISY_CPU_PCT, excluded_runs, noise_reason
 from kvplan.runs.answers.slo_result import SloSummary, search_results, slo_results
-from kvplan.runs.answers.speculation import SpeculationGain, speculation_gains
+from kvplan.runs.answers.speculation import DraftGain, speculation_gains
 from kvplan.runs.answers.stand_in import StandIn, stand_in
 from kvplan.runs.answers.violations import Violation, find_violations
 from kvplan.runs.columns import Row
@@ -104,7 +104,7 @@ class Summary(TypedDict):
     layout_waste_pct: float | None
     predictions: PredictionErrors
     stand_in: StandIn | None
-    speculation: list[SpeculationGain]
+    speculation: list[DraftGain]
 
 
 def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = False) -> Summary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from step_clocks import FullClock
 
 from kvplan.estimate.kv_groups import FULL, STATE, Kept, KvGroup, blocks_for
 from kvplan.estimate.speed.simulation import batching
@@ -13,17 +14,6 @@ from kvplan.estimate.speed.simulation.figures import simulated_figures
 from kvplan.estimate.speed.simulation.interface import UNIFORM, BatchLimits, Simulation
 from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
 from kvplan.workload.requests import RequestSpec
-
-
-class Clock:
-    """Steps whose length depends on everything a step is told."""
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        load = num_tokens + 3 * num_sequences + 5 * num_sampled + 0.01 * num_kv_tokens + 0.001 * num_pairs
-        return 0.01 + 1e-4 * load
-
 
 LAYOUTS = {
     "uniform": UNIFORM,
@@ -47,7 +37,7 @@ def random_simulation(seed: int, prefixes: bool = False, layout: str = "uniform"
         RequestSpec(index, rng.randint(30, 48), rng.randint(1, 16), seconds, index % 3, 24 if prefixes else 0)
         for index, seconds in enumerate(arrivals)
     ]
-    return simulate_requests(requests, limits, Clock(), max_concurrency=rng.choice([None, 3]))
+    return simulate_requests(requests, limits, FullClock(), max_concurrency=rng.choice([None, 3]))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -107,7 +97,7 @@ def test_figures_are_those_of_the_sweep() -> None:
 def test_a_shared_prefix_is_computed_once() -> None:
     limits = BatchLimits(max_num_seqs=1, max_num_batched_tokens=256, block_size=16, num_blocks=64)
     requests = [RequestSpec(index, 100, 1, 0.0, 0, 64) for index in range(3)]
-    simulated = simulate_requests(requests, limits, Clock())
+    simulated = simulate_requests(requests, limits, FullClock())
     assert simulated.loads.num_tokens == [100, 36, 36]
     assert simulated.loads.num_kv_tokens == [100, 100, 100]
 
@@ -116,14 +106,14 @@ def test_a_shared_prefix_is_held_once() -> None:
     """Three sequences of 7 blocks, 4 of them in common: 4 + 3 x 3 blocks hold them, 21 are not needed."""
     requests = [RequestSpec(0, 100, 12, 0.0, 0, 64), *(RequestSpec(index, 100, 8, 0.03, 0, 64) for index in (1, 2))]
     for num_blocks, num_running in ((13, 3), (12, 2)):
-        simulated = simulate_requests(requests, BatchLimits(4, 256, 16, num_blocks), Clock())
+        simulated = simulate_requests(requests, BatchLimits(4, 256, 16, num_blocks), FullClock())
         assert (simulated.max_running, simulated.num_preemptions) == (num_running, 0)
 
 
 def test_a_window_gives_back_what_lies_before_it() -> None:
     """A prompt of 64 tokens takes 4 blocks; its 65th token sees the last 20, in 2 of them, and needs one more."""
     groups = (KvGroup(Kept("window", 20), 1, 0),)
-    simulated = simulate_requests([RequestSpec(0, 64, 1000)], BatchLimits(1, 64, 16, 4, groups), Clock())
+    simulated = simulate_requests([RequestSpec(0, 64, 1000)], BatchLimits(1, 64, 16, 4, groups), FullClock())
     assert (simulated.max_used_blocks, simulated.num_preemptions, simulated.was_blocked) == (4, 0, False)
 
 
@@ -131,7 +121,7 @@ def test_windows_that_shrink_let_others_in() -> None:
     """Prompts of 4 blocks. The first leaves 3 behind with its 65th token, and takes one; 4 of 6 are free then."""
     groups = (KvGroup(Kept("window", 2), 1, 0),)
     requests = [RequestSpec(index, 62, 20) for index in range(2)]
-    simulated = simulate_requests(requests, BatchLimits(2, 62, 16, 6, groups), Clock())
+    simulated = simulate_requests(requests, BatchLimits(2, 62, 16, 6, groups), FullClock())
     assert (simulated.max_running, simulated.was_blocked, simulated.num_preemptions) == (2, True, 0)
     assert simulated.loads.num_tokens[:6] == [62, 1, 1, 1 + 61, 2, 2]
 
@@ -140,6 +130,6 @@ def test_a_prompts_state_is_left_behind_at_the_end_of_a_block() -> None:
     groups = (KvGroup(FULL, 1, 0), KvGroup(STATE, 5, 0))
     for caches, loads in ((True, [32, 9, 1]), (False, [41, 1])):
         limits = BatchLimits(1, 64, 16, 100, groups, caches_prefixes=caches)
-        simulated = simulate_requests([RequestSpec(0, 41, 2)], limits, Clock())
+        simulated = simulate_requests([RequestSpec(0, 41, 2)], limits, FullClock())
         assert simulated.loads.num_tokens == loads
         assert simulated.max_used_blocks == 3 + 5

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 import pytest
+from step_clocks import EvenClock, FullClock
 
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
@@ -20,17 +21,6 @@ from kvplan.estimate.speed.simulation.figures import simulated_figures
 from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.workload.requests import RequestSpec
-
-
-class Clock:
-    """Steps whose length depends on everything a step is told."""
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        load = num_tokens + 3 * num_sequences + 5 * num_sampled + 0.01 * num_kv_tokens + 0.001 * num_pairs
-        return 0.01 + 1e-4 * load
-
 
 ROOMY = SchedulingRules(max_num_seqs=64, max_num_batched_tokens=256, pool_tokens=1e9)
 
@@ -64,8 +54,8 @@ def test_a_play_equals_the_exact_simulation(seed: int) -> None:
         for index, ((prompt, answer), seconds) in enumerate(zip(load.lengths, load.arrivals, strict=True))
     ]
     limits = BatchLimits(rules.max_num_seqs, rules.max_num_batched_tokens, 1, int(rules.pool_tokens))
-    simulated = simulate_requests(requests, limits, Clock(), max_concurrency=load.max_concurrency)
-    exact, played = simulated_figures(simulated), play(load, rules, Clock())
+    simulated = simulate_requests(requests, limits, FullClock(), max_concurrency=load.max_concurrency)
+    exact, played = simulated_figures(simulated), play(load, rules, FullClock())
     loose = 0.05 if simulated.num_preemptions else 0.001
     assert played.output_throughput == pytest.approx(exact.output_throughput, rel=loose)
     assert played.tpot is not None
@@ -77,8 +67,8 @@ def test_a_play_equals_the_exact_simulation(seed: int) -> None:
 
 
 def test_one_request_alone() -> None:
-    played = play(users(1, 100, 3, rounds=1), ROOMY, Clock())
-    clock = Clock()
+    played = play(users(1, 100, 3, rounds=1), ROOMY, FullClock())
+    clock = FullClock()
     first = clock.seconds(100, 1, 1, 100, 100 * 101 / 2)
     later = clock.seconds(1, 1, 1, 101, 101.0), clock.seconds(1, 1, 1, 102, 102.0)
     assert played.ttft.median == pytest.approx(first)
@@ -90,56 +80,50 @@ def test_one_request_alone() -> None:
 def test_a_burst_waits_for_the_prompts_before_it() -> None:
     """Every prompt fills a step, so the k-th is read in the k-th step."""
     load = PlayedLoad(LengthDistribution(256), LengthDistribution(2), 10)
-    played = play(load, ROOMY, Clock())
-    alone = play(replace(load, num_requests=1), ROOMY, Clock())
+    played = play(load, ROOMY, FullClock())
+    alone = play(replace(load, num_requests=1), ROOMY, FullClock())
     assert played.ttft.p99 > 9 * alone.ttft.p99
     assert alone.ttft.p99 < played.ttft.median < played.ttft.p99
 
 
 def test_a_rate_near_capacity_queues_and_one_beyond_it_never_ends() -> None:
     load = PlayedLoad(LengthDistribution(64), LengthDistribution(16), 400)
-    capacity = play(load, ROOMY, Clock()).request_throughput
+    capacity = play(load, ROOMY, FullClock()).request_throughput
     waits = [
-        play(replace(load, requests_per_second=share * capacity), ROOMY, Clock()).ttft.p99 for share in (0.3, 0.9, 2.0)
+        play(replace(load, requests_per_second=share * capacity), ROOMY, FullClock()).ttft.p99
+        for share in (0.3, 0.9, 2.0)
     ]
     assert waits[0] < waits[1] < waits[2]
-    served = play(replace(load, requests_per_second=0.3 * capacity), ROOMY, Clock()).request_throughput
+    served = play(replace(load, requests_per_second=0.3 * capacity), ROOMY, FullClock()).request_throughput
     assert served == pytest.approx(0.3 * capacity, rel=0.15)
 
 
 def test_prompts_first_gives_first_tokens_sooner_and_stalls_the_others() -> None:
     load = replace(STAGGERED, max_concurrency=8)
-    mixed, first = (play(load, replace(ROOMY, prompts_first=flag), Clock()) for flag in (False, True))
+    mixed, first = (play(load, replace(ROOMY, prompts_first=flag), FullClock()) for flag in (False, True))
     assert first.ttft.mean < mixed.ttft.mean
     assert _tpot(first).p99 > _tpot(mixed).median
 
 
 def test_a_full_pool_preempts_unless_answers_are_reserved() -> None:
     load, small = users(8, 60, 60), replace(ROOMY, pool_tokens=300)
-    assert play(load, small, Clock()).num_preemptions > 0
-    reserved = play(load, replace(small, reserves=1.0), Clock())
+    assert play(load, small, FullClock()).num_preemptions > 0
+    reserved = play(load, replace(small, reserves=1.0), FullClock())
     assert (reserved.num_preemptions, reserved.max_running) == (0, 2)
 
 
 def test_a_step_composed_ahead_finds_a_request_one_step_later() -> None:
     load = STAGGERED
-    at_once, ahead = (play(load, replace(ROOMY, schedules_ahead=flag), Clock()) for flag in (False, True))
+    at_once, ahead = (play(load, replace(ROOMY, schedules_ahead=flag), FullClock()) for flag in (False, True))
     assert ahead.ttft.mean > at_once.ttft.mean
-
-
-class _EvenClock:
-    """Every step takes a second."""
-
-    def seconds(self, *of_a_step: float) -> float:
-        return 1.0
 
 
 @pytest.mark.parametrize("answer", [1, 2, 5])
 def test_tokens_that_stream_late_come_a_step_later(answer: int) -> None:
     """And the last step has no token of its own; the next request is sent after it."""
     load = PlayedLoad(LengthDistribution(10), LengthDistribution(answer), 2, max_concurrency=1)
-    at_once, late = (play(load, replace(ROOMY, streams_late=most), _EvenClock()) for most in (0.0, math.inf))
-    woken = play(load, replace(ROOMY, streams_late=0.25), _EvenClock())
+    at_once, late = (play(load, replace(ROOMY, streams_late=most), EvenClock()) for most in (0.0, math.inf))
+    woken = play(load, replace(ROOMY, streams_late=0.25), EvenClock())
     assert (at_once.ttft.median, woken.ttft.median, late.ttft.median) == (1, 1.25, 2)
     assert (at_once.e2el.median, late.e2el.median) == (answer, answer + 1)
     assert (at_once.seconds, late.seconds) == (2 * answer, 2 * (answer + 1))
@@ -150,13 +134,16 @@ def test_a_sequence_in_its_last_step_may_be_preempted() -> None:
     """All answers come to their ends where the pool is so small that sequences lose their tokens at any moment."""
     load, small = users(8, 20, 5), replace(ROOMY, streams_late=math.inf)
     for pool in range(30, 80):
-        played = play(load, replace(small, pool_tokens=pool), Clock())
+        played = play(load, replace(small, pool_tokens=pool), FullClock())
         assert played.tpot is not None and played.e2el.p99 > played.ttft.p99
 
 
 def test_a_prefix_in_the_cache_is_not_read_again() -> None:
     load = users(2, 200, 10)
-    assert play(replace(load, cached_tokens=160), ROOMY, Clock()).ttft.median < play(load, ROOMY, Clock()).ttft.median
+    assert (
+        play(replace(load, cached_tokens=160), ROOMY, FullClock()).ttft.median
+        < play(load, ROOMY, FullClock()).ttft.median
+    )
 
 
 def test_lengths_have_the_mean_they_were_asked_for() -> None:

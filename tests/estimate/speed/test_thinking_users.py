@@ -5,28 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from step_clocks import EvenClock, PromptClock
 
 from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, Think, steady_users, thinking_users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 
 RULES = SchedulingRules(max_num_seqs=256, max_num_batched_tokens=1024, pool_tokens=1e9)
-
-
-class Clock:
-    """20 ms a step, and 1 ms for each token of a prompt."""
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        return 0.02 + 0.001 * (num_tokens - num_sequences)
-
-
-class EvenClock:
-    """Every step takes a second."""
-
-    def seconds(self, *of_a_step: float) -> float:
-        return 1.0
 
 
 def test_one_user_answers_and_thinks_in_turn() -> None:
@@ -41,14 +26,14 @@ def test_one_user_answers_and_thinks_in_turn() -> None:
 def test_throughput_and_users_in_progress_follow_from_latency_and_pause(think: float) -> None:
     """The interactive response time law, which holds whatever the engine does: X = N / (R + Z)."""
     load = replace(thinking_users(60, think, 30, 300, 60), num_requests=2400, num_warmups=300, num_cooldowns=300)
-    played = play(load, RULES, Clock())
+    played = play(load, RULES, PromptClock())
     counted = played.request_throughput
     assert counted == pytest.approx(60 / (played.e2el.mean + think), rel=0.06)
 
 
 def test_without_pauses_users_are_a_closed_loop() -> None:
-    closed = play(steady_users(16, 300, 60), RULES, Clock())
-    thinking = play(thinking_users(16, 1e-6, 16, 300, 60), RULES, Clock())
+    closed = play(steady_users(16, 300, 60), RULES, PromptClock())
+    thinking = play(thinking_users(16, 1e-6, 16, 300, 60), RULES, PromptClock())
     assert thinking.e2el.mean == pytest.approx(closed.e2el.mean, rel=0.03)
     assert thinking.tpot is not None and closed.tpot is not None
     assert thinking.tpot.mean == pytest.approx(closed.tpot.mean, rel=0.03)
@@ -56,6 +41,6 @@ def test_without_pauses_users_are_a_closed_loop() -> None:
 
 def test_a_load_with_pauses_begins_as_it_goes_on() -> None:
     """The requests that count see as many others as those long after the start."""
-    begun = play(thinking_users(60, 4.0, 29, 300, 60), RULES, Clock())
+    begun = play(thinking_users(60, 4.0, 29, 300, 60), RULES, PromptClock())
     later = replace(thinking_users(60, 4.0, 29, 300, 60), num_requests=2000, num_warmups=1000)
-    assert begun.e2el.mean == pytest.approx(play(later, RULES, Clock()).e2el.mean, rel=0.06)
+    assert begun.e2el.mean == pytest.approx(play(later, RULES, PromptClock()).e2el.mean, rel=0.06)

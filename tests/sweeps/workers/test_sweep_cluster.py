@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_ray import FakeRay, scheduling
-from sweep_helpers import FAKE_WORKER, tiny_plan, write_tiny_model
+from sweep_helpers import FAKE_WORKER, Notes, tiny_plan, write_tiny_model
 
 from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
@@ -22,7 +22,6 @@ from kvplan.sweeps.cluster.connection import Cluster, connected
 from kvplan.sweeps.cluster.places import Node, kind_to_use, nodes_from, places_in
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan
-from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import SweepOutcome, run_new_sweep
 from kvplan.sweeps.worker.client import Worker
 
@@ -44,14 +43,6 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "start", lambda log_path: start(log_path, FAKE_WORKER))
     monkeypatch.setattr(hosts, "_NODES_EVERY_SECONDS", 0.05)
     monkeypatch.setattr(hosts, "_POLL_SECONDS", 0.05)
-
-
-class Notes(SilentProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def sweep_over(ray: FakeRay, tmp_path: Path, **options: Any) -> tuple[SweepOutcome, Notes]:

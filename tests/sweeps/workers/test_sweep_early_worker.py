@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_helpers import FAKE_WORKER, tiny_plan
+from sweep_helpers import FAKE_WORKER, tiny_plan, wait_until
 
 from kvplan.errors import KvplanError
 from kvplan.machine.opened_device import NoGpu
@@ -36,13 +35,6 @@ raise RuntimeError("no more")
 
 def own_worker(text: str) -> Sequence[str]:
     return (sys.executable, "-c", text)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_it_wrote_before_stands_in_the_log_too(tmp_path: Path) -> None:

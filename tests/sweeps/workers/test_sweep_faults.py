@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sweep_helpers import FAKE_WORKER, tiny_plan
+from sweep_helpers import FAKE_WORKER, is_running, tiny_plan
 
 from kvplan.errors import KvplanError
 from kvplan.runs.directory import read_trials
@@ -120,14 +120,6 @@ def wait_until_begun(root: Path, number: int, sweep: int) -> None:
     while len(begun(root)) < number and is_running(sweep):
         assert time.monotonic() < deadline, "the sweep does not go on"
         time.sleep(0.001)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 @pytest.mark.slow

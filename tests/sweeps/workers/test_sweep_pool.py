@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from local_pool import LocalPool
-from sweep_helpers import FAKE_WORKER, tiny_plan
+from sweep_helpers import FAKE_WORKER, Notes, tiny_plan
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.runs.columns import Row
@@ -27,14 +27,6 @@ AXES = {"max_num_seqs": "1..8*2", "gpu_memory_utilization": "0.05,0.9"}
 OF_THE_CLOCK = {"run_id", "started_at", "trial_seconds", "predicted_seconds", "learned_time_factor", "num_lost_workers"}
 OF_THE_CLOCK |= {"pred_output_throughput", "pred_median_ttft_ms", "pred_median_tpot_ms", "pred_median_itl_ms"}
 OF_THE_CLOCK |= {"throughput_over_pred", "ttft_over_pred", "tpot_over_pred"}
-
-
-class Notes(SilentProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
 
 
 class Case:

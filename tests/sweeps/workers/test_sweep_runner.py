@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_helpers import FAKE_WORKER, tiny_plan
+from sweep_helpers import FAKE_WORKER, is_running, tiny_plan
 
 from kvplan.errors import KvplanError
 from kvplan.machine.memory_killer import KillCounter
@@ -41,15 +41,6 @@ def assert_all_gone(pids: set[int]) -> None:
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if is_running(pid)]}"
         time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    """A process that has ended and waits to be collected does not count."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def statuses(outcome: SweepOutcome) -> dict[int, str]:

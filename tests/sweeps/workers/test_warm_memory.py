@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sweep_helpers import tiny_plan
+from sweep_helpers import tiny_plan, wait_until
 
 from kvplan.machine import warm_memory
 from kvplan.machine.warm_memory import WarmMemory
@@ -27,13 +26,6 @@ def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
 def resident_bytes() -> int:
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @linux

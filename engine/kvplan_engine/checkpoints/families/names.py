@@ -28,12 +28,13 @@ _HOLD_WITHOUT_A_WORD = {
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureNames:
-    """One row. inner: of a wrapper, what it holds where its config does not name it."""
+    """One row. inner, ties: what a wrapper holds, and whether it ties embeddings, where its config says nothing."""
 
     architecture: str
     model_types: tuple[str, ...]
     is_wrapper: bool
     inner: Inner
+    ties: bool
 
 
 @cache
@@ -48,4 +49,6 @@ def _row(row: Mapping[str, Any]) -> ArchitectureNames:
     inner: Inner = row.get("text_model") or _HOLD_WITHOUT_A_WORD.get(name)
     if versions:
         inner = {None: next(iter(versions.values())), **versions}
-    return ArchitectureNames(name, tuple(row.get("model_types", ())), row["reader"] == _WRAPPER, inner)
+    return ArchitectureNames(
+        name, tuple(row.get("model_types", ())), row["reader"] == _WRAPPER, inner, row.get("ties", False)
+    )

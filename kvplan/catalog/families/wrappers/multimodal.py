@@ -115,7 +115,7 @@ def _text_view(view: ConfigView) -> ConfigView:
     is_said_inside = section.has("tie_word_embeddings") and _outer_name(view) in _TIED_INSIDE
     if view.has("tie_word_embeddings") and not is_said_inside:
         merged["tie_word_embeddings"] = view.config["tie_word_embeddings"]
-    elif "tie_word_embeddings" not in merged and _outer_name(view) in _TIED:
+    elif "tie_word_embeddings" not in merged and _ties(view):
         merged["tie_word_embeddings"] = True
     model_type = section.text("model_type", default="")
     for key, value in _NESTED_DEFAULTS.get(model_type, {}).items():
@@ -132,21 +132,13 @@ def _has_alternative(key: str, config: Mapping[str, Any]) -> bool:
     return key == "sliding_window" and "layer_types" in config and config["model_type"] != "gemma4_unified_text"
 
 
-_TIED = frozenset(
-    (
-        "GlmAsrForConditionalGeneration",
-        "GraniteSpeechForConditionalGeneration",
-        "GraniteSpeechPlusForConditionalGeneration",
-        "HCXVisionV2ForCausalLM",
-        "HunYuanVLForConditionalGeneration",
-        "LightOnOCRForConditionalGeneration",
-        "MossTranscribeDiarizeForConditionalGeneration",
-    )
-)
-"""Wrappers whose class in transformers ties the embeddings where no part of the config says so."""
-
-
 _TIED_INSIDE = frozenset(("Mistral3ForConditionalGeneration",))
+
+
+def _ties(view: ConfigView) -> bool:
+    """Whether the wrapper's class ties the embeddings where no part of the config says so."""
+    row = architectures().get(_outer_name(view))
+    return row is not None and row.ties
 
 
 def _outer_name(view: ConfigView) -> str:

@@ -35,24 +35,13 @@ RUN_AS_TEXT = (
 )
 """Those whose language models run, and are tested inside of them (tests/engine/equality/test_wrapper_equality.py)."""
 
-_TIED = (
-    "GlmAsrForConditionalGeneration",
-    "GraniteSpeechForConditionalGeneration",
-    "GraniteSpeechPlusForConditionalGeneration",
-    "HCXVisionV2ForCausalLM",
-    "HunYuanVLForConditionalGeneration",
-    "LightOnOCRForConditionalGeneration",
-    "MossTranscribeDiarizeForConditionalGeneration",
-)
-"""Those whose class in transformers ties the embeddings where the config does not say."""
-
 
 def wrapper_families(find: Find, types: Mapping[str, str]) -> tuple[Family, ...]:
     """A described family for each wrapper. find, types: of the families inside; they are asked when one is read."""
     inside = (
         Family(
             (row.architecture,),
-            partial(read_multimodal, find=find, types=types, inner=row.inner, tied=row.architecture in _TIED),
+            partial(read_multimodal, find=find, types=types, inner=row.inner, tied=row.ties),
         )
         for row in architecture_names()
         if row.is_wrapper

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cache_checks.own_rule import Found
-from cache_checks.prompts import VOCABULARY, token_ids
+from cache_prompts import VOCABULARY, token_ids
+from cache_rule import Found
+
 from kvplan.fleet.requests import FleetRequest
 from kvplan_engine import LLM, SamplingParams
 
