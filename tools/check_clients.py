@@ -33,7 +33,7 @@ from clients.served import Served, write_tokenizer
 from clients.vllm_bench import check_vllm_bench
 from clients.web_page import check_web_page
 
-_OPTIONS = ("--max-model-len", "2048", "--max-num-seqs", "16")
+_OPTIONS = ("--max-model-len", "2048", "--max-num-seqs", "16", "--dtype", "float32")
 
 
 def _installed_model() -> Path:

@@ -10,7 +10,8 @@ The life of a request:
 5. ``models`` runs the decoder over it with ``layers``, ``attention`` and ``kernels``; new K and V go into the pool.
 6. ``sampling`` chooses a token for each sequence from its logits.
 7. The output processor (``execution``) appends the tokens and ends sequences at a stop token, a stop string or length.
-8. The blocks return to the pool, still to be found by their hashes, and ``llm`` returns the text.
+8. The blocks return to the pool, still to be found by their hashes, and ``llm`` returns the text; ``offline`` steps
+   until all requests of a call are answered.
 
 Before all that ``checkpoints`` reads config and weights into a ``description``, and ``memory`` divides what ``device``
 has, so that the pool's size is known before the first request. ``adapters`` are LoRA's corrections of single sequences;
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from kvplan_engine.llm import LLM
     from kvplan_engine.requests.adapter import LoRARequest
     from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
+    from kvplan_engine.requests.outputs import CompletionOutput, RequestMetrics, RequestOutput
     from kvplan_engine.requests.sampling_params import SamplingParams
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "EngineError",
     "LoRARequest",
     "OutOfDeviceMemory",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
 ]
@@ -65,6 +67,7 @@ _HOMES = {
     "EngineError": "errors",
     "LoRARequest": "requests.adapter",
     "OutOfDeviceMemory": "errors",
+    "RequestMetrics": "requests.outputs",
     "RequestOutput": "requests.outputs",
     "SamplingParams": "requests.sampling_params",
 }

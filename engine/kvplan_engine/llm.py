@@ -16,8 +16,10 @@ from kvplan_engine.checkpoints.tokenizer import has_tokenizer, load_tokenizer
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
+from kvplan_engine.offline import OfflineRun
 from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, beam_output
+from kvplan_engine.requests.chat import Conversation, chat_prompt, conversations
 from kvplan_engine.requests.detokenizer import answer_text
 from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
 from kvplan_engine.requests.request import Request
@@ -45,7 +47,7 @@ class LLM:
     """
 
     def __init__(self, model: Any, **settings: Any) -> None:
-        config = EngineConfig(model=model, **_checked(settings))
+        config = EngineConfig(model=model, **_checked(_without_gguf(model, settings)))
         self._source: ModelSource = resolve_source(model, config.load_format)
         self._tokenizer: Any = None
         self._request_numbers = count()
@@ -85,13 +87,15 @@ class LLM:
         prompts: str | Sequence[Prompt] | Prompt,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; outputs are in the order of the prompts.
 
         prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. With a ``"cache_salt"`` in it, a
         prompt shares cached prefixes only with those that have the same one. sampling_params, lora_request: one for
-        all, or one for each. EngineError when one of them can never run; then none is started.
+        all, or one for each. use_tqdm: whether a terminal shows progress, or what makes the bar. EngineError when one
+        of them can never run; then none is started.
         """
         prompts = _listed(prompts)
         given = SamplingParams() if sampling_params is None else sampling_params
@@ -106,15 +110,51 @@ class LLM:
             for prompt, own, adapter in zip(prompts, params, adapters, strict=True)
         ]
         with self._serving:
-            requests = self._run_all(work)
-            return [self._output(request) for request in requests]
+            run = self._run_all(work, use_tqdm)
+            return [self._output(request, run) for request in run.requests]
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of ``{"role": ..., "content": ...}``.
+
+        chat_template: in place of the model's own. The others are as for :meth:`generate` and transformers'
+        ``apply_chat_template``. EngineError where there is no template, or where it refuses the messages.
+        """
+        options = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        listed = conversations(messages)
+        self._refuse_noise()
+        prompts = [chat_prompt(self.tokenizer, each, **options) for each in listed]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+
+    def get_tokenizer(self) -> Any:
+        """Return the model's tokenizer, of transformers. EngineError where it has none."""
+        return self.tokenizer
 
     def beam_search(
-        self, prompts: str | Sequence[Prompt] | Prompt, params: BeamSearchParams | None = None
+        self,
+        prompts: str | Sequence[Prompt] | Prompt,
+        params: BeamSearchParams | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[BeamSearchOutput]:
         """The likeliest answers to every prompt, best first, as transformers' beam search finds them.
 
-        prompts: as for :meth:`generate`; all are searched at the same time.
+        prompts, use_tqdm: as for :meth:`generate`; all are searched at the same time.
         """
         prompts = _listed(prompts)
         params = BeamSearchParams() if params is None else params
@@ -122,26 +162,27 @@ class LLM:
             raise EngineError(f"a beam search needs BeamSearchParams, got {type(params).__name__}.")
         with self._serving:
             add = self.engine.add_beam_search
-            requests = self._run_all(
-                [(partial(add, cache_salt=_cache_salt(prompt)), prompt, params) for prompt in prompts]
+            run = self._run_all(
+                [(partial(add, cache_salt=_cache_salt(prompt)), prompt, params) for prompt in prompts], use_tqdm
             )
             tokenizer = self.tokenizer if self._has_tokenizer else None
-            return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
+            return [beam_output(request.beams, tokenizer) for request in run.requests if request.beams is not None]
 
-    def _run_all(self, work: Sequence[tuple[Callable[..., Request], Prompt, Any]]) -> list[Request]:
+    def _run_all(
+        self, work: Sequence[tuple[Callable[..., Request], Prompt, Any]], use_tqdm: bool | Callable[..., Any]
+    ) -> OfflineRun:
         """Queue every prompt with its method of the engine, and step until all are answered. Runs all or none."""
-        requests: list[Request] = []
+        run = OfflineRun()
         try:
             encoded = [self._encode(prompt) for _, prompt, _ in work]
             for (add, _, params), (tokens, text) in zip(work, encoded, strict=True):
-                requests.append(add(str(next(self._request_numbers)), tokens, params, prompt=text))
-            while self.engine.has_unfinished_requests():
-                self.engine.step()
+                run.add(add(str(next(self._request_numbers)), tokens, params, prompt=text))
+            run.steps(self.engine, use_tqdm)
         except BaseException:
-            for request in requests:
+            for request in run.requests:
                 self.engine.abort(request.request_id)
             raise
-        return requests
+        return run
 
     def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
         """The tokens of a prompt, and its text where it has one. EngineError for what is no prompt."""
@@ -158,18 +199,21 @@ class LLM:
                 f"a prompt must be a text or {{'prompt_token_ids': [...]}}, got {type(prompt).__name__}.",
                 hint=_PROMPTS_HINT,
             )
-        if self.engine.model.is_dummy:
-            raise EngineError(
-                "this model has dummy weights, so its answer to a text would be noise.",
-                hint="use a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
-            )
+        self._refuse_noise()
         try:
             text.encode()
         except UnicodeEncodeError as problem:
             raise EngineError(f"a prompt has half of a surrogate pair at character {problem.start:,}.") from None
         return self.tokenizer.encode(text), text
 
-    def _output(self, request: Request) -> RequestOutput:
+    def _refuse_noise(self) -> None:
+        if self.engine.model.is_dummy:
+            raise EngineError(
+                "this model has dummy weights, so its answer to a text would be noise.",
+                hint="use a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
+            )
+
+    def _output(self, request: Request, run: OfflineRun) -> RequestOutput:
         completions = [self._completion(sequence) for sequence in sorted(request.sequences, key=lambda s: s.index)]
         gathered = request.prompt_logprobs
         return RequestOutput(
@@ -179,6 +223,7 @@ class LLM:
             request.num_cached_tokens,
             completions,
             prompt_logprobs=None if gathered is None else gathered.by_token(request.prompt_token_ids),
+            metrics=run.metrics(request),
         )
 
     def _completion(self, sequence: TokenSequence) -> CompletionOutput:
@@ -250,6 +295,15 @@ def _per_prompt(given: Any, kind: type | tuple[type, ...], num_prompts: int, wha
         if not isinstance(each, kind):
             raise EngineError(f"{what} cannot be of type {type(each).__name__}.")
     return list(given)
+
+
+def _without_gguf(model: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` without quantization="gguf", by which vLLM is told that ``model`` is a GGUF file: a file says so."""
+    if settings.get("quantization") != "gguf":
+        return settings
+    if not str(model).endswith(".gguf"):
+        raise EngineError("quantization 'gguf' is for a .gguf file.", hint="name the file as model")
+    return settings | {"quantization": None}
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:

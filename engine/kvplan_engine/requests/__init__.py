@@ -15,6 +15,7 @@
     ngrams            where the end of a sequence has stood in it before
     drafts            which drafts are accepted, and how many were
     beams             beam search: how the beams of a prompt are ranked
+    chat              conversations as prompts, by a tokenizer's template
     outputs           what a step and a finished request return
     stats             counts and times of a step
 """

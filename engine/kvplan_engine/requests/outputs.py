@@ -86,11 +86,29 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When what happened to a request, under the names of vLLM's RequestStateStats.
+
+    arrival_time: in seconds since the epoch; those that end with ``_ts``: of a monotonic clock, when the step was over.
+    first_token_latency: seconds from its arrival to its first token. num_generation_tokens: of all its completions.
+    """
+
+    arrival_time: float
+    queued_ts: float
+    scheduled_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    first_token_latency: float
+    num_generation_tokens: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """A finished request: ``params.n`` completions of one prompt.
 
     prompt_logprobs: if requested, for each token of the prompt its own natural log-probability and its alternatives',
-    by token id; None for the first token, which nothing comes before.
+    by token id; None for the first token, which nothing comes before. metrics: when it ran.
     """
 
     request_id: str
@@ -100,3 +118,4 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = True
     prompt_logprobs: list[dict[int, float] | None] | None = None
+    metrics: RequestMetrics | None = None

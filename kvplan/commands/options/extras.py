@@ -10,7 +10,7 @@ from kvplan.errors import UsageError
 
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
     "report": ("pandas", "matplotlib", "numpy", "jinja2", "markupsafe"),
-    "engine": ("torch", "transformers", "huggingface_hub", "numpy", "jinja2", "safetensors", "gguf"),
+    "engine": ("torch", "transformers", "huggingface_hub", "numpy", "jinja2", "safetensors", "gguf", "tqdm"),
     "serve": ("uvicorn", "httptools", "msgspec", "prometheus_client", "tokenizers"),
     "load": ("httptools", "msgspec"),
     "cluster": ("ray",),
