@@ -42,8 +42,8 @@ def _run(
 
 
 def _of_all_rows(self: BatchBuilder, *arguments: Any) -> StepBatch:
-    *before, _sampled_starts, sampled = arguments
-    return _BATCH(self, *before, None, sampled)
+    *before, _sampled_starts, sampled, longest = arguments
+    return _BATCH(self, *before, None, sampled, longest)
 
 
 _BATCH = BatchBuilder._batch
