@@ -40,7 +40,7 @@ from kvplan.catalog.models import resolve_model  # noqa: E402
 from kvplan.catalog.spec import ModelSpec  # noqa: E402
 from kvplan.engines.dummies import write_dummy_model  # noqa: E402
 from kvplan.estimate.answer import EstimateRequest, make_estimate  # noqa: E402
-from kvplan.estimate.speed.device_speed import AVERAGE_CONTEXT, DeploymentSpeed  # noqa: E402
+from kvplan.estimate.speed.device_speed import DeploymentSpeed  # noqa: E402
 from kvplan.estimate.speed.latency import SpeedModel  # noqa: E402
 from kvplan.estimate.speed.queueing.front_end import FrontEnd  # noqa: E402
 from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users, thinking_users  # noqa: E402
@@ -264,7 +264,7 @@ def _with_lengths(speed: DeploymentSpeed, asked: Asked) -> SpeedModel:
         model,
         input_tokens=prompt,
         output_tokens=asked.answer,
-        kv_bytes=model.kv_bytes * context / AVERAGE_CONTEXT,
+        kv_bytes=model.kv_bytes * context / speed.lengths.average_context,
         hits=hits if sharing.finds_anything else None,
     )
 
