@@ -27,6 +27,8 @@ from kvplan.units import plural
 
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128
+_ALIKE: Final = 16
+"""Requests that are counted, at least, where all are as long: they see nearly the same."""
 ASSUMED_ACCEPTANCE: Final = 0.7
 """The acceptance rate where nobody gives one: the middle of what ``speculation`` shows."""
 _DRAWN: Final = (1, 4, 16, 64, 256, 1024)
@@ -107,6 +109,7 @@ class DeploymentSpeed:
         load = steady_users(num_users, self.lengths.prompt, self.lengths.answer, middle.reading_share)
         if self.lengths.is_fixed:
             load = load.spread_as("fixed", self.lengths.whole)
+            load = replace(load, num_requests=load.num_warmups + max(num_users, _ALIKE) + load.num_cooldowns)
         if max(map(sum, load.lengths)) > min(self.rules.pool_tokens, self.max_model_len):
             return None
         return play_queues(self.model, load, self.rules, middle.requests_per_second)
