@@ -272,7 +272,7 @@ def _print_others(answer: FleetAnswer, best: Played) -> None:
 
 
 def _fleet_rows(answer: FleetAnswer, fleets: Sequence[Played]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for played in fleets:
         plan, cost = played.plan, usd_per_hour(answer, played)
         rows.append(

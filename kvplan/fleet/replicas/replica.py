@@ -205,10 +205,11 @@ class Replica:
         """Prompt tokens in hand that the caches do not have and no step has read."""
         self._settle()
         tokens = sum(each.known - each.computed for group in self._groups for each in group.reading)
-        for group in self._groups:
-            tokens += sum(each.known - group.pool.num_found(each.held.runs, each.known) for each in group.waiting)
-        on_their_way = [each for engine in self._engines for each in engine.delivered.on_their_way]
-        return tokens + sum(each.known - self.match(each.seen.request) for each in on_their_way)
+        waiting = [each for group in self._groups for each in group.waiting]
+        for each in [*waiting, *(each for engine in self._engines for each in engine.delivered.on_their_way)]:
+            assert isinstance(each, BlockSequence)
+            tokens += each.known - max(group.pool.num_found(each.held.runs, each.known) for group in self._groups)
+        return tokens
 
     @property
     def kv_usage(self) -> float:
