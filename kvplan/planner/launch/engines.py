@@ -27,6 +27,7 @@ _MOST_STATIC = 0.99
 """SGLang takes shares below 1."""
 _OF_VLLM = (
     "kv_cache_memory_bytes",
+    "cpu_offload_gb",
     "limit_mm_per_prompt",
     "skip_mm_profiling",
     "language_model_only",
@@ -168,7 +169,7 @@ def _asked_of_vllm(settings: ServingSettings) -> list[object]:
         if knob.kind == "flag":
             words.append(knob.option if value else option_of(f"no_{name}"))
         else:
-            words += [knob.option, value]
+            words += [knob.option, f"{value:g}" if isinstance(value, float) else value]
     return words
 
 
