@@ -230,7 +230,7 @@ def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
     """TensorRT-LLM's fraction is of the memory that is free once weights and engine are loaded."""
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     rank = deployment.prediction.rank
-    free = settings.device_memory_bytes - rank.weight_bytes - rank.activation.peak_bytes - rank.non_torch_bytes
+    free = settings.device_memory_bytes - rank.weight_bytes - rank.activation.warm_peak_bytes - rank.non_torch_bytes
     fraction = max(min(rank.available_kv_bytes / max(free, 1), 0.95), 0.05)
     words: list[object] = ["trtllm-serve", checkpoint, "--max_seq_len", settings.max_model_len]
     words += ["--max_batch_size", settings.max_num_seqs, "--max_num_tokens", settings.max_num_batched_tokens]
