@@ -28,7 +28,7 @@ from kvplan_engine.execution.inputs.batch import BatchBuilder
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.step_buffers import DRAFT_PREFIX
-from kvplan_engine.memory.workspace import Workspace, WorkspacePart
+from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.kv_pool import KvPool, places_of
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.requests.request import Request, ScheduledSequence, Sequence
@@ -52,7 +52,7 @@ class DraftRunner:
 
     def __init__(self, model: LoadedModel, workspace: Workspace, layout: KvLayout, names: Rows[str], first_layer: int):
         self._model, self._layout, self._first_layer = model, layout, first_layer
-        self._space = WorkspacePart(workspace, DRAFT_PREFIX)
+        self._space = workspace.part(DRAFT_PREFIX)
         places = places_of(layout, model.config, first_layer)
         self._batches = BatchBuilder(self._space, layout, names, places)
         self._best = torch.empty(self._space["logits"].shape[0], dtype=torch.int64)

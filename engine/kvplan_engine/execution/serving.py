@@ -42,7 +42,7 @@ def make_serving(
     """Scheduler and step loop over the pool that ``carving`` set aside. Raises what ``make_offload`` does."""
     memory = carving.memory
     pool = BlockPool(memory.num_blocks, carving.layout)
-    kept = (model.config, model.dtype, config.kv_dtype(model.dtype))
+    kept: tuple[object, ...] = (model.config, model.dtype, config.kv_dtype(model.dtype))
     if config.drafts_with_model:  # whose KV lies in the same blocks
         kept += (config.speculative_config,)
     salt = repr(kept).encode()

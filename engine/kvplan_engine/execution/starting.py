@@ -116,8 +116,8 @@ def _add_drafter(model: LoadedModel, config: EngineConfig, device: Device) -> No
     if device.is_asynchronous:
         raise EngineError("a draft model runs on the CPU alone.", hint="use device='cpu', or method 'ngram'")
     name = config.speculative_config.model
-    kept = {"device": config.device, "dtype": config.dtype, "load_format": config.load_format, "seed": config.seed}
-    own = EngineConfig(name, **kept, attention_backend=config.attention_backend)
+    kept = ("device", "dtype", "load_format", "seed", "attention_backend")
+    own = EngineConfig(name, **{setting: getattr(config, setting) for setting in kept})
     with loading_weights():
         model.drafter = LoadedModel(
             own, resolve_source(name, config.load_format).loadable, device, _dtype_on(device, own)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from copy import copy
 
 import torch
 
@@ -42,31 +43,17 @@ class Workspace:
 
     def scratch(self, *shapes: tuple[int, int]) -> list[torch.Tensor]:
         """Adjacent contiguous matrices [rows, columns] in the scratch buffer, overwriting whatever used it before."""
-        return _adjacent(self._buffers["scratch"], shapes)
+        flat = self._buffers["scratch"].view(-1)
+        views, start = [], 0
+        for rows, columns in shapes:
+            views.append(flat[start : start + rows * columns].view(rows, columns))
+            start += rows * columns
+        return views
 
-
-class WorkspacePart:
-    """The buffers of a workspace whose names begin with ``prefix``, as a workspace of their own."""
-
-    def __init__(self, workspace: Workspace, prefix: str) -> None:
-        self._workspace, self._prefix = workspace, prefix
-
-    def __iter__(self) -> Iterator[str]:
-        """The buffers' names."""
-        return (name.removeprefix(self._prefix) for name in self._workspace if name.startswith(self._prefix))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._workspace[self._prefix + name]
-
-    def scratch(self, *shapes: tuple[int, int]) -> list[torch.Tensor]:
-        """See Workspace.scratch."""
-        return _adjacent(self["scratch"], shapes)
-
-
-def _adjacent(buffer: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    flat = buffer.view(-1)
-    views, start = [], 0
-    for rows, columns in shapes:
-        views.append(flat[start : start + rows * columns].view(rows, columns))
-        start += rows * columns
-    return views
+    def part(self, prefix: str) -> Workspace:
+        """The buffers whose names begin with ``prefix``, by the rest of their names."""
+        part = copy(self)
+        part._buffers = {
+            name.removeprefix(prefix): buffer for name, buffer in self._buffers.items() if name.startswith(prefix)
+        }
+        return part

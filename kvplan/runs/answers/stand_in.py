@@ -48,8 +48,7 @@ def _key(row: Row) -> tuple[object, ...]:
     cells: Mapping[str, Any] = row
     names = ("gpu_memory_utilization", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens")
     others = ("dtype", "kv_cache_dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "max_loras")
-    others += ("num_speculative_tokens",)
-    return tuple(cells.get(name) for name in names + others)
+    return tuple(cells.get(name) for name in (*names, *others, "num_speculative_tokens"))
 
 
 def _beyond(row: Row, parts: Sequence[str], longest_request: int | None) -> list[str]:
