@@ -274,7 +274,8 @@ class EngineConfig:
         metadata={
             "knob": Knob(
                 "what proposes tokens that the next step verifies, as vLLM takes it: {'method': 'ngram', "
-                "'num_speculative_tokens': 4}, with prompt_lookup_min and prompt_lookup_max; None: nothing",
+                "'num_speculative_tokens': 4}, with prompt_lookup_min and prompt_lookup_max, or a 'draft_model'; "
+                "None: nothing",
                 reconfigurable=True,
             )
         },
@@ -306,6 +307,11 @@ class EngineConfig:
                 "async_scheduling does not go with speculative_config: what a step computes follows from the last "
                 "one's tokens.",
                 hint="leave async_scheduling out",
+            )
+        if self.drafts_with_model and (self.num_ranks > 1 or self.is_counted):
+            raise SettingsError(
+                "a draft model runs in one process beside a model that is computed.",
+                hint="leave out tensor_parallel_size, pipeline_parallel_size and load_format 'none', or use 'ngram'",
             )
 
     def _check_ranks(self) -> None:
@@ -381,6 +387,11 @@ class EngineConfig:
         return model_dtype if self.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[self.kv_cache_dtype]
 
     @property
+    def drafts_with_model(self) -> bool:
+        """Whether a second model proposes tokens."""
+        return self.speculative_config is not None and self.speculative_config.method == "draft_model"
+
+    @property
     def most_drafts(self) -> int:
         """Most tokens of a sequence that a step verifies."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
@@ -415,6 +426,7 @@ class EngineConfig:
             "quantization": self.quantization is not None,
             "activation_quantization": self.rounds_activations,
             "linear_backend": self.linear_backend != "auto",
+            "speculative_config 'draft_model'": self.drafts_with_model,
         }
         return next((name for name, is_on in in_use.items() if is_on), None)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from kvplan_engine.engine import Engine
-from kvplan_engine.requests.outputs import RequestMetrics
+from kvplan_engine.requests.outputs import PlainOutputs, RequestMetrics, StepOutput
 from kvplan_engine.requests.request import Request
 
 
@@ -28,13 +28,20 @@ class OfflineRun:
         """Step until all are answered. use_tqdm: see ``LLM.generate``."""
         with _bar(use_tqdm)(total=len(self.requests), desc="Processed prompts", dynamic_ncols=True) as bar:
             while engine.has_unfinished_requests():
-                outputs = engine.step()
-                now = time.perf_counter()
-                for sequence in outputs.sequences:
-                    self._first.setdefault(sequence.request, now)
-                    self._last[sequence.request] = now
-                if outputs.reasons:
+                if self._note(engine.step()):
                     bar.update(sum(request.is_finished for request in self.requests) - bar.n)
+
+    def _note(self, outputs: Sequence[StepOutput]) -> bool:
+        """Take the time of each request's tokens. Returns whether one of them may have ended."""
+        now = time.perf_counter()
+        if isinstance(outputs, PlainOutputs):
+            sequences, may_have_ended = outputs.sequences, bool(outputs.reasons)
+        else:
+            sequences, may_have_ended = [output.sequence for output in outputs], len(outputs) > 0
+        for sequence in sequences:
+            self._first.setdefault(sequence.request, now)
+            self._last[sequence.request] = now
+        return may_have_ended
 
     def metrics(self, request: Request) -> RequestMetrics:
         """Of one that is answered."""

@@ -19,12 +19,14 @@ class SpeculativeConfig:
     """What proposes up to ``num_speculative_tokens`` tokens behind each sequence, which the next step verifies.
 
     prompt_lookup_min, prompt_lookup_max: with method ngram, of how many tokens the sequence's end is looked up in it.
+    model: with method draft_model, the smaller model, named as ``model`` of the engine is.
     """
 
     method: str
     num_speculative_tokens: int
     prompt_lookup_min: int = _USUAL_NGRAM
     prompt_lookup_max: int = _USUAL_NGRAM
+    model: Any = None
 
 
 def read_speculative_config(value: Any) -> SpeculativeConfig | None:
@@ -33,14 +35,15 @@ def read_speculative_config(value: Any) -> SpeculativeConfig | None:
         return value
     if not isinstance(value, Mapping):
         raise SettingsError(f"speculative_config must be a dict, got {value!r}.", hint=_EXAMPLE)
-    known = {*(field.name for field in fields(SpeculativeConfig)), "model"}
+    known = {field.name for field in fields(SpeculativeConfig)}
     unknown = next((name for name in value if name not in known), None)
     if unknown is not None:
         raise SettingsError(
             f"speculative_config has no '{unknown}' here.", hint="it may have " + ", ".join(sorted(known))
         )
     method = _method(value)
-    return SpeculativeConfig(method, _count(value, "num_speculative_tokens"), *_lookup(value))
+    model = value.get("model") if method == "draft_model" else None
+    return SpeculativeConfig(method, _count(value, "num_speculative_tokens"), *_lookup(value), model)
 
 
 def _method(value: Mapping[str, Any]) -> str:
@@ -52,11 +55,13 @@ def _method(value: Mapping[str, Any]) -> str:
         raise SettingsError(
             f"speculative_config has method {method!r}, which is not one of {', '.join(METHODS)}.", hint=_EXAMPLE
         )
-    if method != "ngram":
+    if method == "mtp":
         raise SettingsError(
-            f"speculative_config has method '{method}', and only 'ngram' is measured here.",
-            hint="use method 'ngram'; kvplan estimate and kvplan plan size and price the others",
+            "speculative_config has method 'mtp', and the engine does not run layers for multi-token prediction.",
+            hint="use method 'ngram' or 'draft_model'; kvplan estimate and kvplan plan size and price the others",
         )
+    if method == "draft_model" and model is None:
+        raise SettingsError("speculative_config has method 'draft_model' and no model.", hint="add 'model'")
     return str(method)
 
 

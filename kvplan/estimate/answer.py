@@ -25,7 +25,7 @@ from kvplan.estimate.kv_cache import (
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
 from kvplan.estimate.speculation import Speculation, drafters_on, speculation_of
-from kvplan.estimate.speed.device_speed import AVERAGE_CONTEXT, DeploymentSpeed, deployment_speeds
+from kvplan.estimate.speed.device_speed import DeploymentSpeed, RequestLengths, deployment_speeds
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint, stated_cache_note
 from kvplan.estimate.vllm.learned import LearnedStart
@@ -42,13 +42,16 @@ DEFAULT_IN_FLIGHT_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class EstimateRequest:
-    """The question about a model. ``context_tokens`` None: the model's longest. ``learned``: what a log showed."""
+    """The question about a model. ``context_tokens`` None: the model's longest. ``learned``: what a log showed.
+
+    ``lengths``: of the requests that speeds are told for."""
 
     context_tokens: int | None = None
     gpus: tuple[GpuProfile, ...] = ()
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
     learned: LearnedStart | None = None
+    lengths: RequestLengths = RequestLengths()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,8 @@ def make_estimate(
             cache,
             measured,
             request.engine,
-            drafters_on(spec, deployments, cache, AVERAGE_CONTEXT),
+            drafters_on(spec, deployments, cache, request.lengths.average_context),
+            request.lengths,
         ),
         speculation=speculation_of(spec, gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )

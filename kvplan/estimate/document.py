@@ -9,7 +9,7 @@ from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.kv_cache import KvComponent
 from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
-from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document, scale_document
 
@@ -215,8 +215,8 @@ def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
         "origin": speed.origin,
         "profile": speed.note,
         "scaled_by": scale_document(speed.model.scale),
-        "input_tokens": PROMPT_TOKENS,
-        "output_tokens": ANSWER_TOKENS,
+        "input_tokens": speed.lengths.prompt,
+        "output_tokens": speed.lengths.answer,
         "speculation": _drafting(speed),
         "ttft_ms_alone": _milliseconds(speed.alone.ttft_seconds),
         "tpot_ms_alone": _milliseconds(speed.alone.tpot_seconds),

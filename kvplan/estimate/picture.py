@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import Estimate
-from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ def estimates_figure(answers: Sequence[Estimate]) -> Figure:
         draw_steps(axes, [step.name.removesuffix(" decode") for step in steps], steps)
         axes.set_title(_in_lines(title), fontsize=10)
         axes.set_xlabel("sequences that decode at once")
-    context = PROMPT_TOKENS + ANSWER_TOKENS // 2
-    figure.suptitle(f"{_subject(answers)}: decode steps, {context:,} tokens each", fontsize=11)
+    contexts = sorted({speed.lengths.average_context for _, speed in panels})
+    lengths = f"{contexts[0]:,} tokens each" if len(contexts) == 1 else "sequences of the lengths asked for"
+    figure.suptitle(f"{_subject(answers)}: decode steps, {lengths}", fontsize=11)
     handles, labels = grid.flat[0].get_legend_handles_labels()
     in_a_row = len(labels) if columns == _COLUMNS else math.ceil(len(labels) / 2)
     figure.legend(handles, labels, loc="outside lower center", ncols=in_a_row, fontsize=9)

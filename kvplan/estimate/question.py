@@ -20,6 +20,7 @@ from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, wit
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speculation import joined_speculation
+from kvplan.estimate.speed.device_speed import RequestLengths
 from kvplan.estimate.vllm.contexts import check_contexts
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.settings import ServingSettings
@@ -64,10 +65,21 @@ ESTIMATE_SETTINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One row of the answer to be: how a model is stored, and how long its sequences are."""
+    """One row of the answer to be: how a model is stored, and how long its sequences are.
+
+    speeds_of: requests that speeds are told for; None for those that fill ``context_tokens``, where it is given.
+    """
 
     context_tokens: int | None
     settings: ServingSettings
+    speeds_of: RequestLengths | None = None
+
+    @property
+    def lengths(self) -> RequestLengths:
+        """Of the requests that speeds are told for."""
+        if self.speeds_of is not None or self.context_tokens is None:
+            return self.speeds_of or RequestLengths()
+        return RequestLengths.filling(self.context_tokens)
 
 
 def with_kernels(gpus: Sequence[GpuCount], spec: ModelSpec, engine: EngineChoice) -> list[GpuCount]:
@@ -91,7 +103,8 @@ def answer_question(
     parts: list[Estimate] = []
     for same, group in groupby(asked, key=lambda each: each[1]):
         found = tuple(gpu for gpu, _ in group)
-        estimate = make_estimate(spec, EstimateRequest(question.context_tokens, found, engine, same, learned), measured)
+        request = EstimateRequest(question.context_tokens, found, engine, same, learned, question.lengths)
+        estimate = make_estimate(spec, request, measured)
         notes = (fallback_note(gpu, same.dtype) for gpu in found if same.dtype != settings.dtype)
         parts.append(replace(estimate, assumptions=(*notes, *estimate.assumptions)))
     return _joined(parts)

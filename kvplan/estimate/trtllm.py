@@ -65,7 +65,7 @@ def predict_trtllm(
     rank, serving = found.rank, found.settings.serving
     total = settings.device_memory_bytes or gpu.memory_bytes
     # vLLM's newest release has cuBLAS's workspace before its profile run, TensorRT-LLM in the step.
-    step_bytes = rank.activation.peak_bytes + cublas_bytes(gpu)
+    step_bytes = rank.activation.warm_peak_bytes + cublas_bytes(gpu)
     other = CONTEXT_BYTES + step_bytes + rank.non_torch_bytes
     free = max(total - rank.weight_bytes - other, 0)
     pool = int((settings.gpu_memory_utilization or DEFAULT_FRACTION) * free)

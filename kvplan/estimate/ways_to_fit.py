@@ -51,6 +51,7 @@ def ways_to_fit(asked: Asked) -> tuple[str, ...]:
     kinds = (
         _context(asked),
         _pool(asked),
+        _later_start(asked),
         _towers(asked),
         _steps(asked),
         _drafter(asked),
@@ -90,6 +91,12 @@ def _pool(asked: Asked) -> Iterator[_Way]:
     if 0 < tenths * GIB // 10 < given:
         text = f"{tenths / 10:g}GiB"
         yield _changed(asked, f"--kv-cache-memory-bytes {text}", kv_cache_memory_bytes=parse_bytes(text))
+
+
+def _later_start(asked: Asked) -> Iterator[_Way]:
+    """vLLM's next start, which finds its kernels compiled."""
+    if asked.engine.name == "vllm" and not asked.question.settings.warm_start:
+        yield _changed(asked, "--warm-start (a second start, its kernels compiled)", warm_start=True)
 
 
 def _towers(asked: Asked) -> Iterator[_Way]:

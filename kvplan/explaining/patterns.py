@@ -172,6 +172,8 @@ NUMBER_SETTINGS: tuple[tuple[str, str], ...] = (
 )
 SWITCHES = ("enforce_eager", "enable_prefix_caching")
 TEXT_ONLY = ("running in text-only mode", "'language_model_only': True")
+FOUND_COMPILED = re.compile(r"Directly load (?:AOT compilation|the compiled graph)")
+COMPILED = re.compile(r"Compiling a graph for|Cache the graph (?:of|for)")
 NO_GRAPH_ESTIMATE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0)"
 UTILIZATION = (
     r"""(?:gpu_memory_utilization|mem_fraction_static)['"]?[=:]\s*(0?\.\d{1,20}|1\.0)""",

@@ -120,6 +120,8 @@ def _switches(text: str) -> dict[str, Any]:
             found[name] = values[-1] == "True"
     if any(phrase in text for phrase in patterns.TEXT_ONLY):
         found["language_model_only"] = True
+    if patterns.FOUND_COMPILED.search(text) and not patterns.COMPILED.search(text):
+        found["warm_start"] = True
     if patterns.NO_GRAPH_ESTIMATE in text and "profiling is disabled" in text:
         found["estimate_cudagraphs"] = False
     found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text

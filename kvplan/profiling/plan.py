@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
 from kvplan.machine.device import detect_device
 from kvplan.machine.opened_device import AskDevice
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.axes import AXES, AxisValue
 from kvplan.sweeps.design import base_settings, telling_memory
+from kvplan.sweeps.drafting import swept_model
 from kvplan.sweeps.feasibility import refuse_architecture, refuse_oversized
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.under_load import PreparedTrial
@@ -65,7 +65,7 @@ def make_profile_plan(
         raise UsageError(
             "--load-format none computes nothing, so there is nothing to profile.", hint="use --load-format dummy"
         )
-    spec = resolve_model(options.model)
+    spec = swept_model(options.model, options.speculative_config)
     refuse_architecture(spec.architecture, model_impl=options.model_impl)
     load_format = resolve_load_format(options)
     refuse_impossible_weights(options.parsed_axes(), spec, load_format, implementation_of(options, spec))

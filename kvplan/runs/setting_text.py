@@ -40,7 +40,7 @@ _WRITINGS: Final[Mapping[str, _Writing]] = {
     "tensor_parallel_size": _Writing("tp", phrase="tp {}"),
     "pipeline_parallel_size": _Writing("pp", phrase="pp {}"),
     "enable_expert_parallel": _Writing("experts", lambda value: "whole" if value else "sliced", "{} experts"),
-    "num_speculative_tokens": _Writing("drafts", phrase="{} drafts"),
+    "num_speculative_tokens": _Writing("drafts", phrase="drafts {}"),
     "max_concurrency": _Writing("in flight", "{:g}", "{} in flight"),
     "request_rate": _Writing("requests/s", phrase="{} requests/s"),
 }

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.errors import UsageError
 from kvplan.files import parse_json
+from kvplan.settings import ServingSettings
 
 AXIS: Final = "num_speculative_tokens"
 _OPTION: Final = "--speculative-config"
 _EXAMPLE: Final = f"""for example {_OPTION} '{{"method": "ngram", "num_speculative_tokens": 4}}'"""
+_DRAFT_MODEL: Final = "draft_model"
 _LOOKUPS: Final = ("prompt_lookup_min", "prompt_lookup_max")
 
 
@@ -25,14 +30,34 @@ def read_drafting(text: str) -> dict[str, Any]:
     unknown = next((name for name in found if name not in ("method", "model", AXIS, *_LOOKUPS)), None)
     if unknown is not None:
         raise UsageError(f"kvplan's engine does not know '{unknown}' of {_OPTION}.", hint=_EXAMPLE)
-    method = found.get("method", found.get("model"))
-    if method != "ngram":
-        raise UsageError(f"kvplan's engine proposes by 'ngram' alone, and {_OPTION} says {method!r}.", hint=_EXAMPLE)
+    method = method_of(found)
+    if method not in ("ngram", _DRAFT_MODEL):
+        raise UsageError(
+            f"kvplan's engine proposes by 'ngram' or 'draft_model', and {_OPTION} says {method!r}.", hint=_EXAMPLE
+        )
+    if method == _DRAFT_MODEL and not isinstance(found.get("model"), str):
+        raise UsageError(f"{_OPTION} has method 'draft_model' and no model.", hint="add its 'model'")
     for name in (AXIS, *_LOOKUPS):
         value = found.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"'{name}' of {_OPTION} is not a whole number of at least 1.", hint=_EXAMPLE)
     return found
+
+
+def method_of(found: Mapping[str, Any]) -> object:
+    """As vLLM finds it: a model without a method is a draft model, unless it is called after a method."""
+    model = found.get("model")
+    inferred = None if model is None else "ngram" if model in ("ngram", "[ngram]") else _DRAFT_MODEL
+    return found.get("method", inferred)
+
+
+def swept_model(name: str, text: str | None) -> ModelSpec:
+    """The model ``name``, with the draft model that the JSON names, if it names one."""
+    spec, found = resolve_model(name), {} if text is None else read_drafting(text)
+    if method_of(found) != _DRAFT_MODEL:
+        return spec
+    asked = ServingSettings(speculative_method=_DRAFT_MODEL, speculative_model=found["model"], num_speculative_tokens=1)
+    return with_speculation(spec, asked).spec
 
 
 def with_drafts(axes: Mapping[str, str], text: str | None) -> dict[str, str]:
@@ -48,8 +73,16 @@ def check_drafting(axes: Mapping[str, str], text: str | None) -> None:
             "--num-speculative-tokens says how many tokens are proposed, but not by whom.",
             hint=f"""add {_OPTION} '{{"method": "ngram"}}'""",
         )
-    if text is not None and AXIS not in with_drafts(axes, text):
+    if text is None:
+        return
+    number = with_drafts(axes, text).get(AXIS)
+    if number is None:
         raise UsageError(f"{_OPTION} says by whom tokens are proposed, but not how many.", hint=_EXAMPLE)
+    if number.replace(" ", "").startswith("0") and method_of(read_drafting(text)) == _DRAFT_MODEL:
+        raise UsageError(
+            "A draft model is loaded or not: --num-speculative-tokens 0 needs an engine without it.",
+            hint="run the plain settings as a sweep of their own",
+        )
 
 
 def engine_config(text: str, num_tokens: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from kvplan import __version__
-from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.machine.commit import checkout_commit
@@ -23,6 +22,7 @@ from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import counted_device, with_memory
 from kvplan.sweeps.design import Plane
+from kvplan.sweeps.drafting import swept_model
 from kvplan.sweeps.hosts import SweptEngine
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_predictor, make_schedule, notices_of
@@ -119,7 +119,7 @@ def plan_from_manifest(
     _refuse_incomplete(manifest)
     options = SweepOptions.from_json(manifest["options"])
     engine = engine_of(options)
-    spec = resolve_model(options.model)
+    spec = swept_model(options.model, options.speculative_config)
     if config_hash(spec) != manifest["model"]["config_sha256"]:
         raise KvplanError(
             f"The config of {options.model} has changed since this sweep was started.",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.devices.measured import load_measured
-from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device, cpu_with_memory, detect_device
 from kvplan.machine.opened_device import AskDevice
@@ -22,6 +21,7 @@ from kvplan.runs.setting_text import shown_settings, varied_settings
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import COUNTED_NOTICE, DEPLOYED_NOTICE, counted_device, has_memory, with_memory
 from kvplan.sweeps.design import Plane, base_settings, heaviest_settings, make_design, server_key, telling_memory
+from kvplan.sweeps.drafting import swept_model
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.feasibility import (
     clipping_notice,
@@ -131,7 +131,7 @@ def make_plan(
     ask = None if ask is None else cache(ask)
     axes = options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
-    spec = resolve_model(options.model)
+    spec = swept_model(options.model, options.speculative_config)
     load_format = resolve_load_format(options)
     if engine is None:
         refuse_impossible_weights(axes, spec, load_format, implementation_of(options, spec))

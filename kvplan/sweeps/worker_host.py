@@ -219,9 +219,9 @@ def make_order(
         weight_bytes = None
         settings = {name: value for name, value in settings.items() if name not in ("quantization", "group_size")}
         settings |= {"dtype": deployed.dtype, "kv_cache_dtype": deployed.engine_kv_cache_dtype}
-    if num_drafts := settings.pop(DRAFTS_AXIS, 0):
-        assert source.speculative_config is not None, "SweepOptions has checked it"
-        settings["speculative_config"] = engine_config(source.speculative_config, num_drafts)
+    num_drafts = settings.pop(DRAFTS_AXIS, 0)
+    if source.speculative_config is not None:  # None too is told: the trial before may have had drafts
+        settings["speculative_config"] = engine_config(source.speculative_config, num_drafts) if num_drafts else None
     return TrialOrder(
         trial_id=prepared.trial.trial_id,
         engine={

@@ -13,7 +13,7 @@ from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
 from kvplan_engine.memory.breakdown import DTYPE_BYTES
 from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
 from kvplan_engine.memory.ranks import Needs, plan_ranks
-from kvplan_engine.memory.step_buffers import step_buffers
+from kvplan_engine.memory.step_buffers import draft_buffers, step_buffers
 
 
 def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
@@ -23,8 +23,9 @@ def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[
     parts = [part_of(whole, rank) for rank in Rank.all_of(*ranks)]
     try:
         max_model_len = resolve_max_model_len(config, whole)
-        layout = kv_layout(config, parts[0], dtype, max_model_len)
-        needs = [_needs(config, part, dtype, max_model_len) for part in parts]
+        drafter = _drafter(config)
+        layout = kv_layout(config, parts[0], dtype, max_model_len, drafter)
+        needs = [_needs(config, part, dtype, max_model_len, drafter) for part in parts]
         memory = plan_ranks(config, layout, max_model_len, needs, device_total_bytes=device_bytes)
     except (OutOfDeviceMemory, ContextTooLong) as refusal:
         return {"outcome": refusal.status}
@@ -38,11 +39,24 @@ def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[
     }
 
 
-def _needs(config: EngineConfig, part: ModelDescription, dtype: str, max_model_len: int) -> Needs:
-    layout = kv_layout(config, part, dtype, max_model_len)
+def _drafter(config: EngineConfig) -> ModelDescription | None:
+    """The draft model, where there is one."""
+    return (
+        read_config(config.speculative_config.model) if config.speculative_config and config.drafts_with_model else None
+    )
+
+
+def _needs(
+    config: EngineConfig, part: ModelDescription, dtype: str, max_model_len: int, drafter: ModelDescription | None
+) -> Needs:
+    layout = kv_layout(config, part, dtype, max_model_len, drafter)
     buffers = step_buffers(part, dtype, config, layout, max_model_len)
+    parameters = num_parameters(part)
+    if drafter is not None:
+        buffers += draft_buffers(drafter, dtype, config, layout, max_model_len)
+        parameters += num_parameters(drafter)
     return Needs(
-        num_parameters(part) * DTYPE_BYTES[dtype],
+        parameters * DTYPE_BYTES[dtype],
         sum(buffer.num_bytes for buffer in buffers),
         CPU_OVERHEAD_BYTES,
         layout.block_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvplan.catalog.models import profile_names, resolve_model
 from kvplan.catalog.spec import MoeFeedForward
+from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.errors import KvplanError
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
@@ -120,6 +122,39 @@ def test_drafts_take_the_same_bytes(name: str) -> None:
         planner = predict(resolve_model(name), asked, EngineDevice(64 * GIB))
         assert planner.outcome == engine.pop("outcome") == "ok"
         assert {figure: getattr(planner, figure) for figure in engine} == engine
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [("llama-3.1-8b", "llama-3.2-1b"), ("qwen3-8b", "qwen3-0.6b"), ("gpt2", "gpt2"), ("qwen3-0.6b", "qwen3-0.6b")],
+)
+def test_a_draft_model_takes_the_same_bytes(name: str, drafter: str) -> None:
+    """Weights of both, layers of both in every block, and buffers of its own for its passes."""
+    for seqs, tokens, num_drafts, block_size in ((4, 512, 3, 16), (64, 32, 1, 8)):
+        common: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": block_size}
+        common |= {"max_model_len": 512, "dtype": "bfloat16"}
+        drafting: Any = {"model": drafter, "num_speculative_tokens": num_drafts}
+        config = EngineConfig(name, **common, speculative_config=drafting)
+        asked = ServingSettings(**common, speculative_model=drafter, num_speculative_tokens=num_drafts)
+        found = with_speculation(resolve_model(name), asked)
+        planner = predict(found.spec, found.settings, EngineDevice(64 * GIB))
+        engine = engine_outcome(config, "bfloat16", 64 * GIB)
+        assert planner.outcome == engine.pop("outcome") == "ok"
+        assert {figure: getattr(planner, figure) for figure in engine} == engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tensor_parallel_size": 2}, "in one process"),
+        ({"speculative_method": "medusa", "speculative_model": "llama-3.2-1b"}, "Medusa|medusa"),
+    ],
+)
+def test_drafters_that_the_engine_lacks_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    asked = ServingSettings(max_model_len=512, num_speculative_tokens=2, speculative_model="llama-3.2-1b")
+    with pytest.raises(KvplanError, match=sentence):
+        found = with_speculation(resolve_model("llama-3.1-8b"), replace(asked, **changes))
+        predict(found.spec, found.settings, EngineDevice(640 * GIB))
 
 
 def test_states_are_refused_with_drafts() -> None:

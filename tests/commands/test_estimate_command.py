@@ -329,10 +329,12 @@ def test_states_keep_their_dtype(capsys):
 
 
 def test_no_speeds_of_a_load_that_the_positions_cannot_hold(capsys):
-    assert main(["estimate", "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--explain"]) == 0
+    assert main(["estimate", "whisper-large-v3", "--gpu", "l4", "--explain"]) == 0
     assert "prompts of 512" not in capsys.readouterr().out
-    found = estimate(capsys, "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--encoder-tokens", "750")
+    found = estimate(capsys, "whisper-large-v3", "--gpu", "l4", "--encoder-tokens", "750")
     assert found["deployments"][0]["fits"] and found["deployments"][0]["performance"] is None
+    asked = estimate(capsys, "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--encoder-tokens", "750")
+    assert asked["deployments"][0]["performance"]["input_tokens"] == 448 - 128
 
 
 def test_more_encoder_tokens_than_the_encoder_gives_are_noted(capsys):

@@ -44,6 +44,21 @@ def gib(number: int | None) -> float | None:
     return None if number is None else round(number / GIB, 2)
 
 
+def test_a_log_says_whether_its_kernels_were_compiled_before() -> None:
+    """The line of a first start stands beside others that were loaded, such as an encoder's."""
+    text, spec, gpu = read("vllm-0.19-qwen3-8b-later-start"), resolve_model("qwen3-8b"), find_gpu("a100-40gb-sxm")
+    later = parse_startup_log(text)
+    assert later.settings.warm_start
+    compiling = "Compiling a graph for compile range (1, 2048) takes 7.22 s"
+    first = parse_startup_log(f"{text}\n(EngineCore pid=1) INFO 06-25 17:21:56 [backends.py:391] {compiling}")
+    assert not first.settings.warm_start
+    found, worse = (explain_log(log, spec, gpu) for log in (later, first))
+    assert found.predicted.kv_cache_tokens == pytest.approx(140960, rel=0.01)
+    assert worse.predicted.kv_cache_tokens < 0.98 * 140960
+    again = "start it again, with the compile cache"
+    assert [any(again in each.sentence for each in either.changes) for either in (found, worse)] == [False, True]
+
+
 def test_vllm_019() -> None:
     log = parse_startup_log(V019)
     settings, memory = log.settings, log.memory

@@ -163,8 +163,27 @@ def test_a_plan_says_what_would_serve_without_them(capsys: pytest.CaptureFixture
     assert "--port" in err
 
 
+def test_a_plan_keeps_the_drafter_and_the_offloaded_weights_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both were refused."""
+    drafter = {"method": "mtp", "num_speculative_tokens": 1}
+    command = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 8192 --cpu-offload-gb 2 "
+    command += f"--speculative-config '{json.dumps(drafter)}'"
+    words = ["plan", "--users", "8", "--gpu", "h200", "--max-gpus", "8", "--like", command]
+    assert main(words) == 2
+    assert "A plan with a drafter needs --acceptance-rate" in capsys.readouterr().err
+    assert main([*words, "--acceptance-rate", "0.8"]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.lstrip().startswith("vllm:"))
+    assert json.loads(line.partition("--speculative-config '")[2].partition("'")[0]) == drafter
+    assert "--cpu-offload-gb 2" in line and "Drafter: mtp, 1 draft token a step" in out
+    assert "\nWithout the command's settings" in out  # with the drafter, but nothing offloaded
+    other = json.dumps(drafter | {"num_speculative_tokens": 2})
+    found = document(capsys, *words, "--acceptance-rate", "0.8", "--speculative-config", other)
+    assert '"num_speculative_tokens": 2' in found["deployments"][0]["commands"]["vllm"]
+
+
 def test_a_plan_refuses_what_it_does_not_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--users", "8", "--like", "vllm serve gpt2 --cpu-offload-gb 4"]) == 2
-    assert "A plan does not model --cpu-offload-gb of the command." in capsys.readouterr().err
+    assert main(["plan", "--users", "8", "--like", "vllm serve gpt2 --decode-context-parallel-size 2"]) == 2
+    assert "A plan does not model --decode-context-parallel-size of the command." in capsys.readouterr().err
     assert main(["plan", "--users", "8"]) == 2
     assert "Missing argument 'MODEL'" in capsys.readouterr().err

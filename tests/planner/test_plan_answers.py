@@ -443,7 +443,7 @@ def test_a_gpu_without_a_deployment_says_why(capsys: pytest.CaptureFixture[str])
     asked = "plan llama-3.1-8b --users 40 --ctx-avg 8k --gpu l4 h100-sxm v100-32gb --max-gpus 1 --quantization fp8"
     code, out, _ = run(asked, capsys)
     assert code == 0
-    assert "not on l4: it holds 11 sequences of 8,192 tokens at once; 40 are needed." in out
+    assert "not on l4: it holds 10 sequences of 8,192 tokens at once; 40 are needed." in out
     assert "not on v100-32gb: vLLM 0.33.0 does not run on v100-32gb" in out and "not on h100-sxm" not in out
     older = run(f"{asked} --engine vllm@0.19", capsys)[1]
     assert "not on v100-32gb: vLLM has no kernels for fp8 weights" in older

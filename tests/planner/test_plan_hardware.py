@@ -86,11 +86,11 @@ def test_slices_serve_alone_and_are_as_fast_as_their_share() -> None:
 
 
 def test_replicas_on_slices_are_started_by_their_ids() -> None:
-    best = plan("qwen3-8b", "h100-2g.20gb", num_users=12, average_context=4096, max_gpus=3).deployments[0]
-    lines = [each.line for each in vllm_processes(best, "Qwen/Qwen3-8B")]
+    best = plan("qwen3-4b", "h100-2g.20gb", num_users=40, average_context=4096, max_gpus=3).deployments[0]
+    lines = [each.line for each in vllm_processes(best, "Qwen/Qwen3-4B")]
     assert len(lines) > 1 and lines[1].startswith("CUDA_VISIBLE_DEVICES=$MIG_1 vllm serve")
-    assert "nvidia.com/mig-2g.20gb: 1" in kubernetes_manifests(best, "Qwen/Qwen3-8B")
-    assert best.num_nodes == 1 and "0:1" in compose_file(best, "Qwen/Qwen3-8B")
+    assert "nvidia.com/mig-2g.20gb: 1" in kubernetes_manifests(best, "Qwen/Qwen3-4B")
+    assert best.num_nodes == 1 and "0:1" in compose_file(best, "Qwen/Qwen3-4B")
 
 
 def test_slices_are_not_joined() -> None:

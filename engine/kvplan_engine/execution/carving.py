@@ -17,6 +17,7 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device, held_beside
 from kvplan_engine.errors import ContextTooLong, EngineError
+from kvplan_engine.execution.drafting import drafter_of, refuse_pair
 from kvplan_engine.execution.loop.step_runner import StepRunner
 from kvplan_engine.execution.model_runner import ModelRunner, workspace_buffers
 from kvplan_engine.execution.profile_step import measure_profile_step
@@ -140,7 +141,11 @@ class MemoryCarver:
     def _divide(self, config: EngineConfig) -> _Division:
         """Plan for ``config``, after what is not known was measured."""
         max_model_len = resolve_max_model_len(config, self._model.config)
-        layout = kv_layout(config, self._model.config, self._model.dtype, max_model_len)
+        drafter = drafter_of(self._model, config)
+        own = (self._model.config, self._model.dtype, max_model_len)
+        layout = kv_layout(config, *own, None if drafter is None else drafter.config)
+        if drafter is not None:
+            refuse_pair(self._model, drafter, layout)
         self._refuse_before_allocating(config, layout, max_model_len)
         with allocating("kv_init"):
             runner = self._make_runner(config, layout, max_model_len)

@@ -14,6 +14,7 @@ from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
 from kvplan_engine.execution.choosing.chooser import TokenChooser
 from kvplan_engine.execution.choosing.draws import DeviceDraws
+from kvplan_engine.execution.drafting import DraftRunner, drafter_of
 from kvplan_engine.execution.graphs.sizes import captured_sizes
 from kvplan_engine.execution.graphs.step_graphs import PaddedBatches, StepGraphs
 from kvplan_engine.execution.inputs.adapter_rows import StagedRows
@@ -28,7 +29,7 @@ from kvplan_engine.memory.breakdown import BufferSpec, rope_tables
 from kvplan_engine.memory.device_buffers import LORA_ROWS
 from kvplan_engine.memory.host_pool import HostPool
 from kvplan_engine.memory.kv_cache import allocate_kv_pool
-from kvplan_engine.memory.step_buffers import step_buffers, step_index_buffers
+from kvplan_engine.memory.step_buffers import draft_buffers, step_buffers, step_index_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.kv_pool import KvPool, places_of
@@ -45,11 +46,15 @@ def workspace_buffers(
     model: RunnableModel, config: EngineConfig, layout: KvLayout, max_model_len: int
 ) -> list[BufferSpec]:
     """What the largest step of ``config`` writes to."""
-    return step_buffers(
+    buffers = step_buffers(
         *(model.config, model.dtype, config, layout, max_model_len),
         is_native=model.implementation == "native",
         of_kernels=model.kernel_buffers(config),
     )
+    drafter = drafter_of(model, config)
+    if drafter is not None:
+        buffers += draft_buffers(drafter.config, drafter.dtype, config, layout, max_model_len)
+    return buffers
 
 
 class ModelRunner:
@@ -73,6 +78,10 @@ class ModelRunner:
         names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
         self._stage = self._make_stage(names)
         self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._stage)
+        drafter = drafter_of(model, config)
+        self._drafts: DraftRunner | None = None
+        if drafter is not None:
+            self._drafts = DraftRunner(drafter, self.workspace, layout, names, model.config.num_layers)
         self.kv: KvPool | None = None
         self.graphs: StepGraphs | None = None
 
@@ -118,6 +127,8 @@ class ModelRunner:
         assert self.kv is not None
         self.workspace.touch()
         self._fill_tables()
+        if self._drafts is not None:
+            self._drafts.fill_tables()
         if self._adapter_rows is not None:
             self._adapter_rows.reset()
         self.chooser.clear()
@@ -129,11 +140,15 @@ class ModelRunner:
         planes = allocate_kv_pool(num_blocks, self._layout.block_bytes, self.device.torch_device, num_planes)
         dtypes = (getattr(torch, name) for name in (kv_dtype, self._model.dtype))
         self.kv = KvPool(planes, self._layout, self._model.config, *dtypes)
+        if self._drafts is not None:
+            self._drafts.use_pool(self.kv)
 
     def drop_pool(self) -> None:
         """Free the pool, and the graphs with it, which hold its address."""
         self.graphs = None
         self.kv = None
+        if self._drafts is not None:
+            self._drafts.drop_pool()
 
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
         """See StepRunner.make_mover. OutOfDeviceMemory(phase="kv_host") when the slots cannot be allocated."""
@@ -146,6 +161,8 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
         """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still pending, if any."""
+        if self._drafts is not None:
+            self._drafts.fill(plan)
         pending = None if before is None else self.chooser.tokens.pending(plan, before)
         graph = self._graph_of(plan) if self.chooser.prepare(plan) else None
         batch = self._batches.build(plan, latest, pending=pending, graph=graph)

@@ -20,7 +20,7 @@ from kvplan_engine.requests.request import Request
 from kvplan_engine.requests.stop import StopChecker
 from kvplan_engine.scheduling.scheduler import Scheduler
 from kvplan_engine.scheduling.statistics import count_step
-from kvplan_engine.speculation.proposer import NgramProposer, Proposer
+from kvplan_engine.speculation.proposer import NgramProposer, PlaceholderProposer, Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,10 @@ def make_serving(
     """Scheduler and step loop over the pool that ``carving`` set aside. Raises what ``make_offload`` does."""
     memory = carving.memory
     pool = BlockPool(memory.num_blocks, carving.layout)
-    salt = repr((model.config, model.dtype, config.kv_dtype(model.dtype))).encode()
+    kept: tuple[object, ...] = (model.config, model.dtype, config.kv_dtype(model.dtype))
+    if config.drafts_with_model:  # whose KV lies in the same blocks
+        kept += (config.speculative_config,)
+    salt = repr(kept).encode()
     prefix_cache = PrefixCache(pool, enabled=config.caches_prefixes, salt=salt)
     offload = make_offload(config, memory, pool, model, carving.runner.make_mover, carving.seconds_per_token)
     scheduler = Scheduler(
@@ -72,4 +75,6 @@ def _make_proposer(config: EngineConfig, layout: KvLayout) -> Proposer | None:
             "speculative_config does not go with a model that keeps states, which no rejected token can leave again.",
             hint="leave speculative_config out, or use a model whose layers all attend",
         )
+    if speculative.method == "draft_model":
+        return PlaceholderProposer(speculative.num_speculative_tokens)
     return NgramProposer(speculative)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kvplan_engine.checkpoints.hub import resolve_source
 from kvplan_engine.checkpoints.loaders import plan_held_weights, read_config
 from kvplan_engine.checkpoints.quantised.held import refuse_held
 from kvplan_engine.config import EngineConfig
@@ -102,9 +103,26 @@ def _load(config: EngineConfig, source: Any) -> Started:
             model = LoadedModel(config, source, device, dtype_of)
         else:
             model = TransformersModel(config, source, device, dtype_of)
+    if config.drafts_with_model and isinstance(model, LoadedModel):
+        _add_drafter(model, config, device)
     if isinstance(model, TransformersModel):
         choose_way(model, config, device)
     return Started(device, model, MemoryCarver(model, device))
+
+
+def _add_drafter(model: LoadedModel, config: EngineConfig, device: Device) -> None:
+    """Load the draft model that ``config`` names, as it is stored. OutOfDeviceMemory or EngineError."""
+    assert config.speculative_config is not None
+    if device.is_asynchronous:
+        raise EngineError("a draft model runs on the CPU alone.", hint="use device='cpu', or method 'ngram'")
+    name = config.speculative_config.model
+    kept = ("device", "dtype", "load_format", "seed", "attention_backend")
+    own = EngineConfig(name, **{setting: getattr(config, setting) for setting in kept})
+    with loading_weights():
+        model.drafter = LoadedModel(
+            own, resolve_source(name, config.load_format).loadable, device, _dtype_on(device, own)
+        )
+    model.weight_bytes += model.drafter.weight_bytes
 
 
 def _open_partly_backed(config: EngineConfig) -> Device:

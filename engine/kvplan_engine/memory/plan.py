@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvplan_engine.blocks.layout import KvLayout, plan_layout
 from kvplan_engine.config import SCALED_DTYPES, EngineConfig
 from kvplan_engine.description.kept_units import KeptUnit, kept_units
@@ -43,15 +45,25 @@ def resolve_max_model_len(config: EngineConfig, model: ModelDescription) -> int:
     return config.max_model_len
 
 
-def kv_layout(config: EngineConfig, model: ModelDescription, dtype: str, max_model_len: int) -> KvLayout:
+def kv_layout(
+    config: EngineConfig,
+    model: ModelDescription,
+    dtype: str,
+    max_model_len: int,
+    drafter: ModelDescription | None = None,
+) -> KvLayout:
     """How the KV of ``model``, which runs in ``dtype``, lies in the blocks of the pool.
 
     max_model_len: also how many tokens an encoder gives where neither the architecture nor the config limits them.
-    EngineError for a part of the model that cannot be kept in the KV cache's dtype.
+    drafter: a model whose layers are laid behind. EngineError for a part of the model that cannot be kept in the KV
+    cache's dtype.
     """
     has_scales = config.kv_dtype(dtype) in SCALED_DTYPES
     names = {"kv": config.kv_dtype(dtype), "model": dtype}
     units = kept_units(model, encoder_tokens=max_model_len)
+    if drafter is not None:
+        further = kept_units(drafter, encoder_tokens=max_model_len)
+        units += [replace(unit, layer=model.num_layers + unit.layer) for unit in further]
     if has_scales:
         _refuse_without_scales(units, config.kv_cache_dtype)
     dtype_bytes = {name: DTYPE_BYTES[names.get(name, name)] for name in {unit.dtype for unit in units}}

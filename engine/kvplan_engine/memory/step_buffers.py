@@ -11,6 +11,7 @@ from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.memory.breakdown import LOGITS, BufferSpec, sampling_buffers, workspace_buffers
 from kvplan_engine.memory.index_buffers import index_buffers
 
+DRAFT_PREFIX = "draft."
 _ROW_MULTIPLE = 8  # of 16 bits are the 16 bytes that a kernel reads at once
 
 
@@ -55,6 +56,27 @@ def _own_buffers(
         max_model_len=max_model_len,
     )
     return [*computing, *index_buffers]
+
+
+def draft_buffers(
+    drafter: ModelDescription, dtype: str, config: EngineConfig, layout: KvLayout, max_model_len: int
+) -> list[BufferSpec]:
+    """What the passes of a draft model write to, beside the step's own; their names begin with DRAFT_PREFIX.
+
+    They compute no more tokens than a step has, draw for each sequence once, and take the likeliest tokens.
+    """
+    computing = workspace_buffers(
+        drafter,
+        dtype,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_sampled_rows=min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_model_len=max_model_len,
+    )
+    buffers = [
+        *(each for each in computing if each.name != "sampler"),
+        *step_index_buffers(config, layout, max_model_len),
+    ]
+    return [replace(each, name=DRAFT_PREFIX + each.name) for each in buffers]
 
 
 def _with_aligned_rows(matrix: BufferSpec) -> BufferSpec:

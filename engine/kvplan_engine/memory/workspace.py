@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 import torch
 
@@ -48,3 +49,11 @@ class Workspace:
             views.append(flat[start : start + rows * columns].view(rows, columns))
             start += rows * columns
         return views
+
+    def part(self, prefix: str) -> Workspace:
+        """The buffers whose names begin with ``prefix``, by the rest of their names."""
+        part = copy(self)
+        part._buffers = {
+            name.removeprefix(prefix): buffer for name, buffer in self._buffers.items() if name.startswith(prefix)
+        }
+        return part

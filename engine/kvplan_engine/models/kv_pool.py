@@ -35,16 +35,16 @@ def index_tables_of(layout: KvLayout, layer: int) -> TablePlace:
     raise KeyError(f"layer {layer} keeps no index")
 
 
-def places_of(layout: KvLayout, model: ModelDescription) -> list[TablePlace]:
-    """The tables of each layer with attention, in order, an index's before them."""
+def places_of(layout: KvLayout, model: ModelDescription, first_layer: int = 0) -> list[TablePlace]:
+    """The tables of each layer with attention, in order, an index's before them. first_layer: see KvPool."""
     places: dict[int, TablePlace] = {}
     for index, layer in enumerate(model.layers):
         attention = keeper_in(layer)
         if isinstance(attention, LatentAttention) and attention.indexer is not None:
-            places[-1 - index] = index_tables_of(layout, index)
+            places[-1 - index] = index_tables_of(layout, first_layer + index)
         if attention is not None:
             read = attention.reads_layer if isinstance(attention, Attention) else None
-            places[index] = tables_of(layout, index) if read is None else places[read]
+            places[index] = tables_of(layout, first_layer + index) if read is None else places[read]
     return list(places.values())
 
 
@@ -66,7 +66,8 @@ class KvPool:
     neighbouring blocks lie side by side.
 
     model_dtype: of states that name none of their own. layers: of each layer its place in the blocks, None for one
-    without attention.
+    without attention. first_layer: what the model's first layer is called in the layout: the layers of a draft model
+    follow another's.
     """
 
     def __init__(
@@ -76,8 +77,11 @@ class KvPool:
         model: ModelDescription,
         dtype: torch.dtype,
         model_dtype: torch.dtype,
+        *,
+        first_layer: int = 0,
     ) -> None:
         self.planes, self.layout, self.dtype = planes, layout, dtype
+        self._first_layer = first_layer
         self.layers: list[LayerCache | None] = []
         self._indexes: dict[int, LayerCache] = {}
         self._states: dict[tuple[int, UnitPart], StateRows] = {}
@@ -116,6 +120,7 @@ class KvPool:
             return self._latent_cache(index, attention)
         if attention.reads_layer is not None:
             return replace(self.of(attention.reads_layer), layer=index)
+        index += self._first_layer
         tables = tables_of(self.layout, index)
         places = self.layout.groups[tables.group].places
         heads, size = attention.num_kv_heads, self.layout.block_size

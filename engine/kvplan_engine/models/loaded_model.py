@@ -37,6 +37,8 @@ class LoadedModel:
     """
 
     implementation = "native"
+    drafter: LoadedModel | None = None
+    """A smaller model that proposes tokens, whose weights are counted among this one's."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class LoadedModel:
         dtype_of: Any,
         collectives: Collectives | None = None,
     ) -> None:
+        self.name = config.model
         whole = read_config(source, whole_experts=config.enable_expert_parallel)
         refuse_unknown_parts(whole)
         rank = Rank() if collectives is None else collectives.rank

@@ -18,7 +18,7 @@ def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conve
             "messages must be a list of messages, or a list of such lists.",
             hint='give [{"role": "user", "content": "Hello"}]',
         )
-    listed = [messages] if isinstance(messages[0], Mapping) else list(messages)
+    listed: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
     for each in listed:
         is_one = isinstance(each, Sequence) and each and all(isinstance(message, Mapping) for message in each)
         if not is_one or not all(isinstance(message.get("role"), str) for message in each):

@@ -28,3 +28,14 @@ class NgramProposer:
         if sequence.ngrams is None:
             sequence.ngrams = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
         return sequence.ngrams.propose(sequence.token_ids, self._config.num_speculative_tokens)
+
+
+class PlaceholderProposer:
+    """Keeps ``number`` places behind each sequence, which a draft model fills before the step."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        """See Proposer.propose."""
+        return [0] * self._number

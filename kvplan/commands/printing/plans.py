@@ -23,6 +23,7 @@ from kvplan.planner.answer.document import (
     limit_assumption,
     load_assumption,
     network_notes,
+    offload_notes,
     plan_document,
     plan_row,
     scale_notes,
@@ -252,7 +253,8 @@ def assumptions(found: Plan, *, explain: bool) -> Iterator[str]:
     )
     yield _origins(everything)
     yield from scale_notes(everything)
-    yield from [*adapter_notes(found), *bridge_notes(everything), *network_notes(everything)]
+    yield from [*adapter_notes(found), *offload_notes(everything)]
+    yield from [*bridge_notes(everything), *network_notes(everything)]
     if explain:
         yield from calibration_notes(everything)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, within
 from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.estimate.answer import Estimate
-from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
 from kvplan.estimate.speed.queues import Queues
 
@@ -48,7 +48,10 @@ def _print_table(shown: Sequence[tuple[str, DeploymentSpeed]]) -> None:
             notes += [f"{name}, {count:,} at once: ranges without queues."] if queues is None else []
             notes += [] if server is None else [f"{name}, {count:,} at once: {server}."]
     say()
-    print_table(f"Speeds of prompts of {PROMPT_TOKENS} and answers of {ANSWER_TOKENS} tokens{learned}:", _HEAD, rows)
+    lengths = shown[0][1].lengths
+    print_table(
+        f"Speeds of prompts of {lengths.prompt:,} and answers of {lengths.answer} tokens{learned}:", _HEAD, rows
+    )
     for note in notes:
         print_sentence(note)
     print_sentence("Other lengths: kvplan plan --input-len --output-len.")
@@ -76,7 +79,7 @@ def _range_cells(speed: ServingSpeed) -> tuple[str, ...]:
 
 def _lines(name: str, speed: DeploymentSpeed, *, explain: bool) -> list[str]:
     """A head with the origin; percentiles, and ranges of a steady state where no load can be played."""
-    head = f"  {name}, prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}"
+    head = f"  {name}, prompts of {speed.lengths.prompt:,}, answers of {speed.lengths.answer}"
     states = {1: ("alone", speed.alone)}
     states.setdefault(speed.num_users, (f"{speed.num_users:,} at once", speed.full))
     played = {count: speed.queues(count) for count in states}

@@ -7,10 +7,11 @@ computes the same figures from its own code; tests/agreement checks that both ag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
 from kvplan.errors import UsageError
 from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
@@ -214,8 +215,12 @@ def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _Ran
     settings, device = resolved.serving, resolved.device
     adapter_bytes = engine_slot_bytes(spec, settings, settings.dtype)
     weight_bytes = _weight_bytes(spec, settings, device) + adapter_bytes
-    layout = engine_layout(spec, settings)
+    drafter = _draft_model(spec, settings)
+    layout = engine_layout(spec if drafter is None else _behind(spec, drafter), settings)
     buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
+    if drafter is not None:
+        weight_bytes += held_weight_bytes(drafter, settings.dtype, "auto", None, on_gpu=False)
+        buffers |= _draft_buffers(drafter, settings, layout)
     activation_bytes = sum(map(_aligned, buffers.values()))
     graphs = _graphs(spec, resolved)
     graph_bytes = device.graph_bytes
@@ -223,6 +228,33 @@ def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _Ran
         graph_bytes = 0 if graphs is None else graphs.num_bytes
     left = room_bytes - weight_bytes - activation_bytes - graph_bytes
     return _RankMemory(weight_bytes, adapter_bytes, activation_bytes, graphs, graph_bytes, left, layout)
+
+
+def _draft_model(spec: ModelSpec, settings: FilledSettings) -> ModelSpec | None:
+    """The model that drafts, in these settings; None where none does. It shares nothing with the other, nor a table."""
+    drafter = spec.drafter
+    if drafter is None or drafter.model is None or not settings.num_speculative_tokens:
+        return None
+    return resolve_model(drafter.name)
+
+
+def _behind(spec: ModelSpec, drafter: ModelSpec) -> ModelSpec:
+    """As the pool sees both: the layers of ``drafter`` follow those of ``spec``. UsageError for layers of windows."""
+    joined = replace(spec, layers=(*spec.layers, *drafter.layers))
+    for layer in joined.layers:
+        for mixer in layer.mixers:
+            if not isinstance(mixer, SoftmaxAttention) or mixer.window_kind != "full":
+                raise UsageError(
+                    "kvplan's engine runs a draft model beside models whose layers all keep every token alike.",
+                    hint="use --engine vllm, or the speculative method ngram",
+                )
+    return joined
+
+
+def _draft_buffers(drafter: ModelSpec, settings: FilledSettings, layout: KvLayout) -> dict[str, int]:
+    """Of its passes, which compute no more tokens than a step has and take the likeliest token of each sequence."""
+    buffers = workspace_buffers(drafter, replace(settings, num_speculative_tokens=0), layout)
+    return {f"draft.{name}": size for name, size in buffers.items() if name != "sampler"}
 
 
 def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> int:

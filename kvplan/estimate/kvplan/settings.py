@@ -44,10 +44,7 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
     KvplanError when neither the settings nor the config say how long a sequence may be.
     """
     asked.check()
-    if spec.drafter is not None and spec.drafter.method != "ngram":
-        raise UsageError(
-            f"kvplan's engine proposes tokens by n-grams, not by {spec.drafter.method}.", hint="use --engine vllm"
-        )
+    _refuse_drafter(spec, asked, device)
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
         raise KvplanError(
@@ -67,6 +64,25 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
         kv_cache_dtype=cache_dtype(dtype, asked.kv_cache_dtype),
     )
     return KvplanSettings(serving, device)
+
+
+def _refuse_drafter(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> None:
+    """UsageError for a drafter that the engine does not run, or not there."""
+    drafter = spec.drafter
+    if drafter is None or not asked.num_speculative_tokens or drafter.method == "ngram":
+        return
+    if drafter.method != "draft_model" or drafter.model is None:
+        raise UsageError(
+            f"kvplan's engine proposes tokens by n-grams or a draft model, not by {drafter.method}.",
+            hint="use --engine vllm",
+        )
+    if device.kind != "cpu" or device.is_counted or asked.tensor_parallel_size * asked.pipeline_parallel_size > 1:
+        raise UsageError(
+            "kvplan's engine runs a draft model on a CPU, in one process, beside a model that is computed.",
+            hint="use --engine vllm",
+        )
+    if engine_dtype(drafter.model, asked.dtype, device) != engine_dtype(spec, asked.dtype, device):
+        raise UsageError("kvplan's engine runs a draft model in the dtype of the model.", hint="name one: --dtype")
 
 
 def engine_dtype(spec: ModelSpec, requested: str, device: EngineDevice) -> str:

@@ -27,7 +27,8 @@ from kvplan.units import plural
 
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128
-AVERAGE_CONTEXT: Final = PROMPT_TOKENS + ANSWER_TOKENS // 2
+_ALIKE: Final = 16
+"""Requests that are counted, at least, where all are as long: they see nearly the same."""
 ASSUMED_ACCEPTANCE: Final = 0.7
 """The acceptance rate where nobody gives one: the middle of what ``speculation`` shows."""
 _DRAWN: Final = (1, 4, 16, 64, 256, 1024)
@@ -35,8 +36,33 @@ _DRAWN: Final = (1, 4, 16, 64, 256, 1024)
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLengths:
+    """Tokens of a prompt and of its answer. is_fixed: of every request; else they spread around these means."""
+
+    prompt: int = PROMPT_TOKENS
+    answer: int = ANSWER_TOKENS
+    is_fixed: bool = False
+
+    @staticmethod
+    def filling(context_tokens: int) -> RequestLengths:
+        """Return those of sequences of so many tokens, with as long an answer as usual where there is room for one."""
+        answer = min(ANSWER_TOKENS, max(context_tokens // 2, 1))
+        return RequestLengths(max(context_tokens - answer, 1), answer, is_fixed=True)
+
+    @property
+    def whole(self) -> int:
+        """Tokens of a sequence in the end."""
+        return self.prompt + self.answer
+
+    @property
+    def average_context(self) -> int:
+        """Tokens of a sequence that decodes, on average."""
+        return self.prompt + self.answer // 2
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentSpeed:
-    """A deployment that serves prompts of 512 tokens and answers of 128: to one user, and to as many as fit at once.
+    """A deployment that serves requests of ``lengths``: to one user, and to as many as fit at once.
 
     note: what the measured profile says of itself, None for a roofline.
     """
@@ -50,6 +76,7 @@ class DeploymentSpeed:
     model: SpeedModel
     rules: SchedulingRules
     max_model_len: int
+    lengths: RequestLengths = RequestLengths()
 
     @property
     def is_measured(self) -> bool:
@@ -79,7 +106,10 @@ class DeploymentSpeed:
         None where requests spread like theirs do not fit, and as for ``play_queues``.
         """
         middle = self.model.steady(num_users, "middle")
-        load = steady_users(num_users, PROMPT_TOKENS, ANSWER_TOKENS, middle.reading_share)
+        load = steady_users(num_users, self.lengths.prompt, self.lengths.answer, middle.reading_share)
+        if self.lengths.is_fixed:
+            load = load.spread_as("fixed", self.lengths.whole)
+            load = replace(load, num_requests=load.num_warmups + max(num_users, _ALIKE) + load.num_cooldowns)
         if max(map(sum, load.lengths)) > min(self.rules.pool_tokens, self.max_model_len):
             return None
         return play_queues(self.model, load, self.rules, middle.requests_per_second)
@@ -87,14 +117,14 @@ class DeploymentSpeed:
     def explained_steps(self) -> list[ExplainedStep]:
         """Steps of one sequence, of as many as fit, and of these with a prompt beside them."""
         return [
-            *(decode_step(self.model, each, AVERAGE_CONTEXT) for each in sorted({1, self.num_users})),
-            mixed_step(self.model, self.num_users, AVERAGE_CONTEXT),
+            *(decode_step(self.model, each, self.lengths.average_context) for each in sorted({1, self.num_users})),
+            mixed_step(self.model, self.num_users, self.lengths.average_context),
         ]
 
     def decode_steps(self) -> list[ExplainedStep]:
         """Steps of more and more sequences."""
         counts = [each for each in _DRAWN if each < self.num_users]
-        return [decode_step(self.model, each, AVERAGE_CONTEXT) for each in (*counts, self.num_users)]
+        return [decode_step(self.model, each, self.lengths.average_context) for each in (*counts, self.num_users)]
 
 
 def deployment_speeds(
@@ -105,13 +135,16 @@ def deployment_speeds(
     measured: MeasuredProfiles,
     engine: EngineChoice,
     drafters: Sequence[DrafterOn | None],
+    lengths: RequestLengths = RequestLengths(),
 ) -> tuple[DeploymentSpeed | None, ...]:
     """One per placement by ``engine``; None where it does not fit, or the model has no positions for such a load.
 
     With a drafter the times are those of an engine that drafts.
     """
     places = zip(gpus, placements, drafters, strict=True)
-    return tuple(_speed(spec, gpu, placement, cache, measured, engine, drafter) for gpu, placement, drafter in places)
+    return tuple(
+        _speed(spec, gpu, placement, cache, measured, engine, drafter, lengths) for gpu, placement, drafter in places
+    )
 
 
 def _speed(
@@ -122,9 +155,10 @@ def _speed(
     measured: MeasuredProfiles,
     engine: EngineChoice,
     drafter: DrafterOn | None,
+    lengths: RequestLengths,
 ) -> DeploymentSpeed | None:
     deployment, longest = placement.deployment, spec.longest_context
-    if not deployment.fits or (longest is not None and longest < PROMPT_TOKENS + ANSWER_TOKENS):
+    if not deployment.fits or (longest is not None and longest < lengths.whole):
         return None
     settings = deployment.settings
     layout = ParallelLayout.of(settings)
@@ -136,8 +170,8 @@ def _speed(
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)
     kv_dtype = settings.kv_cache_dtype if spec.has_indexer else cache.kv_dtype  # by the GPU's kernel
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size, kv_dtype=kv_dtype)
-    kv_bytes = kv_read_bytes(spec, AVERAGE_CONTEXT, on_a_rank)
-    each = PROMPT_TOKENS + ANSWER_TOKENS
+    kv_bytes = kv_read_bytes(spec, lengths.average_context, on_a_rank)
+    each = lengths.whole
     room = placement.sequences_of(each)
     # Windows and states take more of a pool for each token of a short sequence than for one of a long one.
     pool_tokens = min(deployment.kv_cache_tokens, (room + 1) * each - 1)
@@ -147,8 +181,8 @@ def _speed(
         engine,
         work,
         gpu,
-        PROMPT_TOKENS,
-        ANSWER_TOKENS,
+        lengths.prompt,
+        lengths.answer,
         kv_bytes,
         known,
         settings.moe_backend,
@@ -163,4 +197,5 @@ def _speed(
     alone, full = model.speed(1), model.speed(users)
     rules = engine_rules(engine, settings, work, pool_tokens)
     rules = model.followed(rules)
-    return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)
+    longest_served = settings.max_model_len
+    return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, longest_served, lengths)

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.host_link import host_bytes_per_second
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.devices.server_scale import Sensitivity, ServerScale
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, published_errors, server_kind
@@ -24,7 +25,14 @@ from kvplan.estimate.speed.queueing.drafting import DraftedSteps, Drafting, Draf
 from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queueing.sharing import ExpectedHits
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, ScaledSteps, padded_pairs
+from kvplan.estimate.speed.queueing.steps import (
+    BetweenSteps,
+    HostedSteps,
+    OffloadedSteps,
+    RooflineSteps,
+    ScaledSteps,
+    padded_pairs,
+)
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steady import (
     PromptReading,
@@ -108,6 +116,7 @@ class SpeedModel:
     ``step_tokens``: of a step; None where each reads one whole prompt. ``steps_before``: as for ``PromptReading``.
     ``hits``: tokens of prompts that need not be read; None: no prompt begins with what was read before. ``drafting``:
     tokens that are drafted, None without a drafter. ``scale``: what its user measured of such a server.
+    ``offloaded_bytes``: of a rank's weights, that it reads from the host's memory.
     """
 
     work: ModelWork
@@ -126,6 +135,7 @@ class SpeedModel:
     hits: ExpectedHits | None = None
     drafting: Drafting | None = None
     scale: ServerScale | None = None
+    offloaded_bytes: int = 0
 
     @property
     def host(self) -> HostWork:
@@ -285,6 +295,8 @@ class SpeedModel:
         rows = self.rows
         if self.scale is not None:
             clock = ScaledSteps(clock, self.scale.kernels)
+        if self.offloaded_bytes:
+            clock = OffloadedSteps(clock, work, self.offloaded_bytes, host_bytes_per_second(self.gpu))
         return HostedSteps(clock, self.host, work.num_layers, work.num_expert_layers, self.mixed_tile_rows, rows)
 
     @cached_property

@@ -80,6 +80,8 @@ class RankMemory:
     """Whether vLLM refuses a ``max_num_seqs`` above the number of blocks."""
     given_pool_bytes: int | None = None
     """``--kv-cache-memory-bytes``: the pool is that, whatever is left, and all of the GPU is the budget."""
+    offloaded_bytes: int = 0
+    """``--cpu-offload-gb``: weights that lie in the host's memory, beside ``weight_bytes``."""
 
     @property
     def used_bytes(self) -> int:
@@ -262,8 +264,9 @@ def _rank_memory(
     given = settings.kv_cache_memory_bytes
     weights = parts.weight_bytes + step_buffer_bytes(parts.cached, settings)
     weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
+    offloaded = offloaded_bytes(spec, part, gpu, settings, weights)
     return RankMemory(
-        weight_bytes=weights - offloaded_bytes(spec, part, gpu, settings, weights),
+        weight_bytes=weights - offloaded,
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
         non_torch_bytes=non_torch_bytes(
             gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
@@ -277,6 +280,7 @@ def _rank_memory(
         state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
         needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
         given_pool_bytes=given,
+        offloaded_bytes=offloaded,
     )
 
 

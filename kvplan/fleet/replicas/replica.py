@@ -8,7 +8,7 @@ not taken before they are over, or a request comes that cuts them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvplan.errors import KvplanError
@@ -205,12 +205,11 @@ class Replica:
         """Prompt tokens in hand that the caches do not have and no step has read."""
         self._settle()
         tokens = sum(each.known - each.computed for group in self._groups for each in group.reading)
-        for group in self._groups:
-            tokens += sum(
-                each.known - group.pool.num_found(each.held.runs, each.known) for each in _of_blocks(group.waiting)
-            )
-        on_their_way = [each for engine in self._engines for each in _of_blocks(engine.delivered.on_their_way)]
-        return tokens + sum(each.known - self.match(each.seen.request) for each in on_their_way)
+        waiting = [each for group in self._groups for each in group.waiting]
+        for each in [*waiting, *(each for engine in self._engines for each in engine.delivered.on_their_way)]:
+            assert isinstance(each, BlockSequence)
+            tokens += each.known - max(group.pool.num_found(each.held.runs, each.known) for group in self._groups)
+        return tokens
 
     @property
     def kv_usage(self) -> float:
@@ -272,9 +271,3 @@ class Replica:
     @property
     def num_preemptions(self) -> int:
         return sum(group.num_preemptions for group in self._groups)
-
-
-def _of_blocks(sequences: Iterable[Sequence]) -> Iterator[BlockSequence]:
-    for each in sequences:
-        assert isinstance(each, BlockSequence)
-        yield each

@@ -17,7 +17,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.question import Question, answer_question, settings_on
-from kvplan.estimate.speed.device_speed import DeploymentSpeed
+from kvplan.estimate.speed.device_speed import DeploymentSpeed, RequestLengths
 from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.tiers.curves import CacheCurve, cache_curve
 from kvplan.fleet.tiers.layouts import CacheLayout, cache_layout
@@ -163,7 +163,7 @@ def _place(
     """KvplanError where the model does not fit."""
     longest = question.longest_context or _context_of(spec, trace)
     asked = replace(question.settings, kv_cache_dtype=kv_cache_dtype)
-    answer = answer_question(spec, Question(longest, asked), [gpu], question.engine, measured)
+    answer = answer_question(spec, Question(longest, asked, RequestLengths()), [gpu], question.engine, measured)
     (deployment,), (speed,) = answer.deployments, answer.speeds
     if not deployment.fits or speed is None:
         hint = f"use more GPUs, such as --gpu {2 * gpu.num_gpus}x{gpu.gpu.id}, or a shorter --max-model-len"

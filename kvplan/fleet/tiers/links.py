@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.host_link import REACHED_SHARE, host_bytes_per_second
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.fleet.tiers.layouts import CacheLayout
 
-REACHED_SHARE: Final = 0.7
-"""Of a bus by its data sheet: loads of 1.37 GB at 41 to 47 GB/s are in LMCache's log (LMCache pull request 1740), where
-PCIe 5.0 x16 has 64."""
 NVME_BYTES_PER_SECOND: Final = 6.5e9
 """One drive on PCIe 4.0 x4 reads as much by its data sheet (Samsung PM9A3: 6.5 to 6.9 GB/s). An assumption."""
 
@@ -50,7 +48,7 @@ def host_link(gpu: GpuProfile, given: float | None) -> TierLink:
             f"It is not known how fast {gpu.id} reads host memory.", hint="say it with --host-bandwidth, in GB/s"
         )
     share = f"{100 * REACHED_SHARE:.0f} % of PCIe's {gpu.pcie_bytes_per_second / 1e9:.0f} GB/s is assumed"
-    return TierLink("host memory", REACHED_SHARE * gpu.pcie_bytes_per_second, False, share)
+    return TierLink("host memory", host_bytes_per_second(gpu), False, share)
 
 
 def nvme_link(given: float | None) -> TierLink:

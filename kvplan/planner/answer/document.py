@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvplan.catalog.devices.host_link import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range
@@ -112,6 +113,7 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
         load_assumption(plan),
         *filter(None, (limit_assumption(plan), *of_model)),
         *adapter_notes(plan),
+        *offload_notes(deployments),
         *bridge_notes(deployments),
         *network_notes(deployments),
     ]
@@ -126,6 +128,22 @@ def scale_notes(deployments: Iterable[Deployment]) -> list[str]:
     """What times are scaled by, where their user measured such a server."""
     notes = (each.speed_model.scale.note for each in deployments if each.speed_model.scale is not None)
     return [f"Times are {note}." for note in dict.fromkeys(notes)]
+
+
+def offload_notes(deployments: Iterable[Deployment]) -> list[str]:
+    """What weights in the host's memory mean for times; [] without any."""
+    reached = {
+        f"{each.choice.gpu.id} {host_bytes_per_second(each.choice.gpu) / 1e9:.0f} GB/s": None
+        for each in deployments
+        if each.speed_model.offloaded_bytes
+    }
+    if not reached:
+        return []
+    return [
+        "--cpu-offload-gb: each step reads what is offloaded from the host's memory once, at "
+        f"{100 * REACHED_SHARE:.0f} % of PCIe ({', '.join(reached)}); long prompts may read it more often. No such "
+        "server was compared, so no answer is called sure."
+    ]
 
 
 def adapter_notes(plan: Plan) -> list[str]:

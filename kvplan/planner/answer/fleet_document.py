@@ -13,6 +13,7 @@ from kvplan.planner.answer.document import (
     calibration_notes,
     limit_assumption,
     network_notes,
+    offload_notes,
     plan_document,
     scale_notes,
 )
@@ -211,6 +212,7 @@ def fleet_assumptions(answer: FleetAnswer) -> list[str]:
         "A window is of the requests sent within it; the caches are empty at the first request.",
         *([] if limit is None else [limit]),
         *adapter_notes(plan),
+        *offload_notes(deployments),
         *bridge_notes(deployments),
         *network_notes(deployments),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
@@ -15,6 +16,9 @@ from kvplan.planner.choices.played import PlayedReplica
 from kvplan.planner.choices.verdict import Verdict, share_at_most
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import SLO_FIELDS
+
+_NEVER_COMPARED: Final = 0.5
+"""What is sure of a server with weights in the host's memory: no published interval is of such servers."""
 
 
 def evaluate(found: Candidate) -> Deployment:
@@ -65,6 +69,8 @@ def _replica(found: Candidate) -> PlayedReplica:
 def _other_confidences(found: Candidate, rate: float | None) -> Iterator[float]:
     """That the pool holds the load, and that a replica answers as many requests as come."""
     yield pool_confidence(found)
+    if found.model.offloaded_bytes:
+        yield _NEVER_COMPARED
     supply = found.served.supply
     if rate is None or supply is None:
         return

@@ -218,7 +218,8 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
         is_eager=trial.request.settings.enforce_eager,
         captures_prompts=_captures_prompts(trial, choice),
     )
-    return replace(model, scale=trial.measured.server_scale(choice.gpu, choice.layout.sizes, work.speed_format))
+    scale = trial.measured.server_scale(choice.gpu, choice.layout.sizes, work.speed_format)
+    return replace(model, scale=scale, offloaded_bytes=prediction.rank.offloaded_bytes)
 
 
 def _captures_prompts(trial: Trial, choice: Choice) -> bool:
@@ -235,7 +236,8 @@ def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[Mod
     key = (choice.layout, choice.weights.name, settings.kv_cache_dtype, settings.dtype)
     if key not in trial.works:
         spec = as_attended(spec, vllm_release(prediction.version))
-        weight_bytes = prediction.rank.weight_bytes - drafter_bytes(choice, prediction)
+        rank = prediction.rank
+        weight_bytes = rank.weight_bytes + rank.offloaded_bytes - drafter_bytes(choice, prediction)
         work = model_work(spec, weight_bytes, settings.dtype, choice.layout)
         kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
         trial.works[key] = (work, kv_bytes)

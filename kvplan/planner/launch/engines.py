@@ -27,6 +27,7 @@ _MOST_STATIC = 0.99
 """SGLang takes shares below 1."""
 _OF_VLLM = (
     "kv_cache_memory_bytes",
+    "cpu_offload_gb",
     "limit_mm_per_prompt",
     "skip_mm_profiling",
     "language_model_only",
@@ -168,7 +169,7 @@ def _asked_of_vllm(settings: ServingSettings) -> list[object]:
         if knob.kind == "flag":
             words.append(knob.option if value else option_of(f"no_{name}"))
         else:
-            words += [knob.option, value]
+            words += [knob.option, f"{value:g}" if isinstance(value, float) else value]
     return words
 
 
@@ -229,7 +230,7 @@ def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
     """TensorRT-LLM's fraction is of the memory that is free once weights and engine are loaded."""
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     rank = deployment.prediction.rank
-    free = settings.device_memory_bytes - rank.weight_bytes - rank.activation.peak_bytes - rank.non_torch_bytes
+    free = settings.device_memory_bytes - rank.weight_bytes - rank.activation.warm_peak_bytes - rank.non_torch_bytes
     fraction = max(min(rank.available_kv_bytes / max(free, 1), 0.95), 0.05)
     words: list[object] = ["trtllm-serve", checkpoint, "--max_seq_len", settings.max_model_len]
     words += ["--max_batch_size", settings.max_num_seqs, "--max_num_tokens", settings.max_num_batched_tokens]

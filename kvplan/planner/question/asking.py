@@ -30,6 +30,7 @@ PLAN_SETTINGS: Final = (
     "kv_cache_memory_bytes",
     "device_memory_bytes",
     "reserved_bytes",
+    "cpu_offload_gb",
     "max_num_batched_tokens",
     "max_num_seqs",
     "block_size",

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvplan import __version__
-from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import Device
 from kvplan.sweeps.capacity import counted_device
 from kvplan.sweeps.cluster.hosts import RayHost, RayPool
 from kvplan.sweeps.cluster.node_worker import Task
 from kvplan.sweeps.cluster.places import kind_to_use, nodes_from, places_in
+from kvplan.sweeps.drafting import swept_model
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.pool.hosts import HostLost, HostPool, HostUnfit
@@ -100,7 +100,7 @@ class Cluster:
             )
         if options.is_counted:
             return counted_device(options)
-        spec = resolve_model(options.model)
+        spec = swept_model(options.model, options.speculative_config)
         nodes = nodes_from(self.ray.nodes())
         kind = kind_to_use(nodes, options, self.accelerator_type)
         problems = []

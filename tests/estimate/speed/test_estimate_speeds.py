@@ -22,7 +22,7 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
 from kvplan.estimate.document import speed_document
 from kvplan.estimate.picture import estimates_figure
-from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed, RequestLengths
 from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
 from kvplan.estimate.speed.steps.step_terms import StepLoad
 from kvplan.planner.answer.steps import explained_steps
@@ -193,7 +193,7 @@ def test_lines_count_the_gpus_of_an_instance(capsys: pytest.CaptureFixture[str])
     assert main(words.split()) == 0
     shown = capsys.readouterr().out
     for name in ("h100-sxm", "2 x h100-sxm"):
-        for after in (": 79.19 x 0.92 = ", ": 9 of 10 start-ups have ", ", prompts of 512, "):
+        for after in (": 79.19 x 0.92 = ", ": 9 of 10 start-ups have ", ", prompts of 8,064, "):
             assert f"\n  {name}{after}" in shown
         assert f"step of {name} " in shown
 
@@ -252,3 +252,28 @@ def test_a_server_that_keeps_pace_is_not_said_to_bound_by_1_0_times() -> None:
     close, beyond = server_text(1.04, 1), server_text(1.06, 1)
     assert close is not None and "would work for 100 % of the time" in close and "times as many" not in close
     assert beyond is not None and "1.1 times as many" in beyond
+
+
+def test_speeds_are_of_the_context_that_is_asked_for(capsys):
+    """They were of prompts of 512 tokens, whatever --ctx said."""
+    words = ["estimate", "llama-3.1-8b", "--gpu", "h100", "--json"]
+    speeds = {}
+    for context in (None, 16_384, 65_536):
+        assert main([*words, *([] if context is None else ["--ctx", str(context)])]) == 0
+        (deployment,) = json.loads(capsys.readouterr().out)["deployments"]
+        speeds[context] = deployment["performance"]
+        if context is not None:
+            assert speeds[context]["input_tokens"] + speeds[context]["output_tokens"] == context
+            assert speeds[context]["num_users"] == int(deployment["max_concurrency"])
+            assert speeds[context]["queueing_alone"] is not None  # it is played, though it fills the context
+    assert (speeds[None]["input_tokens"], speeds[None]["output_tokens"]) == (512, 128)
+    # each step reads the KV cache of 64k tokens: 8 GiB at 3.35 TB/s are 2.6 ms, and kernels reach less
+    more = speeds[65_536]["queueing_alone"]["tpot_p50_ms"][1] - speeds[None]["queueing_alone"]["tpot_p50_ms"][1]
+    assert 8 * 2**30 / 3.35e12 < more / 1000 < 2 * 8 * 2**30 / 3.35e12
+    assert speeds[65_536]["ttft_ms_alone"][0] > 4 * speeds[16_384]["ttft_ms_alone"][0]
+
+
+def test_a_short_context_has_room_for_an_answer():
+    assert RequestLengths.filling(64) == RequestLengths(32, 32, is_fixed=True)
+    assert RequestLengths.filling(1) == RequestLengths(1, 1, is_fixed=True)
+    assert RequestLengths.filling(4096) == RequestLengths(3968, 128, is_fixed=True)

@@ -25,8 +25,9 @@ NGRAM = '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}'
     [
         ("ngram", "is not a JSON object"),
         ("[1]", "is not a JSON object"),
-        ('{"method": "eagle"}', "proposes by 'ngram' alone"),
-        ('{"num_speculative_tokens": 2}', "proposes by 'ngram' alone"),
+        ('{"method": "eagle"}', "proposes by 'ngram' or 'draft_model'"),
+        ('{"num_speculative_tokens": 2}', "proposes by 'ngram' or 'draft_model'"),
+        ('{"method": "draft_model"}', "has method 'draft_model' and no model"),
         ('{"method": "ngram", "depth": 2}', "does not know 'depth'"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "'num_speculative_tokens' of --speculative-config"),
         ('{"method": "ngram", "prompt_lookup_max": "2"}', "'prompt_lookup_max' of --speculative-config"),
@@ -49,6 +50,7 @@ def test_the_number_is_the_axis_s_or_the_json_s() -> None:
     [
         ({"axes": {"num_speculative_tokens": "2"}}, "but not by whom"),
         ({"speculative_config": NGRAM}, "but not how many"),
+        ({"speculative_config": '{"model": "gpt2"}', "axes": {"num_speculative_tokens": "0,2"}}, "loaded or not"),
         ({"speculative_config": NGRAM, "axes": {"num_speculative_tokens": "2"}, "engine": "vllm"}, "kvplan's own"),
     ],
 )
@@ -64,7 +66,7 @@ def test_rows_say_what_was_accepted_and_bytes_are_as_predicted(tmp_path: Path, m
         num_prompts=4,
         output_len="24",
         seed=5,
-        axes={"num_speculative_tokens": "0,3", "max_num_seqs": "4"},
+        axes={"num_speculative_tokens": "3,0", "max_num_seqs": "4"},
         speculative_config=NGRAM,
     )
     rows = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="kvplan sweep").rows
@@ -85,6 +87,22 @@ def test_rows_say_what_was_accepted_and_bytes_are_as_predicted(tmp_path: Path, m
     assert f"speculative_config={given!r}" in commands["kvplan"]
     assert "--speculative-config" in commands["vllm"] and "num-speculative" not in commands["vllm"]
     assert "speculative" not in "".join(deployment_of(without, "tiny").commands.values())
+
+
+def test_a_draft_model_is_in_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights, its KV in every block and its buffers; the model itself, which is always right."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    drafter = str(tmp_path / "tiny-model" / "config.json")
+    tiny_plan(tmp_path)  # writes the model
+    drafting = json.dumps({"method": "draft_model", "model": drafter})
+    axes = {"num_speculative_tokens": "2", "max_num_seqs": "4"}
+    plan = tiny_plan(tmp_path, num_prompts=4, output_len="12", seed=5, axes=axes, speculative_config=drafting)
+    row = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="kvplan sweep").rows[0]
+    assert row["status"] == "ok"
+    assert row["num_blocks_total"] == row["num_blocks_predicted"]
+    assert row["weights_bytes"] == row["weights_bytes_predicted"] == 8 * plan.spec.num_parameters
+    assert row["block_bytes"] == row["block_bytes_predicted"]
+    assert row["acceptance_rate"] == 1.0
 
 
 def test_figures_of_drafts_are_those_between_two_readings() -> None:

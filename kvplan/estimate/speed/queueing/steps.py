@@ -15,6 +15,7 @@ from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
 from kvplan.estimate.speed.steps.group_steps import GroupSteps, reads_prompts
 from kvplan.estimate.speed.steps.host import HostWork
+from kvplan.estimate.speed.steps.work import ModelWork
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,32 @@ class ScaledSteps(GroupSteps):
         return self.factor * self.clock.seconds_beside(num_met, *of_group)
 
 
+@dataclass(frozen=True, slots=True)
+class OffloadedSteps(GroupSteps):
+    """Steps of which each stage reads ``offloaded_bytes`` of its weights from the host's memory (--cpu-offload-gb).
+
+    vLLM's kernels read them over the bus where they multiply (vllm/model_executor/offloader/uva.py: views of pinned
+    memory), so that nothing hides it; of experts those that a step's tokens are routed to. Each is counted once a step.
+    DeepSeek-V4.1-Flash on 8 H20 with 35 GiB of each GPU's weights there answered 120 tokens/s to 64 at once, 0.53 s a
+    step (issue 57771 of vllm-project/vllm): 61 GB/s, where PCIe 5.0 x16 has 64. A product of a long prompt may read a
+    weight more than once; how often is not known. ``clock`` counts all weights, as if the GPU had them: 1 to 3 % more.
+    """
+
+    clock: GroupClock
+    work: ModelWork
+    offloaded_bytes: int
+    bytes_per_second: float
+
+    def seconds_beside(self, num_met: float, *of_group: float) -> float:
+        """See ``simulation.GroupClock``."""
+        stages = self.work.layout.pipeline_parallel_size
+        share = self.work.weights_read(num_met / stages) / self.work.weights_read(_ALL_EXPERTS)
+        over_the_bus = stages * share * self.offloaded_bytes / self.bytes_per_second
+        return self.clock.seconds_beside(num_met, *of_group) + over_the_bus
+
+
+_ALL_EXPERTS: Final = 1e9
+"""Tokens of a step that are routed to every expert."""
 _FA2_TILE: Final = 64
 
 

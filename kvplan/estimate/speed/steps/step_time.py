@@ -150,9 +150,9 @@ class StepTimes:
         return replace(self, scale=self.scale * factor)
 
     def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
     ) -> float:
-        """One step, see ``batching.StepClock``."""
+        """One step, see ``batching.StepClock``; fractions are means over steps."""
         shape, speed = self.shape, self.speed
         rows = padded_rows(num_tokens, speed.row_step)
         body_bytes = shape.body_bytes + num_tokens * shape.activation_bytes_per_token

@@ -1,0 +1,188 @@
+"""What speculative decoding gains in the engine, in turn with plain decoding, beside what the planner predicts.
+
+    python benchmarks/speculation.py MODEL [--device-memory 3GiB]                    n-grams of real text
+    python benchmarks/speculation.py MODEL --calibration PROFILE.json [--rounds 5]   ten settings, also predicted
+
+MODEL: a GGUF file or a directory with weights and a tokenizer. Both ways run in turn, several times. A way's time of a
+step is the lower quartile of all its steps in which every sequence decoded: of a busy machine's times those are the
+least disturbed. The ten settings have a proposer that knows the plain answer and is right with a given probability, so
+that every step verifies as many drafts; the prediction is the load model's at the acceptance that came of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("engine", ".")]
+
+from kvplan.catalog.models import resolve_model  # noqa: E402
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape  # noqa: E402
+from kvplan.runs.columns import Row  # noqa: E402
+from kvplan.sweeps.forecast.drafting import gain_at  # noqa: E402
+from kvplan_engine import LLM, SamplingParams  # noqa: E402
+from kvplan_engine.requests.request import Sequence as TokenSequence  # noqa: E402
+
+TEXTS = {
+    "repetitive": "Repeat this list, and then repeat it again:\n"
+    + "\n".join(f"{number}. the value of item {number} is {7 * number % 13}" for number in range(1, 13))
+    + "\n",
+    "code": "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n",
+    "story": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
+}
+SETTINGS = [(1, 2, 0.8), (1, 4, 0.5), (1, 4, 0.9), (2, 3, 0.7), (2, 5, 0.9), (4, 2, 0.5), (4, 4, 0.8), (8, 1, 0.8)]
+SETTINGS += [(8, 3, 0.6), (16, 2, 0.9)]
+"""Sequences, drafts of each, and how often a draft is right."""
+
+
+class Knowing:
+    """Proposes ``number`` tokens behind each sequence; each of them is right with probability ``share``."""
+
+    def __init__(self, texts: Sequence[list[int]], number: int, share: float, vocab_size: int) -> None:
+        self._texts, self._number, self._share, self._vocab_size = texts, number, share, vocab_size
+        self._rng = random.Random(0)
+
+    def propose(self, sequence: TokenSequence) -> list[int]:
+        """See Proposer.propose. Of a text that it does not know it is wrong."""
+        tokens, rng = sequence.token_ids, self._rng
+        text = next((each for each in self._texts if each[: len(tokens)] == tokens), [])
+        right = text[len(tokens) : len(tokens) + self._number]
+        right += [-1] * (self._number - len(right))
+        is_right = (token >= 0 and rng.random() < self._share for token in right)
+        return [token if own else rng.randrange(self._vocab_size) for token, own in zip(right, is_right, strict=True)]
+
+
+@dataclass
+class Steps:
+    """Steps in which every sequence decoded. seconds: of each; the others are sums over all of them."""
+
+    seconds: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    num_sequences: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+    @property
+    def step_seconds(self) -> float:
+        """The lower quartile."""
+        return sorted(self.seconds)[len(self.seconds) // 4]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / len(self.seconds) / self.step_seconds
+
+    def row(self, context: float) -> Row:
+        """As a sweep's row has them, of requests whose first tokens are not among these."""
+        return {
+            "completed": 1,
+            "num_steps": len(self.seconds),
+            "total_input_tokens": round(context) - (self.num_tokens + 1) // 2,
+            "total_output_tokens": self.num_tokens + 1,
+            "num_accepted_tokens": self.num_accepted,
+            "num_draft_tokens": self.num_drafts,
+        }
+
+
+def run(llm: LLM, prompts: Sequence[list[int]], num_tokens: int, steps: Steps) -> list[list[int]]:
+    """Answer ``prompts`` greedily, and add the steps until the first answer is complete; the whole texts."""
+    engine, params = llm.engine, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    requests = [engine.add_request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
+    sequences = [request.sequences[0] for request in requests]
+    while engine.has_unfinished_requests():
+        before = [each.num_output_tokens for each in sequences]
+        counted, accepted = engine.draft_counts.num_draft_tokens, engine.draft_counts.num_accepted_tokens
+        began = time.perf_counter()
+        outputs = engine.step()
+        seconds = time.perf_counter() - began
+        if min(before) and not any(output.finished for output in outputs) and len(outputs) == len(sequences):
+            steps.seconds.append(seconds)
+            steps.num_tokens += sum(each.num_output_tokens for each in sequences) - sum(before)
+            steps.num_sequences += len(sequences)
+            steps.num_drafts += engine.draft_counts.num_draft_tokens - counted
+            steps.num_accepted += engine.draft_counts.num_accepted_tokens - accepted
+    return [each.token_ids for each in sequences]
+
+
+def ngram(number: int, shortest: int, longest: int) -> dict[str, Any]:
+    lookup = {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+    return {"method": "ngram", "num_speculative_tokens": number, **lookup}
+
+
+def compare_texts(llm: LLM, rounds: int, num_tokens: int) -> None:
+    """N-grams on real text."""
+    print("text        sequences  n-gram       tokens/s plain  with drafts  gain  accepted per step")
+    for name, text in TEXTS.items():
+        tokens = llm.tokenizer.encode(text)
+        for count in (1, 8):
+            prompts = [[*tokens, *llm.tokenizer.encode(f" {index}")] for index in range(count)]
+            for number, shortest, longest in ((4, 5, 5), (4, 2, 4)):
+                plain, drafted = Steps(), Steps()
+                for _ in range(rounds):
+                    for config, steps in ((None, plain), (ngram(number, shortest, longest), drafted)):
+                        llm.engine.reconfigure(speculative_config=config)
+                        run(llm, prompts, num_tokens, steps)
+                # steps with drafts and without are unlike: the mean time of each kind's share, not a quartile
+                rates = [each.num_tokens / sum(_least(each.seconds)) / 2 for each in (plain, drafted)]
+                print(
+                    f"{name:<12}{count:>9}  {number} of {shortest}..{longest}{rates[0]:>18.1f}{rates[1]:>13.1f}"
+                    f"{rates[1] / rates[0]:>6.2f}{drafted.num_accepted / drafted.num_sequences:>19.2f}"
+                )
+
+
+def _least(seconds: list[float]) -> list[float]:
+    return sorted(seconds)[: len(seconds) // 2]
+
+
+def compare_settings(llm: LLM, profile: Path, rounds: int, num_tokens: int, model: str) -> None:
+    """Ten settings, each beside its prediction."""
+    speed = Speed.from_json(json.loads(profile.read_text(encoding="utf-8"))["coefficients"])
+    memory = llm.engine.memory
+    shape = step_shape(resolve_model(model), element_bytes=2, kv_bytes_per_token=memory.block_bytes / memory.block_size)
+    clock, vocab_size = StepTimes(shape, speed), llm.engine.model.config.vocab_size
+    rng = random.Random(1)
+    print("sequences  drafts  accepted  ms plain  ms with drafts  gain  predicted  measured / predicted")
+    for count, number, share in SETTINGS:
+        prompts = [[rng.randrange(vocab_size) for _ in range(64)] for _ in range(count)]
+        llm.engine.reconfigure(speculative_config=None)
+        texts = run(llm, prompts, num_tokens + number, Steps())
+        plain, drafted = Steps(), Steps()
+        for _ in range(rounds):
+            llm.engine.reconfigure(speculative_config=None)
+            run(llm, prompts, num_tokens, plain)
+            llm.engine.reconfigure(speculative_config=ngram(number, 1, 1))
+            llm.engine.serving.loop._proposer = Knowing(texts, number, share, vocab_size)
+            run(llm, prompts, num_tokens, drafted)
+        gain = drafted.tokens_per_second / plain.tokens_per_second
+        predicted = gain_at(clock, drafted.row(64 + num_tokens / 2)) or 0.0
+        print(
+            f"{count:>9}{number:>8}{drafted.num_accepted / drafted.num_drafts:>10.2f}{1e3 * plain.step_seconds:>10.2f}"
+            f"{1e3 * drafted.step_seconds:>16.2f}{gain:>6.2f}{predicted:>11.2f}{gain / predicted:>22.2f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--device-memory", default="3GiB")
+    parser.add_argument("--calibration", type=Path, help="a profile that kvplan calibrate wrote of this device")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--num-tokens", type=int, default=64)
+    asked = parser.parse_args()
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 1024, "quantization": "none"}
+    with LLM(asked.model, device="cpu", device_memory=asked.device_memory, **settings) as llm:
+        if asked.calibration is None:
+            compare_texts(llm, asked.rounds, asked.num_tokens)
+        else:
+            compare_settings(llm, asked.calibration, asked.rounds, asked.num_tokens, asked.model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A draft model beside the engine's own: its KV lies in the same blocks, and it runs before each step.
+
+Its layers are further layers of the pool's blocks, behind the model's. So one block table serves both, and what is
+shared, copied, swapped or evicted takes the draft model's KV with it. Before a step it computes the same known tokens
+as the step, and then, for the sequences that are to verify drafts, one token after the other:
+
+    step computes       t  d1 d2 d3        t: the last token of a sequence
+    draft model   1   s t                  s: the one before, whose KV is not there where it was an accepted draft
+                  2        d1
+                  3           d2
+
+The likeliest tokens are proposed, as vLLM's draft models do (``draft_sample_method`` greedy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.layout import KvLayout
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.mixers import FULL
+from kvplan_engine.errors import EngineError
+from kvplan_engine.execution.inputs.batch import BatchBuilder
+from kvplan_engine.layers.rope import fill_rope_table
+from kvplan_engine.memory.breakdown import rope_tables
+from kvplan_engine.memory.step_buffers import DRAFT_PREFIX
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.kv_pool import KvPool, places_of
+from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.requests.request import Request, ScheduledSequence, Sequence
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.transformers_backend.model import RunnableModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A sequence as the draft model's batch reads it. draft_token_ids: the draft that it computes, if it does."""
+
+    request: Request
+    table: BlockTable
+    token_ids: list[int]
+    num_computed_tokens: int
+    draft_token_ids: Rows[int] = ()
+
+
+class DraftRunner:
+    """Runs the draft model over its part of the workspace and of the pool. first_layer: of its layers in the layout."""
+
+    def __init__(self, model: LoadedModel, workspace: Workspace, layout: KvLayout, names: Rows[str], first_layer: int):
+        self._model, self._layout, self._first_layer = model, layout, first_layer
+        self._space = workspace.part(DRAFT_PREFIX)
+        places = places_of(layout, model.config, first_layer)
+        self._batches = BatchBuilder(self._space, layout, names, places)
+        self._best = torch.empty(self._space["logits"].shape[0], dtype=torch.int64)
+        self._kv: KvPool | None = None
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Write the cosines and sines, which somebody else may have overwritten."""
+        for name, rope in rope_tables(self._model.config).items():
+            fill_rope_table(self._space[name], rope)
+
+    def use_pool(self, kv: KvPool) -> None:
+        """Keep the draft model's KV in the blocks of ``kv``."""
+        dtypes = (kv.dtype, getattr(torch, self._model.dtype))
+        self._kv = KvPool(kv.planes, self._layout, self._model.config, *dtypes, first_layer=self._first_layer)
+
+    def drop_pool(self) -> None:
+        """Let go of the blocks."""
+        self._kv = None
+
+    def fill(self, plan: StepPlan) -> None:
+        """Put drafts in the places that the scheduler has kept for them."""
+        drafting = [item.sequence for item in plan.chunks if item.num_drafts]
+        wanted = [len(sequence.draft_token_ids) for sequence in drafting]
+        drafts: list[list[int]] = [[token] for token in self._run([_known(item) for item in plan.scheduled])]
+        for number in range(1, max(wanted, default=0)):
+            going = [index for index, count in enumerate(wanted) if count > number]
+            tokens = self._run([_behind(drafting[index], drafts[index]) for index in going])
+            for index, token in zip(going, tokens, strict=True):
+                drafts[index].append(token)
+        for sequence, found in zip(drafting, drafts, strict=True):
+            sequence.draft_token_ids = found
+
+    def _run(self, items: list[ScheduledSequence]) -> list[int]:
+        """The likeliest token behind each of ``items`` that is sampled."""
+        assert self._kv is not None
+        plan = StepPlan(chunks=items, num_tokens=sum(item.num_new_tokens for item in items))
+        logits = self._model.decoder.forward(self._batches.build(plan), self._kv, self._space)
+        best = self._best[: logits.shape[0]]
+        self._model.ops.argmax_rows(logits, best)
+        tokens: list[int] = best.tolist()
+        return tokens
+
+
+def _known(item: ScheduledSequence) -> ScheduledSequence:
+    """What a step computes of known tokens, and one before where drafts are to follow."""
+    sequence, number = item.sequence, item.num_new_tokens - item.num_drafts
+    first = sequence.num_computed_tokens
+    if item.num_drafts and first:
+        first, number = first - 1, number + 1
+    row = _Row(sequence.request, sequence.table, sequence.token_ids, first)
+    return ScheduledSequence(row, number, item.num_drafts > 0)  # type: ignore[arg-type]  # what a batch reads of one
+
+
+def _behind(sequence: Sequence, drafts: list[int]) -> ScheduledSequence:
+    """The last of ``drafts``, computed behind ``sequence`` and the others."""
+    first = len(sequence.token_ids) + len(drafts) - 1
+    row = _Row(sequence.request, sequence.table, sequence.token_ids, first, drafts[-1:])
+    return ScheduledSequence(row, 1, True, num_drafts=1)  # type: ignore[arg-type]
+
+
+def drafter_of(model: RunnableModel, config: EngineConfig) -> LoadedModel | None:
+    """The draft model that ``config`` asks for, None for none. EngineError where another was loaded, or none."""
+    if not config.drafts_with_model:
+        return None
+    drafter = model.drafter if isinstance(model, LoadedModel) else None
+    assert config.speculative_config is not None
+    if drafter is None or drafter.name != config.speculative_config.model:
+        raise EngineError("the engine was started without this draft model.", hint="start a new one")
+    return drafter
+
+
+def refuse_pair(model: RunnableModel, drafter: LoadedModel, layout: KvLayout) -> None:
+    """EngineError for a draft model that cannot draft for ``model``, or whose KV does not lie in its blocks."""
+    if model.config.vocab_size != drafter.config.vocab_size:
+        raise EngineError(
+            f"the draft model has a vocabulary of {drafter.config.vocab_size:,} tokens, and the model one of "
+            f"{model.config.vocab_size:,}.",
+            hint="use a draft model of the same family",
+        )
+    if model.dtype != drafter.dtype:
+        raise EngineError(
+            f"the draft model computes in {drafter.dtype}, and the model in {model.dtype}.", hint="name one: dtype"
+        )
+    if not (layout.is_uniform and layout.groups[0].kept == FULL):
+        raise EngineError(
+            "a draft model is for models whose layers all keep every token alike.", hint="use method 'ngram'"
+        )
