@@ -31,8 +31,8 @@ from kvplan.fleet.replicas.fleet import Fleet  # noqa: E402
 from kvplan.fleet.requests import requests_of_file  # noqa: E402
 from kvplan.fleet.routers.in_turn import RoundRobin  # noqa: E402
 from kvplan.fleet.windows import figures_of  # noqa: E402
-from kvplan.planner.choices.deployment import Choice  # noqa: E402
-from kvplan.planner.choices.trial import Trial  # noqa: E402
+from kvplan.planner.choices.basis import PlanBasis  # noqa: E402
+from kvplan.planner.choices.deployment import DeploymentChoice  # noqa: E402
 from kvplan.planner.fleets.setups import FleetChoice, fleet_choice  # noqa: E402
 from kvplan.planner.question.asking import plan_request  # noqa: E402
 from kvplan.planner.question.request import complete  # noqa: E402
@@ -167,9 +167,11 @@ def _choice(asked: Asked, trace: Path) -> FleetChoice:
         gpu=["h100-sxm"],
         max_gpus=REPLICAS * asked.ranks,
     )
-    trial = Trial(request, complete(request, spec))
+    basis = PlanBasis(request, complete(request, spec))
     pair = formats_asked(spec, request)[0][0]
-    found = fleet_choice(trial, Choice(trial.gpus[0], ParallelLayout(asked.ranks), pair.weights, pair.kv_cache_dtype))
+    found = fleet_choice(
+        basis, DeploymentChoice(basis.gpus[0], ParallelLayout(asked.ranks), pair.weights, pair.kv_cache_dtype)
+    )
     assert found is not None, "the model fits"
     return found
 

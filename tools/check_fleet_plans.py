@@ -20,8 +20,8 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.fleet.routers.named import ROUTERS
-from kvplan.planner.choices.deployment import Choice
-from kvplan.planner.choices.trial import Trial
+from kvplan.planner.choices.basis import PlanBasis
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.fleets.answering import FleetAnswer, plan_fleet
 from kvplan.planner.fleets.playing import FleetPlan, Played, Player
 from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
@@ -36,7 +36,7 @@ class RandomFleets:
     """Fleets that cost at most as much as ``answer``'s best, each with the same chance for every choice of a GPU."""
 
     answer: FleetAnswer
-    trial: Trial
+    basis: PlanBasis
     seed: int = 0
 
     def draw(self, count: int) -> Iterator[FleetPlan]:
@@ -57,22 +57,24 @@ class RandomFleets:
 
     def price(self, plan: FleetPlan) -> Price:
         """What the fleet costs, spare replicas too."""
-        return price_of(plan.found.choice.gpu, self.trial.num_gpus(plan.found.choice, plan.replicas))
+        return price_of(plan.found.choice.gpu, self.basis.num_gpus(plan.found.choice, plan.replicas))
 
     def _choices(self) -> Iterator[FleetChoice]:
         formats, _ = formats_asked(self.answer.plan.spec, self.answer.plan.request)
-        for gpu in self.trial.gpus:
+        for gpu in self.basis.gpus:
             for pair in formats:
-                for layout in self.trial.layouts(pair.weights, gpu, across_nodes=False):
-                    for tokens in (None, *self.trial.other_step_tokens(gpu)):
-                        found = fleet_choice(self.trial, Choice(gpu, layout, pair.weights, pair.kv_cache_dtype, tokens))
+                for layout in self.basis.layouts(pair.weights, gpu, across_nodes=False):
+                    for tokens in (None, *self.basis.other_step_tokens(gpu)):
+                        found = fleet_choice(
+                            self.basis, DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype, tokens)
+                        )
                         if found is not None:
                             yield found
 
     def _most(self, found: FleetChoice) -> int:
         best = self.answer.best
         assert best is not None
-        limit, most = self.price(best.plan), self.trial.most_replicas(found.choice)
+        limit, most = self.price(best.plan), self.basis.most_replicas(found.choice)
         return max(
             (count for count in range(1, most + 1) if self.price(FleetPlan(found, count, "")) <= limit), default=0
         )
@@ -127,8 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if answer.best is None:
         print("no fleet keeps the level")
         return 1
-    trial = Trial(answer.plan.request, answer.plan.workload, measured)
-    fleets = RandomFleets(answer, trial, asked.seed)
+    basis = PlanBasis(answer.plan.request, answer.plan.workload, measured)
+    fleets = RandomFleets(answer, basis, asked.seed)
     played, better = dominating(fleets, asked.count, tell=True)
     print(f"answer: {_text(answer.best.plan)}, ${fleets.price(answer.best.plan).amount:,.2f}/h")
     for found in better:

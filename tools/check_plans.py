@@ -24,12 +24,12 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queues import Queues
+from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.candidate import Candidate, candidate
-from kvplan.planner.choices.deployment import Choice, Deployment
+from kvplan.planner.choices.deployment import DeploymentChoice, PlannedDeployment
 from kvplan.planner.choices.evaluation import evaluate
 from kvplan.planner.choices.expected import Expected
 from kvplan.planner.choices.played import PlayedReplica
-from kvplan.planner.choices.trial import Trial
 from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.request import PlanRequest, complete
@@ -78,9 +78,9 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 class Outcome:
     """One question. ``better``: what dominates the answer. ``kept``: of twenty seeds; None without a promise."""
 
-    best: Deployment | None
+    best: PlannedDeployment | None
     num_in_grid: int
-    better: tuple[Deployment, ...]
+    better: tuple[PlannedDeployment, ...]
     kept: int | None
     seconds: float
 
@@ -100,42 +100,42 @@ def ask(model: str, options: dict[str, Any], measured: MeasuredProfiles) -> Outc
 
 
 def whole_grid(
-    spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles, best: Deployment | None
-) -> Iterator[Deployment]:
+    spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles, best: PlannedDeployment | None
+) -> Iterator[PlannedDeployment]:
     """All that costs no more than ``best``, played."""
-    trial = Trial(request, complete(request, spec), measured)
-    for choice in _choices(trial, spec):
-        for replicas in range(1, trial.most_replicas(choice) + 1):
+    basis = PlanBasis(request, complete(request, spec), measured)
+    for choice in _choices(basis, spec):
+        for replicas in range(1, basis.most_replicas(choice) + 1):
             price = price_of(choice.gpu, replicas * choice.layout.num_gpus)
             if best is not None and price > price_of(best.choice.gpu, best.num_gpus):
                 break
             try:
-                each = candidate(trial, choice, replicas)
+                each = candidate(basis, choice, replicas)
             except KvplanError:
                 break
             if isinstance(each, Candidate):
                 yield evaluate(each)
 
 
-def _choices(trial: Trial, spec: ModelSpec) -> Iterator[Choice]:
-    formats, _ = formats_asked(spec, trial.request)
-    for gpu in trial.gpus:
+def _choices(basis: PlanBasis, spec: ModelSpec) -> Iterator[DeploymentChoice]:
+    formats, _ = formats_asked(spec, basis.request)
+    for gpu in basis.gpus:
         for pair in formats:
-            if trial.refuses(pair, gpu):
+            if basis.refuses(pair, gpu):
                 continue
-            for layout in trial.layouts(pair.weights, gpu, across_nodes=False):
-                for tokens in (None, *trial.other_step_tokens(gpu)):
-                    yield Choice(gpu, layout, pair.weights, pair.kv_cache_dtype, tokens)
+            for layout in basis.layouts(pair.weights, gpu, across_nodes=False):
+                for tokens in (None, *basis.other_step_tokens(gpu)):
+                    yield DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype, tokens)
 
 
-def _dominates(each: Deployment, best: Deployment | None) -> bool:
+def _dominates(each: PlannedDeployment, best: PlannedDeployment | None) -> bool:
     if best is None:
         return True
     price, answer = (price_of(found.choice.gpu, found.num_gpus) for found in (each, best))
     return price < answer or (price == answer and score(each) < _NOTICEABLE * score(best))
 
 
-def num_kept(best: Deployment, workload: Any) -> int:
+def num_kept(best: PlannedDeployment, workload: Any) -> int:
     """Of twenty seeds of its load, under how many ``best`` keeps its bounds by the middle of what is expected."""
     kept = 0
     for seed in _SEEDS:

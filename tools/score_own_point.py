@@ -33,7 +33,7 @@ from kvplan.catalog.published_errors import ErrorInterval, FigureName  # noqa: E
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.speed.own_point import COMMON, MeasuredFigure, OwnPoint, scale_of  # noqa: E402
 from kvplan.estimate.speed.queueing.figures import Statistic, quantile  # noqa: E402
-from kvplan.planner.choices.trial import Trial, capacity_of, speed_model  # noqa: E402
+from kvplan.planner.choices.basis import PlanBasis, capacity_of, speed_model  # noqa: E402
 from published_speeds.playing import engine_rules, played_load, pool_tokens  # noqa: E402
 from published_speeds.predictions import start_of  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
@@ -139,10 +139,10 @@ def row_point(row: PublishedRow, measured: MeasuredProfiles) -> RowPoint | None:
 def _point(row: PublishedRow, measured: MeasuredProfiles) -> OwnPoint:
     """As ``published_speeds.predictions`` plays it."""
     found = deployed(row)
-    trial = Trial(found.request, found.workload, measured)
+    basis = PlanBasis(found.request, found.workload, measured)
     start = start_of(found)
-    model = speed_model(trial, found.choice, start)
-    tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
+    model = speed_model(basis, found.choice, start)
+    tokens = capacity_of(basis, found.choice, start).average_sequences * found.workload.average_context
     pool = pool_tokens(row, found, start, tokens)
     seen = row.measured
     figures: dict[FigureName, MeasuredFigure] = {}

@@ -47,7 +47,7 @@ def read_speculative_config(value: Any) -> SpeculativeConfig | None:
 
 
 def _method(value: Mapping[str, Any]) -> str:
-    """As vLLM finds it: a model without a method is a draft model, unless it is called after a method."""
+    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method."""
     method, model = value.get("method"), value.get("model")
     if method is None and model is not None:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"

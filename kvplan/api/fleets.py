@@ -40,7 +40,7 @@ class TracePlan(Plan):
 
     @property
     def replicas(self) -> int | None:
-        """Of the best fleet, spare ones aside."""
+        """Replicas of the best fleet, spare ones aside."""
         return None if self.fleet.best is None else self.fleet.best.plan.replicas
 
     @property

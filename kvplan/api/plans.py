@@ -14,12 +14,11 @@ from kvplan.commands.printing.plans import nothing_serves, print_plan
 from kvplan.commands.printing.render import captured
 from kvplan.errors import KvplanError
 from kvplan.planner.answer.document import plan_document, plan_row
-from kvplan.planner.choices.deployment import Deployment as PlannedDeployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.likeness import AskedPlan, likened
 from kvplan.planner.question.asking import PLAN_SETTINGS
 from kvplan.planner.search.fixes import Fix, cheapest_fix
-from kvplan.planner.search.plan import Plan as PlanAnswer
-from kvplan.planner.search.plan import make_plan
+from kvplan.planner.search.plan import PlanAnswer, make_plan
 
 if TYPE_CHECKING:
     import pandas
@@ -53,7 +52,7 @@ class Plan:
 
     @property
     def deployments(self) -> tuple[PlannedDeployment, ...]:
-        """Those that serve the load, best first."""
+        """Deployments that serve the load, best first."""
         return self.answer.deployments
 
     @property

@@ -27,9 +27,9 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_rules
 from kvplan.estimate.speed.own_point import MeasuredFigure, OwnPoint, scale_of
 from kvplan.estimate.speed.queueing.loads import LengthDistribution, ListedLoad
-from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.basis import PlanBasis, capacity_of, predict, speed_model
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.choices.formats import weight_formats
-from kvplan.planner.choices.trial import Trial, capacity_of, predict, speed_model
 from kvplan.planner.question.request import PlanRequest, Workload
 from kvplan.settings import ServingSettings
 from kvplan.units import plural
@@ -181,17 +181,17 @@ def _point(load: LoadResult, facts: _ServerFacts, asked: AskedServer, measured: 
     longest = max(longest, facts.settings.max_model_len or 0)
     workload = Workload(at_once, None, prompt + answer // 2, longest, prompt, answer, ())
     request = PlanRequest(engine=facts.engine, settings=facts.settings, gpus=(facts.gpu,), as_started=True)
-    trial = Trial(request, workload, replace(measured, server=None))
+    basis = PlanBasis(request, workload, replace(measured, server=None))
     wanted = None if asked.quantization is None else (asked.quantization,)
     weights = weight_formats(asked.spec, wanted, facts.settings.dtype)[0]
     layout = ParallelLayout(tensor_parallel_size=facts.settings.tensor_parallel_size)
-    choice = Choice(trial.gpus[0], layout, weights, facts.settings.kv_cache_dtype)
-    start = predict(trial, choice, at_once)
+    choice = DeploymentChoice(basis.gpus[0], layout, weights, facts.settings.kv_cache_dtype)
+    start = predict(basis, choice, at_once)
     if not start.fits:
         text = f"{asked.spec.served_id} does not fit on {facts.gpu.id} with --tp {layout.tensor_parallel_size}"
         raise UsageError(f"{load.source} cannot be placed: {text}.", hint="give --tp as it was served")
-    model = speed_model(trial, choice, start)
-    pool = float(capacity_of(trial, choice, start).pool_tokens)
+    model = speed_model(basis, choice, start)
+    pool = float(capacity_of(basis, choice, start).pool_tokens)
     rules = engine_rules(replace(facts.engine, version=start.version), start.settings.serving, model.work, pool)
     return OwnPoint(model, _played(load), rules, _figures(load))
 

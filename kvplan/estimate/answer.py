@@ -13,7 +13,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_models import service_note
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.deployments import Deployment, Placement, check_options, place
+from kvplan.estimate.deployments import Placement, SizedDeployment, check_options, place
 from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
 from kvplan.estimate.kv_cache import (
     CacheSettings,
@@ -55,7 +55,7 @@ class EstimateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class EstimateAnswer:
     """The answer. ``assumptions``: every default that was taken, one sentence each.
 
     ``pages`` is None where the engine cannot hold this mixture of caches; ``in_flight_tokens`` is what its admission
@@ -75,7 +75,7 @@ class Estimate:
     in_flight_batches: int
     most_pages: SequencePages | None
     most_in_flight_tokens: int
-    deployments: tuple[Deployment, ...]
+    deployments: tuple[SizedDeployment, ...]
     assumptions: tuple[str, ...] = ()
     speeds: tuple[DeploymentSpeed | None, ...] = ()
     """Beside each deployment; None where it does not fit."""
@@ -92,7 +92,7 @@ class Estimate:
 
 def make_estimate(
     model: ModelSpec, request: EstimateRequest, measured: MeasuredProfiles = MeasuredProfiles()
-) -> Estimate:
+) -> EstimateAnswer:
     """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
     check_backend(model, request.settings.moe_backend, request.engine.name)
     found = with_speculation(with_quantization(model, request.settings), request.settings)
@@ -125,7 +125,7 @@ def make_estimate(
     notes.extend(speed_caveats(spec.layers))
     deployments = tuple(placement.deployment for placement in placements)
     shown = _without_towers(spec) if asked.language_model_only else spec
-    return Estimate(
+    return EstimateAnswer(
         spec=shown,
         context_tokens=context_tokens,
         dtype=dtype,

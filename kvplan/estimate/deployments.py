@@ -28,7 +28,7 @@ from kvplan.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class SizedDeployment:
     """One model on one kind of GPU. Bytes are per GPU; blocks, tokens and concurrency are the deployment's.
 
     ``block_size``: of the pool, where layers of several kinds share blocks larger than in the ``settings``.
@@ -100,7 +100,7 @@ class Placement:
     sequences_of: how many sequences of so many tokens its pools hold at once while they decode.
     """
 
-    deployment: Deployment
+    deployment: SizedDeployment
     sequences_of: Callable[[int], int]
     notes: tuple[str, ...] = ()
 
@@ -191,7 +191,7 @@ def _as_placed(
     groups = found.settings.serving.data_parallel_size
     is_given = rank.given_pool_bytes is not None
     within = (_given_range(found) if is_given else kv_range(spec, gpu, found, explained=explained)).of_groups(groups)
-    deployment = Deployment(
+    deployment = SizedDeployment(
         gpu=gpu.id,
         engine=f"vllm@{found.version}",
         settings=found.settings.serving,
@@ -312,7 +312,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
     )
     found = predict(spec, settings, device)
     groups = found.settings.serving.data_parallel_size
-    deployment = Deployment(
+    deployment = SizedDeployment(
         gpu=gpu.id,
         engine="kvplan",
         settings=found.settings.serving,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvplan.estimate.answer import Estimate
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.kv_cache import KvComponent
 from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
@@ -16,7 +16,7 @@ from kvplan.estimate.speed.queues import queues_document, scale_document
 SCHEMA = "kvplan.estimate/1"
 
 
-def estimate_document(answer: Estimate) -> dict[str, Any]:
+def estimate_document(answer: EstimateAnswer) -> dict[str, Any]:
     """The whole answer."""
     return {
         "schema": SCHEMA,
@@ -58,7 +58,7 @@ def _gains_document(found: DeploymentSpeculation) -> dict[str, Any]:
     return {"gpu": found.gpu, "weight_bytes": found.weight_bytes, "num_users": found.num_users, "gains": gains}
 
 
-def _model_document(answer: Estimate) -> dict[str, Any]:
+def _model_document(answer: EstimateAnswer) -> dict[str, Any]:
     spec = answer.spec
     return {
         "id": spec.served_id,
@@ -82,7 +82,7 @@ def _model_document(answer: Estimate) -> dict[str, Any]:
     }
 
 
-def _cache_document(answer: Estimate) -> dict[str, Any]:
+def _cache_document(answer: EstimateAnswer) -> dict[str, Any]:
     cache, pages = answer.cache, answer.pages
     return {
         "dtype": answer.kv_dtype,
@@ -132,7 +132,7 @@ def _component_document(component: KvComponent) -> dict[str, Any]:
     }
 
 
-def deployment_figures(deployment: Deployment) -> dict[str, object]:
+def deployment_figures(deployment: SizedDeployment) -> dict[str, object]:
     """One key per figure, for JSON and CSV."""
     settings = deployment.settings
     return {
@@ -185,14 +185,14 @@ def _ends(name: str, ends: tuple[float, float] | None) -> dict[str, float | None
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def range_causes(deployment: Deployment) -> list[dict[str, object]]:
+def range_causes(deployment: SizedDeployment) -> list[dict[str, object]]:
     """What the width of the interval comes from, largest first: half of it in bytes if the cause were the only one."""
     found = deployment.kv_range
     causes = () if found is None else found.causes
     return [{"cause": each.cause, "bytes": each.num_bytes, "meaning": each.sentence} for each in causes]
 
 
-def range_evidence(deployment: Deployment) -> dict[str, object] | None:
+def range_evidence(deployment: SizedDeployment) -> dict[str, object] | None:
     """How many start-ups stand behind the interval, of which kind there are the fewest, and the sentence for people."""
     known = None if deployment.kv_range is None else deployment.kv_range.known
     if known is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvplan.errors import KvplanError
-from kvplan.estimate.answer import Estimate
+from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 
@@ -22,12 +22,12 @@ _TITLE_WIDTH: Final = 54
 """Characters of a title's line above a panel."""
 
 
-def draw_estimates(answers: Sequence[Estimate], path: Path) -> None:
+def draw_estimates(answers: Sequence[EstimateAnswer], path: Path) -> None:
     """Write the picture to ``path``. KvplanError when nothing fits or the file cannot be written."""
     save_picture(estimates_figure(answers), path)
 
 
-def estimates_figure(answers: Sequence[Estimate]) -> Figure:
+def estimates_figure(answers: Sequence[EstimateAnswer]) -> Figure:
     """A panel for each of the first nine deployments that fit. KvplanError when none does."""
     panels = _panels(answers)[:_MOST_PANELS]
     if not panels:
@@ -61,12 +61,12 @@ def _in_lines(title: str) -> str:
     return "\n".join(line for part in title.split("\n") for line in textwrap.wrap(part, _TITLE_WIDTH))
 
 
-def _subject(answers: Sequence[Estimate]) -> str:
+def _subject(answers: Sequence[EstimateAnswer]) -> str:
     models = list(dict.fromkeys(answer.spec.served_id for answer in answers))
     return models[0] if len(models) == 1 else f"{len(models)} models"
 
 
-def _panels(answers: Sequence[Estimate]) -> list[tuple[str, DeploymentSpeed]]:
+def _panels(answers: Sequence[EstimateAnswer]) -> list[tuple[str, DeploymentSpeed]]:
     """(title, speed): GPUs, and of what differs between answers the model and the KV cache's format."""
     many_models = len({answer.spec.served_id for answer in answers}) > 1
     many_formats = len({(answer.kv_dtype, _weights(answer)) for answer in answers}) > 1
@@ -82,5 +82,5 @@ def _panels(answers: Sequence[Estimate]) -> list[tuple[str, DeploymentSpeed]]:
     return list(found.items())
 
 
-def _weights(answer: Estimate) -> str:
+def _weights(answer: EstimateAnswer) -> str:
     return max(answer.weights.components, key=lambda each: each.num_bytes).format

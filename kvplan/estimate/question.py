@@ -16,7 +16,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
+from kvplan.estimate.answer import EstimateAnswer, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speculation import joined_speculation
@@ -96,11 +96,11 @@ def answer_question(
     engine: EngineChoice,
     measured: MeasuredProfiles,
     learned: LearnedStart | None = None,
-) -> Estimate:
+) -> EstimateAnswer:
     """The estimate on all ``gpus``; those that differ in their number or in the dtype they run are asked apart."""
     settings = _as_published(spec, question.settings)
     asked = [(each.gpu, settings_on(each, spec, settings, engine)) for each in gpus]
-    parts: list[Estimate] = []
+    parts: list[EstimateAnswer] = []
     for same, group in groupby(asked, key=lambda each: each[1]):
         found = tuple(gpu for gpu, _ in group)
         request = EstimateRequest(question.context_tokens, found, engine, same, learned, question.lengths)
@@ -157,7 +157,7 @@ def tensor_parallel_size(counted: GpuCount, settings: ServingSettings) -> int:
     return ranks
 
 
-def _joined(parts: Sequence[Estimate]) -> Estimate:
+def _joined(parts: Sequence[EstimateAnswer]) -> EstimateAnswer:
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -170,7 +170,7 @@ def _joined(parts: Sequence[Estimate]) -> Estimate:
     )
 
 
-def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
+def _assumptions(parts: Sequence[EstimateAnswer]) -> Iterator[str]:
     """Yield the assumptions of every part as they are, others with the GPUs they were made on."""
     for part in parts:
         names = ", ".join(each.gpu for each in part.deployments)
@@ -180,7 +180,7 @@ def _assumptions(parts: Sequence[Estimate]) -> Iterator[str]:
             yield sentence if is_common or is_named else f"{names}: {sentence}"
 
 
-def notes_on(answer: Estimate) -> Iterator[str]:
+def notes_on(answer: EstimateAnswer) -> Iterator[str]:
     """Assumptions that change what the numbers mean.
 
     A length past the model's, a dtype or a bridge that GPUs lack, an unknown network, a model that vLLM does not

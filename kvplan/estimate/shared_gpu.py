@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.answer import Estimate
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.units import GIB, format_bytes, plural
 
@@ -39,7 +39,7 @@ class SharedGpu:
     sequences: float
 
 
-def share_gpu(answers: Sequence[Estimate], engine: EngineChoice) -> SharedGpu:
+def share_gpu(answers: Sequence[EstimateAnswer], engine: EngineChoice) -> SharedGpu:
     """Divide the GPU of ``answers``, which were made for each model alone.
 
     UsageError for other questions than several models on one GPU, KvplanError where they do not fit together.
@@ -58,7 +58,7 @@ def share_gpu(answers: Sequence[Estimate], engine: EngineChoice) -> SharedGpu:
     return SharedGpu(_in_order(own, total, reserved, release), sequences)
 
 
-def _alone(answers: Sequence[Estimate], engine: EngineChoice) -> list[Deployment]:
+def _alone(answers: Sequence[EstimateAnswer], engine: EngineChoice) -> list[SizedDeployment]:
     if engine.name != "vllm":
         raise UsageError("--share-gpu is about vLLM's share of a GPU.", hint="leave it out, or use --engine vllm")
     found = [deployment for answer in answers for deployment in answer.deployments]
@@ -83,7 +83,7 @@ def _in_order(own: Sequence[float], total: int, reserved: int, release: VllmRele
     return tuple(shares)
 
 
-def _too_large(answers: Sequence[Estimate], fixed: Sequence[int], total: int, budget: float) -> KvplanError:
+def _too_large(answers: Sequence[EstimateAnswer], fixed: Sequence[int], total: int, budget: float) -> KvplanError:
     needs = ", ".join(
         f"{answer.spec.served_id} {format_bytes(held)}" for answer, held in zip(answers, fixed, strict=True)
     )
@@ -94,7 +94,7 @@ def _too_large(answers: Sequence[Estimate], fixed: Sequence[int], total: int, bu
     )
 
 
-def shared_sentence(shared: SharedGpu, answers: Sequence[Estimate], release_text: str) -> str:
+def shared_sentence(shared: SharedGpu, answers: Sequence[EstimateAnswer], release_text: str) -> str:
     """What to set, for people."""
     parts = ", ".join(
         f"{answer.spec.served_id} --gpu-memory-utilization {share.utilization:g}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import Drafter, ModelSpec
 from kvplan.catalog.tensors import Tensor
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.estimate.parallel import ParallelLayout
@@ -56,7 +56,7 @@ class Speculation:
 def speculation_of(
     spec: ModelSpec,
     gpus: Sequence[GpuProfile],
-    deployments: Sequence[Deployment],
+    deployments: Sequence[SizedDeployment],
     cache: CacheSettings,
     context_tokens: int,
     acceptance_rate: float | None,
@@ -82,7 +82,7 @@ def speculation_of(
 
 
 def drafters_on(
-    spec: ModelSpec, deployments: Sequence[Deployment], cache: CacheSettings, context_tokens: int
+    spec: ModelSpec, deployments: Sequence[SizedDeployment], cache: CacheSettings, context_tokens: int
 ) -> tuple[DrafterOn | None, ...]:
     """The drafter of ``spec`` on each, for sequences of ``context_tokens``; None without one."""
     return tuple(None if spec.drafter is None else _drafter_on(spec, spec.drafter, each, cache, context_tokens)
@@ -90,7 +90,7 @@ def drafters_on(
 
 
 def _drafter_on(
-    spec: ModelSpec, drafter: Drafter, deployment: Deployment, cache: CacheSettings, context_tokens: int
+    spec: ModelSpec, drafter: Drafter, deployment: SizedDeployment, cache: CacheSettings, context_tokens: int
 ) -> DrafterOn:
     layout, weight_bytes = ParallelLayout.of(deployment.settings), _weight_bytes(spec, drafter, deployment)
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
@@ -108,7 +108,7 @@ def joined_speculation(parts: Sequence[Speculation | None]) -> Speculation | Non
     )
 
 
-def _weight_bytes(spec: ModelSpec, drafter: Drafter, deployment: Deployment) -> int:
+def _weight_bytes(spec: ModelSpec, drafter: Drafter, deployment: SizedDeployment) -> int:
     settings = deployment.settings
     return drafter_weight_bytes(spec, drafter, ParallelLayout.of(settings), settings.dtype, settings.max_model_len)
 
@@ -117,7 +117,7 @@ def _on(
     spec: ModelSpec,
     drafter: Drafter,
     gpu: GpuProfile,
-    deployment: Deployment,
+    deployment: SizedDeployment,
     cache: CacheSettings,
     context_tokens: int,
     rates: Sequence[float],

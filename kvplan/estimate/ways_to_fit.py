@@ -11,8 +11,8 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimate.answer import Estimate
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.question import Question, answer_question
 from kvplan.settings import own_group_size
@@ -32,10 +32,10 @@ class Asked:
     question: Question
     counted: GpuCount
     engine: EngineChoice
-    answer: Estimate
+    answer: EstimateAnswer
 
     @property
-    def deployment(self) -> Deployment:
+    def deployment(self) -> SizedDeployment:
         return self.answer.deployments[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.held_weights import most_held
 from kvplan.estimate.weights import format_label
@@ -37,7 +37,7 @@ def _shared(quantization: QuantizationSpec) -> str:
     return _SHARING[quantization.granularity]
 
 
-def held_formula(spec: ModelSpec, deployment: Deployment) -> str | None:
+def held_formula(spec: ModelSpec, deployment: SizedDeployment) -> str | None:
     """How kvplan's engine holds the weights that it keeps in few bits; None where it keeps none, or another serves."""
     settings = deployment.settings
     found = None if deployment.engine != "kvplan" else most_held(spec, settings.quantization)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.explaining.explanation import Explanation
+from kvplan.explaining.explanation import LogAccount
 from kvplan.explaining.stated_settings import named_settings
 
 SCHEMA = "kvplan.explain/1"
 
 
-def explanation_document(answer: Explanation) -> dict[str, Any]:
+def explanation_document(answer: LogAccount) -> dict[str, Any]:
     """The whole account."""
     log, predicted = answer.log, answer.predicted
     return {

@@ -54,7 +54,7 @@ _SMALLEST_RAISE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class LogAccount:
     """The account of one start. ``predicted`` is empty where model or GPU could not be told from the log."""
 
     log: StartupLog
@@ -67,7 +67,7 @@ class Explanation:
 
 def explain_log(
     log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, given: ServingSettings = ServingSettings()
-) -> Explanation:
+) -> LogAccount:
     """Compare the log with the prediction. ``gpu`` None: the one profile that fits what the log says.
 
     Several profiles are compared with where all of them give the same. ``given``: settings that count before those of
@@ -94,7 +94,7 @@ def explain_log(
         replace(each, sentence=in_words_of(log.engine, each.sentence)) for each in (*ways_out(log, gpus), *changes)
     )
     known = gpus[0] if len(gpus) == 1 else None
-    return Explanation(log, known, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
+    return LogAccount(log, known, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
 
 
 def _found_gpus(log: StartupLog, notes: list[str]) -> tuple[GpuProfile, ...]:
@@ -148,7 +148,7 @@ def _no_prediction(error: KvplanError) -> str:
     return f"No prediction: {error.message}"
 
 
-def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
+def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> LogAccount:
     """vLLM on a CPU: what of the host's memory the cache has, and how many tokens that is."""
     memory = log.memory
     size, notes = _cpu_sequence(log, spec)
@@ -161,7 +161,7 @@ def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
     )
     tokens = None if size is None else pool_tokens(log, size)
     concurrency = None if tokens is None or size is None else tokens / size.context_tokens
-    return Explanation(log, None, parts, Counts(tokens, None, concurrency), tuple(cpu_changes(log, size)), notes)
+    return LogAccount(log, None, parts, Counts(tokens, None, concurrency), tuple(cpu_changes(log, size)), notes)
 
 
 def _cpu_sequence(log: StartupLog, spec: ModelSpec | None) -> tuple[KvCacheSize | None, tuple[str, ...]]:

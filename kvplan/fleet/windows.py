@@ -12,7 +12,7 @@ from kvplan.fleet.requests import FleetRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TraceWindow:
     """Requests sent from ``start`` on for ``seconds``. tpot: None where no answer has two tokens.
 
     most_waiting, most_kv_usage: the largest of the samples within it. mean_running: requests that run, of all replicas
@@ -62,7 +62,7 @@ def sent_by_window(requests: Sequence[FleetRequest], seconds: float) -> dict[int
     return counts
 
 
-def windows_of(play: FleetPlay, seconds: float) -> tuple[Window, ...]:
+def windows_of(play: FleetPlay, seconds: float) -> tuple[TraceWindow, ...]:
     """The windows in which requests were sent, in order of time."""
     seen: dict[int, list[Seen]] = {}
     for each in play.seen:
@@ -73,9 +73,9 @@ def windows_of(play: FleetPlay, seconds: float) -> tuple[Window, ...]:
     return tuple(_window(place, seconds, seen[place], samples.get(place, [])) for place in sorted(seen))
 
 
-def _window(place: int, seconds: float, seen: Sequence[Seen], samples: Sequence[FleetSample]) -> Window:
+def _window(place: int, seconds: float, seen: Sequence[Seen], samples: Sequence[FleetSample]) -> TraceWindow:
     tpots = [tpot for each in seen if (tpot := each.tpot_seconds) is not None]
-    return Window(
+    return TraceWindow(
         start=place * seconds,
         seconds=seconds,
         num_requests=len(seen),

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kvplan.estimate.answer import Estimate
+from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.settings import KNOBS
 
@@ -53,7 +53,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)
 
 
-def vllm_command(answer: Estimate, model: str, arguments: Mapping[str, Any]) -> str:
+def vllm_command(answer: EstimateAnswer, model: str, arguments: Mapping[str, Any]) -> str:
     """``vllm serve MODEL ...`` for the first deployment of ``answer``: length, sizes, and what was asked for."""
     layout = ParallelLayout.of(answer.deployments[0].settings)
     asked, options = str(arguments.get("quantization") or "auto"), list[str]()

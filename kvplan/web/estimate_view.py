@@ -8,7 +8,7 @@ from kvplan.api import Estimate
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.prices import usd_per_million_tokens
 from kvplan.commands.printing.ranges import limit_cell
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.kv_cache import KIND_NAMES
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.units import format_bytes
@@ -52,7 +52,7 @@ def _model_line(found: Estimate, document: Document) -> str:
     return f"{model['architecture']}, {model['num_layers']} layers, {parameters(count)} parameters{some}{length}"
 
 
-def _verdict(found: Estimate, deployment: Deployment) -> dict[str, Any]:
+def _verdict(found: Estimate, deployment: SizedDeployment) -> dict[str, Any]:
     """``state``: fits, may (the low end of the interval does not), or not."""
     context = tokens(found.context_tokens)
     if not deployment.fits:
@@ -68,7 +68,7 @@ def _verdict(found: Estimate, deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def memory_bar(deployment: Deployment) -> dict[str, Any]:
+def memory_bar(deployment: SizedDeployment) -> dict[str, Any]:
     """Parts of one GPU's memory, and the ends between which the KV cache begins in 9 of 10 start-ups.
 
     What does not fit makes the bar longer than the memory; ``memory`` marks where that ends. CUDA graphs that are
@@ -118,7 +118,7 @@ _MEANING = {
 }
 
 
-def _capacity(found: Estimate, deployment: Deployment, shorter: Estimate | None) -> list[dict[str, str | None]]:
+def _capacity(found: Estimate, deployment: SizedDeployment, shorter: Estimate | None) -> list[dict[str, str | None]]:
     ends = deployment.kv_cache_tokens_range
     rows = [_row("KV cache tokens", f"{deployment.kv_cache_tokens:,}", _within(ends))]
     for each in (found, *(() if shorter is None else (shorter,))):
@@ -163,7 +163,7 @@ def _cost(component: Document) -> str:
     return f"{format_bytes(component['fixed_bytes'])} per sequence"
 
 
-def _speed(deployment: Deployment, performance: Document | None) -> dict[str, Any] | None:
+def _speed(deployment: SizedDeployment, performance: Document | None) -> dict[str, Any] | None:
     """Alone and full, with queues where they were played; and what a million tokens cost then."""
     if performance is None:
         return None
@@ -190,7 +190,7 @@ def _throughput(performance: Document) -> list[float]:
     return ends
 
 
-def _cost_of_tokens(deployment: Deployment, performance: Document) -> dict[str, str] | None:
+def _cost_of_tokens(deployment: SizedDeployment, performance: Document) -> dict[str, str] | None:
     """None where no price is known."""
     price, ends = find_gpu(deployment.gpu).price, _throughput(performance)
     if price is None or not ends[0]:

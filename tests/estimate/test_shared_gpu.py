@@ -11,7 +11,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.answer import Estimate
+from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.question import Question, answer_question
 from kvplan.estimate.shared_gpu import share_gpu
 from kvplan.settings import ServingSettings
@@ -20,7 +20,7 @@ from kvplan.units import GIB
 L40S = find_gpu("l40s")
 
 
-def sized(model: str, gpu: str = "l40s", version: str = "", **settings: object) -> Estimate:
+def sized(model: str, gpu: str = "l40s", version: str = "", **settings: object) -> EstimateAnswer:
     question = Question(8192, ServingSettings(**settings))  # type: ignore[arg-type]
     engine = EngineChoice("vllm", version or "0.33.0")
     return answer_question(resolve_model(model), question, [GpuCount(1, find_gpu(gpu))], engine, MeasuredProfiles())

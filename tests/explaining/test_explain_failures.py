@@ -13,7 +13,7 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
-from kvplan.explaining.explanation import Explanation, explain_log
+from kvplan.explaining.explanation import LogAccount, explain_log
 from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
@@ -21,12 +21,12 @@ from kvplan.units import GIB
 LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"
 
 
-def explained(name: str, model: str | None = None) -> Explanation:
+def explained(name: str, model: str | None = None) -> LogAccount:
     log = parse_startup_log((LOGS / f"{name}.log").read_text(encoding="utf-8"))
     return explain_log(log, None if model is None else resolve_model(model), None)
 
 
-def sentences(answer: Explanation) -> str:
+def sentences(answer: LogAccount) -> str:
     return "\n".join(change.sentence for change in answer.changes)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.explaining.explanation import Explanation, difference_gib, explain_log
+from kvplan.explaining.explanation import LogAccount, difference_gib, explain_log
 from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.settings import KNOBS
 from kvplan.units import GIB
@@ -124,7 +124,7 @@ PUBLISHED = [
 ]
 
 
-def explained(case: Published) -> Explanation:
+def explained(case: Published) -> LogAccount:
     log = parse_startup_log((LOGS / f"{case.name}.log").read_text(encoding="utf-8"))
     model = case.model or log.model
     spec = None if model is None or model.startswith(("/", "zai-org")) else resolve_model(model)

@@ -9,7 +9,7 @@ import pytest
 import kvplan
 from kvplan.cli import main
 from kvplan.errors import UsageError
-from kvplan.explaining.explanation import Explanation, explain_log, of_engine
+from kvplan.explaining.explanation import LogAccount, explain_log, of_engine
 from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
@@ -17,11 +17,11 @@ from kvplan.units import GIB
 LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"
 
 
-def explained(text: str) -> Explanation:
+def explained(text: str) -> LogAccount:
     return explain_log(parse_startup_log(text), None, None)
 
 
-def sentences(answer: Explanation) -> str:
+def sentences(answer: LogAccount) -> str:
     return "\n".join(change.sentence for change in answer.changes)
 
 

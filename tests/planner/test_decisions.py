@@ -15,15 +15,15 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.estimate.speed.latency import Range
+from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.candidate import Candidate, candidate
 from kvplan.planner.choices.expected import Figure
-from kvplan.planner.choices.trial import Trial
 from kvplan.planner.choices.verdict import share_at_most
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
 from kvplan.planner.question.slo import parse_slo
 from kvplan.planner.search.frontier import Frontier
-from kvplan.planner.search.plan import Plan, formats_asked, make_plan
+from kvplan.planner.search.plan import PlanAnswer, formats_asked, make_plan
 from kvplan.settings import ServingSettings
 
 MEASURED = load_measured()
@@ -34,7 +34,7 @@ def request(*gpus: str, slo: str = "", **changes: object) -> PlanRequest:
     return replace(asked, **changes)  # type: ignore[arg-type]
 
 
-def planned(model: str, *gpus: str, slo: str = "", **changes: object) -> Plan:
+def planned(model: str, *gpus: str, slo: str = "", **changes: object) -> PlanAnswer:
     return make_plan(resolve_model(model), request(*gpus, slo=slo, **changes), MEASURED)
 
 
@@ -167,13 +167,13 @@ def test_what_one_request_alone_rules_out_is_tried_with_one_budget() -> None:
     request = plan_request(
         EngineChoice("vllm"), ServingSettings(), users=40, ctx_avg="4k", gpu=["h100-sxm"], slo=["tpot:1"]
     )
-    trial = Trial(request, complete(request, spec), measured)
-    found = Frontier(trial, formats_asked(spec, request)[0], None).run()
+    basis = PlanBasis(request, complete(request, spec), measured)
+    found = Frontier(basis, formats_asked(spec, request)[0], None).run()
     assert found.misses
     assert all(each.is_final and each.reason == "tpot" for each in found.misses)
-    budgets = {key[0][-1] for key in trial.models}  # type: ignore[index]
+    budgets = {key[0][-1] for key in basis.models}  # type: ignore[index]
     assert budgets == {None}
-    hopeless = candidate(trial, found.misses[0].choice, 1)
+    hopeless = candidate(basis, found.misses[0].choice, 1)
     assert isinstance(hopeless, Candidate)
     assert hopeless.is_hopeless(request.goal)
     assert not hopeless.is_hopeless(replace(request, slo=parse_slo(["tpot:50"])).goal)

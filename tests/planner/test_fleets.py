@@ -27,8 +27,8 @@ from kvplan.fleet.windows import windows_of
 from kvplan.planner.answer.fleet_document import fleet_document
 from kvplan.planner.answer.fleet_page import fleet_page
 from kvplan.planner.answer.fleet_picture import draw_fleet
-from kvplan.planner.choices.deployment import Choice
-from kvplan.planner.choices.trial import Trial
+from kvplan.planner.choices.basis import PlanBasis
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.fleets.answering import FleetAnswer, Listener, plan_fleet
 from kvplan.planner.fleets.demand import could_begin, least_replicas
 from kvplan.planner.fleets.judging import Bar, hopeless
@@ -482,12 +482,12 @@ def a_choice(
     request = plan_request(
         EngineChoice.parse(engine), settings, request_rate=1.0, input_len="4k", output_len="200", gpu=[gpu], max_gpus=8
     )
-    trial = Trial(request, complete(request, spec), load_measured(None))
+    basis = PlanBasis(request, complete(request, spec), load_measured(None))
     formats, _ = formats_asked(spec, request)
-    (profile,) = trial.gpus
-    layout = trial.layouts(formats[0].weights, profile, across_nodes=False)[-1]
-    found = fleet_choice(trial, Choice(profile, layout, formats[0].weights, formats[0].kv_cache_dtype))
-    assert found is not None, trial.refusals
+    (profile,) = basis.gpus
+    layout = basis.layouts(formats[0].weights, profile, across_nodes=False)[-1]
+    found = fleet_choice(basis, DeploymentChoice(profile, layout, formats[0].weights, formats[0].kv_cache_dtype))
+    assert found is not None, basis.refusals
     return found
 
 

@@ -18,12 +18,12 @@ from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits
 from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.sharing import hits_document, hits_sentence
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.choices.played import PlayedReplica
 from kvplan.planner.launch.engines import launch_commands, vllm_command
 from kvplan.planner.question.pattern import LoadPattern, load_pattern
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
-from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.planner.search.plan import PlanAnswer, make_plan
 from kvplan.settings import ServingSettings
 
 SPEC = resolve_model("llama-3.1-8b")
@@ -39,11 +39,11 @@ REQUEST = PlanRequest(
 )
 
 
-def planned(pattern: LoadPattern = LoadPattern(), **changes: object) -> Plan:
+def planned(pattern: LoadPattern = LoadPattern(), **changes: object) -> PlanAnswer:
     return make_plan(SPEC, replace(REQUEST, pattern=pattern, **changes), load_measured())  # type: ignore[arg-type]
 
 
-def played(plan: Plan) -> tuple[Deployment, Queues]:
+def played(plan: PlanAnswer) -> tuple[PlannedDeployment, Queues]:
     best = plan.deployments[0]
     parts = (best.choice, best.replicas, best.prediction, best.capacity, best.speed_model)
     found = PlayedReplica(plan.workload, *parts).play(best.served)

@@ -14,7 +14,7 @@ from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.containers import _labels
 from kvplan.planner.launch.manifests import MANIFESTS, compose_file, docker_commands, helm_values, kubernetes_manifests
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
@@ -23,7 +23,7 @@ from kvplan.planner.search.plan import make_plan
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 
-def planned(gpu: str, *, model: str = "llama-3.1-8b", tensor: int = 1, **asked: Any) -> Deployment:
+def planned(gpu: str, *, model: str = "llama-3.1-8b", tensor: int = 1, **asked: Any) -> PlannedDeployment:
     request = PlanRequest(
         gpus=(find_gpu(gpu),),
         sizes=asked.pop("sizes", ParallelSizes(tensor=(tensor,), pipeline=(1,))),
@@ -33,17 +33,17 @@ def planned(gpu: str, *, model: str = "llama-3.1-8b", tensor: int = 1, **asked: 
 
 
 @pytest.fixture(scope="module")
-def one() -> Deployment:
+def one() -> PlannedDeployment:
     return planned("h100-sxm", tensor=2)
 
 
 @pytest.fixture(scope="module")
-def several() -> Deployment:
+def several() -> PlannedDeployment:
     return planned("l40s", num_users=40, average_context=8192, num_spare_replicas=1)
 
 
 @pytest.fixture(scope="module")
-def over_nodes() -> Deployment:
+def over_nodes() -> PlannedDeployment:
     return planned("h100-sxm", model="deepseek-v3", sizes=ParallelSizes(), max_gpus=16)
 
 
@@ -74,7 +74,7 @@ def check_pod(template: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("format", list(MANIFESTS))
-def test_comments_tell_the_plan_and_no_date(format: str, one: Deployment) -> None:
+def test_comments_tell_the_plan_and_no_date(format: str, one: PlannedDeployment) -> None:
     text = MANIFESTS[format](one, LLAMA)
     first, second = text.splitlines()[:2]
     assert first == f"# kvplan {__version__}: {LLAMA} on {one.name}, ${one.usd_per_hour:,.2f} per hour"
@@ -83,13 +83,13 @@ def test_comments_tell_the_plan_and_no_date(format: str, one: Deployment) -> Non
 
 
 @pytest.mark.parametrize("format", ["compose", "kubernetes", "helm"])
-def test_yaml_has_no_anchors(format: str, several: Deployment) -> None:
+def test_yaml_has_no_anchors(format: str, several: PlannedDeployment) -> None:
     text = MANIFESTS[format](several, LLAMA)
     events = list(yaml.parse(text, Loader=yaml.SafeLoader))
     assert [event for event in events if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None)] == []
 
 
-def test_a_deployment_of_kubernetes_is_whole(several: Deployment) -> None:
+def test_a_deployment_of_kubernetes_is_whole(several: PlannedDeployment) -> None:
     workload, service = yaml.safe_load_all(kubernetes_manifests(several, LLAMA))
     template = workload["spec"]["template"]
     check_pod(template)
@@ -101,7 +101,7 @@ def test_a_deployment_of_kubernetes_is_whole(several: Deployment) -> None:
     assert workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_workers_of_a_group_are_chosen_alike_and_have_no_port(over_nodes: Deployment) -> None:
+def test_workers_of_a_group_are_chosen_alike_and_have_no_port(over_nodes: PlannedDeployment) -> None:
     text = kubernetes_manifests(over_nodes, "deepseek-ai/DeepSeek-V3")
     workload, service = yaml.safe_load_all(text)
     templates = workload["spec"]["leaderWorkerTemplate"]
@@ -149,7 +149,7 @@ def runs(text: str) -> Iterator[list[str]]:
             yield words
 
 
-def test_docker_runs_one_container_for_each_replica(several: Deployment) -> None:
+def test_docker_runs_one_container_for_each_replica(several: PlannedDeployment) -> None:
     found = list(runs(docker_commands(several, LLAMA)))
     assert len(found) == several.replicas + 1
     gpus = [words[words.index("--gpus") + 1] for words in found]
@@ -162,7 +162,7 @@ def test_docker_runs_one_container_for_each_replica(several: Deployment) -> None
     assert docker_commands(several, LLAMA).splitlines()[-1].startswith("vllm-router ")
 
 
-def test_docker_names_the_node_of_each_process(over_nodes: Deployment) -> None:
+def test_docker_names_the_node_of_each_process(over_nodes: PlannedDeployment) -> None:
     text = docker_commands(over_nodes, "deepseek-ai/DeepSeek-V3")
     assert "# node 0\n" in text and "# node 1\n" in text
     first, second = runs(text)
@@ -183,7 +183,7 @@ CONFIG: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def test_values_for_helm_fit_the_chart(several: Deployment) -> None:
+def test_values_for_helm_fit_the_chart(several: PlannedDeployment) -> None:
     values = yaml.safe_load(helm_values(several, LLAMA))
     assert set(values) == {"servingEngineSpec", "routerSpec"}
     (model,) = values["servingEngineSpec"]["modelSpec"]
@@ -196,7 +196,7 @@ def test_values_for_helm_fit_the_chart(several: Deployment) -> None:
     assert model["pvcAccessMode"] == ["ReadWriteMany"]
 
 
-def test_values_for_helm_say_all_that_the_command_says(one: Deployment) -> None:
+def test_values_for_helm_say_all_that_the_command_says(one: PlannedDeployment) -> None:
     """What the chart starts (helm/templates/deployment-vllm-multi.yaml) is the plan's command, in another order."""
     (model,) = yaml.safe_load(helm_values(one, LLAMA))["servingEngineSpec"]["modelSpec"]
     config = model["vllmConfig"]
@@ -214,14 +214,14 @@ def test_values_for_helm_say_all_that_the_command_says(one: Deployment) -> None:
     assert sorted(started) == sorted(planned)
 
 
-def test_a_chart_that_joins_nodes_otherwise_is_not_filled_in(over_nodes: Deployment) -> None:
+def test_a_chart_that_joins_nodes_otherwise_is_not_filled_in(over_nodes: PlannedDeployment) -> None:
     with pytest.raises(KvplanError, match="spans 2 nodes") as caught:
         helm_values(over_nodes, "deepseek-ai/DeepSeek-V3")
     assert "--format kubernetes" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("format", list(MANIFESTS))
-def test_a_local_model_is_mounted_where_it_lies(format: str, one: Deployment) -> None:
+def test_a_local_model_is_mounted_where_it_lies(format: str, one: PlannedDeployment) -> None:
     text = MANIFESTS[format](one, "/models/my llama")
     assert text.count("/models/my llama") >= 3
     if format == "docker":

@@ -29,7 +29,7 @@ from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
 from kvplan.planner.question.slo import MLPERF, measured_bounds, parse_slo, split_slo
 from kvplan.planner.search.fixes import cheapest_fix
-from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.planner.search.plan import PlanAnswer, make_plan
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
@@ -38,7 +38,7 @@ BIG = resolve_model("llama-3.1-70b")
 SERVERS = tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
 
 
-def plan(*gpus: str, model=LLAMA, **settings: object) -> Plan:  # type: ignore[no-untyped-def]
+def plan(*gpus: str, model=LLAMA, **settings: object) -> PlanAnswer:  # type: ignore[no-untyped-def]
     asked: dict[str, object] = {"num_users": 40, "average_context": 8192, "longest_context": 32768}
     asked |= settings
     profiles = tuple(find_gpu(name) for name in gpus) or SERVERS

@@ -19,7 +19,7 @@ from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
 from kvplan.planner.choices.load import share_within
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
@@ -28,7 +28,7 @@ from kvplan.planner.question.prices import parse_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import parse_slo
 from kvplan.planner.search.fixes import cheapest_fix
-from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.planner.search.plan import PlanAnswer, make_plan
 from kvplan.settings import ServingSettings
 
 LLAMA = resolve_model("llama-3.1-8b")
@@ -36,7 +36,7 @@ SERVERS = tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
 RATE = {"num_users": None, "requests_per_second": 10.0, "input_tokens": 1024, "output_tokens": 256}
 
 
-def plan(*gpus: str, model: str = "llama-3.1-8b", **settings: object) -> Plan:
+def plan(*gpus: str, model: str = "llama-3.1-8b", **settings: object) -> PlanAnswer:
     asked: dict[str, object] = {"num_users": 40}
     if "input_tokens" not in settings:
         asked |= {"average_context": 8192, "longest_context": 8192}
@@ -155,7 +155,7 @@ def test_a_model_published_quantized_keeps_its_weights() -> None:
 # defect 11
 
 
-def three_replicas() -> Deployment:
+def three_replicas() -> PlannedDeployment:
     found = plan("l40s", num_users=60, sizes=ParallelSizes(tensor=(1,)), quantizations=("published",))
     best = next(each for each in found.deployments if each.choice.layout == ParallelLayout())
     assert best.replicas >= 3

@@ -17,14 +17,14 @@ from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import vllm_processes
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.search.left_out import left_out
-from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.planner.search.plan import PlanAnswer, make_plan
 from kvplan.settings import ServingSettings
 
 BIG = resolve_model("llama-3.3-70b")
 DEEPSEEK = resolve_model("deepseek-r1")
 
 
-def plan(model: str, *gpus: str, **asked: object) -> Plan:
+def plan(model: str, *gpus: str, **asked: object) -> PlanAnswer:
     profiles = tuple(find_gpu(name) for name in gpus)
     return make_plan(resolve_model(model), PlanRequest(gpus=profiles, **asked), load_measured())  # type: ignore[arg-type]
 

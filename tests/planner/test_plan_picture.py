@@ -10,10 +10,10 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.planner.answer.picture import plan_figure
 from kvplan.planner.answer.steps import explained_steps
-from kvplan.planner.search.plan import Plan, PlanRequest, make_plan
+from kvplan.planner.search.plan import PlanAnswer, PlanRequest, make_plan
 
 
-def plan(num_users: int) -> Plan:
+def plan(num_users: int) -> PlanAnswer:
     gpus = (find_gpu("h100"), find_gpu("l4"))
     asked = PlanRequest(gpus=gpus, num_users=num_users, average_context=2048, longest_context=8192)
     return make_plan(resolve_model("llama-3.1-8b"), asked)

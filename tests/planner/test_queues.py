@@ -18,7 +18,7 @@ from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import Slo
 from kvplan.planner.search.fixes import cheapest_fix
-from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.planner.search.plan import PlanAnswer, make_plan
 from kvplan.settings import ServingSettings
 
 SPEC = resolve_model("llama-3.1-8b")
@@ -33,7 +33,7 @@ REQUEST = PlanRequest(
 )
 
 
-def planned(**changes: object) -> Plan:
+def planned(**changes: object) -> PlanAnswer:
     return make_plan(SPEC, replace(REQUEST, **changes), load_measured())  # type: ignore[arg-type]
 
 

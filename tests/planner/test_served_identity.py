@@ -15,7 +15,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import find_profile, profiles, resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.question.request import PlanRequest
@@ -28,18 +28,18 @@ LOADED = ("vllm", "sglang", "tensorrt-llm", "tgi", "kvplan")
 
 
 @pytest.fixture(scope="module")
-def deployment() -> Deployment:
+def deployment() -> PlannedDeployment:
     request = PlanRequest(gpus=(find_gpu("h100-sxm"),), num_users=4, average_context=1024)
     return make_plan(resolve_model("llama-3.1-8b"), request).deployments[0]
 
 
-def of(deployment: Deployment, spec: ModelSpec) -> Deployment:
+def of(deployment: PlannedDeployment, spec: ModelSpec) -> PlannedDeployment:
     """The same deployment, of another model: what is loaded depends on its identity alone."""
     weights = replace(deployment.choice.weights, spec=spec)
     return replace(deployment, choice=replace(deployment.choice, weights=weights))
 
 
-def test_every_alias_is_served_as_itself(deployment: Deployment) -> None:
+def test_every_alias_is_served_as_itself(deployment: PlannedDeployment) -> None:
     assert len(HUB_IDS) > 200
     for hub_id in HUB_IDS:
         spec = resolve_model(hub_id)
@@ -53,7 +53,7 @@ def test_every_alias_is_served_as_itself(deployment: Deployment) -> None:
         assert spec.sized_as == (profile_id if profile_id.casefold() != hub_id.casefold() else None)
 
 
-def test_manifests_serve_what_the_command_serves(deployment: Deployment) -> None:
+def test_manifests_serve_what_the_command_serves(deployment: PlannedDeployment) -> None:
     """Of every eighth alias: they take the same id as the commands, which are tried with all, and YAML is slow."""
     for hub_id in HUB_IDS[::8]:
         spec = resolve_model(hub_id)
@@ -143,7 +143,7 @@ def test_a_directory_is_served_from_where_it_is(
     assert bound in service["volumes"]
 
 
-def test_a_gguf_file_is_served_with_the_tokenizer_of_its_base(deployment: Deployment, tmp_path: Path) -> None:
+def test_a_gguf_file_is_served_with_the_tokenizer_of_its_base(deployment: PlannedDeployment, tmp_path: Path) -> None:
     spec = replace(
         resolve_model("llama-3.1-8b"),
         served=str(tmp_path / "x-Q4_K_M.gguf"),

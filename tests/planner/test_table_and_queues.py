@@ -10,9 +10,9 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.models import resolve_model
-from kvplan.planner.choices.trial import Trial
+from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
-from kvplan.planner.search.plan import Plan, make_plan
+from kvplan.planner.search.plan import PlanAnswer, make_plan
 from kvplan.settings import ServingSettings
 
 BIG, SMALL = "llama-3.3-70b", "llama-3.1-8b"
@@ -57,7 +57,7 @@ GROUPS = {count: ParallelSizes(tensor=(1,), data=(count,), enable_expert_paralle
 MIXTURE = "qwen3-30b-a3b"
 
 
-def planned(model: str, gpu: str, sizes: ParallelSizes, prompt: int, answer: int, **load: float) -> Plan:
+def planned(model: str, gpu: str, sizes: ParallelSizes, prompt: int, answer: int, **load: float) -> PlanAnswer:
     """One replica of this layout, by measured kernels where there are any."""
     request = PlanRequest(
         input_tokens=prompt,
@@ -71,11 +71,11 @@ def planned(model: str, gpu: str, sizes: ParallelSizes, prompt: int, answer: int
         **load,  # type: ignore[arg-type]
     )
     spec = resolve_model(model)
-    tokens = Trial(request, complete(request, spec)).default_step_tokens(request.gpus[0])
+    tokens = PlanBasis(request, complete(request, spec)).default_step_tokens(request.gpus[0])
     return make_plan(spec, replace(request, settings=ServingSettings(max_num_batched_tokens=tokens)), TABLES)
 
 
-def ratios(found: Plan) -> tuple[float, float, float]:
+def ratios(found: PlanAnswer) -> tuple[float, float, float]:
     """TTFT, TPOT and throughput of the table over those of the play, of the first deployment."""
     first = found.deployments[0]
     assert first.replicas == 1

@@ -16,7 +16,7 @@ from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.planner.choices.trial import Trial, capacity_of, speed_model
+from kvplan.planner.choices.basis import PlanBasis, capacity_of, speed_model
 from published_speeds.models import model_kind
 from published_speeds.playing import engine_rules, played_load, pool_tokens
 from published_speeds.rows import PublishedRow
@@ -60,11 +60,11 @@ class Predicted:
 
 def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> Predicted:
     """KvplanError where the layout does not divide the model; figures are None where the weights do not fit."""
-    trial = Trial(found.request, found.workload, measured, memo=_MEMO)
+    basis = PlanBasis(found.request, found.workload, measured, memo=_MEMO)
     start = start_of(found)
     _check_pool(row, start)
-    model = speed_model(trial, found.choice, start)
-    tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
+    model = speed_model(basis, found.choice, start)
+    tokens = capacity_of(basis, found.choice, start).average_sequences * found.workload.average_context
     pool = pool_tokens(row, found, start, tokens)
     load = played_load(row, found.replicas, pool)
     played = play(load, engine_rules(row, found, start, pool), model.steps)

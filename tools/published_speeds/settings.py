@@ -14,7 +14,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.host import IN_PROCESS
-from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.choices.formats import WeightFormat, weight_formats
 from kvplan.planner.question.request import PlanRequest, Workload
 from kvplan.settings import KNOBS, ServingSettings
@@ -41,7 +41,7 @@ class Deployed:
 
     engine: str
     version: str
-    choice: Choice
+    choice: DeploymentChoice
     replicas: int
     settings: ServingSettings
     workload: Workload
@@ -81,7 +81,7 @@ def deployed(row: PublishedRow) -> Deployed:
         engine=engine,
         version=_release(row),
         backend=_backend(row),
-        choice=Choice(_gpu(row), layout, weights, kv_cache_dtype),
+        choice=DeploymentChoice(_gpu(row), layout, weights, kv_cache_dtype),
         replicas=replicas,
         settings=_settings(row, layout, kv_cache_dtype),
         workload=_workload(row, replicas),

@@ -206,7 +206,7 @@ class MemoryCarver:
         self._device.release_unused()
 
     def _known(self, config: EngineConfig) -> _Measured | None:
-        """Of the smallest step measured so far that is at least as large as any of ``config``."""
+        """Return what was measured of the smallest step so far that is at least as large as any of ``config``."""
         return min(
             (each for each in self._measured if each.covers(config)), key=attrgetter("largest_step"), default=None
         )

@@ -18,7 +18,7 @@ class PromptTokenLogprob(NamedTuple):
 
 
 class PromptLogprobs:
-    """Of a prompt of ``num_prompt_tokens``, with ``num_top`` alternatives each.
+    """Log-probabilities of a prompt of ``num_prompt_tokens``, with ``num_top`` alternatives each.
 
     tokens[i] is for the prompt's token i + 1: nothing comes before the first one. They are kept through preemptions, so
     that what is computed again is not asked again.
@@ -34,10 +34,10 @@ class PromptLogprobs:
         return len(self.tokens) >= self._number
 
     def missing(self, first: int, number: int) -> range:
-        """Those of the positions ``first`` to ``first + number`` - 1 whose next token is one still to be gathered."""
+        """Positions from ``first`` to ``first + number`` - 1 whose next token is one still to be gathered."""
         return range(max(first, len(self.tokens)), min(first + number, self._number))
 
     def by_token(self, prompt_token_ids: list[int]) -> list[dict[int, float] | None]:
-        """As in vLLM: None for the first token; for the others its own log-probability and its alternatives'."""
+        """Return, as vLLM does, None for the first token; for others its log-probability and its alternatives'."""
         own = zip(prompt_token_ids[1:], self.tokens, strict=False)
         return [None, *({token: each.logprob} | each.top for token, each in own)]

@@ -93,7 +93,7 @@ def _kv_salt(adapter: AdapterKey | None, cache_salt: str | None) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledSequence:
-    """In a step, ``num_new_tokens`` tokens of ``sequence`` are computed, from its ``num_computed_tokens`` on.
+    """A part of a step: ``num_new_tokens`` tokens of ``sequence`` are computed, from its ``num_computed_tokens`` on.
 
     needs_sampling: the step reaches the sequence's last token, so its successor can be chosen. num_drafts: of the
     tokens, how many are drafts behind that.

@@ -31,7 +31,7 @@ def changes_logits(sequence: Sequence) -> bool:
 
 
 def logit_changes(sequence: Sequence) -> LogitChanges:
-    """Of a sequence whose tokens are all known. Counts end at MOST_TIMES."""
+    """Return the changes of a sequence whose tokens are all known. Counts end at MOST_TIMES."""
     listed = _listed(sequence)
     codes = {int(token): IS_LISTED for token in listed["token"]}
     if sequence.request.params.has_penalties:

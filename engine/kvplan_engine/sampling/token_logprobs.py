@@ -44,7 +44,7 @@ class PendingLogprobs:
 def queue_logprobs(
     sampler: Sampler, device: Device, logits: torch.Tensor, plan: StepPlan, chosen: torch.Tensor
 ) -> PendingLogprobs:
-    """Of ``chosen`` [n] int64, the tokens of ``plan.sampled``, chosen from logits [rows, vocab_size]."""
+    """Queue those of ``chosen`` [n] int64, the tokens of ``plan.sampled``, chosen from logits [rows, vocab_size]."""
     asked = [(place, each.request.params.logprobs) for place, each in enumerate(plan.sampled)]
     wanted = [(place, count) for place, count in asked if count is not None]
     places, counts = [place for place, _ in wanted], [count for _, count in wanted]

@@ -68,12 +68,12 @@ class PersistentBatch:
 
     @property
     def at_border(self) -> list[Sequence]:
-        """Those whose computed tokens fill whole blocks, so that they need another."""
+        """Sequences whose computed tokens fill whole blocks, so that they need another."""
         return list(self._phases[self.clock.ticks % self._block_size])
 
     @property
     def at_end(self) -> list[Sequence]:
-        """Those that have reached their longest length, tokens on their way included."""
+        """Sequences that have reached their longest length, tokens on their way included."""
         return list(self._endings.get(self.clock.ticks, ()))
 
     def _phase(self, sequence: Sequence) -> int:

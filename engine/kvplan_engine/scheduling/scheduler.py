@@ -372,7 +372,7 @@ class Scheduler:
             self.running.stop_decoding(sequence)
 
     def settle(self, sequence: Sequence, num_accepted: int) -> None:
-        """Of the drafts of ``sequence`` that a committed step computed, the first ``num_accepted`` are its tokens.
+        """Make the first ``num_accepted`` of the drafts of ``sequence`` that a committed step computed its tokens.
 
         The others' KV is as if it had never been computed, and blocks that hold nothing else are given back.
         """

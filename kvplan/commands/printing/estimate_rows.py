@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from kvplan.commands.printing.ranges import RANGE_HEAD, RANGE_MEANING, limit_cell, range_cell
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
-from kvplan.estimate.answer import Estimate
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.document import deployment_figures
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.units import format_bytes, format_gib, format_tokens
 
 
-def csv_rows(answer: Estimate) -> list[dict[str, object]]:
+def csv_rows(answer: EstimateAnswer) -> list[dict[str, object]]:
     """One row per deployment: what was asked, what a token costs in bytes, and the deployment's figures."""
     question = {
         "model": answer.spec.short_id,
@@ -34,7 +34,7 @@ def csv_rows(answer: Estimate) -> list[dict[str, object]]:
     return rows
 
 
-def weight_format(answer: Estimate) -> str:
+def weight_format(answer: EstimateAnswer) -> str:
     """The format that most of the weights are stored in."""
     counts: dict[str, int] = {}
     for each in answer.weights.components:
@@ -42,13 +42,13 @@ def weight_format(answer: Estimate) -> str:
     return max(counts, key=lambda name: counts[name])
 
 
-def gpu_label(answer: Estimate, deployment: Deployment) -> str:
+def gpu_label(answer: EstimateAnswer, deployment: SizedDeployment) -> str:
     """``h200``; ``8 x h200`` where the answer has deployments of several sizes."""
     counts = {ParallelLayout.of(each.settings).num_gpus for each in answer.deployments}
     return deployment.gpu if len(counts) == 1 else deployment.counted_gpu
 
 
-_Cell = Callable[[Estimate, Deployment], str]
+_Cell = Callable[[EstimateAnswer, SizedDeployment], str]
 _COLUMNS: tuple[tuple[str, _Cell], ...] = (
     ("model", lambda answer, _: answer.spec.served_id.rsplit("/", 1)[-1]),
     ("weights", lambda answer, _: weight_format(answer)),
@@ -72,7 +72,7 @@ def _is_shown(name: str, cells: Sequence[str]) -> bool:
     return name not in _ONLY_WHERE_THEY_DIFFER or len(set(cells)) > 1
 
 
-def print_comparison(answers: Sequence[Estimate], *, as_markdown: bool) -> None:
+def print_comparison(answers: Sequence[EstimateAnswer], *, as_markdown: bool) -> None:
     """One row per model, format, context and GPU. Formats are a column where there are several."""
     pairs = [(answer, deployment) for answer in answers for deployment in answer.deployments]
     columns = [(name, [cell(*pair) for pair in pairs]) for name, cell in _COLUMNS]
@@ -91,7 +91,7 @@ def print_comparison(answers: Sequence[Estimate], *, as_markdown: bool) -> None:
     _print_titles(answers)
 
 
-def _print_titles(answers: Sequence[Estimate]) -> None:
+def _print_titles(answers: Sequence[EstimateAnswer]) -> None:
     """Print whose shape stands behind a name of the table, where it is another checkpoint's."""
     sized = dict.fromkeys(answer.spec.title for answer in answers if answer.spec.sized_as is not None)
     if sized:

@@ -27,8 +27,8 @@ from kvplan.commands.printing.render import (
 )
 from kvplan.commands.printing.speculation import print_speculation
 from kvplan.commands.printing.speeds import print_speeds
-from kvplan.estimate.answer import Estimate
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.document import deployment_figures, estimate_document
 from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
 from kvplan.estimate.parallel import ParallelLayout
@@ -39,7 +39,7 @@ from kvplan.units import format_bytes, format_gib, format_tokens
 MANY_SCHEMA = "kvplan.estimates/1"
 
 
-def print_estimates(answers: Sequence[Estimate], output_format: OutputFormat, *, explain: bool = False) -> None:
+def print_estimates(answers: Sequence[EstimateAnswer], output_format: OutputFormat, *, explain: bool = False) -> None:
     """Print one answer in full, several as one table; ``explain`` adds every formula and assumption for people."""
     if output_format is OutputFormat.json:
         documents = [estimate_document(answer) for answer in answers]
@@ -77,7 +77,7 @@ _MARKDOWN_HEAD = tuple(
 )  # no title tells the unit there
 
 
-def _deployment_table(answer: Estimate, head: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _deployment_table(answer: EstimateAnswer, head: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """(head, rows), with a column for the interval behind the tokens where there is one."""
     rows = _deployment_rows(answer)
     if not has_ranges(answer):
@@ -90,7 +90,7 @@ def _deployment_table(answer: Estimate, head: Sequence[str]) -> tuple[list[str],
     )
 
 
-def _deployment_rows(answer: Estimate) -> list[list[str]]:
+def _deployment_rows(answer: EstimateAnswer) -> list[list[str]]:
     rows = []
     for deployment in answer.deployments:
         figures = deployment_figures(deployment)
@@ -105,7 +105,7 @@ def _cell(figure: str, value: Any) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _print_text(answer: Estimate, *, explain: bool) -> None:
+def _print_text(answer: EstimateAnswer, *, explain: bool) -> None:
     spec = answer.spec
     print_sentence(
         f"{spec.title}: {spec.architecture}, {spec.num_layers} layers, {_parameters(answer)}", indent="", further="  "
@@ -139,7 +139,7 @@ def _print_detail(text: str) -> None:
     print_sentence(text, indent=_INDENT, further=_FURTHER)
 
 
-def _print_weights(answer: Estimate, *, explain: bool) -> None:
+def _print_weights(answer: EstimateAnswer, *, explain: bool) -> None:
     weights = answer.weights
     formats = " + ".join(dict.fromkeys(each.format for each in weights.components if _is_large(answer, each.num_bytes)))
     print_sentence(f"Weights   {format_bytes(weights.total_bytes)} ({formats})", indent="", further=" " * 10)
@@ -155,11 +155,11 @@ def _print_weights(answer: Estimate, *, explain: bool) -> None:
         _print_detail(f"in addition, {extra.name}: {count}")
 
 
-def _is_large(answer: Estimate, num_bytes: int) -> bool:
+def _is_large(answer: EstimateAnswer, num_bytes: int) -> bool:
     return num_bytes * 50 > answer.weights.total_bytes
 
 
-def _print_cache(answer: Estimate, *, explain: bool) -> None:
+def _print_cache(answer: EstimateAnswer, *, explain: bool) -> None:
     cache, pages = answer.kept, answer.pages
     print_sentence(f"KV cache  {_cost_of_tokens(cache)} ({answer.kv_dtype})", indent="", further=" " * 10)
     for component in cache.components:
@@ -179,13 +179,13 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
             _print_detail(line)
 
 
-def _over(answer: Estimate, pages: SequencePages) -> str:
+def _over(answer: EstimateAnswer, pages: SequencePages) -> str:
     """How much of the blocks the architecture does not need."""
     needed = answer.kept.logical_bytes
     return f", {100 * (pages.paged_bytes / needed - 1):.1f} % over logical" if needed else ""
 
 
-def _admission_line(answer: Estimate, pages: SequencePages, tokens: int) -> str:
+def _admission_line(answer: EstimateAnswer, pages: SequencePages, tokens: int) -> str:
     """The formula, and the tokens in flight where they add to the blocks of a sequence that decodes."""
     line = f"admission: {pages.admission_formula} = {pages.admission_bytes:,} B"
     if pages.admission_blocks == pages.paged_blocks:
@@ -195,13 +195,13 @@ def _admission_line(answer: Estimate, pages: SequencePages, tokens: int) -> str:
     return f"{line} (with {tokens:,} tokens in flight{each})"
 
 
-def _admissions(answer: Estimate) -> list[tuple[SequencePages, int]]:
+def _admissions(answer: EstimateAnswer) -> list[tuple[SequencePages, int]]:
     """The pages of the GPU with the fewest tokens in flight and, where they differ, of the one with the most."""
     both = ((answer.pages, answer.in_flight_tokens), (answer.most_pages, answer.most_in_flight_tokens))
     return list(dict.fromkeys((pages, tokens) for pages, tokens in both if pages is not None))
 
 
-def _admission(answer: Estimate) -> str:
+def _admission(answer: EstimateAnswer) -> str:
     """``4.00 GiB``, or ``3.91 GiB to 10.48 GiB`` where GPUs have different default batches."""
     return " to ".join(dict.fromkeys(format_bytes(pages.admission_bytes) for pages, _ in _admissions(answer)))
 
@@ -220,7 +220,7 @@ def _cost_of_tokens(cache: KvCacheSize) -> str:
     return f"{per_token:,} B per token" + (f" + {format_bytes(fixed)} per sequence" if fixed else "")
 
 
-def _affine(answer: Estimate) -> str:
+def _affine(answer: EstimateAnswer) -> str:
     """fixed + per token x context, with windows still open at this context written out."""
     terms = []
     for component in answer.kept.components:
@@ -235,7 +235,7 @@ def _affine(answer: Estimate) -> str:
     return " + ".join(terms) or "0 B"
 
 
-def _print_deployments(answer: Estimate) -> None:
+def _print_deployments(answer: EstimateAnswer) -> None:
     engine = answer.deployments[0].engine
     context = _tokens(answer.context_tokens)
     head, rows = _deployment_table(answer, _HEAD)
@@ -255,12 +255,12 @@ def _print_deployments(answer: Estimate) -> None:
     )
 
 
-def _print_budgets(answer: Estimate) -> None:
+def _print_budgets(answer: EstimateAnswer) -> None:
     for row in answer.deployments:
         print_sentence(_budget(answer, row), further="    ")
 
 
-def _budget(answer: Estimate, row: Deployment) -> str:
+def _budget(answer: EstimateAnswer, row: SizedDeployment) -> str:
     """How the pool comes about; where its size is given, what is left beside it."""
     whole, given = format_gib(row.settings.device_memory_bytes), row.settings.kv_cache_memory_bytes is not None
     used = (
@@ -278,7 +278,7 @@ def _budget(answer: Estimate, row: Deployment) -> str:
     )
 
 
-def _block(answer: Estimate, row: Deployment) -> str:
+def _block(answer: EstimateAnswer, row: SizedDeployment) -> str:
     """What a block is: so many tokens or, where it is a part of them, bytes."""
     layout = answer.pages.layout if answer.pages else None
     if layout is None or layout.is_uniform:
@@ -286,7 +286,7 @@ def _block(answer: Estimate, row: Deployment) -> str:
     return format_bytes(layout.block_bytes)
 
 
-def _parameters(answer: Estimate) -> str:
+def _parameters(answer: EstimateAnswer) -> str:
     total, active = answer.spec.num_parameters, answer.spec.num_active_parameters
     return f"{total:,} parameters" + (f", {active:,} active per token" if active != total else "")
 
@@ -303,7 +303,7 @@ def _component_line(component: KvComponent) -> str:
     return f"{format_bytes(component.fixed_bytes)} per sequence = {component.formula}"
 
 
-def _print_markdown(answer: Estimate) -> None:
+def _print_markdown(answer: EstimateAnswer) -> None:
     say(f"**{answer.spec.title}**: {_parameters(answer)}, weights {format_bytes(answer.weights.total_bytes)}")
     say()
     say(f"KV cache: {_cost_of_tokens(answer.kept)} ({answer.kv_dtype})")

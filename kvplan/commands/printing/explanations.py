@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
-from kvplan.explaining.explanation import Explanation, difference_gib
+from kvplan.explaining.explanation import LogAccount, difference_gib
 from kvplan.explaining.stated_settings import named_settings
 from kvplan.explaining.ways_out import in_words_of
 from kvplan.settings import KNOBS
@@ -15,7 +15,7 @@ _SAID_ELSEWHERE = ("device_memory_bytes", "has_flashinfer", "estimate_cudagraphs
 """The table has the first; nobody sets the second; the third is an environment variable."""
 
 
-def print_explanation(answer: Explanation, *, as_markdown: bool = False) -> None:
+def print_explanation(answer: LogAccount, *, as_markdown: bool = False) -> None:
     """Print the account of one start: what the log says beside what was predicted, and what to change.
 
     as_markdown: its parts as a table of Markdown, its sentences as lists.

@@ -23,7 +23,7 @@ from kvplan.errors import KvplanError
 from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.answer.document import plan_row
 from kvplan.planner.answer.fleet_document import balancer_of, fleet_assumptions, fleet_document, usd_per_hour
-from kvplan.planner.choices.verdict import Seen
+from kvplan.planner.choices.verdict import ExpectedBound
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import WORDS
 from kvplan.planner.fleets.judging import WindowVerdict
@@ -159,7 +159,7 @@ def _worst_sentence(best: Played) -> str:
     return f"Worst window ({_from(judged)}, {rate:.3g} requests/s): {figures}."
 
 
-def _figure(seen: Seen | None) -> str:
+def _figure(seen: ExpectedBound | None) -> str:
     """``p99 TTFT is 1,200 (800-1,900) of 2,000 ms``."""
     assert seen is not None, "a window has figures"
     bound = seen.bound

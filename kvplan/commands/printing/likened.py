@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kvplan.commands.printing.plans import answer_lines
 from kvplan.commands.printing.render import print_sentence, say
-from kvplan.planner.search.plan import Plan
+from kvplan.planner.search.plan import PlanAnswer
 
 
-def print_unlike(kept: Plan, free: Plan) -> None:
+def print_unlike(kept: PlanAnswer, free: PlanAnswer) -> None:
     """The answer of ``free``, below that of ``kept``; one line where both are the same."""
     if not free.deployments:
         return

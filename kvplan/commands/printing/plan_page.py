@@ -23,13 +23,13 @@ from kvplan.planner.answer.page import (
 )
 from kvplan.planner.answer.scatter import Mark, scatter
 from kvplan.planner.answer.tradeoff import tradeoff
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import Process, balancer_command, vllm_processes
-from kvplan.planner.search.plan import Plan
+from kvplan.planner.search.plan import PlanAnswer
 
 
-def plan_page(found: Plan) -> str:
+def plan_page(found: PlanAnswer) -> str:
     """The whole page of a plan that has an answer."""
     best, listed_first = found.deployments[0], shown(found)
     others = [each.deployment for each in found.alternatives]
@@ -59,11 +59,11 @@ def write_page(page: str, path: Path) -> None:
         raise KvplanError(f"{path} cannot be written: {error.strerror}.", hint="give another path to --html") from error
 
 
-def _row(cells: tuple[str, ...], deployment: Deployment) -> TableRow:
+def _row(cells: tuple[str, ...], deployment: PlannedDeployment) -> TableRow:
     return TableRow(cells, is_miss=deployment.verdict.goal.is_asked and not deployment.verdict.meets)
 
 
-def _start(best: Deployment, model_id: str) -> Iterator[str]:
+def _start(best: PlannedDeployment, model_id: str) -> Iterator[str]:
     """One instance's command; of several replicas all processes too, and the balancer before them."""
     yield commands(filter(None, [launch_commands(best, model_id).get("vllm")]))
     processes, balancer = vllm_processes(best, model_id), balancer_command(best, model_id)
@@ -75,11 +75,11 @@ def _start(best: Deployment, model_id: str) -> Iterator[str]:
     yield folded(f"All {len(processes)} processes, and what stands before them", commands(lines))
 
 
-def _of_node(process: Process, best: Deployment) -> str:
+def _of_node(process: Process, best: PlannedDeployment) -> str:
     return f"# node {process.node}\n" if best.num_nodes > 1 else ""
 
 
-def _costs(found: Plan) -> str:
+def _costs(found: PlanAnswer) -> str:
     offers = tradeoff(found)
     marks = [
         Mark(
@@ -101,12 +101,12 @@ def _costs(found: Plan) -> str:
     return figure(scatter(chart, marks), caption)
 
 
-def _memory(deployments: list[Deployment]) -> str:
+def _memory(deployments: list[PlannedDeployment]) -> str:
     names = [full_name(each) for each in deployments]
     return figure(memory_bars(deployments, names), "Memory of one GPU of each deployment, to one scale.")
 
 
-def _alternatives(found: Plan, others: list[Deployment]) -> Iterator[str]:
+def _alternatives(found: PlanAnswer, others: list[PlannedDeployment]) -> Iterator[str]:
     if not others:
         return
     yield paragraphs([alternatives_sentence(found)])

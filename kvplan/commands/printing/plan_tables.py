@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.commands.printing.render import print_markdown, print_table
-from kvplan.planner.choices.deployment import Choice, Deployment
+from kvplan.planner.choices.deployment import DeploymentChoice, PlannedDeployment
 from kvplan.planner.question.slo import Statistic
-from kvplan.planner.search.plan import Plan
+from kvplan.planner.search.plan import PlanAnswer
 from kvplan.planner.search.rule_of_thumb import users_by_rule
 from kvplan.units import format_gib
 
@@ -19,15 +19,15 @@ _MEMORY_HEAD = (
 )  # fmt: skip
 
 
-def shown(found: Plan) -> list[Deployment]:
+def shown(found: PlanAnswer) -> list[PlannedDeployment]:
     """The first eight, of each number of a GPU in the same formats the best layout alone."""
-    firsts: dict[tuple[object, ...], Deployment] = {}
+    firsts: dict[tuple[object, ...], PlannedDeployment] = {}
     for each in found.deployments:
         firsts.setdefault((each.choice.gpu.id, each.num_gpus, each.choice.formats, each.verdict.meets), each)
     return list(firsts.values())[:_SHOWN]
 
 
-def print_deployments(deployments: Sequence[Deployment], *, as_markdown: bool = False) -> None:
+def print_deployments(deployments: Sequence[PlannedDeployment], *, as_markdown: bool = False) -> None:
     """What each gives and costs, by the middle of what is expected."""
     rows = deployment_rows(deployments)
     if as_markdown:
@@ -36,36 +36,36 @@ def print_deployments(deployments: Sequence[Deployment], *, as_markdown: bool = 
         print_table(None, DEPLOYMENT_HEAD, rows)
 
 
-def deployment_rows(deployments: Sequence[Deployment]) -> list[tuple[str, ...]]:
+def deployment_rows(deployments: Sequence[PlannedDeployment]) -> list[tuple[str, ...]]:
     """A row for each, below ``DEPLOYMENT_HEAD``."""
     return [_row(each) for each in deployments]
 
 
-def full_name(deployment: Deployment) -> str:
+def full_name(deployment: PlannedDeployment) -> str:
     """``2 x l40s, tp 2, fp8 KV``: with the formats that are not as published."""
     formats = formats_text(deployment.choice)
     return f"{deployment.name}, {formats}" if formats else deployment.name
 
 
-def print_memory(found: Plan, deployments: Sequence[Deployment]) -> None:
+def print_memory(found: PlanAnswer, deployments: Sequence[PlannedDeployment]) -> None:
     """Where each GPU's memory goes, what the pools hold, and what limits each deployment."""
     rows = [_memory_row(each, found) for each in deployments]
     print_table(None, _MEMORY_HEAD, rows, text_columns=(0, 1, 2, 9))
 
 
-def formats_text(choice: Choice) -> str:
+def formats_text(choice: DeploymentChoice) -> str:
     """``awq, fp8 KV``; "" as published."""
     weights, kv_cache_dtype = choice.weights, choice.kv_cache_dtype
     parts = [] if weights.is_published else [weights.name]
     return ", ".join(parts if kv_cache_dtype == "auto" else [*parts, f"{kv_cache_dtype} KV"])
 
 
-def confidence_text(deployment: Deployment) -> str:
+def confidence_text(deployment: PlannedDeployment) -> str:
     """``82 %``: never quite certain of what was predicted."""
     return f"{min(100 * deployment.verdict.confidence, 99):.0f} %"
 
 
-def _row(deployment: Deployment) -> tuple[str, ...]:
+def _row(deployment: PlannedDeployment) -> tuple[str, ...]:
     cost = deployment.middle_usd_per_million_output_tokens()
     return (
         full_name(deployment),
@@ -79,12 +79,12 @@ def _row(deployment: Deployment) -> tuple[str, ...]:
     )
 
 
-def _milliseconds(deployment: Deployment, name: str, statistic: Statistic) -> str:
+def _milliseconds(deployment: PlannedDeployment, name: str, statistic: Statistic) -> str:
     found = deployment.expected.time(name, statistic)
     return "-" if found is None or found.middle == float("inf") else f"{1000 * found.middle:,.0f}"
 
 
-def _memory_row(deployment: Deployment, found: Plan) -> tuple[str, ...]:
+def _memory_row(deployment: PlannedDeployment, found: PlanAnswer) -> tuple[str, ...]:
     rank, capacity, settings = deployment.prediction.rank, deployment.capacity, deployment.prediction.settings.serving
     return (
         deployment.name,

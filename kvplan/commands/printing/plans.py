@@ -32,14 +32,14 @@ from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.money import break_even_text
 from kvplan.planner.answer.sharing import hits_sentence
 from kvplan.planner.answer.steps import explained_steps
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.left_out import left_out
-from kvplan.planner.search.plan import Plan
+from kvplan.planner.search.plan import PlanAnswer
 from kvplan.units import format_bytes, plural
 
 _MOST_PROCESSES = 8
@@ -49,7 +49,9 @@ _SURER = 0.9
 """What the answer names a price for, where it is less sure itself."""
 
 
-def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | None, *, explain: bool = False) -> None:
+def print_answer(
+    found: PlanAnswer, fix: Fix | None, output_format: str, plot: Path | None, *, explain: bool = False
+) -> None:
     """The whole answer in ``output_format``. KvplanError, with the fix as its hint, where nothing serves the load."""
     if output_format == "json":
         print_json(plan_document(found, fix))
@@ -72,7 +74,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         raise nothing_serves(found, fix)
 
 
-def _print_page(found: Plan) -> None:
+def _print_page(found: PlanAnswer) -> None:
     """One HTML page; nothing where nothing serves the load, which the error says."""
     from kvplan.commands.printing.plan_page import plan_page
 
@@ -80,7 +82,7 @@ def _print_page(found: Plan) -> None:
         say(plan_page(found), end="")
 
 
-def _print_markdown(found: Plan) -> None:
+def _print_markdown(found: PlanAnswer) -> None:
     """The answer, its command and the tables, as a page or a ticket takes them."""
     best = found.deployments[0]
     say(f"**{found.spec.title}**\n")
@@ -98,7 +100,7 @@ def _print_markdown(found: Plan) -> None:
         say(f"- {as_markdown(note)}")
 
 
-def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
+def nothing_serves(found: PlanAnswer, fix: Fix | None) -> KvplanError:
     """What came nearest, and the change after which something serves."""
     hint = f"no single change serves it: loosen several of {', '.join(_limits(found.request))}, or take a smaller model"
     if fix is not None:
@@ -129,7 +131,7 @@ def _limits(request: PlanRequest) -> list[str]:
     return ["--gpu", "--max-gpus", *(option for option, is_asked in asked.items() if is_asked)]
 
 
-def print_plan(found: Plan, *, explain: bool = False) -> None:
+def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
     """The answer in a few lines, its command, what else serves the load, and what all of it assumes."""
     if found.deployments:
         best = found.deployments[0]
@@ -151,14 +153,14 @@ def print_plan(found: Plan, *, explain: bool = False) -> None:
         _print_more(found)
 
 
-def answer_lines(found: Plan, best: Deployment) -> Iterator[str]:
+def answer_lines(found: PlanAnswer, best: PlannedDeployment) -> Iterator[str]:
     """What to rent, what it gives, what it costs and how sure that is."""
     yield f"{rent_text(best)} for {load_text(found)} of {found.spec.title}."
     yield f"Gives {_times_text(best)}."
     yield f"{_cost_text(best, found)}{_confidence_sentence(found, best)}"
 
 
-def rent_text(best: Deployment) -> str:
+def rent_text(best: PlannedDeployment) -> str:
     """``Rent 8 x h100-sxm at $21.52/h (2 replicas, tp 4)``."""
     cost = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f}/h"
     name = f"1 x {best.choice.gpu.id}" if best.num_gpus == 1 else f"{best.num_gpus} x {best.choice.gpu.id}"
@@ -170,7 +172,7 @@ def rent_text(best: Deployment) -> str:
     return f"{'Rent' if cost else 'Use'} {name}{cost}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def load_text(found: Plan) -> str:
+def load_text(found: PlanAnswer) -> str:
     """``40 users``, or ``3 requests/s``."""
     workload = found.workload
     if workload.num_users is not None:
@@ -178,7 +180,7 @@ def load_text(found: Plan) -> str:
     return f"{workload.requests_per_second:g} requests/s"
 
 
-def _times_text(best: Deployment) -> str:
+def _times_text(best: PlannedDeployment) -> str:
     """Each figure with its 90 % interval."""
     expected, parts = best.expected, []
     for name in ("ttft", "tpot"):
@@ -190,7 +192,7 @@ def _times_text(best: Deployment) -> str:
     return "; ".join([*parts, f"{within(tokens.middle, tokens.between)} tokens/s"])
 
 
-def _cost_text(best: Deployment, found: Plan) -> str:
+def _cost_text(best: PlannedDeployment, found: PlanAnswer) -> str:
     output, workload = best.middle_usd_per_million_output_tokens(), found.workload
     if output is None:
         return "No price is known (--price). "
@@ -198,7 +200,7 @@ def _cost_text(best: Deployment, found: Plan) -> str:
     return f"Costs ${output:,.2f} per million output tokens, ${every:,.2f} of prompt and output together. "
 
 
-def _confidence_sentence(found: Plan, best: Deployment) -> str:
+def _confidence_sentence(found: PlanAnswer, best: PlannedDeployment) -> str:
     goal, sure = best.verdict.goal, confidence_text(best)
     if not goal.is_asked:
         return _readable_sentence(best)
@@ -211,14 +213,14 @@ def _confidence_sentence(found: Plan, best: Deployment) -> str:
     return f"{text} {confidence_text(surer)}: {surer.name}{cost}."
 
 
-def _readable_sentence(best: Deployment) -> str:
+def _readable_sentence(best: PlannedDeployment) -> str:
     holds = "" if best.verdict.confidence >= 1 else f" Carries this load: {confidence_text(best)} sure."
     if best.verdict.broken is None:
         return f"No --slo: the cheapest that begins within 10 s and writes 10 tokens/s to each.{holds}"
     return f"Slower than people read (10 tokens/s, begun within 10 s): nothing within the limits is faster.{holds}"
 
 
-def _print_alternatives(found: Plan) -> None:
+def _print_alternatives(found: PlanAnswer) -> None:
     if not found.alternatives:
         return
     say(f"\n{alternatives_sentence(found)}")
@@ -227,7 +229,7 @@ def _print_alternatives(found: Plan) -> None:
         print_sentence(caveat)
 
 
-def alternatives_sentence(found: Plan) -> str:
+def alternatives_sentence(found: PlanAnswer) -> str:
     """What other formats are beside the answer."""
     best = found.deployments[0] if found.deployments else None
     if best is None:
@@ -235,7 +237,7 @@ def alternatives_sentence(found: Plan) -> str:
     return "Cheaper or faster with other formats:" if best.verdict.meets else "Surer with other formats:"
 
 
-def assumptions(found: Plan, *, explain: bool) -> Iterator[str]:
+def assumptions(found: PlanAnswer, *, explain: bool) -> Iterator[str]:
     """Short ones always; where each time comes from with ``explain``."""
     workload, everything = found.workload, [*shown(found), *(each.deployment for each in found.alternatives)]
     lengths = f"prompts {workload.input_tokens:,}, answers {workload.output_tokens:,} tokens"
@@ -259,7 +261,7 @@ def assumptions(found: Plan, *, explain: bool) -> Iterator[str]:
         yield from calibration_notes(everything)
 
 
-def _origins(deployments: Sequence[Deployment]) -> str:
+def _origins(deployments: Sequence[PlannedDeployment]) -> str:
     """Where step times come from, each with its GPUs."""
     words = {
         "roofline": "from data sheets alone",
@@ -276,7 +278,7 @@ def _origins(deployments: Sequence[Deployment]) -> str:
     return "Step times are " + "; ".join(f"{word} ({', '.join(gpus)})" for word, gpus in found.items()) + "."
 
 
-def _print_more(found: Plan) -> None:
+def _print_more(found: PlanAnswer) -> None:
     """What the steps of the best deployment consist of, and where the memory of each goes."""
     best = found.deployments[0]
     say()
@@ -291,7 +293,7 @@ _ALWAYS = ("vllm", "kvplan")
 """Engines whose commands are shown without --explain."""
 
 
-def fact_lines(best: Deployment, plan: Plan) -> Iterator[str]:
+def fact_lines(best: PlannedDeployment, plan: PlanAnswer) -> Iterator[str]:
     """What the prefix cache finds, a drafter yields, the server can take, and what an API would cost."""
     for name, sentence in (("Prefix cache", hits_sentence(best)), ("Drafter", drafting_sentence(best))):
         if sentence is not None:
@@ -304,7 +306,7 @@ def fact_lines(best: Deployment, plan: Plan) -> Iterator[str]:
         yield f"API: {against}"
 
 
-def print_commands(best: Deployment, plan: Plan, *, explain: bool, balancer: str | None = None) -> None:
+def print_commands(best: PlannedDeployment, plan: PlanAnswer, *, explain: bool, balancer: str | None = None) -> None:
     """What the caches and the server do, and the lines that start the best deployment.
 
     ``balancer``: what stands before several replicas, where that is not one that takes turns.

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from kvplan.commands.printing.render import print_sentence
-from kvplan.estimate.answer import Estimate
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.units import format_gib
 
 RANGE_HEAD = "+/-"
 RANGE_MEANING = f"{RANGE_HEAD} is a 90 % interval"
 
 
-def has_ranges(answer: Estimate) -> bool:
+def has_ranges(answer: EstimateAnswer) -> bool:
     """Whether any deployment has an interval wider than a point."""
     return any(_has_width(each) for each in answer.deployments)
 
 
-def _has_width(deployment: Deployment) -> bool:
+def _has_width(deployment: SizedDeployment) -> bool:
     return deployment.kv_range is not None and bool(deployment.kv_range.causes)
 
 
-def range_cell(deployment: Deployment) -> str:
+def range_cell(deployment: SizedDeployment) -> str:
     """``1.2 %``: how far the KV tokens can lie from what is predicted; blank without an interval.
 
     ``x 2.6`` where that is more, ``0 to 37,000`` where there may be none at all.
@@ -35,7 +35,7 @@ def range_cell(deployment: Deployment) -> str:
     return f"{100 * share:.1f} %" if share < 1 else f"x {1 + share:.1f}"
 
 
-def limit_cell(deployment: Deployment) -> str:
+def limit_cell(deployment: SizedDeployment) -> str:
     """What stands in the way, for certain or at the low end of the interval; blank where nothing does."""
     if not deployment.fits:
         return deployment.limit or "does not fit"
@@ -46,7 +46,7 @@ def limit_cell(deployment: Deployment) -> str:
     return "may not fit: at the low end there is no room for one sequence" if found is not None and found[0] < 1 else ""
 
 
-def print_ranges(answer: Estimate) -> None:
+def print_ranges(answer: EstimateAnswer) -> None:
     """The interval of every deployment and what it comes from, in GiB of one GPU."""
     for deployment in answer.deployments:
         found = deployment.kv_range
@@ -64,7 +64,7 @@ def print_ranges(answer: Estimate) -> None:
             print_sentence(found.known.sentence, indent="    ", further=" " * 6)
 
 
-def range_warnings(answer: Estimate) -> tuple[str, ...]:
+def range_warnings(answer: EstimateAnswer) -> tuple[str, ...]:
     """Return what nobody has compared of these deployments, each sentence once."""
     known = (each.kv_range.known for each in answer.deployments if each.kv_range is not None)
     return tuple(dict.fromkeys(each.warning for each in known if each is not None and each.warning is not None))

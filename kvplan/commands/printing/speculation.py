@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
-from kvplan.estimate.answer import Estimate
+from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.latency import Range
 from kvplan.units import format_bytes, format_tokens
@@ -16,7 +16,7 @@ _NAMES = {
 }
 
 
-def print_speculation(answer: Estimate, *, as_markdown: bool = False) -> None:
+def print_speculation(answer: EstimateAnswer, *, as_markdown: bool = False) -> None:
     """What the drafter takes, and how many times as fast sequences decode; nothing where there is no drafter."""
     found = answer.speculation
     if found is None:

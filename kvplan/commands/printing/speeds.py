@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, within
 from kvplan.commands.printing.render import print_sentence, print_table, say
-from kvplan.estimate.answer import Estimate
+from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
 from kvplan.estimate.speed.queues import Queues
 
 
-def print_speeds(answer: Estimate, *, explain: bool) -> None:
+def print_speeds(answer: EstimateAnswer, *, explain: bool) -> None:
     """A table of devices that were measured; with ``explain`` those by data sheet too, and what steps consist of."""
     both = zip(answer.deployments, answer.speeds, strict=True)
     shown = [(each.counted_gpu, speed) for each, speed in both if speed and (explain or speed.is_measured)]

@@ -4,7 +4,7 @@ prediction       ``predict_vllm``: everything put together
 learned          a prediction that keeps what a start-up of the same model and GPU showed
 memo             what predictions of one model share, kept with the model itself
 ranges           how far the KV pool can lie from it, and why
-settings         what a release makes of the user's settings on a GPU (``ResolvedSettings``)
+settings         what a release makes of the user's settings on a GPU (``VllmSettings``)
 block_sizes, cache_dtypes    its defaults for a block's tokens and the KV cache's dtype, by model and GPU
 weights, stored  a rank's share of the weights; scaled to what a checkpoint stores
 division         whether vLLM can divide the model over the ranks

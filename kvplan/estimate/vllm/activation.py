@@ -44,7 +44,7 @@ from kvplan.estimate.vllm.kernels import (
     index_workspace_bytes,
     latent_split_bytes,
 )
-from kvplan.estimate.vllm.settings import ResolvedSettings
+from kvplan.estimate.vllm.settings import VllmSettings
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
 from kvplan.settings import FilledSettings
 from kvplan.units import KIB, MIB
@@ -95,7 +95,7 @@ def activation_peak(
     spec: ModelSpec,
     layers: tuple[LayerSpec, ...],
     gpu: GpuProfile,
-    resolved: ResolvedSettings,
+    resolved: VllmSettings,
     release: VllmRelease,
     *,
     num_layers: int,
@@ -152,7 +152,7 @@ def cublas_bytes(gpu: GpuProfile) -> int:
     return _HOPPER_BLAS_WORKSPACE if compute_capability(gpu)[0] >= 9 else _BLAS_WORKSPACE
 
 
-def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
+def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease) -> int:
     """Logits of ``max_num_seqs`` rows, their float32 copies, and the decoder's output they were made from."""
     settings = resolved.serving
     size = element_bytes(settings.dtype)
@@ -169,7 +169,7 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: ResolvedSettings, 
     return hidden + logits + copies
 
 
-def _first_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
+def _first_sampler_rows(rows: int, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease) -> int:
     """Rows of float32 logits in PyTorch's sampler, which some releases run after FlashInfer's."""
     if release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
         found = TRITON_LOGIT_COPIES * rows + min(gpu.multiprocessors or rows, rows)
@@ -178,7 +178,7 @@ def _first_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, 
     return max(found, FLASHINFER_LOGIT_COPIES * rows) if resolved.samples_with_flashinfer else found
 
 
-def _second_sampler_rows(rows: int, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
+def _second_sampler_rows(rows: int, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease) -> int:
     """Rows of float32 logits in the second model runner's sampler, whose noise never is a tensor (gumbel_sample)."""
     if release.second_sampler == "logits":
         return 0

@@ -50,7 +50,7 @@ def check_contexts(spec: ModelSpec, settings: ServingSettings, version: str) -> 
 
 
 def _kv_heads(spec: ModelSpec) -> int | None:
-    """Those of every layer; None for latent attention. UsageError for layers that keep anything else."""
+    """Return the KV heads of every layer; None for latent attention. UsageError for layers that keep anything else."""
     mixers = [layer.mixer for layer in spec.layers]
     plain = [each for each in mixers if isinstance(each, SoftmaxAttention) and each.window_tokens is None]
     if len(plain) == len(mixers):

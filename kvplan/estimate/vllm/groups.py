@@ -61,7 +61,7 @@ _RING_STRIDE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class KvGroup:
+class PageGroup:
     """Layers that share block tables. ``num_layers`` are real ones; the pool gives every group equally many pages."""
 
     page: LayerPage
@@ -74,7 +74,7 @@ class KvGroup:
 class BlockPlan:
     """A rank's caches as vLLM sees them: groups, and the bytes of one block of the shared pool."""
 
-    groups: tuple[KvGroup, ...]
+    groups: tuple[PageGroup, ...]
     bytes_per_block: int
     asked_block_size: int | None = None
     """``--block-size`` where blocks of some groups are others by design (compressed attention)."""
@@ -171,7 +171,7 @@ def plan_blocks(
         pages = [replace(page, kind="full", window_tokens=None) if page.window_tokens else page for page in pages]
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
-        return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
+        return BlockPlan((PageGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
     if any(isinstance(layer.mixer, CompressedAttention) for layer in layers):
         return _compressed_plan(pages, block_size, release)
     has_rings = any(page.kind == "ring" for page in pages)
@@ -338,11 +338,11 @@ def _hybrid_plan(pages: list[LayerPage], release: VllmRelease) -> BlockPlan:
         counts[page] = counts.get(page, 0) + 1
     fewest, most = min(counts.values()), max(counts.values())
     group_size = most if release.hybrid == "balanced" and most < fewest * 1.5 else fewest
-    groups: list[KvGroup] = []
+    groups: list[PageGroup] = []
     for page, count in counts.items():
         num_groups = _ceil_div(count, group_size)
         each, left = divmod(count, num_groups)
-        groups.extend(KvGroup(page, each + (1 if index < left else 0)) for index in range(num_groups))
+        groups.extend(PageGroup(page, each + (1 if index < left else 0)) for index in range(num_groups))
     return BlockPlan(tuple(groups), group_size * pages[0].page_bytes)
 
 
@@ -353,7 +353,7 @@ def _can_be_made_equal(pages: list[LayerPage]) -> bool:
 
 def _packed_plan(pages: Sequence[LayerPage]) -> BlockPlan:
     groups, bytes_per_block = packed_groups(pages)
-    return BlockPlan(tuple(KvGroup(page, num_layers) for page, num_layers in groups), bytes_per_block)
+    return BlockPlan(tuple(PageGroup(page, num_layers) for page, num_layers in groups), bytes_per_block)
 
 
 def _compressed_plan(pages: list[LayerPage], block_size: int, release: VllmRelease) -> BlockPlan:
@@ -364,7 +364,9 @@ def _compressed_plan(pages: list[LayerPage], block_size: int, release: VllmRelea
     found = tuple_layout(pages, release.compressed_layout)
     weighs = release.prints_compressed_bytes
     return BlockPlan(
-        groups=tuple(KvGroup(each.page, each.num_layers, each.num_bytes if weighs else None) for each in found.groups),
+        groups=tuple(
+            PageGroup(each.page, each.num_layers, each.num_bytes if weighs else None) for each in found.groups
+        ),
         bytes_per_block=found.bytes_per_block,
         asked_block_size=block_size,
         admitted_bytes=found.admitted_bytes,

@@ -50,7 +50,7 @@ from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
-from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
+from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
     per_layer_input_bytes,
     rank_weight_bytes,
@@ -113,7 +113,7 @@ class VllmPrediction:
     """
 
     version: str
-    settings: ResolvedSettings
+    settings: VllmSettings
     rank: RankMemory
     num_blocks: int
     block_size: int
@@ -153,7 +153,7 @@ class PredictedRanks:
     """A rank of each pipeline stage: which layers it has (``parts``), and what it takes of its GPU."""
 
     release: VllmRelease
-    resolved: ResolvedSettings
+    resolved: VllmSettings
     parts: tuple[range, ...]
     ranks: tuple[RankMemory, ...]
 
@@ -251,7 +251,7 @@ def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
 
 
 def _rank_memory(
-    known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
+    known: ModelMemo, part: range, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease
 ) -> RankMemory:
     spec, settings = known.spec, resolved.serving
     parts = _rank_parts(known, part, gpu, resolved, release)
@@ -302,7 +302,7 @@ def _graph_bytes(
 
 
 def _rank_parts(
-    known: ModelMemo, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease
+    known: ModelMemo, part: range, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease
 ) -> RankParts:
     spec, settings = known.spec, resolved.serving
     layout, quantization = ParallelLayout.of(settings), settings.quantization
@@ -390,7 +390,7 @@ def without_latent_cache(layer: LayerSpec) -> LayerSpec:
     return replace(layer, mixer=SoftmaxAttention(mixer.num_heads, mixer.num_heads, head, head, tensors=mixer.tensors))
 
 
-def request_shape(resolved: ResolvedSettings, release: VllmRelease) -> RequestShape:
+def request_shape(resolved: VllmSettings, release: VllmRelease) -> RequestShape:
     """One request of ``max_model_len`` tokens as the engine admits it."""
     settings = resolved.serving
     return RequestShape(
@@ -401,9 +401,7 @@ def request_shape(resolved: ResolvedSettings, release: VllmRelease) -> RequestSh
     )
 
 
-def fill_pool(
-    rank: RankMemory, available_bytes: int, settings: ResolvedSettings, release: VllmRelease
-) -> VllmPrediction:
+def fill_pool(rank: RankMemory, available_bytes: int, settings: VllmSettings, release: VllmRelease) -> VllmPrediction:
     """What ``available_bytes`` of KV memory hold on the smallest rank: blocks, concurrency, printed tokens, outcome."""
     plan = rank.blocks
     num_blocks = max(available_bytes, 0) // plan.bytes_per_block
@@ -445,7 +443,7 @@ def printed_tokens(
 def _outcome(
     rank: RankMemory, num_blocks: int, checked_bytes: int, needed_bytes: int, max_num_seqs: int
 ) -> VllmOutcome:
-    """In the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
+    """Judge in the order of vLLM's own checks. checked_bytes: of the pool, as far as a request may fill it."""
     if rank.weight_bytes > rank.requested_bytes:
         return "oom_weights"
     if checked_bytes <= 0 or num_blocks < 1 or rank.lacking_bytes:

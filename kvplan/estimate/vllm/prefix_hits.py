@@ -33,7 +33,7 @@ class PrefixHits(NamedTuple):
 def prefix_hits(
     spec: ModelSpec, asked: ServingSettings, release: VllmRelease, plan: BlockPlan, *, shares_prefixes: bool
 ) -> PrefixHits:
-    """Of a model on a rank with ``plan``. ``shares_prefixes``: different prompts begin alike, not only a chat's own."""
+    """Hits of a model on a rank with ``plan``. ``shares_prefixes``: other prompts begin alike, not only a chat's."""
     has_states = bool(spec.states)
     if not caches_prefixes(spec, asked, release):
         return PrefixHits(0)

@@ -155,7 +155,7 @@ class KvRange:
     """Of the largest ``max_num_seqs`` that starts; None where blocks do not limit it."""
 
     def of_groups(self, num_groups: int) -> KvRange:
-        """Of ``num_groups`` alike data-parallel groups, whose tokens and concurrency add up."""
+        """Return the range of ``num_groups`` alike data-parallel groups, whose tokens and concurrency add up."""
         return replace(
             self,
             tokens=(num_groups * self.tokens[0], num_groups * self.tokens[1]),

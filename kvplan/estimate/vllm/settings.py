@@ -38,7 +38,7 @@ _UNIFIED_NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedSettings:
+class VllmSettings:
     """The settings vLLM runs with, what follows from them, and a sentence for each default that was taken.
 
     ``states_per_request``: recurrent states that a request holds in each layer of state; ``subtract_graphs``: the
@@ -60,9 +60,7 @@ def runs_flashinfer(gpu: GpuProfile) -> bool:
     return (8, 0) <= compute_capability(gpu) <= (12, 1)
 
 
-def resolve_settings(
-    spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease
-) -> ResolvedSettings:
+def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease) -> VllmSettings:
     """The settings vLLM would run with. UsageError for one out of range or that the release refuses.
 
     KvplanError without a maximum length.
@@ -111,7 +109,7 @@ def resolve_settings(
     check_free(serving, release)
     # On a CPU the budget counts what the process holds, whichever runner it is, and nothing is captured.
     second_runner = not gpu.is_cpu and in_second_runner(spec, asked, release)
-    return ResolvedSettings(
+    return VllmSettings(
         serving=serving,
         states_per_request=_states_per_request(spec, gpu, asked, release),
         state_chunk=chunk,

@@ -71,7 +71,7 @@ class PlayedSplit:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SplitComparison:
     """splits: the best fleets of two pools, of ``num_ratios`` that there are. error_factor: a gain below it may be an
     error of the prediction. by_load: what is compared is the load that is taken; otherwise requests per second.
     """
@@ -126,7 +126,7 @@ class PoolComparison:
         """Whether the load can be made larger by sending faster."""
         return all(each.after is None for each in self.requests)
 
-    def compare(self, num_replicas: int, error_factor: float) -> Comparison:
+    def compare(self, num_replicas: int, error_factor: float) -> SplitComparison:
         """``num_replicas`` that do both, and pools on as many GPUs at most."""
         prefill, decode, both = self.gpus
         most = num_replicas * both
@@ -136,13 +136,13 @@ class PoolComparison:
         if not self.by_load:
             ranked = self._ranked(splits, 1.0)
             found = tuple(self._play(each, 1.0) for each in ranked)
-            return Comparison(self._play(together, 1.0), found, len(splits), error_factor, by_load=False)
+            return SplitComparison(self._play(together, 1.0), found, len(splits), error_factor, by_load=False)
         limit = self._most_speed(together, 1.0)
         ranked = self._ranked(splits, limit or _LEAST_SPEED)
         loads = {each: self._most_speed(each, limit or _LEAST_SPEED) for each in ranked}
         ranked.sort(key=lambda each: -loads[each])
         found = tuple(replace(self._play(each, 1.0), most_speed=loads[each]) for each in ranked)
-        return Comparison(
+        return SplitComparison(
             replace(self._play(together, 1.0), most_speed=limit), found, len(splits), error_factor, by_load=True
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.estimate.vllm.groups import BlockPlan, KvGroup
+from kvplan.estimate.vllm.groups import BlockPlan, PageGroup
 from kvplan.estimate.vllm.pages import PER_REQUEST
 
 
@@ -34,7 +34,7 @@ class MovedKv:
         return self.num_ranks * sum(_group_bytes(group, num_tokens, found_tokens) for group in self.plan.groups)
 
 
-def _group_bytes(group: KvGroup, num_tokens: int, found_tokens: int) -> int:
+def _group_bytes(group: PageGroup, num_tokens: int, found_tokens: int) -> int:
     page = group.page
     if page.kind in PER_REQUEST:
         return group.num_layers * page.page_bytes

@@ -202,7 +202,7 @@ class ApartFleet:
             self._ask_for_blocks(flight, at)
 
     def _let_in(self, at: float) -> None:
-        """Those for whom blocks are free go on: to be read, or to be moved."""
+        """Let those go on for whom blocks are free: to be read, or to be moved."""
         for line in self._decode_lines:
             for number in line.let_in():
                 flight = self._flights[number]

@@ -64,7 +64,7 @@ class Fleet:
         self._drained.add(index)
 
     def serving(self, at: float) -> list[Replica]:
-        """Those that take requests at ``at``."""
+        """Return the replicas that take requests at ``at``."""
         return [each for each in self.replicas if each.index not in self._drained and self._ready[each.index] <= at]
 
     def play(

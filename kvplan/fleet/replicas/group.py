@@ -102,7 +102,7 @@ class BlockGroup(Group):
         self.pool.grow(sequence.held, begun, begun + number)
 
     def compose(self) -> None:
-        """Those that decode are before prompts in a step, and take their blocks first."""
+        """Compose a step: those that decode are before prompts, and take their blocks first."""
         self._take_until(self.ticks + 1)
         self.pool.begin_step()
 

@@ -50,8 +50,9 @@ class KeptBlocks:
         return interval // group.block_size or None
 
     def stretches(self, first: int, last: int, places: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-        """Those of the blocks from ``first`` to ``last`` that are kept, of a request that can be resumed at ``places``,
-        in tokens."""
+        """Yield those of the blocks from ``first`` to ``last`` that are kept, of a request that can be resumed at
+        ``places``, in tokens.
+        """
         if self.is_all:
             if first < last:
                 yield first, last

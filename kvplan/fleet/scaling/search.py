@@ -89,7 +89,7 @@ class ScalingAnswer:
 
     @property
     def saved_share(self) -> float:
-        """Of the fixed fleet's replica-seconds, what the best policy saves; 0 where none is cheaper."""
+        """Share of the fixed fleet's replica-seconds that the best policy saves; 0 where none is cheaper."""
         best = self.best
         return 0.0 if best is None else max(1 - best.played.replica_seconds / self.fixed.replica_seconds, 0.0)
 

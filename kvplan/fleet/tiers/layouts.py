@@ -16,7 +16,7 @@ from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.groups import KvGroup
+from kvplan.estimate.vllm.groups import PageGroup
 from kvplan.estimate.vllm.prediction import PredictedRanks, fill_smallest, predict_ranks
 from kvplan.estimate.vllm.prefix_hits import prefix_hits
 from kvplan.fleet.tiers.replayed import Weights
@@ -126,7 +126,7 @@ def _keeps_ends_only(release: VllmRelease) -> bool:
     return release.pins_shared_prefixes and release.keeps_resumed_places_only
 
 
-def _end_blocks(group: KvGroup) -> int:
+def _end_blocks(group: PageGroup) -> int:
     """Return the blocks that a hit needs of a group: a window's, as _contiguous_blocks_for_hit has them, or a state."""
     page = group.page
     if page.kind in _STATES:

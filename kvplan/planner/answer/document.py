@@ -14,21 +14,21 @@ from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
 from kvplan.planner.answer.drafting import drafting_document
 from kvplan.planner.answer.money import cost_columns, cost_document
 from kvplan.planner.answer.sharing import hits_document
-from kvplan.planner.choices.deployment import Deployment, Miss
+from kvplan.planner.choices.deployment import Miss, PlannedDeployment
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.left_out import left_out
-from kvplan.planner.search.plan import Plan
+from kvplan.planner.search.plan import PlanAnswer
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.units import plural
 
 SCHEMA = "kvplan.plan/1"
 
 
-def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
+def plan_document(plan: PlanAnswer, fix: Fix | None = None) -> dict[str, Any]:
     """The whole answer; ``fix``: what would give the plan one, where it has none."""
     workload, slo, slots = plan.workload, plan.request.slo, plan.request.settings.lora_slots
     api = plan.request.api_price
@@ -88,12 +88,12 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
     }
 
 
-def load_assumption(plan: Plan) -> str:
+def load_assumption(plan: PlanAnswer) -> str:
     """How requests are taken to come and to resemble each other."""
     return plan.workload.pattern.sentence(of_users=plan.workload.num_users is not None)
 
 
-def limit_assumption(plan: Plan) -> str | None:
+def limit_assumption(plan: PlanAnswer) -> str | None:
     """How many GPUs a plan may have where nobody said so."""
     request = plan.request
     if request.max_gpus is not None:
@@ -104,7 +104,7 @@ def limit_assumption(plan: Plan) -> str | None:
     return f"At most {plural(max(most), 'GPU')} in all (--max-gpus)."
 
 
-def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
+def plan_assumptions(plan: PlanAnswer, fix: Fix | None = None) -> list[str]:
     """How users are taken to behave, where memory and times come from, and what crosses nodes."""
     deployments = plan.deployments or ((fix.deployment,) if fix is not None else ())
     rooflines = any(deployment.served.speed.origin == "roofline" for deployment in deployments) or not deployments
@@ -124,13 +124,13 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
     return sentences + calibration_notes(deployments) + scale_notes(deployments)
 
 
-def scale_notes(deployments: Iterable[Deployment]) -> list[str]:
+def scale_notes(deployments: Iterable[PlannedDeployment]) -> list[str]:
     """What times are scaled by, where their user measured such a server."""
     notes = (each.speed_model.scale.note for each in deployments if each.speed_model.scale is not None)
     return [f"Times are {note}." for note in dict.fromkeys(notes)]
 
 
-def offload_notes(deployments: Iterable[Deployment]) -> list[str]:
+def offload_notes(deployments: Iterable[PlannedDeployment]) -> list[str]:
     """What weights in the host's memory mean for times; [] without any."""
     reached = {
         f"{each.choice.gpu.id} {host_bytes_per_second(each.choice.gpu) / 1e9:.0f} GB/s": None
@@ -146,7 +146,7 @@ def offload_notes(deployments: Iterable[Deployment]) -> list[str]:
     ]
 
 
-def adapter_notes(plan: Plan) -> list[str]:
+def adapter_notes(plan: PlanAnswer) -> list[str]:
     """What the slots of adapters count as; [] without any."""
     slots = plan.request.settings.lora_slots
     if slots is None:
@@ -158,7 +158,7 @@ def adapter_notes(plan: Plan) -> list[str]:
     ]
 
 
-def bridge_notes(deployments: Iterable[Deployment]) -> list[str]:
+def bridge_notes(deployments: Iterable[PlannedDeployment]) -> list[str]:
     """What is assumed of the bridges between cards that can have one, each with the GPUs that it is said of."""
     gpus: dict[str, dict[str, None]] = {}
     for each in deployments:
@@ -168,7 +168,7 @@ def bridge_notes(deployments: Iterable[Deployment]) -> list[str]:
     return [f"{', '.join(names)}: {note}" for note, names in gpus.items()]
 
 
-def network_notes(deployments: Iterable[Deployment]) -> list[str]:
+def network_notes(deployments: Iterable[PlannedDeployment]) -> list[str]:
     """What instances over several nodes talk over, once for each GPU and link, and what MIG slices are."""
     deployments = tuple(deployments)
     found = (network_note(each.choice.gpu, each.choice.layout) for each in deployments)
@@ -176,7 +176,7 @@ def network_notes(deployments: Iterable[Deployment]) -> list[str]:
     return list(dict.fromkeys([*(note for note in found if note is not None), *slices]))
 
 
-def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
+def calibration_notes(deployments: Iterable[PlannedDeployment]) -> list[str]:
     """One sentence for each measured profile that times were taken from."""
     found = dict.fromkeys(
         (deployment.choice.gpu.id, deployment.served.speed.origin, deployment.served.speed.note)
@@ -193,7 +193,7 @@ def _times_note(gpu: str, origin: str, note: str | None) -> str:
 
 
 def deployment_document(
-    deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None, api: ApiPrice | None = None
+    deployment: PlannedDeployment, model_id: str, rule: RuleOfThumb | None = None, api: ApiPrice | None = None
 ) -> dict[str, Any]:
     """One ranked deployment."""
     choice, prediction, speed = deployment.choice, deployment.prediction, deployment.served.speed
@@ -255,7 +255,7 @@ def deployment_document(
     }
 
 
-def memory_document(deployment: Deployment) -> dict[str, int]:
+def memory_document(deployment: PlannedDeployment) -> dict[str, int]:
     """Where each byte of one GPU goes, with the pool's use at average and at worst case."""
     rank, settings = deployment.prediction.rank, deployment.prediction.settings.serving
     pool = max(rank.available_kv_bytes, 0)
@@ -299,7 +299,7 @@ def _range(found: Range) -> list[float | None]:
     return [round(found.low * 1000, 1), round(found.high * 1000, 1) if found.is_bounded else None]
 
 
-def plan_row(deployment: Deployment, model_id: str, api: ApiPrice | None = None) -> dict[str, Any]:
+def plan_row(deployment: PlannedDeployment, model_id: str, api: ApiPrice | None = None) -> dict[str, Any]:
     """One row of CSV: what varies between deployments, in the units of the JSON document."""
     document = deployment_document(deployment, model_id, api=api)
     settings, performance = document["memory"], document["performance"]

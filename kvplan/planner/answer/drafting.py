@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.units import plural
 
 
-def drafting_document(deployment: Deployment) -> dict[str, Any] | None:
+def drafting_document(deployment: PlannedDeployment) -> dict[str, Any] | None:
     """None without a drafter."""
     drafter, drafting = deployment.choice.weights.spec.drafter, deployment.speed_model.drafting
     if drafter is None or drafting is None:
@@ -22,7 +22,7 @@ def drafting_document(deployment: Deployment) -> dict[str, Any] | None:
     }
 
 
-def drafting_sentence(deployment: Deployment) -> str | None:
+def drafting_sentence(deployment: PlannedDeployment) -> str | None:
     """``mtp, 1 draft token a step, accepted with a chance of 80 %: 1.80 tokens a step``; None without a drafter."""
     drafter, drafting = deployment.choice.weights.spec.drafter, deployment.speed_model.drafting
     if drafter is None or drafting is None:

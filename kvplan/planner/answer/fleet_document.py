@@ -17,7 +17,7 @@ from kvplan.planner.answer.document import (
     plan_document,
     scale_notes,
 )
-from kvplan.planner.choices.verdict import Seen
+from kvplan.planner.choices.verdict import ExpectedBound
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import Growth
 from kvplan.planner.fleets.judging import WindowVerdict
@@ -75,7 +75,7 @@ def balancer_of(played: Played) -> str | None:
 
 
 def usd_per_hour(answer: FleetAnswer, played: Played) -> float | None:
-    """Of all its GPUs, spare ones too; None where nobody knows the price."""
+    """Return the price of all its GPUs, spare ones too; None where nobody knows the price."""
     found, spare = played.plan.found, answer.plan.request.num_spare_replicas
     price = price_of(found.choice.gpu, (played.plan.replicas + spare) * found.num_gpus)
     return price.amount if price.is_known else None
@@ -149,7 +149,7 @@ def window_document(judged: WindowVerdict) -> dict[str, Any]:
     }
 
 
-def bound_document(seen: Seen) -> dict[str, Any]:
+def bound_document(seen: ExpectedBound) -> dict[str, Any]:
     """One bound with its figure as [low, middle, high], and how sure it is that it is kept."""
     ends = seen.figure.between
     return {

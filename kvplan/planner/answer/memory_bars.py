@@ -7,7 +7,7 @@ from html import escape
 from typing import Final, NamedTuple
 
 from kvplan.planner.answer.document import memory_document
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.units import GIB
 
 
@@ -30,7 +30,7 @@ MEMORY_PARTS: Final = (
 )
 
 
-def memory_parts(deployment: Deployment) -> list[float]:
+def memory_parts(deployment: PlannedDeployment) -> list[float]:
     """GiB of one GPU, in the order of the bar's parts; their sum is the GPU's memory."""
     memory = memory_document(deployment)
     pool = memory["kv_pool_bytes"]
@@ -48,7 +48,7 @@ def memory_parts(deployment: Deployment) -> list[float]:
     return [part / GIB for part in parts]
 
 
-def memory_bars(deployments: Sequence[Deployment], names: Sequence[str]) -> str:
+def memory_bars(deployments: Sequence[PlannedDeployment], names: Sequence[str]) -> str:
     """A bar for each deployment as HTML, all to one scale, below a key of their parts."""
     columns = [memory_parts(each) for each in deployments]
     widest = max(map(sum, columns))

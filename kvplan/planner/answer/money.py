@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.question.api_price import ApiPrice
 
 
@@ -24,14 +24,14 @@ class BreakEven:
 
     @property
     def cheaper(self) -> str:
-        """For this load: ``renting``, ``api``, or ``unsure`` where the range of speeds has both."""
+        """What is cheaper for this load: ``renting``, ``api``, or ``unsure`` where the range of speeds has both."""
         slow, fast = self.share_of_load
         if slow <= 1:
             return "renting"
         return "api" if fast > 1 else "unsure"
 
 
-def break_even(deployment: Deployment, api: ApiPrice | None) -> BreakEven | None:
+def break_even(deployment: PlannedDeployment, api: ApiPrice | None) -> BreakEven | None:
     """None without a price of either."""
     rent = deployment.usd_per_hour
     if rent is None or api is None:
@@ -43,7 +43,7 @@ def break_even(deployment: Deployment, api: ApiPrice | None) -> BreakEven | None
     return BreakEven(rent, (each * slow, each * fast), rent / each, (rent / (each * slow), rent / (each * fast)))
 
 
-def break_even_text(deployment: Deployment, api: ApiPrice | None) -> str | None:
+def break_even_text(deployment: PlannedDeployment, api: ApiPrice | None) -> str | None:
     """One sentence, without the figure's name in front."""
     found = break_even(deployment, api)
     if found is None or api is None:
@@ -68,7 +68,7 @@ def _dollars(low: float, high: float) -> str:
     return f"${ends[0]}" if ends[0] == ends[1] else f"${ends[0]}-{ends[1]}"
 
 
-def cost_document(deployment: Deployment, api: ApiPrice | None = None) -> dict[str, Any] | None:
+def cost_document(deployment: PlannedDeployment, api: ApiPrice | None = None) -> dict[str, Any] | None:
     """None where no price is known. Ranges begin with the cheapest: the fastest of the predicted speeds."""
     gpu, output, every = (
         deployment.choice.gpu,

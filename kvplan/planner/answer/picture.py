@@ -16,8 +16,8 @@ from kvplan.estimate.vllm.prediction import request_shape
 from kvplan.planner.answer.memory_bars import MEMORY_PARTS, memory_parts
 from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.answer.tradeoff import tradeoff
-from kvplan.planner.choices.deployment import Deployment
-from kvplan.planner.search.plan import Plan
+from kvplan.planner.choices.deployment import PlannedDeployment
+from kvplan.planner.search.plan import PlanAnswer
 from kvplan.units import format_tokens, plural
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MOST_BARS = 8
 
 
-def concurrency_curve(deployment: Deployment) -> tuple[list[int], list[int]]:
+def concurrency_curve(deployment: PlannedDeployment) -> tuple[list[int], list[int]]:
     """(context lengths in tokens, sequences of that length that the deployment holds), doubling from 512."""
     prediction = deployment.prediction
     shape = request_shape(prediction.settings, vllm_release(prediction.version))
@@ -49,14 +49,14 @@ def concurrency_curve(deployment: Deployment) -> tuple[list[int], list[int]]:
     return lengths, held
 
 
-def draw_plan(plan: Plan, path: Path) -> None:
+def draw_plan(plan: PlanAnswer, path: Path) -> None:
     """Write the picture to ``path``. KvplanError when nothing fits or the file cannot be written."""
     if not plan.deployments:
         raise KvplanError("Nothing fits: there is nothing to draw.", hint="see the fix that the plan suggests")
     save_picture(plan_figure(plan), path)
 
 
-def plan_figure(plan: Plan) -> Figure:
+def plan_figure(plan: PlanAnswer) -> Figure:
     """Above: cost and time of all that was played, and of the first eight the memory and how many sequences it holds.
 
     Below: what the steps of these consist of.
@@ -74,12 +74,12 @@ def plan_figure(plan: Plan) -> Figure:
     return figure
 
 
-def _load(plan: Plan) -> str:
+def _load(plan: PlanAnswer) -> str:
     workload = plan.workload
     return plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
 
 
-def _draw_costs(axes: Axes, plan: Plan) -> None:
+def _draw_costs(axes: Axes, plan: PlanAnswer) -> None:
     """A mark for each deployment: full where it gives what was asked for; those that nothing beats have a name."""
     found = tradeoff(plan)
     sides = itertools.cycle((5, -11))
@@ -99,7 +99,7 @@ def _draw_costs(axes: Axes, plan: Plan) -> None:
     axes.set_title(f"full marks: {goal}", fontsize=9, loc="left")
 
 
-def _draw_bars(axes: Axes, shown: tuple[Deployment, ...]) -> None:
+def _draw_bars(axes: Axes, shown: tuple[PlannedDeployment, ...]) -> None:
     names = [deployment.name for deployment in shown]
     columns = list(zip(*(memory_parts(deployment) for deployment in shown), strict=True))
     bottoms = [0.0] * len(shown)
@@ -114,7 +114,7 @@ def _draw_bars(axes: Axes, shown: tuple[Deployment, ...]) -> None:
     axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False)
 
 
-def _draw_steps(axes: Sequence[Axes], shown: tuple[Deployment, ...], plan: Plan) -> None:
+def _draw_steps(axes: Sequence[Axes], shown: tuple[PlannedDeployment, ...], plan: PlanAnswer) -> None:
     """What the steps of one replica consist of: those that decode for everybody, and those with a prompt beside."""
     steps = list(zip(*(explained_steps(deployment, plan.workload) for deployment in shown), strict=True))
     titles = ("a decode step of a replica", f"the same, with a prompt of {plan.workload.input_tokens:,} tokens")
@@ -126,7 +126,7 @@ def _draw_steps(axes: Sequence[Axes], shown: tuple[Deployment, ...], plan: Plan)
     axes[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
-def _draw_curves(axes: Axes, shown: tuple[Deployment, ...], plan: Plan) -> None:
+def _draw_curves(axes: Axes, shown: tuple[PlannedDeployment, ...], plan: PlanAnswer) -> None:
     """A line per deployment, told apart by mark and dash too, because two of them may lie on each other."""
     lengths: list[int] = []
     for deployment, marker, dash in zip(shown, "os^DvPX*", itertools.cycle(("-", "--", "-.", ":")), strict=False):

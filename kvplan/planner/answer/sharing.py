@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 
 
-def _found_tokens(deployment: Deployment) -> float | None:
-    """Of a prompt on average, with as many requests in progress as there are; None where prompts share nothing."""
+def _found_tokens(deployment: PlannedDeployment) -> float | None:
+    """Tokens found of a prompt on average, with as many requests as there are; None where prompts share nothing."""
     middle, hits = deployment.served.middle, deployment.speed_model.hits
     if hits is None or middle is None:
         return None
     return hits.found(middle.num_users, middle.e2el_seconds)
 
 
-def hits_document(deployment: Deployment) -> dict[str, Any] | None:
+def hits_document(deployment: PlannedDeployment) -> dict[str, Any] | None:
     """None where prompts share nothing."""
     found, prompt = _found_tokens(deployment), deployment.speed_model.input_tokens
     if found is None:
@@ -23,7 +23,7 @@ def hits_document(deployment: Deployment) -> dict[str, Any] | None:
     return {"prompt_tokens": prompt, "cached_tokens": round(found, 1), "hit_rate": round(found / prompt, 4)}
 
 
-def hits_sentence(deployment: Deployment) -> str | None:
+def hits_sentence(deployment: PlannedDeployment) -> str | None:
     """``1,536 of a prompt's 2,048 tokens (75 %) are found in the prefix cache``, with why no more are."""
     found, model = _found_tokens(deployment), deployment.speed_model
     if found is None or model.hits is None:

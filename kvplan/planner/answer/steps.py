@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvplan.estimate.speed.queues import ExplainedStep, decode_step, mixed_step
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.question.request import Workload
 
 
-def explained_steps(deployment: Deployment, workload: Workload) -> list[ExplainedStep]:
+def explained_steps(deployment: PlannedDeployment, workload: Workload) -> list[ExplainedStep]:
     """A step that decodes for everybody, and one that reads a prompt too."""
     running, context = max(round(deployment.served.num_users), 1), workload.average_context
     model = deployment.speed_model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.planner.choices.deployment import Deployment
-from kvplan.planner.search.plan import Plan
+from kvplan.planner.choices.deployment import PlannedDeployment
+from kvplan.planner.search.plan import PlanAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Offer:
     """A deployment by what it costs and how long a request takes on average. is_best: the answer; stands_out: nothing
     that costs as little is as fast."""
 
-    deployment: Deployment
+    deployment: PlannedDeployment
     cost: float
     seconds: float
     is_best: bool
@@ -29,12 +29,12 @@ class Tradeoff:
 
     @property
     def unit(self) -> str:
-        """Of costs."""
+        """Unit of costs."""
         return "dollars per hour" if self.has_prices else "GPUs"
 
 
-def tradeoff(plan: Plan) -> Tradeoff:
-    """Of what serves the load, in the formats asked for and in others."""
+def tradeoff(plan: PlanAnswer) -> Tradeoff:
+    """Return that of what serves the load, in the formats asked for and in others."""
     everything = [*plan.deployments, *(each.deployment for each in plan.alternatives)]
     priced = [each for each in everything if each.usd_per_hour is not None]
     shown = priced or everything
@@ -52,7 +52,7 @@ def tradeoff(plan: Plan) -> Tradeoff:
     return Tradeoff(tuple(sorted(offers, key=lambda each: (each.cost, each.seconds))), bool(priced))
 
 
-def _request_seconds(deployment: Deployment) -> float:
+def _request_seconds(deployment: PlannedDeployment) -> float:
     found = deployment.expected.time("e2el", "mean")
     assert found is not None, "every request takes some time"
     return found.middle

@@ -9,7 +9,7 @@ played       the load as one replica is sent it, played
 expected     what requests see: figures of the play, each with its interval
 verdict      how sure it is that they are within the bounds of the goal
 deployment   what is tried and found, as types
-trial        what the candidates of one plan share: start-ups, speeds, pools
+basis        what the candidates of one plan share: start-ups, speeds, pools
 candidate    a choice with so many replicas in closed form: does it hold the load, how fast about
 evaluation   a candidate played: a deployment with its verdict
 misses       what a choice lacks, in bytes and in a sentence

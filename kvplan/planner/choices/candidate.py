@@ -11,9 +11,9 @@ from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
 from kvplan.planner.choices import misses
-from kvplan.planner.choices.deployment import Capacity, Choice, Miss
+from kvplan.planner.choices.basis import MOST_SEQUENCES, PlanBasis, capacity_of, predict, speed_model
+from kvplan.planner.choices.deployment import Capacity, DeploymentChoice, Miss
 from kvplan.planner.choices.load import LoadedReplica, replica_load, serve_users
-from kvplan.planner.choices.trial import MOST_SEQUENCES, Trial, capacity_of, predict, speed_model
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import SLO_FIELDS
 
@@ -27,8 +27,8 @@ _PLAY_MAY_BE_SHORTER: Final = {"ttft": 1.7, "tpot": 1.25, "e2el": 1.4}
 class Candidate:
     """``room``: sequences that one replica can have in progress, by its pool and its ``seats``."""
 
-    trial: Trial
-    choice: Choice
+    basis: PlanBasis
+    choice: DeploymentChoice
     replicas: int
     prediction: VllmPrediction
     capacity: Capacity
@@ -38,20 +38,20 @@ class Candidate:
     @cached_property
     def model(self) -> SpeedModel:
         """How fast one replica is, at any load."""
-        return speed_model(self.trial, self.choice, self.prediction)
+        return speed_model(self.basis, self.choice, self.prediction)
 
     @cached_property
     def served(self) -> LoadedReplica:
         """One replica under its share of the load, which under users nobody needs to know whether it holds them."""
-        return replica_load(self.trial.workload, self.replicas, self.model, self.room)
+        return replica_load(self.basis.workload, self.replicas, self.model, self.room)
 
     @property
     def num_gpus(self) -> int:
-        """Those of the spare replicas too."""
-        return self.trial.num_gpus(self.choice, self.replicas)
+        """Number of GPUs, those of the spare replicas too."""
+        return self.basis.num_gpus(self.choice, self.replicas)
 
     def rough_score(self, goal: Goal) -> float:
-        """By averages: seconds of a request, or of what was asked for the largest ratio to its bound."""
+        """Score by averages: seconds of a request, or of what was asked for the largest ratio to its bound."""
         middle = self.served.middle
         if middle is None:
             return math.inf
@@ -70,7 +70,7 @@ class Candidate:
 
         A lone request decodes as fast with every budget, and reads a prompt as fast that each of them takes whole.
         """
-        whole = self.model.input_tokens <= min(self.trial.step_budgets(self.choice.gpu))
+        whole = self.model.input_tokens <= min(self.basis.step_budgets(self.choice.gpu))
         names = ("ttft", "tpot") if whole else ("tpot",)
         return goal.is_asked and any(
             getattr(self.model.steady(1, "middle"), SLO_FIELDS[bound.name])
@@ -85,14 +85,14 @@ class Candidate:
         return math.inf if middle is None else float(getattr(middle, SLO_FIELDS[name]))
 
 
-def candidate(trial: Trial, choice: Choice, replicas: int) -> Candidate | Miss:
+def candidate(basis: PlanBasis, choice: DeploymentChoice, replicas: int) -> Candidate | Miss:
     """``choice`` with ``replicas`` under their share of the load, or what it lacks. KvplanError as ``predict``."""
-    users, groups = trial.workload.num_users, choice.layout.data_parallel_size
+    users, groups = basis.workload.num_users, choice.layout.data_parallel_size
     at_once = MOST_SEQUENCES if users is None else math.ceil(users / replicas)
-    found = _with_seats(trial, choice, replicas, at_once / groups)
+    found = _with_seats(basis, choice, replicas, at_once / groups)
     if isinstance(found, Miss):
         return found
-    if users is not None and not trial.workload.pattern.think_seconds:
+    if users is not None and not basis.workload.pattern.think_seconds:
         return found if at_once <= found.room else _lacks_room(found, serve_users(found.model, at_once))
     served = found.served
     if served.keeps_up:
@@ -100,28 +100,28 @@ def candidate(trial: Trial, choice: Choice, replicas: int) -> Candidate | Miss:
         # speed: too few make requests wait that could run, and more cost little. Requests come in bunches, so more than
         # there are on average: arrivals at random have a standard deviation of the square root of their mean.
         used = min(served.most_users, found.room) / groups
-        smaller = _with_seats(trial, choice, replicas, used + _BUNCHED * used**0.5)
+        smaller = _with_seats(basis, choice, replicas, used + _BUNCHED * used**0.5)
         if isinstance(smaller, Candidate) and served.num_users <= min(found.seats, smaller.room):
             smaller.__dict__["served"] = served
             return smaller
     return _lacks_room(found, served)
 
 
-def _with_seats(trial: Trial, choice: Choice, replicas: int, users: float) -> Candidate | Miss:
+def _with_seats(basis: PlanBasis, choice: DeploymentChoice, replicas: int, users: float) -> Candidate | Miss:
     """Seats for ``users`` requests in each data-parallel group."""
-    prediction = predict(trial, choice, users)
+    prediction = predict(basis, choice, users)
     if not prediction.fits:
-        return misses.lacks_memory(trial.workload, choice, replicas, prediction)
-    seats = choice.layout.data_parallel_size * _most_seats(trial, choice, prediction)
-    capacity = capacity_of(trial, choice, prediction)
-    room = capacity.worst_sequences if trial.request.worst_case else capacity.average_sequences
-    return Candidate(trial, choice, replicas, prediction, capacity, min(room, seats), seats)
+        return misses.lacks_memory(basis.workload, choice, replicas, prediction)
+    seats = choice.layout.data_parallel_size * _most_seats(basis, choice, prediction)
+    capacity = capacity_of(basis, choice, prediction)
+    room = capacity.worst_sequences if basis.request.worst_case else capacity.average_sequences
+    return Candidate(basis, choice, replicas, prediction, capacity, min(room, seats), seats)
 
 
 def _lacks_room(found: Candidate, served: LoadedReplica) -> Miss:
-    request = found.trial.request
+    request = found.basis.request
     return misses.lacks_room(
-        found.trial.workload,
+        found.basis.workload,
         found.choice,
         found.replicas,
         found.prediction,
@@ -132,10 +132,10 @@ def _lacks_room(found: Candidate, served: LoadedReplica) -> Miss:
     )
 
 
-def _most_seats(trial: Trial, choice: Choice, prediction: VllmPrediction) -> int:
+def _most_seats(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction) -> int:
     """Sequences per engine in one step: no more than the blocks for their states, even at the pool's low end."""
     sure = sure_num_seqs(choice.weights.spec, choice.gpu, prediction)
-    return min(trial.most_sequences(choice), sure or prediction.most_num_seqs or MOST_SEQUENCES)
+    return min(basis.most_sequences(choice), sure or prediction.most_num_seqs or MOST_SEQUENCES)
 
 
 _AT_THE_PREDICTION: Final = 0.5

@@ -20,7 +20,7 @@ from kvplan.planner.choices.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeploymentChoice:
     """What is varied. ``weights`` carries the model in that format.
 
     ``max_num_batched_tokens``: None for what was asked for, or else the engine's default.
@@ -77,10 +77,10 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class PlannedDeployment:
     """A choice that serves the workload: ``replicas`` instances, of which ``num_spare`` could fail."""
 
-    choice: Choice
+    choice: DeploymentChoice
     replicas: int
     num_spare: int
     prediction: VllmPrediction
@@ -124,7 +124,7 @@ class Deployment:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all GPUs; of whole instances where a cloud rents them so."""
+        """Price of all GPUs; of whole instances where a cloud rents them so."""
         gpu = self.choice.gpu
         return None if gpu.price is None else gpu.price.usd_per_hour * paid_gpus(gpu, self.num_gpus)
 
@@ -135,7 +135,7 @@ class Deployment:
 
     @property
     def output_tokens_per_second(self) -> Figure:
-        """Of all replicas: no more than the load asks for."""
+        """Throughput of all replicas: no more than the load asks for."""
         middle, ends = self.expected.output_tokens_per_second()
         most = math.inf if self.offered_tokens_per_second is None else self.offered_tokens_per_second
         low, middle, high = (min(each * self.replicas, most) for each in (ends.low, middle, ends.high))
@@ -149,7 +149,7 @@ class Deployment:
         return usd_per_million_tokens(cost, ends.high), usd_per_million_tokens(cost, ends.low)
 
     def middle_usd_per_million_output_tokens(self) -> float | None:
-        """By the middle of what is expected."""
+        """Price by the middle of what is expected."""
         cost, tokens = self.usd_per_hour, self.output_tokens_per_second.middle
         return None if cost is None else usd_per_million_tokens(cost, tokens)
 
@@ -181,7 +181,7 @@ class Miss:
     its name.
     """
 
-    choice: Choice
+    choice: DeploymentChoice
     replicas: int
     kind: MissKind
     reason: str

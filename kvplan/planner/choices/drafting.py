@@ -7,12 +7,12 @@ from kvplan.estimate.speculation import draft_work
 from kvplan.estimate.speed.queueing.drafting import Drafting
 from kvplan.estimate.vllm.drafters import drafter_weight_bytes
 from kvplan.estimate.vllm.prediction import VllmPrediction, cache_settings
-from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.question.request import PlanRequest, Workload
 
 
-def drafter_bytes(choice: Choice, prediction: VllmPrediction) -> int:
-    """Of the drafter's weights among those of a rank; 0 without one."""
+def drafter_bytes(choice: DeploymentChoice, prediction: VllmPrediction) -> int:
+    """Return the bytes of the drafter's weights among those of a rank; 0 without one."""
     spec, settings = choice.weights.spec, prediction.settings.serving
     if spec.drafter is None:
         return 0
@@ -20,7 +20,7 @@ def drafter_bytes(choice: Choice, prediction: VllmPrediction) -> int:
 
 
 def drafting_of(
-    request: PlanRequest, workload: Workload, choice: Choice, prediction: VllmPrediction
+    request: PlanRequest, workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction
 ) -> Drafting | None:
     """None without a drafter."""
     spec, settings, rate = choice.weights.spec, prediction.settings.serving, request.settings.acceptance_rate

@@ -9,7 +9,7 @@ from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.candidate import Candidate, pool_confidence
-from kvplan.planner.choices.deployment import Deployment, Miss
+from kvplan.planner.choices.deployment import Miss, PlannedDeployment
 from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.choices.load import serve_users
 from kvplan.planner.choices.played import PlayedReplica
@@ -21,26 +21,26 @@ _NEVER_COMPARED: Final = 0.5
 """What is sure of a server with weights in the host's memory: no published interval is of such servers."""
 
 
-def evaluate(found: Candidate) -> Deployment:
+def evaluate(found: Candidate) -> PlannedDeployment:
     """Play the load on one of its replicas."""
-    trial = found.trial
-    served, rate = found.served, trial.workload.requests_per_second
+    basis = found.basis
+    served, rate = found.served, basis.workload.requests_per_second
     key = (found.choice.key, found.replicas)
-    if key not in trial.plays:
-        trial.plays[key] = _replica(found).play(served)
-    queues = trial.plays[key]
-    verdict = Verdict.of(trial.request.goal, Expected(served, queues), _other_confidences(found, rate))
-    return Deployment(
+    if key not in basis.plays:
+        basis.plays[key] = _replica(found).play(served)
+    queues = basis.plays[key]
+    verdict = Verdict.of(basis.request.goal, Expected(served, queues), _other_confidences(found, rate))
+    return PlannedDeployment(
         choice=found.choice,
         replicas=found.replicas,
-        num_spare=trial.request.num_spare_replicas,
+        num_spare=basis.request.num_spare_replicas,
         prediction=found.prediction,
         capacity=found.capacity,
         served=served,
         queues=queues,
         verdict=verdict,
-        limit=_limit(trial.request.goal, found),
-        offered_tokens_per_second=None if rate is None else rate * trial.workload.output_tokens,
+        limit=_limit(basis.request.goal, found),
+        offered_tokens_per_second=None if rate is None else rate * basis.workload.output_tokens,
         speed_model=found.model,
     )
 
@@ -50,7 +50,7 @@ def too_slow(found: Candidate, verdict: Verdict | None = None) -> Miss:
 
     ``verdict``: of its play; None where averages are so far off that it was not played.
     """
-    goal, alone = found.trial.request.goal, serve_users(found.model, 1)
+    goal, alone = found.basis.request.goal, serve_users(found.model, 1)
     averages = Goal(goal.slo.of_averages(), goal.confidence, goal.is_asked)
     of_one = Verdict.of(averages, Expected(alone, None), ())
     if not of_one.possible:
@@ -62,12 +62,12 @@ def too_slow(found: Candidate, verdict: Verdict | None = None) -> Miss:
 
 def _replica(found: Candidate) -> PlayedReplica:
     return PlayedReplica(
-        found.trial.workload, found.choice, found.replicas, found.prediction, found.capacity, found.model
+        found.basis.workload, found.choice, found.replicas, found.prediction, found.capacity, found.model
     )
 
 
 def _other_confidences(found: Candidate, rate: float | None) -> Iterator[float]:
-    """That the pool holds the load, and that a replica answers as many requests as come."""
+    """Yield how sure it is that the pool holds the load, and that a replica answers as many requests as come."""
     yield pool_confidence(found)
     if found.model.offloaded_bytes:
         yield _NEVER_COMPARED

@@ -51,7 +51,7 @@ class Expected:
         return Figure(middle, ends)
 
     def output_tokens_per_second(self) -> Figure:
-        """Of the replica."""
+        """Throughput of the replica."""
         if self.queues is None:
             found = self.served.speed.output_tokens_per_second
             return Figure(found.middle, found)
@@ -65,7 +65,7 @@ class Expected:
         return {"ttft": figures.ttft, "tpot": figures.tpot, "e2el": figures.e2el}[name]
 
     def _average(self, name: str, statistic: Statistic) -> Figure:
-        """In closed form; of a tail nothing is known."""
+        """Return the average in closed form; of a tail nothing is known."""
         field = SLO_FIELDS[name]
         if self.served.middle is None or statistic not in ("mean", "p50"):
             return Figure(math.inf, Range(math.inf, math.inf))

@@ -116,7 +116,7 @@ def format_pairs(
 
 
 def _tried_kv_caches(weights: WeightFormat, release: VllmRelease) -> tuple[str, ...]:
-    """Without what the published one is already."""
+    """List the formats without what the published one is already."""
     stated = cache_of_checkpoint(weights.spec, ServingSettings(), release)
     return TRIED_KV_CACHES if stated is None else TRIED_KV_CACHES[:1]
 

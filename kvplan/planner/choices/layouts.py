@@ -112,7 +112,7 @@ def _whole_nodes(spec: ModelSpec, gpus_per_node: int, most: int) -> Iterator[Par
 
 
 def _allowed(spec: ModelSpec, layouts: Iterable[ParallelLayout]) -> tuple[ParallelLayout, ...]:
-    """Those that divide the model, each once, with whole experts where slices do not divide."""
+    """Return those that divide the model, each once, with whole experts where slices do not divide."""
     found: dict[ParallelLayout, None] = {}
     for layout in layouts:
         whole = ParallelLayout(

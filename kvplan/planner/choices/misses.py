@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from kvplan.estimate.vllm.prediction import VllmPrediction
-from kvplan.planner.choices.deployment import Capacity, Choice, Miss
+from kvplan.planner.choices.deployment import Capacity, DeploymentChoice, Miss
 from kvplan.planner.choices.load import LoadedReplica
-from kvplan.planner.choices.verdict import Seen, Verdict
+from kvplan.planner.choices.verdict import ExpectedBound, Verdict
 from kvplan.planner.question.request import Workload
 from kvplan.units import format_bytes, plural
 
 
-def lacks_memory(workload: Workload, choice: Choice, replicas: int, prediction: VllmPrediction) -> Miss:
+def lacks_memory(workload: Workload, choice: DeploymentChoice, replicas: int, prediction: VllmPrediction) -> Miss:
     """The weights do not fit, or not one request beside them."""
     rank = prediction.rank
     gpus = choice.layout.num_gpus
@@ -39,7 +39,7 @@ def lacks_memory(workload: Workload, choice: Choice, replicas: int, prediction: 
 
 def lacks_room(
     workload: Workload,
-    choice: Choice,
+    choice: DeploymentChoice,
     replicas: int,
     prediction: VllmPrediction,
     capacity: Capacity,
@@ -78,7 +78,7 @@ def lacks_room(
 
 
 def lacks_speed(
-    choice: Choice, replicas: int, prediction: VllmPrediction, served: LoadedReplica, verdict: Verdict
+    choice: DeploymentChoice, replicas: int, prediction: VllmPrediction, served: LoadedReplica, verdict: Verdict
 ) -> Miss:
     """It holds the load, but does not keep the goal as surely as asked."""
     worst = _worst(verdict)
@@ -91,7 +91,7 @@ def lacks_speed(
     return Miss(choice, replicas, "slo", worst.bound.name, 0, worst.ratio - 1, sentence, prediction)
 
 
-def too_slow_alone(choice: Choice, replicas: int, prediction: VllmPrediction, alone: Verdict) -> Miss:
+def too_slow_alone(choice: DeploymentChoice, replicas: int, prediction: VllmPrediction, alone: Verdict) -> Miss:
     """Not even one request at a time keeps the goal, as ``alone`` says: more replicas would not help."""
     worst = _worst(alone)
     assert worst is not None, "a bound is missed"
@@ -99,11 +99,11 @@ def too_slow_alone(choice: Choice, replicas: int, prediction: VllmPrediction, al
     return Miss(choice, replicas, "slo", worst.bound.name, 0, worst.ratio - 1, sentence, prediction, is_final=True)
 
 
-def _worst(verdict: Verdict) -> Seen | None:
+def _worst(verdict: Verdict) -> ExpectedBound | None:
     return verdict.broken or verdict.weakest
 
 
-def _times(seen: Seen) -> str:
+def _times(seen: ExpectedBound) -> str:
     """``TTFT would average 449 to 835 ms``, ``TTFT p99 would be ...``; why not, where a load cannot be played."""
     bound, (middle, ends) = seen.bound, seen.figure
     is_average = bound.statistic == "mean"

@@ -12,7 +12,7 @@ from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import Queues, play_queues
 from kvplan.estimate.vllm.prediction import VllmPrediction
-from kvplan.planner.choices.deployment import Capacity, Choice
+from kvplan.planner.choices.deployment import Capacity, DeploymentChoice
 from kvplan.planner.choices.load import LoadedReplica
 from kvplan.planner.question.request import Workload
 
@@ -22,7 +22,7 @@ class PlayedReplica:
     """One of ``number`` replicas under its share of ``workload``. ``seed``: of lengths and arrivals."""
 
     workload: Workload
-    choice: Choice
+    choice: DeploymentChoice
     number: int
     prediction: VllmPrediction
     capacity: Capacity
@@ -47,7 +47,7 @@ class PlayedReplica:
         return None if rate is None else rate / self.number
 
     def _load(self, served: LoadedReplica) -> PlayedLoad:
-        """By the pattern of the workload."""
+        """Make the load by the pattern of the workload."""
         pattern = self.workload.pattern
         load = self._evenly_spread(served).spread_as(pattern.length_spread, self.workload.longest_turn)
         load = replace(load, trace=pattern.trace)
@@ -78,7 +78,7 @@ class PlayedReplica:
 
 
 def _as_they_come(found: Queues, served: LoadedReplica, rate: float) -> Queues:
-    """Of requests at a ``rate`` no more are answered than come, and fewer only where the replica can answer so few."""
+    """Answer no more requests at a ``rate`` than come, and fewer only where the replica can answer so few."""
     interval = found.intervals["throughput"]
     if interval is None or served.supply is None:
         return found

@@ -7,12 +7,12 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.speed.queueing.sharing import ExpectedHits
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits, shared_blocks
-from kvplan.planner.choices.deployment import Capacity, Choice
+from kvplan.planner.choices.deployment import Capacity, DeploymentChoice
 from kvplan.planner.question.request import Workload
 
 
-def hits_on(workload: Workload, choice: Choice, prediction: VllmPrediction) -> PrefixHits:
-    """By vLLM's rules for the model, the release and the blocks of this deployment."""
+def hits_on(workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction) -> PrefixHits:
+    """Return the hits by vLLM's rules for the model, the release and the blocks of this deployment."""
     return prefix_hits(
         choice.weights.spec,
         prediction.settings.serving,
@@ -22,8 +22,10 @@ def hits_on(workload: Workload, choice: Choice, prediction: VllmPrediction) -> P
     )
 
 
-def expected_hits(workload: Workload, choice: Choice, prediction: VllmPrediction, capacity: Capacity) -> ExpectedHits:
-    """Of a load whose prompts share something."""
+def expected_hits(
+    workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction, capacity: Capacity
+) -> ExpectedHits:
+    """Return the hits of a load whose prompts share something."""
     sharing = workload.pattern.sharing
     groups, hits = choice.layout.data_parallel_size, hits_on(workload, choice, prediction)
     return ExpectedHits(
@@ -38,7 +40,9 @@ def expected_hits(workload: Workload, choice: Choice, prediction: VllmPrediction
     )
 
 
-def sequences_beside_prefixes(workload: Workload, choice: Choice, prediction: VllmPrediction, blocks_each: int) -> int:
+def sequences_beside_prefixes(
+    workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction, blocks_each: int
+) -> int:
     """Sequences of ``blocks_each`` that one data-parallel group's pool holds at once.
 
     Of ``num_prefixes`` shared ones those are held that one of the sequences begins with: each with any of them.

@@ -35,7 +35,7 @@ def share_at_most(figure: Figure, bound: float) -> float:
     return 0.5 * (1 + math.copysign(math.erf(_OF_AN_END * abs(distance / width) / 2**0.5), distance))
 
 
-class Seen(NamedTuple):
+class ExpectedBound(NamedTuple):
     """A bound and what is expected of it. ``confidence``: that it is kept."""
 
     bound: Bound
@@ -62,7 +62,7 @@ class Verdict:
     times, whether the replica keeps up with a rate, and whether the KV pool holds the load."""
 
     goal: Goal
-    seen: tuple[Seen, ...]
+    seen: tuple[ExpectedBound, ...]
     confidence: float
 
     @staticmethod
@@ -72,13 +72,13 @@ class Verdict:
         for bound in goal.slo.bounds():
             figure = expected.time(bound.name, bound.statistic)
             if figure is not None:
-                seen.append(Seen(bound, figure, share_at_most(figure, bound.seconds)))
+                seen.append(ExpectedBound(bound, figure, share_at_most(figure, bound.seconds)))
         asked = (each.confidence for each in seen if goal.is_asked)
         return Verdict(goal, tuple(seen), min([*others, *asked], default=1.0))
 
     @property
     def meets(self) -> bool:
-        """As sure as the goal asks. A readable speed is kept by the middle of what is expected."""
+        """Whether it is as sure as the goal asks. A readable speed is kept by the middle of what is expected."""
         return self.confidence >= self.goal.confidence and (self.goal.is_asked or self.broken is None)
 
     @property
@@ -87,13 +87,13 @@ class Verdict:
         return self.confidence >= 0.5
 
     @property
-    def broken(self) -> Seen | None:
+    def broken(self) -> ExpectedBound | None:
         """What is missed by most, by the middle of what is expected."""
         worst = max(self.seen, key=lambda each: each.ratio, default=None)
         return worst if worst is not None and worst.ratio > 1 else None
 
     @property
-    def weakest(self) -> Seen | None:
+    def weakest(self) -> ExpectedBound | None:
         """The bound that is kept least surely."""
         return min(self.seen, key=lambda each: each.confidence, default=None)
 

@@ -14,9 +14,9 @@ from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.division import check_has_experts
 from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.shapes import read_shape, stretched
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.basis import PlanBasis
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.choices.load import serve_users
-from kvplan.planner.choices.trial import Trial
 from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.fleets.demand import Alone, Demand
 from kvplan.planner.fleets.formats import OtherFormat, other_formats
@@ -29,7 +29,7 @@ from kvplan.planner.fleets.setups import fleet_choice
 from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.question.trace import TraceQuestion
-from kvplan.planner.search.plan import Alternative, Plan, formats_asked
+from kvplan.planner.search.plan import Alternative, PlanAnswer, formats_asked
 from kvplan.planner.search.ranking import price_of
 from kvplan.planner.search.rule_of_thumb import rule_of_thumb
 from kvplan.workload.shape import shape_of_file
@@ -57,7 +57,7 @@ class FleetAnswer:
     keeps the level for less, or at all, in formats that were not asked for.
     """
 
-    plan: Plan
+    plan: PlanAnswer
     demand: Demand
     trace: TraceQuestion
     best: Played | None
@@ -95,10 +95,10 @@ def plan_fleet(
     request = replace(request, load_notes=())
     workload = complete(request, spec)
     demand = Demand(_requests(trace, request, workload), trace.window_seconds)
-    trial = Trial(request, workload, measured)
+    basis = PlanBasis(request, workload, measured)
     player = Player(demand, request.goal, trace.share_of_windows, listener.on_play)
     asked, unasked = formats_asked(spec, request)
-    search = FleetSearch(trial, player, asked, trace.router, listener.on_best)
+    search = FleetSearch(basis, player, asked, trace.router, listener.on_best)
     search.run()
     growth: Growth | None = None
     frontier: tuple[Played, ...] = ()
@@ -108,22 +108,22 @@ def plan_fleet(
     if search.best is not None and not search.was_interrupted:
         try:
             growth = growth_of(search.best, player)
-            frontier = _frontier(search.best, player, trial)
-            pools, policy = _pools(search.best, player, trace, trial), _policy(search.best, player, trace, trial)
+            frontier = _frontier(search.best, player, basis)
+            pools, policy = _pools(search.best, player, trace, basis), _policy(search.best, player, trace, basis)
         except KeyboardInterrupt:
             search.was_interrupted = True
     if not search.was_interrupted:
         formats = other_formats(search, unasked)
     others = tuple(each for each in search.cheapest.values() if each is not search.best)
-    fleets = [] if search.best is None else [search.best, *sorted(others, key=lambda each: _cost(trial, each))]
+    fleets = [] if search.best is None else [search.best, *sorted(others, key=lambda each: _cost(basis, each))]
     return FleetAnswer(
         plan=_as_plan(
             spec,
             request,
-            trial,
+            basis,
             search,
-            [_deployment(trial, each, growth) for each in fleets],
-            [Alternative(_deployment(trial, each.played, growth), each.caveats) for each in formats],
+            [_deployment(basis, each, growth) for each in fleets],
+            [Alternative(_deployment(basis, each.played, growth), each.caveats) for each in formats],
         ),
         demand=demand,
         trace=trace,
@@ -137,7 +137,7 @@ def plan_fleet(
         quickest=search.quickest,
         reused_share=demand.reused_share,
         notes=shape.notes,
-        dearer=tuple(gpu.id for gpu in trial.gpus if fleets and gpu.id not in {kind[0] for kind in search.cheapest}),
+        dearer=tuple(gpu.id for gpu in basis.gpus if fleets and gpu.id not in {kind[0] for kind in search.cheapest}),
         num_left_out=search.num_left_out,
         seconds=time.monotonic() - began,
         was_interrupted=search.was_interrupted,
@@ -147,31 +147,31 @@ def plan_fleet(
     )
 
 
-def _pools(best: Played, player: Player, trace: TraceQuestion, trial: Trial) -> PoolAnswer | None:
+def _pools(best: Played, player: Player, trace: TraceQuestion, basis: PlanBasis) -> PoolAnswer | None:
     """Prefill and decode apart, where that is asked for. Prefill replicas are tried with every larger token budget."""
     plan, engine = best.plan, trace.wishes.hand_over
     if engine is None:
         return None
     demand, share, choice = player.demand, trace.share_of_windows, plan.found.choice
-    budgets = [each for each in trial.step_budgets(choice.gpu) if each > plan.found.tokens]
-    others = [fleet_choice(trial, replace(choice, max_num_batched_tokens=each)) for each in sorted(budgets)]
+    budgets = [each for each in basis.step_budgets(choice.gpu) if each > plan.found.tokens]
+    others = [fleet_choice(basis, replace(choice, max_num_batched_tokens=each)) for each in sorted(budgets)]
     larger = [each for each in others if each is not None]
     return compare_pools(plan.found, plan.replicas, demand, player.goal, share, plan.router, engine, larger)
 
 
-def _policy(best: Played, player: Player, trace: TraceQuestion, trial: Trial) -> PolicyAnswer | None:
+def _policy(best: Played, player: Player, trace: TraceQuestion, basis: PlanBasis) -> PolicyAnswer | None:
     """Replicas that come and go, where that is asked for."""
     plan, bounds = best.plan, trace.wishes.scaling
     if bounds is None:
         return None
-    spare, share = trial.request.num_spare_replicas, trace.share_of_windows
+    spare, share = basis.request.num_spare_replicas, trace.share_of_windows
     told, demand = player.on_play, player.demand
     on_play = None if told is None else lambda count: told(player.num_played + count)
     return find_policy(plan.found, plan.replicas, demand, player.goal, share, plan.router, bounds, spare, on_play)
 
 
 def _requests(trace: TraceQuestion, request: PlanRequest, workload: Workload) -> tuple[FleetRequest, ...]:
-    """Those of the file, with the head-room and the shape of a day that were asked for."""
+    """Return the requests of the file, with the head-room and the shape of a day that were asked for."""
     part = trace.part
     if request.headroom:
         part = replace(part, speed=part.speed * (1 + request.headroom))
@@ -179,22 +179,22 @@ def _requests(trace: TraceQuestion, request: PlanRequest, workload: Workload) ->
     return found if trace.shape is None else stretched(found, read_shape(trace.shape))
 
 
-def _cost(trial: Trial, played: Played) -> tuple[object, ...]:
+def _cost(basis: PlanBasis, played: Played) -> tuple[object, ...]:
     plan = played.plan
     gpu = plan.found.choice.gpu
-    return (*price_of(gpu, trial.num_gpus(plan.found.choice, plan.replicas)), played.verdict.deciding.ratio)
+    return (*price_of(gpu, basis.num_gpus(plan.found.choice, plan.replicas)), played.verdict.deciding.ratio)
 
 
-def _frontier(best: Played, player: Player, trial: Trial) -> tuple[Played, ...]:
+def _frontier(best: Played, player: Player, basis: PlanBasis) -> tuple[Played, ...]:
     """The best choice with other numbers of replicas."""
-    plan, most = best.plan, trial.most_replicas(best.plan.found.choice)
+    plan, most = best.plan, basis.most_replicas(best.plan.found.choice)
     counts = range(max(plan.replicas - _SHOWN_BELOW, 1), min(plan.replicas + _SHOWN_ABOVE, most) + 1)
     plans = [replace(plan, replicas=count) for count in counts]
     player.prepare(plans, whole_play=True)
     return tuple(player.busiest(each, whole_play=True) for each in plans)
 
 
-def _deployment(trial: Trial, played: Played, growth: Growth | None) -> Deployment:
+def _deployment(basis: PlanBasis, played: Played, growth: Growth | None) -> PlannedDeployment:
     """A fleet as a deployment of a plan, with the figures of its play."""
     plan, figures, verdict = played.plan, played.figures, played.verdict
     assert figures is not None, "every request of a whole play has ended"
@@ -203,15 +203,15 @@ def _deployment(trial: Trial, played: Played, growth: Growth | None) -> Deployme
     tokens = figures.output_throughput / plan.replicas
     queues = Queues(figures, tokens, verdict.bar.intervals)
     resource = "prefill" if growth is None or growth.resource is None else growth.resource
-    return Deployment(
+    return PlannedDeployment(
         choice=found.choice,
         replicas=plan.replicas,
-        num_spare=trial.request.num_spare_replicas,
+        num_spare=basis.request.num_spare_replicas,
         prediction=found.prediction,
         capacity=found.capacity,
         served=serve_users(found.model, max(round(running), 1)),
         queues=queues,
-        verdict=Verdict(trial.request.goal, verdict.deciding.seen, verdict.confidence),
+        verdict=Verdict(basis.request.goal, verdict.deciding.seen, verdict.confidence),
         limit=_LIMITS[resource],
         offered_tokens_per_second=figures.output_throughput,
         speed_model=found.model,
@@ -221,28 +221,28 @@ def _deployment(trial: Trial, played: Played, growth: Growth | None) -> Deployme
 def _as_plan(
     spec: ModelSpec,
     request: PlanRequest,
-    trial: Trial,
+    basis: PlanBasis,
     search: FleetSearch,
-    deployments: list[Deployment],
+    deployments: list[PlannedDeployment],
     alternatives: list[Alternative],
-) -> Plan:
+) -> PlanAnswer:
     if not search.num_tried:
         raise KvplanError(
             f"{spec.served_id} cannot be divided over the GPUs of this plan.",
             hint="allow other GPUs, or raise --max-gpus",
         )
-    return Plan(
+    return PlanAnswer(
         spec=spec,
         request=request,
-        workload=trial.workload,
+        workload=basis.workload,
         deployments=tuple(deployments),
         alternatives=tuple(alternatives),
         misses=(),
         too_dear=None,
         over_budget=frozenset(),
         unplayed=frozenset(),
-        refusals=trial.refusals,
-        rule=rule_of_thumb(spec, request, trial.workload),
+        refusals=basis.refusals,
+        rule=rule_of_thumb(spec, request, basis.workload),
         num_tried=search.num_tried,
         num_played=search.player.num_played,
         is_cut=search.was_interrupted,

@@ -26,7 +26,7 @@ def other_formats(search: FleetSearch, pairs: Sequence[FormatPair]) -> tuple[Oth
     found: list[OtherFormat] = []
     best = search.best
     for pair in pairs:
-        other = FleetSearch(search.trial, search.player, [pair], search.router)
+        other = FleetSearch(search.basis, search.player, [pair], search.router)
         if best is not None:
             other.router = best.plan.router
             other.gpus = (best.plan.found.choice.gpu,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvplan.planner.choices.verdict import Seen
+from kvplan.planner.choices.verdict import ExpectedBound
 from kvplan.planner.fleets.playing import Played, Player
 
 _MOST_FACTOR: Final = 8.0
@@ -28,7 +28,7 @@ class Growth:
 
     factor: float
     is_capped: bool
-    breaks: Seen | None = None
+    breaks: ExpectedBound | None = None
     factor_beyond: float = 1.0
     resource: Resource | None = None
 

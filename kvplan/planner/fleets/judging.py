@@ -12,10 +12,9 @@ from kvplan.estimate.speed.latency import FIGURES, Range, SpeedModel
 from kvplan.fleet.replicas.fleet import FleetPlay
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.requests import FleetRequest
-from kvplan.fleet.windows import Window, sent_by_window, window_of, windows_of
+from kvplan.fleet.windows import TraceWindow, sent_by_window, window_of, windows_of
 from kvplan.planner.choices.expected import Figure
-from kvplan.planner.choices.verdict import Seen as SeenBound
-from kvplan.planner.choices.verdict import share_at_most
+from kvplan.planner.choices.verdict import ExpectedBound, share_at_most
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import Bound
 
@@ -34,7 +33,7 @@ class Bar:
 
     @staticmethod
     def of(goal: Goal, model: SpeedModel, share_of_windows: float, num_users: float = 1.0) -> Bar:
-        """Of a replica as fast as ``model``, with ``num_users`` in progress."""
+        """Return the bar of a replica as fast as ``model``, with ``num_users`` in progress."""
         found = {name: model.error_interval(name, num_users) for name in FIGURES}
         return Bar(goal, found, share_of_windows)
 
@@ -46,14 +45,14 @@ class Bar:
             return Range(0.0, math.inf)
         return Range(middle * min(each.low for each in known), middle * max(each.high for each in known))
 
-    def seen(self, window: Window) -> list[SeenBound]:
+    def seen(self, window: TraceWindow) -> list[ExpectedBound]:
         """Each bound with the window's figure, and how sure it is that it is kept."""
         found = []
         for bound in self.goal.slo.bounds():
             middle = window.at(bound.name, bound.statistic)
             if middle is not None:
                 figure = Figure(middle, self.ends(bound.name, middle))
-                found.append(SeenBound(bound, figure, share_at_most(figure, bound.seconds)))
+                found.append(ExpectedBound(bound, figure, share_at_most(figure, bound.seconds)))
         return found
 
     def needed(self, bound: Bound) -> float:
@@ -61,13 +60,15 @@ class Bar:
         without a service level is kept by the middle."""
         if not self.goal.is_asked:
             return bound.seconds
-        return SeenBound(bound, Figure(1.0, self.ends(bound.name, 1.0)), 0.0).shrunk_to(self.goal.confidence)
+        return ExpectedBound(bound, Figure(1.0, self.ends(bound.name, 1.0)), 0.0).shrunk_to(self.goal.confidence)
 
     def judge(self, play: FleetPlay, seconds: float, judged_windows: frozenset[int] | None = None) -> FleetVerdict:
         """Judge the windows of ``play``."""
         return self.judge_windows(windows_of(play, seconds), judged_windows)
 
-    def judge_windows(self, windows: Sequence[Window], judged_windows: frozenset[int] | None = None) -> FleetVerdict:
+    def judge_windows(
+        self, windows: Sequence[TraceWindow], judged_windows: frozenset[int] | None = None
+    ) -> FleetVerdict:
         """Judge ``windows``, or those at ``judged_windows``."""
         judged = []
         for window in windows:
@@ -83,7 +84,7 @@ class Bar:
         return FleetVerdict(self, tuple(judged))
 
     def num_that_may_break(self, num_windows: int) -> int:
-        """Of so many windows. A hair more than the share is as good as it: shares of few windows are not round."""
+        """Count the windows that may break. A hair over the share is as good: shares of few windows are not round."""
         return int(num_windows * (1 - self.share_of_windows) + 1e-9)
 
 
@@ -91,11 +92,11 @@ class WindowVerdict(NamedTuple):
     """confidence: that the window keeps every bound. ratio: the largest of its figures to what the goal needs, at most
     1 where it keeps it; worst: that bound."""
 
-    window: Window
-    seen: tuple[SeenBound, ...]
+    window: TraceWindow
+    seen: tuple[ExpectedBound, ...]
     confidence: float
     ratio: float
-    worst: SeenBound | None
+    worst: ExpectedBound | None
 
     @property
     def keeps(self) -> bool:
@@ -130,7 +131,7 @@ class FleetVerdict:
 
     @property
     def confidence(self) -> float:
-        """That as many windows keep the level as were asked for."""
+        """Confidence that as many windows keep the level as were asked for."""
         ordered = sorted(each.confidence for each in self.windows)
         return ordered[min(self.bar.num_that_may_break(len(ordered)), len(ordered) - 1)]
 

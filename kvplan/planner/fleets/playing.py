@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.fleet.replicas.fleet import Fleet, FleetPlay
 from kvplan.fleet.routers.named import make_router
-from kvplan.fleet.windows import Window, figures_of, windows_of
+from kvplan.fleet.windows import TraceWindow, figures_of, windows_of
 from kvplan.planner.fleets.cores import side_by_side
 from kvplan.planner.fleets.demand import Demand, Part
 from kvplan.planner.fleets.judging import Bar, FleetVerdict, hopeless
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     """What a play leaves, small enough to be sent from one process to another."""
 
     play: FleetPlay
-    windows: tuple[Window, ...]
+    windows: tuple[TraceWindow, ...]
     figures: PlayedFigures | None
 
 

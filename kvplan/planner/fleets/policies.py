@@ -44,7 +44,7 @@ class PolicyAnswer:
         return None if self.usd_per_replica_hour is None else self.usd_per_replica_hour * replica_seconds / 3600
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return what ``--json`` shows."""
         found = self.found
         return {
             "verdict": self.verdict,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvplan.catalog.published_errors import ErrorInterval
-from kvplan.fleet.apart.compare import Comparison, PlayedSplit, PoolComparison
+from kvplan.fleet.apart.compare import PlayedSplit, PoolComparison, SplitComparison
 from kvplan.fleet.apart.moved import MovedKv
 from kvplan.fleet.apart.play import ApartSetup, PoolSetup
 from kvplan.fleet.apart.rules import HAND_OVERS, HandOver
@@ -32,7 +32,7 @@ class PoolAnswer:
     """Pools beside a fleet whose replicas do both. link: bytes per second of one GPU, and over what. prefill_tokens:
     token budgets of prefill replicas, by ``Split.prefill``."""
 
-    comparison: Comparison
+    comparison: SplitComparison
     rules: HandOver
     link_bytes_per_second: float
     link: str
@@ -74,7 +74,7 @@ class PoolAnswer:
         }
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``: times in milliseconds."""
+        """Return what ``--json`` shows: times in milliseconds."""
         found = self.comparison
         return {
             "engine": self.rules.engine,

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.fleet.routers.named import ROUTERS
-from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.basis import PlanBasis
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.choices.formats import FormatPair
-from kvplan.planner.choices.trial import Trial
 from kvplan.planner.fleets.demand import Alone, could_begin, least_replicas, seconds_alone
 from kvplan.planner.fleets.playing import FleetPlan, Played, Player
 from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
@@ -44,7 +44,7 @@ class FleetSearch:
     budgets: of tokens, that are tried beside the default; None for the usual ones. ceiling: what costs less is kept.
     """
 
-    trial: Trial
+    basis: PlanBasis
     player: Player
     formats: Sequence[FormatPair]
     router: str | None = None
@@ -90,7 +90,7 @@ class FleetSearch:
 
     def price(self, found: FleetChoice, replicas: int) -> Price:
         """What so many cost, spare ones too."""
-        return price_of(found.choice.gpu, self.trial.num_gpus(found.choice, replicas))
+        return price_of(found.choice.gpu, self.basis.num_gpus(found.choice, replicas))
 
     # ---- choices
 
@@ -101,15 +101,15 @@ class FleetSearch:
     def _entries(self, *, across_nodes: bool) -> Iterator[Entry]:
         for choice in self._choices(across_nodes=across_nodes):
             self.num_tried += 1
-            found = fleet_choice(self.trial, choice)
+            found = fleet_choice(self.basis, choice)
             if found is None:
                 continue
             least = self._least(found)
-            if least is None or least > self.trial.most_replicas(choice):
+            if least is None or least > self.basis.most_replicas(choice):
                 self.num_left_out += 1
                 continue
             price = self.price(found, least)
-            if within_budget(price, self.trial.request.usd_per_hour):
+            if within_budget(price, self.basis.request.usd_per_hour):
                 yield Entry(least, price, found)
 
     def _least(self, found: FleetChoice) -> int | None:
@@ -121,26 +121,26 @@ class FleetSearch:
             self.quickest = alone
         return least_replicas(found, busy, goal) if is_fast else None
 
-    def _choices(self, *, across_nodes: bool) -> Iterator[Choice]:
-        for gpu in self.trial.gpus if self.gpus is None else self.gpus:
+    def _choices(self, *, across_nodes: bool) -> Iterator[DeploymentChoice]:
+        for gpu in self.basis.gpus if self.gpus is None else self.gpus:
             for pair in self.formats:
-                if not self.trial.refuses(pair, gpu):
-                    for layout in self.trial.layouts(pair.weights, gpu, across_nodes=across_nodes):
-                        yield Choice(gpu, layout, pair.weights, pair.kv_cache_dtype)
+                if not self.basis.refuses(pair, gpu):
+                    for layout in self.basis.layouts(pair.weights, gpu, across_nodes=across_nodes):
+                        yield DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype)
 
     def _variants(self, found: FleetChoice) -> Iterator[FleetChoice]:
         """With each other token budget."""
-        usual = self.trial.other_step_tokens(found.choice.gpu)
+        usual = self.basis.other_step_tokens(found.choice.gpu)
         for tokens in usual if self.budgets is None else [each for each in self.budgets if each != found.tokens]:
-            other = fleet_choice(self.trial, replace(found.choice, max_num_batched_tokens=tokens))
+            other = fleet_choice(self.basis, replace(found.choice, max_num_batched_tokens=tokens))
             if other is not None:
                 yield other
 
     # ---- replicas
 
     def _most(self, found: FleetChoice) -> int:
-        """As many as are allowed and cost no more than the best so far."""
-        most, budget = self.trial.most_replicas(found.choice), self.trial.request.usd_per_hour
+        """Return as many as are allowed and cost no more than the best so far."""
+        most, budget = self.basis.most_replicas(found.choice), self.basis.request.usd_per_hour
         best = None if self.best is None else self.price(self.best.plan.found, self.best.plan.replicas)
 
         def is_allowed(count: int) -> bool:

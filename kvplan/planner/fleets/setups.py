@@ -19,8 +19,8 @@ from kvplan.estimate.vllm.prefix_hits import DROP_A_BLOCK
 from kvplan.estimate.vllm.settings import caches_prefixes, checkpoint_blocks
 from kvplan.fleet.replicas.setup import CacheGroup, PoolLayout, ReplicaSetup
 from kvplan.fleet.routers.named import ReplicaSizes
-from kvplan.planner.choices.deployment import Capacity, Choice
-from kvplan.planner.choices.trial import Trial, capacity_of, predict, speed_model
+from kvplan.planner.choices.basis import PlanBasis, capacity_of, predict, speed_model
+from kvplan.planner.choices.deployment import Capacity, DeploymentChoice
 
 _FIRST_SEATS: Final = 256
 _FEWEST_SEATS, _MOST_SEATS = 64, 1024
@@ -32,7 +32,7 @@ _SPARE_SEATS: Final = 1.25
 class FleetChoice:
     """A choice with all that a play of one of its replicas needs."""
 
-    choice: Choice
+    choice: DeploymentChoice
     prediction: VllmPrediction
     capacity: Capacity
     model: SpeedModel
@@ -62,20 +62,20 @@ class FleetChoice:
         return replace(self, setup=replace(self.setup, pool=pool))
 
 
-def fleet_choice(trial: Trial, choice: Choice) -> FleetChoice | None:
+def fleet_choice(basis: PlanBasis, choice: DeploymentChoice) -> FleetChoice | None:
     """``choice`` as it is played; None where its weights or the longest request do not fit, or it is refused."""
     try:
-        prediction = predict(trial, choice, _FIRST_SEATS)
+        prediction = predict(basis, choice, _FIRST_SEATS)
         if not prediction.fits:
             return None
-        held = capacity_of(trial, choice, prediction).average_sequences / choice.layout.data_parallel_size
-        prediction = predict(trial, choice, _seats(held))
-        model = speed_model(trial, choice, prediction)
-        setup = replica_setup(trial, choice.weights.spec, model, prediction)
+        held = capacity_of(basis, choice, prediction).average_sequences / choice.layout.data_parallel_size
+        prediction = predict(basis, choice, _seats(held))
+        model = speed_model(basis, choice, prediction)
+        setup = replica_setup(basis, choice.weights.spec, model, prediction)
     except KvplanError as error:
-        trial.refusals.setdefault(choice.gpu.id, error)
+        basis.refusals.setdefault(choice.gpu.id, error)
         return None
-    return FleetChoice(choice, prediction, capacity_of(trial, choice, prediction), model, setup)
+    return FleetChoice(choice, prediction, capacity_of(basis, choice, prediction), model, setup)
 
 
 def _seats(held: float) -> int:
@@ -84,14 +84,14 @@ def _seats(held: float) -> int:
     return 1 << (int(wanted) - 1).bit_length()
 
 
-def replica_setup(trial: Trial, spec: ModelSpec, model: SpeedModel, prediction: VllmPrediction) -> ReplicaSetup:
+def replica_setup(basis: PlanBasis, spec: ModelSpec, model: SpeedModel, prediction: VllmPrediction) -> ReplicaSetup:
     """One replica of ``prediction``."""
     settings = prediction.settings.serving
     engine = EngineChoice("vllm", prediction.version)
     groups = settings.data_parallel_size
     pool_tokens = float(groups * prediction.num_blocks * prediction.block_size)
     rules = model.followed(engine_rules(engine, settings, model.work, pool_tokens))
-    caches = caches_prefixes(spec, trial.request.settings, vllm_release(prediction.version))
+    caches = caches_prefixes(spec, basis.request.settings, vllm_release(prediction.version))
     return ReplicaSetup(rules, model.steps, pool_layout(spec, model.gpu, prediction, caches_prefixes=caches))
 
 

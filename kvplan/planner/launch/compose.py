@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from kvplan.errors import KvplanError
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.containers import (
     CACHE,
     START_SECONDS,
@@ -25,7 +25,7 @@ _AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 """What a container needs of a host with AMD's GPUs (docs.vllm.ai, "Installation", ROCm)."""
 
 
-def compose_file(deployment: Deployment, model_id: str) -> str:
+def compose_file(deployment: PlannedDeployment, model_id: str) -> str:
     """``docker compose up``: one service for each replica, and nginx before them where there are several.
 
     KvplanError where the replicas need more than one node.
@@ -51,7 +51,7 @@ def compose_file(deployment: Deployment, model_id: str) -> str:
     return plan_comments(deployment, model_id, mount=_MOUNT) + yaml_text(document)
 
 
-def _service(deployment: Deployment, model_id: str, process: Process) -> dict[str, Any]:
+def _service(deployment: PlannedDeployment, model_id: str, process: Process) -> dict[str, Any]:
     service = {
         "image": ":".join(image(deployment)),
         "command": [word.replace("$", "$$") for word in (*entry_point(deployment), *arguments(deployment, model_id))],
@@ -90,7 +90,7 @@ def _nginx(services: list[str]) -> str:
     )
 
 
-def docker_commands(deployment: Deployment, model_id: str) -> str:
+def docker_commands(deployment: PlannedDeployment, model_id: str) -> str:
     """One ``docker run`` for each process, by node, and what spreads requests over the replicas."""
     lines = []
     for process in vllm_processes(deployment, model_id):
@@ -103,7 +103,7 @@ def docker_commands(deployment: Deployment, model_id: str) -> str:
     return plan_comments(deployment, model_id, mount=_MOUNT) + "\n".join(lines) + "\n"
 
 
-def _run(deployment: Deployment, model_id: str, process: Process) -> str:
+def _run(deployment: PlannedDeployment, model_id: str, process: Process) -> str:
     gpus = ",".join(map(str, process.gpus))
     words = ["docker", "run", "--detach", "--name", f"vllm-{process.replica}", "--ipc=host", "--restart=unless-stopped"]
     if deployment.choice.gpu.vendor == "amd":

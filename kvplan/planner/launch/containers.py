@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvplan import __version__
 from kvplan.catalog.releases.versions import release_number
 from kvplan.paths import profiles_dir
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.launch.engines import checkpoint_name, vllm_command
 
@@ -26,7 +26,7 @@ _FIRST_ROCM_IMAGE: Final = "0.14.0"
 """The first release with an image of vLLM's own for AMD; before it AMD built them."""
 
 
-def image(deployment: Deployment) -> tuple[str, str]:
+def image(deployment: PlannedDeployment) -> tuple[str, str]:
     """(repository, tag) of the engine's container."""
     version = deployment.prediction.version
     if deployment.choice.gpu.vendor != "amd":
@@ -36,12 +36,12 @@ def image(deployment: Deployment) -> tuple[str, str]:
     return ("vllm/vllm-openai-rocm", f"v{version}") if is_own else ("rocm/vllm", "latest")
 
 
-def entry_point(deployment: Deployment) -> list[str]:
+def entry_point(deployment: PlannedDeployment) -> list[str]:
     """What the container is told before its arguments: vLLM's own images start ``vllm serve`` by themselves."""
     return [] if image(deployment)[0].startswith("vllm/") else ["vllm", "serve"]
 
 
-def arguments(deployment: Deployment, model_id: str) -> list[str]:
+def arguments(deployment: PlannedDeployment, model_id: str) -> list[str]:
     """What follows ``vllm serve``."""
     return shlex.split(vllm_command(deployment, checkpoint_name(deployment, model_id)))[2:]
 
@@ -62,7 +62,7 @@ def object_name(model_id: str) -> str:
     return name[:50].rstrip("-")
 
 
-def gpu_label(deployment: Deployment) -> tuple[str, list[str]] | None:
+def gpu_label(deployment: PlannedDeployment) -> tuple[str, list[str]] | None:
     """(name, values) of the nodes' label that says they have this GPU; None where it is not known."""
     for name, labels in _labels().items():
         if deployment.choice.gpu.id in labels:
@@ -76,7 +76,7 @@ def _labels() -> dict[str, dict[str, list[str]]]:
     return {name: labels for name, labels in document.items() if isinstance(labels, dict)}
 
 
-def plan_comments(deployment: Deployment, model_id: str, *more: str, mount: str) -> str:
+def plan_comments(deployment: PlannedDeployment, model_id: str, *more: str, mount: str) -> str:
     """Lines of a comment: whose shape was sized, what must be there, what was planned and predicted, and ``more``.
 
     mount: what a directory of one's own is to the containers.

@@ -17,7 +17,7 @@ from kvplan.catalog.vllm_models import is_never_served
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.block_sizes import default_block_size
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.settings import KNOBS, ServingSettings, option_of
 
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
@@ -37,7 +37,7 @@ _OF_VLLM = (
 _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 
 
-def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
+def launch_commands(deployment: PlannedDeployment, model_id: str) -> dict[str, str]:
     """The command of each engine that can run this deployment, for one of its instances (on its first node).
 
     With adapters those alone whose slots for them are known, and so in the deployment's memory; of a model that attends
@@ -86,13 +86,13 @@ _TOKENIZER_NOTE = (
 )
 
 
-def _runs_here(deployment: Deployment) -> bool:
+def _runs_here(deployment: PlannedDeployment) -> bool:
     """Whether kvplan's own engine could run it: one device, a family that it knows, weights that are not quantized."""
     spec, layout = deployment.choice.weights.spec, deployment.choice.layout
     return spec.architecture in native_architectures() and spec.quantization is None and layout.num_gpus == 1
 
 
-def checkpoint_name(deployment: Deployment, model_id: str, *, is_built: bool = False) -> str:
+def checkpoint_name(deployment: PlannedDeployment, model_id: str, *, is_built: bool = False) -> str:
     """What to load: the model itself, or a placeholder for a checkpoint that must be had or quantized beforehand.
 
     is_built: the engine makes no format while it loads.
@@ -110,12 +110,12 @@ def _line(words: Sequence[object]) -> str:
     return " ".join(word if word.startswith("'<") else shlex.quote(word) for word in map(str, words))
 
 
-def _kv_bits(deployment: Deployment) -> bool:
-    """As the memory was predicted: what vLLM takes from a checkpoint, others are told."""
+def _kv_bits(deployment: PlannedDeployment) -> bool:
+    """Say it as the memory was predicted: what vLLM takes from a checkpoint, others are told."""
     return deployment.prediction.settings.serving.kv_cache_dtype in _EIGHT_BIT
 
 
-def _kvplan(deployment: Deployment, model_id: str) -> str:
+def _kvplan(deployment: PlannedDeployment, model_id: str) -> str:
     """A sweep of exactly one setting: kvplan's engine measures a plan, it does not serve one."""
     settings = deployment.prediction.settings.serving
     words: list[object] = ["kvplan", "sweep", "--model", model_id]
@@ -133,7 +133,7 @@ def _slots(settings: ServingSettings) -> list[object]:
     return [] if slots is None else ["--max-loras", slots.number, "--max-lora-rank", slots.rank]
 
 
-def vllm_command(deployment: Deployment, checkpoint: str) -> str:
+def vllm_command(deployment: PlannedDeployment, checkpoint: str) -> str:
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     words: list[object] = ["vllm", "serve", checkpoint, "--max-model-len", settings.max_model_len]
     if choice.weights.spec.tokenizer is not None:
@@ -174,7 +174,7 @@ def _asked_of_vllm(settings: ServingSettings) -> list[object]:
 
 
 def speculative_config(drafter: Drafter) -> str:
-    """As vLLM takes it."""
+    """Write it as vLLM takes it."""
     config: dict[str, str | int] = {"method": drafter.method}
     if drafter.model is not None and drafter.method != "mtp":
         config["model"] = drafter.model.served_id if drafter.method == "draft_model" else drafter.name
@@ -191,7 +191,7 @@ def _vllm_sizes(layout: ParallelLayout) -> list[object]:
     return [*words, "--enable-expert-parallel"] if layout.enable_expert_parallel else words
 
 
-def _sglang(deployment: Deployment, checkpoint: str) -> str:
+def _sglang(deployment: PlannedDeployment, checkpoint: str) -> str:
     """SGLang's fraction covers weights and KV pool; activations lie outside it, so it is smaller than vLLM's."""
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     rank = deployment.prediction.rank
@@ -226,7 +226,7 @@ def _sglang_sizes(layout: ParallelLayout) -> list[object]:
     return [*words, "--ep-size", layout.expert_ranks] if layout.enable_expert_parallel else words
 
 
-def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
+def _tensorrt(deployment: PlannedDeployment, checkpoint: str) -> str:
     """TensorRT-LLM's fraction is of the memory that is free once weights and engine are loaded."""
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     rank = deployment.prediction.rank
@@ -244,7 +244,7 @@ def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
     return _line(words)
 
 
-def _tgi(deployment: Deployment, checkpoint: str) -> str:
+def _tgi(deployment: PlannedDeployment, checkpoint: str) -> str:
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     words: list[object] = ["text-generation-launcher", "--model-id", checkpoint]
     words += ["--max-total-tokens", settings.max_model_len, "--max-input-tokens", settings.max_model_len - 1]
@@ -260,7 +260,7 @@ def _tgi(deployment: Deployment, checkpoint: str) -> str:
     return _line(words)
 
 
-def _llama_cpp(deployment: Deployment, model_id: str) -> str:
+def _llama_cpp(deployment: PlannedDeployment, model_id: str) -> str:
     """llama.cpp shares one context between its slots: slots x average context, and at least one longest sequence.
 
     It counts tokens, whatever one takes: layers with windows and states have caches of their own beside it.

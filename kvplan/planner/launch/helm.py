@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.containers import (
     START_SECONDS,
     arguments,
@@ -37,7 +37,7 @@ _USAGE: Final = (
 )
 
 
-def helm_values(deployment: Deployment, model_id: str) -> str:
+def helm_values(deployment: PlannedDeployment, model_id: str) -> str:
     """Values of the chart. KvplanError where an instance spans nodes: the chart joins them by Ray, a plan does not."""
     if deployment.choice.num_nodes > 1:
         raise KvplanError(
@@ -57,7 +57,7 @@ def helm_values(deployment: Deployment, model_id: str) -> str:
     return plan_comments(deployment, model_id, *_USAGE, mount=MOUNT) + yaml_text(values)
 
 
-def _model(deployment: Deployment, model_id: str) -> dict[str, Any]:
+def _model(deployment: PlannedDeployment, model_id: str) -> dict[str, Any]:
     repository, tag = image(deployment)
     num_gpus = deployment.choice.layout.num_gpus
     weights_gib = deployment.prediction.rank.weight_bytes * num_gpus / GIB

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Any
 
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.containers import (
     CACHE,
     SHARED_MEMORY,
@@ -32,7 +32,7 @@ _ACROSS_NODES = (
 )
 
 
-def kubernetes_manifests(deployment: Deployment, model_id: str) -> str:
+def kubernetes_manifests(deployment: PlannedDeployment, model_id: str) -> str:
     """The workload and its Service, below comments with the plan."""
     name = object_name(model_id)
     labels = {"app.kubernetes.io/name": name}
@@ -48,7 +48,7 @@ def kubernetes_manifests(deployment: Deployment, model_id: str) -> str:
     return plan_comments(deployment, model_id, *_more(deployment), mount=MOUNT) + yaml_text(workload, service)
 
 
-def _more(deployment: Deployment) -> list[str]:
+def _more(deployment: PlannedDeployment) -> list[str]:
     label = gpu_label(deployment)
     lines = ["For a gated model: kubectl create secret generic hf-token --from-literal=token=hf_..."]
     lines.append(f"Downloads are kept in {_NODE_CACHE} of each node; put a PersistentVolumeClaim there to share them.")
@@ -59,7 +59,7 @@ def _more(deployment: Deployment) -> list[str]:
     return lines + (list(_ACROSS_NODES) if deployment.choice.num_nodes > 1 else [])
 
 
-def _deployment(deployment: Deployment, model_id: str, name: str, labels: dict[str, str]) -> dict[str, Any]:
+def _deployment(deployment: PlannedDeployment, model_id: str, name: str, labels: dict[str, str]) -> dict[str, Any]:
     command = ["vllm", "serve", *arguments(deployment, model_id)]
     return {
         "apiVersion": "apps/v1",
@@ -75,7 +75,9 @@ def _deployment(deployment: Deployment, model_id: str, name: str, labels: dict[s
     }
 
 
-def _leader_worker_set(deployment: Deployment, model_id: str, name: str, labels: dict[str, str]) -> dict[str, Any]:
+def _leader_worker_set(
+    deployment: PlannedDeployment, model_id: str, name: str, labels: dict[str, str]
+) -> dict[str, Any]:
     """Groups of pods, one on each node: the first serves, the others work for it (lws.sigs.k8s.io)."""
     leader, worker = (process.command for process in vllm_processes(deployment, model_id)[:2])
     leader = leader.replace("$NODE_0", "$(LWS_LEADER_ADDRESS)")
@@ -104,7 +106,7 @@ def _leader_worker_set(deployment: Deployment, model_id: str, name: str, labels:
 
 
 def _pod(
-    deployment: Deployment, model_id: str, labels: dict[str, str], command: list[str], *, serves: bool
+    deployment: PlannedDeployment, model_id: str, labels: dict[str, str], command: list[str], *, serves: bool
 ) -> dict[str, Any]:
     gpus = min(deployment.choice.layout.num_gpus, deployment.choice.gpu.max_gpus_per_node)
     resource = gpu_resource(deployment)
@@ -136,7 +138,7 @@ def _pod(
     return {"metadata": {"labels": labels}, "spec": spec}
 
 
-def gpu_resource(deployment: Deployment) -> str:
+def gpu_resource(deployment: PlannedDeployment) -> str:
     """What the vendor's device plugin offers; a slice by its profile, as NVIDIA's names it under "mixed"."""
     gpu = deployment.choice.gpu
     if gpu.part_of is not None:
@@ -145,7 +147,7 @@ def gpu_resource(deployment: Deployment) -> str:
 
 
 def _probes() -> dict[str, Any]:
-    """Of the pod that serves. One that hangs is restarted after a minute."""
+    """Return the probes of the pod that serves. One that hangs is restarted after a minute."""
     probe = {"httpGet": {"path": "/health", "port": FIRST_PORT}, "periodSeconds": 10}
     return {
         "ports": [{"name": "http", "containerPort": FIRST_PORT}],
@@ -155,7 +157,7 @@ def _probes() -> dict[str, Any]:
     }
 
 
-def _placed(deployment: Deployment) -> dict[str, Any]:
+def _placed(deployment: PlannedDeployment) -> dict[str, Any]:
     """Nodes with this GPU: by the one label it has, or any of several."""
     label = gpu_label(deployment)
     if label is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import checkpoint_name, vllm_command
 
 FIRST_PORT = 8000
@@ -27,7 +27,7 @@ class Process:
 
     @property
     def device_ids(self) -> list[str]:
-        """As Docker names them; ``0:1`` is the second MIG slice of the first GPU."""
+        """Ids as Docker names them; ``0:1`` is the second MIG slice of the first GPU."""
         return [f"0:{gpu}" if self.has_slice else str(gpu) for gpu in self.gpus]
 
     @property
@@ -38,7 +38,7 @@ class Process:
         return f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))} {self.command}"
 
 
-def vllm_processes(deployment: Deployment, model_id: str) -> tuple[Process, ...]:
+def vllm_processes(deployment: PlannedDeployment, model_id: str) -> tuple[Process, ...]:
     """The processes of all replicas, spare ones included; replicas fill one node after the other.
 
     Instances over several nodes follow vLLM's pages on parallel scaling (``--nnodes``) and on data parallel deployment
@@ -51,7 +51,7 @@ def vllm_processes(deployment: Deployment, model_id: str) -> tuple[Process, ...]
     return tuple(_on_a_node(deployment, command, replica) for replica in range(replicas))
 
 
-def _on_a_node(deployment: Deployment, command: str, replica: int) -> Process:
+def _on_a_node(deployment: PlannedDeployment, command: str, replica: int) -> Process:
     size, per_node = deployment.choice.layout.num_gpus, deployment.choice.gpu.max_gpus_per_node
     fits = max(per_node // size, 1)
     node, place = divmod(replica, fits)
@@ -61,7 +61,7 @@ def _on_a_node(deployment: Deployment, command: str, replica: int) -> Process:
     return Process(replica, node, gpus, port, f"{command} --port {port}", has_slice)
 
 
-def _over_nodes(deployment: Deployment, command: str, replica: int) -> list[Process]:
+def _over_nodes(deployment: PlannedDeployment, command: str, replica: int) -> list[Process]:
     layout, per_node = deployment.choice.layout, deployment.choice.gpu.max_gpus_per_node
     count = deployment.choice.num_nodes
     all_gpus = tuple(range(min(per_node, layout.num_gpus)))
@@ -81,7 +81,7 @@ def _over_nodes(deployment: Deployment, command: str, replica: int) -> list[Proc
     return found
 
 
-def balancer_command(deployment: Deployment, model_id: str) -> str | None:
+def balancer_command(deployment: PlannedDeployment, model_id: str) -> str | None:
     """The router of vLLM's production stack (``pip install vllm-router``) before the replicas; None for one replica."""
     serving = [process for process in vllm_processes(deployment, model_id) if process.port is not None]
     if len(serving) < 2:

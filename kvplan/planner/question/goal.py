@@ -23,7 +23,7 @@ class Goal:
 
     @staticmethod
     def of(slo: Slo, confidence: float) -> Goal:
-        """Of a readable speed the middle of what is expected decides, and the confidence is of the KV cache alone."""
+        """Goal; of a readable speed the middle of what is expected decides, and confidence is of the KV cache."""
         return Goal(READABLE, confidence, False) if slo.is_empty else Goal(slo, confidence, True)
 
     @property

@@ -115,7 +115,7 @@ class Workload:
 
     @property
     def message_tokens(self) -> int:
-        """Of a prompt behind a shared prefix and earlier turns; all of it where there are none."""
+        """Tokens of a prompt behind a shared prefix and earlier turns; all of it where there are none."""
         return self.input_tokens if self.own_tokens is None else self.own_tokens
 
     @property

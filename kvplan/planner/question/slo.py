@@ -31,12 +31,12 @@ class Slo:
         return replace(self, ttft_of="mean", tpot_of="mean", e2el_of="mean")
 
     def with_bound(self, bound: Bound) -> Slo:
-        """In place of what was asked of the same objective."""
+        """Return it with the bound in place of what was asked of the same objective."""
         changed: dict[str, Any] = {SLO_FIELDS[bound.name]: bound.seconds, f"{bound.name}_of": bound.statistic}
         return replace(self, **changed)
 
     def bounds(self) -> list[Bound]:
-        """Those that were asked for, in the order of ``SLO_FIELDS``."""
+        """Bounds that were asked for, in the order of ``SLO_FIELDS``."""
         found = ((name, getattr(self, field), getattr(self, f"{name}_of")) for name, field in SLO_FIELDS.items())
         return [Bound(name, seconds, statistic) for name, seconds, statistic in found if seconds is not None]
 
@@ -50,7 +50,7 @@ class Bound(NamedTuple):
 
     @property
     def word(self) -> str:
-        """As after ``--slo``, before the colon: ``ttft``, ``p99_ttft``."""
+        """The word after ``--slo``, before the colon: ``ttft``, ``p99_ttft``."""
         return self.name if self.statistic == "mean" else f"{self.statistic}_{self.name}"
 
     @property

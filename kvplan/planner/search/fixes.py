@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import load_gpus
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.planner.choices.deployment import Deployment, Miss
+from kvplan.planner.choices.deployment import Miss, PlannedDeployment
 from kvplan.planner.question.request import MOST_GPUS, PlanRequest
 from kvplan.planner.question.slo import Slo
-from kvplan.planner.search.plan import FirstDeployments, Plan
+from kvplan.planner.search.plan import FirstDeployments, PlanAnswer
 
 _SLACK = (1.0, 1.25, 1.6, 2.5, 5.0)
 
@@ -21,10 +21,10 @@ class Fix:
     """A change after which the plan has an answer: ``sentence`` says it, ``deployment`` is the answer."""
 
     sentence: str
-    deployment: Deployment
+    deployment: PlannedDeployment
 
 
-def cheapest_fix(plan: Plan, measured: MeasuredProfiles = MeasuredProfiles()) -> Fix | None:
+def cheapest_fix(plan: PlanAnswer, measured: MeasuredProfiles = MeasuredProfiles()) -> Fix | None:
     """None where the plan has an answer, or no single change gives it one."""
     if plan.deployments:
         return None
@@ -43,7 +43,7 @@ def cheapest_fix(plan: Plan, measured: MeasuredProfiles = MeasuredProfiles()) ->
     return None
 
 
-def _format_options(deployment: Deployment) -> str:
+def _format_options(deployment: PlannedDeployment) -> str:
     choice, options = deployment.choice, []
     if not choice.weights.is_published:
         options.append(f"--quantization {choice.weights.name}")
@@ -52,7 +52,7 @@ def _format_options(deployment: Deployment) -> str:
     return " ".join(options)
 
 
-def _changes(plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
+def _changes(plan: PlanAnswer) -> Iterator[tuple[str, PlanRequest]]:
     request, miss = plan.request, plan.nearest_miss
     # What came nearest comes nearest to the changed question too; among all GPUs a hint would play hundreds of loads.
     near = request if miss is None else replace(request, gpus=(miss.choice.gpu,))

@@ -15,11 +15,11 @@ from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.errors import KvplanError
+from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.candidate import Candidate, candidate
-from kvplan.planner.choices.deployment import Choice, Deployment, Miss
+from kvplan.planner.choices.deployment import DeploymentChoice, Miss, PlannedDeployment
 from kvplan.planner.choices.evaluation import evaluate, too_slow
 from kvplan.planner.choices.formats import FormatPair
-from kvplan.planner.choices.trial import Trial
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
 MOST_PLAYS: Final = 24
@@ -52,7 +52,7 @@ class SearchFindings:
     ``unplayed``: ids of GPUs that come at a higher price. ``is_cut``: it ended before anything served the load.
     """
 
-    deployments: tuple[Deployment, ...]
+    deployments: tuple[PlannedDeployment, ...]
     misses: tuple[Miss, ...]
     num_tried: int
     num_played: int = 0
@@ -67,7 +67,7 @@ class _Entry:
     price: Price
     rough: float
     number: int
-    choice: Choice = field(compare=False)
+    choice: DeploymentChoice = field(compare=False)
     replicas: int = field(compare=False)
 
 
@@ -75,7 +75,7 @@ class _Entry:
 class Frontier:
     """One search. ``budget``: dollars per hour. ``most_plays``: after which only what was found counts."""
 
-    trial: Trial
+    basis: PlanBasis
     formats: Sequence[FormatPair]
     budget: float | None
     most_plays: int = MOST_PLAYS
@@ -85,13 +85,13 @@ class Frontier:
     _num_pushed: int = 0
     _heap: list[_Entry] = field(default_factory=list)
     _misses: list[Miss] = field(default_factory=list)
-    _met: list[Deployment] = field(default_factory=list)
-    _likely: dict[tuple[object, ...], Deployment] = field(default_factory=dict)
+    _met: list[PlannedDeployment] = field(default_factory=list)
+    _likely: dict[tuple[object, ...], PlannedDeployment] = field(default_factory=dict)
     _slow: list[Candidate] = field(default_factory=list)
     _rough_of: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Of what serves the load as asked, by GPU, price and formats: how fast its quickest layout is about."""
     _is_cut: bool = False
-    _across: dict[str, list[Choice]] = field(default_factory=dict)
+    _across: dict[str, list[DeploymentChoice]] = field(default_factory=dict)
     """By GPU: instances over several nodes, for where one node is not enough."""
 
     @property
@@ -111,7 +111,7 @@ class Frontier:
             if not self._pushed_back(entry) and not self._is_pointless(entry):
                 self._look_at(entry)
         self._polish()
-        if not self._met and not self.trial.request.goal.is_asked:
+        if not self._met and not self.basis.request.goal.is_asked:
             self._play_slow()
         found = sorted([*self._met, *self._likely.values()], key=rank)
         dearer = {entry.choice.gpu.id for entry in self._heap}
@@ -121,19 +121,19 @@ class Frontier:
 
     # ---- what is looked at
 
-    def _first_choices(self) -> Iterator[Choice]:
-        for gpu in self.trial.gpus:
+    def _first_choices(self) -> Iterator[DeploymentChoice]:
+        for gpu in self.basis.gpus:
             for pair in self.formats:
-                if self.trial.refuses(pair, gpu):
+                if self.basis.refuses(pair, gpu):
                     continue
                 within = [*self._choices(gpu, pair, across_nodes=False)]
                 across = [*self._choices(gpu, pair, across_nodes=True)]
                 self._across.setdefault(gpu.id, []).extend(across)
                 yield from within
 
-    def _choices(self, gpu: GpuProfile, pair: FormatPair, *, across_nodes: bool) -> Iterator[Choice]:
-        for layout in self.trial.layouts(pair.weights, gpu, across_nodes=across_nodes):
-            yield Choice(gpu, layout, pair.weights, pair.kv_cache_dtype)
+    def _choices(self, gpu: GpuProfile, pair: FormatPair, *, across_nodes: bool) -> Iterator[DeploymentChoice]:
+        for layout in self.basis.layouts(pair.weights, gpu, across_nodes=across_nodes):
+            yield DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype)
 
     def _cross_nodes(self) -> bool:
         """Enter the instances over several nodes of GPUs that no instance within a node keeps the goal on."""
@@ -144,14 +144,14 @@ class Frontier:
                 self._enter(choice)
         return bool(self._heap)
 
-    def _enter(self, choice: Choice) -> None:
+    def _enter(self, choice: DeploymentChoice) -> None:
         """At the price of one replica: how many it takes is asked when that comes up."""
-        if self.trial.most_replicas(choice) >= 1:
+        if self.basis.most_replicas(choice) >= 1:
             self.num_tried += 1
             self._push(choice, 1, _UNSIZED)
 
-    def _push(self, choice: Choice, replicas: int, rough: float = _UNKNOWN) -> None:
-        price = price_of(choice.gpu, self.trial.num_gpus(choice, replicas))
+    def _push(self, choice: DeploymentChoice, replicas: int, rough: float = _UNKNOWN) -> None:
+        price = price_of(choice.gpu, self.basis.num_gpus(choice, replicas))
         if within_budget(price, self.budget):
             self._num_pushed += 1
             heapq.heappush(self._heap, _Entry(price, rough, self._num_pushed, choice, replicas))
@@ -162,11 +162,11 @@ class Frontier:
             try:
                 self._size(entry.choice)
             except KvplanError as error:
-                self.trial.refusals.setdefault(entry.choice.gpu.id, error)
+                self.basis.refusals.setdefault(entry.choice.gpu.id, error)
             return True
         if entry.rough != _UNKNOWN:
             return False
-        found, goal = candidate(self.trial, entry.choice, entry.replicas), self.trial.request.goal
+        found, goal = candidate(self.basis, entry.choice, entry.replicas), self.basis.request.goal
         if isinstance(found, Candidate) and found.is_hopeless(goal) and (miss := too_slow(found)).is_final:
             self._misses.append(miss)
             return True
@@ -174,9 +174,9 @@ class Frontier:
         heapq.heappush(self._heap, replace(entry, rough=rough))
         return True
 
-    def _size(self, choice: Choice) -> None:
+    def _size(self, choice: DeploymentChoice) -> None:
         """Push it with as few replicas as hold the load; a miss where the largest number does not."""
-        most, first = self.trial.most_replicas(choice), candidate(self.trial, choice, 1)
+        most, first = self.basis.most_replicas(choice), candidate(self.basis, choice, 1)
         if isinstance(first, Miss) and first.is_final:
             self._misses.append(first)
             return
@@ -184,18 +184,18 @@ class Frontier:
         if fewest is not None:
             self._push(choice, fewest)
             return
-        last = candidate(self.trial, choice, most)
+        last = candidate(self.basis, choice, most)
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
 
-    def _holds(self, choice: Choice, replicas: int) -> bool:
+    def _holds(self, choice: DeploymentChoice, replicas: int) -> bool:
         """Whether so many hold the load, with the default or another token budget: a small one leaves more to the KV
         cache, and under a rate each answers as many requests as it does."""
-        others = self.trial.other_step_tokens(choice.gpu)
-        if self.trial.workload.num_users is not None:
+        others = self.basis.other_step_tokens(choice.gpu)
+        if self.basis.workload.num_users is not None:
             others = others[:1]
         return any(
-            isinstance(candidate(self.trial, replace(choice, max_num_batched_tokens=tokens), replicas), Candidate)
+            isinstance(candidate(self.basis, replace(choice, max_num_batched_tokens=tokens), replicas), Candidate)
             for tokens in (None, *others)
         )
 
@@ -213,12 +213,12 @@ class Frontier:
             return self._is_cut
         if entry.price <= best:
             return False
-        budget = self.trial.request.usd_per_hour
+        budget = self.basis.request.usd_per_hour
         if within_budget(best, budget) and not within_budget(entry.price, budget):
             return True
         if self.num_played >= self.most_plays:
             return True
-        gpus = self.trial.gpus
+        gpus = self.basis.gpus
         return len(gpus) <= _NAMED and len(self._met) >= 3 * len(gpus) and self._is_served(gpus)
 
     def _is_served(self, gpus: Sequence[GpuProfile]) -> bool:
@@ -238,20 +238,20 @@ class Frontier:
     def _quickest(self, entry: _Entry) -> float:
         """How fast it is about with the token budget that suits it best."""
         found = self._budgets(entry.choice, entry.replicas)
-        return found[0].rough_score(self.trial.request.goal) if found else math.inf
+        return found[0].rough_score(self.basis.request.goal) if found else math.inf
 
     # ---- playing
 
     def _look_at(self, entry: _Entry) -> None:
         """Play the choice with the token budgets that are quickest by averages; again with more replicas if need be."""
-        goal = self.trial.request.goal
+        goal = self.basis.request.goal
         found = self._budgets(entry.choice, entry.replicas)
         hopeful = [each for each in found if each.may_keep(goal)]
         if not hopeful:
             self._slow += found[:1]
             self._more(entry, found[0] if found else None, None)
             return
-        played: list[Deployment] = []
+        played: list[PlannedDeployment] = []
         for each in hopeful[: 2 if not self.is_thorough else None]:
             played.append(self._play(each))
             if played[-1].verdict.meets and not self.is_thorough:
@@ -267,27 +267,27 @@ class Frontier:
         self._slow.append(hopeful[played.index(best)])
         self._more(entry, hopeful[played.index(best)], best)
 
-    def _budgets(self, choice: Choice, replicas: int) -> list[Candidate]:
+    def _budgets(self, choice: DeploymentChoice, replicas: int) -> list[Candidate]:
         """``choice`` with each token budget, the quickest by averages first; the default before its like."""
-        goal, found = self.trial.request.goal, []
-        for tokens in (None, *self.trial.other_step_tokens(choice.gpu)):
+        goal, found = self.basis.request.goal, []
+        for tokens in (None, *self.basis.other_step_tokens(choice.gpu)):
             try:
-                each = candidate(self.trial, replace(choice, max_num_batched_tokens=tokens), replicas)
+                each = candidate(self.basis, replace(choice, max_num_batched_tokens=tokens), replicas)
             except KvplanError:
                 continue
             if isinstance(each, Candidate):
                 found.append(each)
         return sorted(found, key=lambda each: round(each.rough_score(goal), 3))
 
-    def _play(self, found: Candidate) -> Deployment:
+    def _play(self, found: Candidate) -> PlannedDeployment:
         self.num_played += 1
         if self.progress is not None:
             self.progress(self.num_played, self.most_plays)
         return evaluate(found)
 
-    def _more(self, entry: _Entry, found: Candidate | None, played: Deployment | None) -> None:
+    def _more(self, entry: _Entry, found: Candidate | None, played: PlannedDeployment | None) -> None:
         """Enter the choice again with more replicas, or note what it lacks with all that are allowed."""
-        choice, most, goal = entry.choice, self.trial.most_replicas(entry.choice), self.trial.request.goal
+        choice, most, goal = entry.choice, self.basis.most_replicas(entry.choice), self.basis.request.goal
         verdict = None if played is None else played.verdict
         miss = None if found is None else too_slow(found, verdict)
         if miss is not None and miss.is_final:
@@ -297,7 +297,7 @@ class Frontier:
         def may_keep(count: int, share: float = 1.0) -> bool:
             if found is None or played is None:
                 return any(each.may_keep(goal) for each in self._budgets(choice, count))
-            again = candidate(self.trial, played.choice, count)
+            again = candidate(self.basis, played.choice, count)
             return isinstance(again, Candidate) and _would_keep(again, found, played, share)
 
         next_count = entry.replicas + 1
@@ -329,7 +329,7 @@ class Frontier:
             self._likely[each.choice.key] = self._play(each)
 
 
-def _would_keep(again: Candidate, found: Candidate, played: Deployment, share: float) -> bool:
+def _would_keep(again: Candidate, found: Candidate, played: PlannedDeployment, share: float) -> bool:
     """Whether ``again``, with more replicas than ``found``, keeps the goal if averages miss the play by as much, or by
     a ``share`` of it."""
     confidence = played.verdict.goal.confidence if played.verdict.goal.is_asked else 0.5

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.planner.search.plan import Plan, nearest
+from kvplan.planner.search.plan import PlanAnswer, nearest
 from kvplan.planner.search.ranking import price_of, within_budget
 
 
-def left_out(plan: Plan) -> Mapping[str, str]:
-    """By GPU id, a sentence for each GPU of the request without a deployment in the formats that were asked for."""
+def left_out(plan: PlanAnswer) -> Mapping[str, str]:
+    """Return, by GPU id, a sentence for each GPU of the request without a deployment in the formats asked for."""
     served = {deployment.choice.gpu.id for deployment in plan.deployments}
     return {gpu.id: _why(plan, gpu) for gpu in plan.request.gpus if gpu.id not in served}
 
 
-def _why(plan: Plan, gpu: GpuProfile) -> str:
+def _why(plan: PlanAnswer, gpu: GpuProfile) -> str:
     if gpu.id in plan.over_budget:
         return f"what serves the load costs more than ${plan.request.usd_per_hour:,.2f} per hour, or has no price."
     budget = plan.request.usd_per_hour

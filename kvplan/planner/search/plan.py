@@ -14,9 +14,9 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
 from kvplan.estimate.vllm.division import check_has_experts
-from kvplan.planner.choices.deployment import Deployment, Miss
+from kvplan.planner.choices.basis import PlanBasis
+from kvplan.planner.choices.deployment import Miss, PlannedDeployment
 from kvplan.planner.choices.formats import FormatPair, format_pairs
-from kvplan.planner.choices.trial import Trial
 from kvplan.planner.question.drafter import with_drafter
 from kvplan.planner.question.request import PlanRequest, Workload, complete
 from kvplan.planner.search.frontier import MOST_PLAYS, THOROUGH_PLAYS, Frontier, Progress, SearchFindings
@@ -29,12 +29,12 @@ from kvplan.units import plural
 class Alternative:
     """The best deployment in formats that were not asked for: cheaper, or the only one, at the price of ``caveats``."""
 
-    deployment: Deployment
+    deployment: PlannedDeployment
     caveats: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanAnswer:
     """The answer: deployments best first, in the formats asked for; ``alternatives`` in others.
 
     ``too_dear``: the cheapest that serves, where none does within the budget. ``over_budget``: ids of GPUs that would
@@ -46,10 +46,10 @@ class Plan:
     spec: ModelSpec
     request: PlanRequest
     workload: Workload
-    deployments: tuple[Deployment, ...]
+    deployments: tuple[PlannedDeployment, ...]
     alternatives: tuple[Alternative, ...]
     misses: tuple[Miss, ...]
-    too_dear: Deployment | None
+    too_dear: PlannedDeployment | None
     over_budget: frozenset[str]
     unplayed: frozenset[str]
     refusals: Mapping[str, KvplanError]
@@ -100,7 +100,7 @@ def make_plan(
     request: PlanRequest,
     measured: MeasuredProfiles = MeasuredProfiles(),
     progress: Progress | None = None,
-) -> Plan:
+) -> PlanAnswer:
     """Try every GPU, layout and format of ``request`` and rank what serves it. ``measured``: speeds that are known.
 
     KvplanError where the model cannot be divided over any of the GPUs, or the engine refuses the settings on all.
@@ -108,26 +108,26 @@ def make_plan(
     spec, request = with_drafter(spec, request)
     check_backend(spec, request.settings.moe_backend, request.engine.name)
     check_has_experts(spec, request.sizes.enable_expert_parallel)
-    trial = Trial(request, complete(request, spec), measured)
+    basis = PlanBasis(request, complete(request, spec), measured)
     asked, others = formats_asked(spec, request)
     most = THOROUGH_PLAYS if request.thorough else MOST_PLAYS
-    found = Frontier(trial, asked, None, most, progress).run()
+    found = Frontier(basis, asked, None, most, progress).run()
     if not found.deployments and not found.misses:
-        raise _said_of_most(trial.refusals.values()) or _nothing_tried(spec, request)
+        raise _said_of_most(basis.refusals.values()) or _nothing_tried(spec, request)
     affordable = tuple(each for each in found.deployments if _costs_at_most(each, request.usd_per_hour))
-    in_others = _search_others(trial, others, affordable, most, progress)
-    return Plan(
+    in_others = _search_others(basis, others, affordable, most, progress)
+    return PlanAnswer(
         spec=spec,
         request=request,
-        workload=trial.workload,
+        workload=basis.workload,
         deployments=affordable,
         alternatives=_alternatives(affordable, in_others.deployments, others),
         misses=found.misses,
         too_dear=_cheapest(found.deployments) if not affordable else None,
         over_budget=frozenset(each.choice.gpu.id for each in found.deployments),
         unplayed=found.unplayed,
-        refusals=trial.refusals,
-        rule=rule_of_thumb(spec, request, trial.workload),
+        refusals=basis.refusals,
+        rule=rule_of_thumb(spec, request, basis.workload),
         num_tried=found.num_tried + in_others.num_tried,
         num_played=found.num_played + in_others.num_played,
         is_cut=found.is_cut,
@@ -142,15 +142,19 @@ def _said_of_most(refusals: Iterable[KvplanError]) -> KvplanError | None:
 
 
 def _search_others(
-    trial: Trial, others: Sequence[FormatPair], best: Sequence[Deployment], most: int, progress: Progress | None
+    basis: PlanBasis,
+    others: Sequence[FormatPair],
+    best: Sequence[PlannedDeployment],
+    most: int,
+    progress: Progress | None,
 ) -> SearchFindings:
     """What serves it in other formats, for no more than the answer costs, where that is sure and has a price."""
-    budget, cost = trial.request.usd_per_hour, best[0].usd_per_hour if best else None
+    budget, cost = basis.request.usd_per_hour, best[0].usd_per_hour if best else None
     if cost is not None:
         budget = cost if budget is None else min(budget, cost)
     if most < THOROUGH_PLAYS:
         most = MOST_PLAYS // 2
-    return Frontier(trial, others, budget, most, progress).run()
+    return Frontier(basis, others, budget, most, progress).run()
 
 
 def formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
@@ -167,17 +171,17 @@ def formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPai
     return asked, others
 
 
-def _costs_at_most(deployment: Deployment, usd_per_hour: float | None) -> bool:
+def _costs_at_most(deployment: PlannedDeployment, usd_per_hour: float | None) -> bool:
     return within_budget(price_of(deployment.choice.gpu, deployment.num_gpus), usd_per_hour)
 
 
-def _cheapest(deployments: Sequence[Deployment]) -> Deployment | None:
+def _cheapest(deployments: Sequence[PlannedDeployment]) -> PlannedDeployment | None:
     priced = [each for each in deployments if each.usd_per_hour is not None]
     return min(priced, key=lambda each: each.usd_per_hour or 0.0, default=None)
 
 
 def _alternatives(
-    best: Sequence[Deployment], others: Sequence[Deployment], formats: Sequence[FormatPair]
+    best: Sequence[PlannedDeployment], others: Sequence[PlannedDeployment], formats: Sequence[FormatPair]
 ) -> tuple[Alternative, ...]:
     """The best in each other format, where it is cheaper or smaller than the best as asked."""
     found: dict[tuple[str, str], Alternative] = {}
@@ -194,7 +198,7 @@ _WORTH_SHOWING: Final = 0.9
 """Of the answer's time, or its price where that is less sure: from there on another format is shown beside it."""
 
 
-def _is_better(deployment: Deployment, best: Deployment) -> bool:
+def _is_better(deployment: PlannedDeployment, best: PlannedDeployment) -> bool:
     """Serves it as asked where the best does not; else for less, or for as much and clearly faster.
 
     What is less sure is shown where it costs clearly less.
@@ -217,19 +221,19 @@ class FirstDeployments:
 
     spec: ModelSpec
     measured: MeasuredProfiles
-    _last: Trial | None = None
+    _last: PlanBasis | None = None
 
-    def of(self, request: PlanRequest) -> Deployment | None:
-        """In the formats that ``request`` asks for; None without an answer that serves it as asked."""
-        trial = None if self._last is None else self._last.with_bounds_of(request)
-        if trial is None:
+    def of(self, request: PlanRequest) -> PlannedDeployment | None:
+        """Return the best in the formats that ``request`` asks for; None without an answer that serves it as asked."""
+        basis = None if self._last is None else self._last.with_bounds_of(request)
+        if basis is None:
             try:
-                trial = Trial(request, complete(request, self.spec), self.measured)
+                basis = PlanBasis(request, complete(request, self.spec), self.measured)
             except KvplanError:
                 return None
-        self._last = trial
+        self._last = basis
         asked, _ = formats_asked(self.spec, request)
-        found = Frontier(trial, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT).run()
+        found = Frontier(basis, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT).run()
         return next((each for each in found.deployments if each.verdict.meets), None)
 
 

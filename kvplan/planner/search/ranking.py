@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.planner.choices.deployment import Deployment, paid_gpus
+from kvplan.planner.choices.deployment import PlannedDeployment, paid_gpus
 
 
 class Price(NamedTuple):
@@ -23,7 +23,7 @@ class Price(NamedTuple):
 
 
 def price_of(gpu: GpuProfile, num_gpus: int) -> Price:
-    """Of so many. Rounded to a hundredth of a cent, so that equal sums are equal."""
+    """Return the price of so many. Rounded to a hundredth of a cent, so that equal sums are equal."""
     if gpu.price is None:
         return Price(True, float(num_gpus))
     return Price(False, round(gpu.price.usd_per_hour * paid_gpus(gpu, num_gpus), 4))
@@ -34,7 +34,7 @@ def within_budget(price: Price, usd_per_hour: float | None) -> bool:
     return usd_per_hour is None or (price.is_known and price.amount <= usd_per_hour)
 
 
-def rank(deployment: Deployment) -> tuple[object, ...]:
+def rank(deployment: PlannedDeployment) -> tuple[object, ...]:
     """What serves the load as asked, then the cheapest as a whole, then the fastest, then few and small GPUs.
 
     Of what costs the same, the fastest is what has the most room within the bounds that were asked for, or else what
@@ -47,7 +47,7 @@ def rank(deployment: Deployment) -> tuple[object, ...]:
     return (not verdict.meets, *price, round(score(deployment), 4), deployment.num_gpus, gpu_bytes)
 
 
-def score(deployment: Deployment) -> float:
+def score(deployment: PlannedDeployment) -> float:
     """The smaller the faster: the largest ratio to a bound that was asked for, or else seconds of a request."""
     if deployment.verdict.goal.is_asked:
         return deployment.verdict.margin
@@ -56,5 +56,5 @@ def score(deployment: Deployment) -> float:
     return whole.middle
 
 
-def _dollars_per_token(deployment: Deployment, price: Price) -> float:
+def _dollars_per_token(deployment: PlannedDeployment, price: Price) -> float:
     return price.amount / max(deployment.output_tokens_per_second.middle, 1e-9)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import size_weights
-from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.question.request import PlanRequest, Workload
 
 BYTES_PER_USER = 1_200_000_000
@@ -38,7 +38,7 @@ def rule_of_thumb(spec: ModelSpec, request: PlanRequest, workload: Workload) -> 
     return RuleOfThumb(weights, workload.num_users)
 
 
-def users_by_rule(rule: RuleOfThumb, deployment: Deployment) -> int:
+def users_by_rule(rule: RuleOfThumb, deployment: PlannedDeployment) -> int:
     """Users that the rule would put on the deployment's GPUs: each replica holds the weights."""
     memory_bytes = deployment.choice.gpu.memory_bytes * deployment.choice.layout.num_gpus
     return deployment.replicas * rule.users_on(memory_bytes)

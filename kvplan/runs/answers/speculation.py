@@ -27,7 +27,7 @@ class DraftGain(TypedDict):
 
 
 def speculation_gains(rows: Sequence[Row]) -> list[DraftGain]:
-    """For each setting with drafts that also ran without; medians of their runs."""
+    """Return for each setting with drafts that also ran without; medians of their runs."""
     excluded = {exclusion.trial_id for exclusion in excluded_runs(rows)}
     groups: dict[tuple[TrialSettings, object], list[Row]] = {}
     for row in rows:

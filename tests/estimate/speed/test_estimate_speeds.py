@@ -19,7 +19,7 @@ from kvplan.commands.printing.queues import server_text
 from kvplan.commands.printing.speeds import print_speeds
 from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import KvplanError
-from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.answer import EstimateAnswer, EstimateRequest, make_estimate
 from kvplan.estimate.document import speed_document
 from kvplan.estimate.picture import estimates_figure
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed, RequestLengths
@@ -35,12 +35,12 @@ FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_t
 
 
 @cache
-def answered(gpu: str = "h100-sxm", context: int = 8192, max_num_seqs: int | None = 24) -> Estimate:
+def answered(gpu: str = "h100-sxm", context: int = 8192, max_num_seqs: int | None = 24) -> EstimateAnswer:
     settings = ServingSettings(max_num_seqs=max_num_seqs)
     return make_estimate(SPEC, EstimateRequest(context, (find_gpu(gpu),), settings=settings), load_measured())
 
 
-def speed_of(answer: Estimate) -> DeploymentSpeed:
+def speed_of(answer: EstimateAnswer) -> DeploymentSpeed:
     (found,) = answer.speeds
     assert found is not None
     return found

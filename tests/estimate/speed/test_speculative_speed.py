@@ -10,7 +10,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
-from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.answer import EstimateAnswer, EstimateRequest, make_estimate
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.drafting import DraftWork, expected_tokens
@@ -92,7 +92,7 @@ def test_a_higher_acceptance_rate_is_never_slower(users: float, tokens: int, rat
     assert high.high <= tokens + 1 + 1e-9
 
 
-def estimate(name: str, engine: str = "vllm", **settings: object) -> Estimate:
+def estimate(name: str, engine: str = "vllm", **settings: object) -> EstimateAnswer:
     asked = ServingSettings(**settings)  # type: ignore[arg-type]
     return make_estimate(resolve_model(name), EstimateRequest(8192, (H100,), EngineChoice.parse(engine), asked))
 

@@ -20,7 +20,7 @@ from kvplan.catalog.models import profiles, read_profile, resolve_model
 from kvplan.catalog.startup_errors import FILE, StartupErrors, startup_errors
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import EstimateRequest, make_estimate
-from kvplan.estimate.deployments import Deployment, place
+from kvplan.estimate.deployments import SizedDeployment, place
 from kvplan.estimate.document import estimate_document
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.ranges import CAUSES, kv_pool_low_bytes, kv_range
@@ -104,12 +104,12 @@ def test_modified_builds_are_left_out_of_the_fit_and_shown(everything, capsys) -
     assert f"of {sum(1 for each in modified if each.tokens)}" in printed
 
 
-def _placed(model: str, gpu: str, version: str = "0.19", **settings: object) -> Deployment:
+def _placed(model: str, gpu: str, version: str = "0.19", **settings: object) -> SizedDeployment:
     asked = ServingSettings(max_model_len=4096, **settings)  # type: ignore[arg-type]
     return place(resolve_model(model), find_gpu(gpu), EngineChoice("vllm", version), asked).deployment
 
 
-def _half_width(deployment: Deployment) -> int:
+def _half_width(deployment: SizedDeployment) -> int:
     assert deployment.kv_pool_bytes_range is not None
     low, high = deployment.kv_pool_bytes_range
     return (high - low) // 2
@@ -177,7 +177,7 @@ def test_data_parallel_groups_add_up() -> None:
     assert two.kv_pool_bytes_range == one.kv_pool_bytes_range
 
 
-def _sample() -> Iterator[Deployment]:
+def _sample() -> Iterator[SizedDeployment]:
     """Every seventh model on every sixth GPU, without those that vLLM refuses."""
     for profile in islice(profiles(), 0, None, 7):
         spec = read_profile(profile)

@@ -14,7 +14,7 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
-from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.answer import EstimateAnswer, EstimateRequest, make_estimate
 from kvplan.estimate.sglang import predict_sglang
 from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.estimate.vllm.prediction import predict_vllm
@@ -36,7 +36,7 @@ def spec_with(quantization: dict[str, Any]) -> ModelSpec:
     return read_config({**config, "quantization_config": quantization}, model_id="a test")
 
 
-def estimate(model: str, engine: str, **settings: Any) -> Estimate:
+def estimate(model: str, engine: str, **settings: Any) -> EstimateAnswer:
     request = EstimateRequest(8192, (), EngineChoice.parse(engine), ServingSettings(**settings))
     return make_estimate(resolve_model(model), request)
 

@@ -11,9 +11,9 @@ import pytest
 
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
-from kvplan.estimate.vllm.groups import BlockPlan, KvGroup
+from kvplan.estimate.vllm.groups import BlockPlan, PageGroup
 from kvplan.estimate.vllm.pages import LayerPage
-from kvplan.fleet.apart.compare import Comparison, PoolComparison, Split
+from kvplan.fleet.apart.compare import PoolComparison, Split, SplitComparison
 from kvplan.fleet.apart.moved import MovedKv
 from kvplan.fleet.apart.play import ApartSetup, PoolSetup
 from kvplan.fleet.apart.rules import VLLM
@@ -35,7 +35,7 @@ class _PerToken:
 
 
 _SETUP = ReplicaSetup(SchedulingRules(64, 2048, 64_000), _PerToken(), PoolLayout.full_attention(16, 4000))
-_MOVED = MovedKv(BlockPlan((KvGroup(LayerPage("full", 16, 16_000), 1),), 16_000))
+_MOVED = MovedKv(BlockPlan((PageGroup(LayerPage("full", 16, 16_000), 1),), 16_000))
 
 
 def _routers() -> tuple[Router, Router, Router]:
@@ -51,7 +51,7 @@ def _judge(tpot: float, ttft: float, seen: Sequence[Seen], speed: float) -> floa
 @cache
 def _compare(
     tpot: float, link: float = 1e12, num_replicas: int = 4, rate: float = 1.5, count: int = 80, ttft: float = 8.0
-) -> Comparison:
+) -> SplitComparison:
     rng, sent, requests = random.Random(1), 0.0, []
     for number in range(count):
         requests.append(FleetRequest(number, sent, 1000, 50))

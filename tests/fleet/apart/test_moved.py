@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.vllm.groups import BlockPlan, KvGroup
+from kvplan.estimate.vllm.groups import BlockPlan, PageGroup
 from kvplan.estimate.vllm.pages import LayerPage
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.fleet.apart.moved import MovedKv
 from kvplan.settings import ServingSettings
 
-_FULL = KvGroup(LayerPage("full", 16, 1000), 10)
-_WINDOW = KvGroup(LayerPage("sliding", 16, 1000, window_tokens=64), 50)
-_STATE = KvGroup(LayerPage("state", 1, 7000), 30)
+_FULL = PageGroup(LayerPage("full", 16, 1000), 10)
+_WINDOW = PageGroup(LayerPage("sliding", 16, 1000, window_tokens=64), 50)
+_STATE = PageGroup(LayerPage("state", 1, 7000), 30)
 
 
 def test_full_attention_moves_all_blocks_that_the_receiver_lacks() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
-from kvplan.estimate.vllm.groups import BlockPlan, KvGroup
+from kvplan.estimate.vllm.groups import BlockPlan, PageGroup
 from kvplan.estimate.vllm.pages import LayerPage
 from kvplan.fleet.apart.moved import MovedKv
 from kvplan.fleet.apart.play import ApartFleet, ApartPlay, ApartSetup, PoolSetup
@@ -17,7 +17,7 @@ from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.in_turn import RoundRobin
 
 _BLOCK = 16
-_PLAN = BlockPlan((KvGroup(LayerPage("full", _BLOCK, 16), 1),), 16)
+_PLAN = BlockPlan((PageGroup(LayerPage("full", _BLOCK, 16), 1),), 16)
 """One byte a token."""
 _ENDLESS = 1e30
 

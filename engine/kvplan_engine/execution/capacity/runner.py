@@ -92,7 +92,7 @@ class CapacityRunner:
         """Nothing was computed that could say something of a prompt."""
 
     def can_choose_ahead(self, plan: StepPlan) -> bool:
-        """As the CPU does."""
+        """Answer as the CPU does."""
         return plan.is_plainly_greedy and not plan.needs_token_details
 
     def choose_ahead(self, _: StepPlan, plan: StepPlan) -> _Ready:

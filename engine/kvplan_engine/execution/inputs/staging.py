@@ -154,7 +154,7 @@ class TokenStage:
 
 
 def _places(plan: StepPlan, before: StepPlan) -> tuple[list[int], list[int]]:
-    """For each token of ``plan`` that ``before`` chooses: its place in ``plan``'s input, and its row in ``before``."""
+    """Place in ``plan``'s input, and row in ``before``, of each token of ``plan`` that ``before`` chooses."""
     fresh = set(plan.fresh_rows)
     targets = [row for row in range(len(plan.decodes)) if row not in fresh]
     sources = list(targets)

@@ -71,7 +71,8 @@ class OutputProcessor:
         return self._take_all(arrived, plan)
 
     def _take_all(self, arrived: _Arrived, plan: StepPlan) -> PlainOutputs:
-        """For steps in which nothing is said of tokens: those that may end a sequence are found without a look at each.
+        """Take the tokens of steps in which nothing is said of tokens: those that may end a sequence are found without
+        a look at each.
 
         With stop strings that may be any token.
         """
@@ -90,7 +91,7 @@ class OutputProcessor:
         return PlainOutputs(arrived.sequences, token_ids, reasons)
 
     def _without_orphans(self, arrived: _Arrived) -> _Arrived:
-        """Without the tokens of sequences that finished after their step had been started."""
+        """Leave out the tokens of sequences that finished after their step had been started."""
         rows = [row for row, sequence in enumerate(arrived.sequences) if sequence.status is not SequenceStatus.FINISHED]
         self._scheduler.num_orphan_tokens -= len(arrived.sequences) - len(rows)
         place = {row: index for index, row in enumerate(rows)}

@@ -70,7 +70,7 @@ def _tidy(order: Load) -> None:
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """Without waiting for threads of the collectives, which may wait for a lost rank themselves."""
+    """Exit without waiting for threads of the collectives, which may wait for a lost rank themselves."""
     sys.stderr.flush()
     os._exit(code)
 

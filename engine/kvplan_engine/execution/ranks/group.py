@@ -118,7 +118,7 @@ class RankGroup:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the connections: between messages they can be read only if a rank has ended."""
+        """Descriptors of the connections: between messages they can be read only if a rank has ended."""
         return [connection.fileno() for connection in self._connections]
 
     def check(self) -> None:
@@ -129,7 +129,8 @@ class RankGroup:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """For whatever needs the other ranks: RankDied where one of them is lost in it, and all of them are ended.
+        """Watch over whatever needs the other ranks: RankDied where one of them is lost in it, and all of them are
+        ended.
 
         So they are after any other failure, because ranks that do not do the same wait for each other.
         """

@@ -34,7 +34,7 @@ class Loss:
         self._found: RankDied | None = None
 
     def name(self) -> RankDied:
-        """Of several the one whose exit code is its own: others end because of it. Waits until a process has ended."""
+        """Name the lost rank, of several the one whose exit code is its own. Waits until a process has ended."""
         with self._asking:
             if self._found is None:
                 self._found = self._find()

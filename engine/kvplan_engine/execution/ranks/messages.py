@@ -103,5 +103,5 @@ class Refusal:
 
     @property
     def error(self) -> EngineError:
-        """As it was raised."""
+        """The error as it was raised."""
         return self.kind(**self.attributes)

@@ -91,7 +91,7 @@ def _counters(families: EngineFamilies) -> Iterator[Metric]:
 
 
 def _drafts(families: EngineFamilies) -> Iterator[Metric]:
-    """As in vLLM, only where tokens are proposed."""
+    """Yield them, as vLLM does, only where tokens are proposed."""
     for name, help, field in (
         ("num_drafts", "Verifications of a sequence's drafts.", "num_drafts"),
         ("num_draft_tokens", "Draft tokens.", "num_draft_tokens"),

@@ -31,7 +31,7 @@ from kvplan.estimate.vllm.prediction import (
 )
 from kvplan.estimate.vllm.ranges import sure_num_seqs
 from kvplan.estimate.vllm.settings import batch_defaults
-from kvplan.planner.choices.deployment import Capacity, Choice
+from kvplan.planner.choices.deployment import Capacity, DeploymentChoice
 from kvplan.planner.choices.drafting import drafter_bytes, drafting_of
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
@@ -47,8 +47,8 @@ between them."""
 
 
 @dataclass
-class Trial:
-    """Shared between the trials of one plan: the question, and what need not be computed twice."""
+class PlanBasis:
+    """What all candidates of one plan stand on: the question, and what need not be computed twice."""
 
     request: PlanRequest
     workload: Workload
@@ -64,14 +64,14 @@ class Trial:
     """By choice and replicas: no bound decides how a load is served."""
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
 
-    def with_bounds_of(self, request: PlanRequest) -> Trial | None:
+    def with_bounds_of(self, request: PlanRequest) -> PlanBasis | None:
         """The same for ``request``, with what was found; None where it differs in more than its bounds."""
         is_alike = replace(request, slo=self.request.slo) == self.request
         return replace(self, request=request) if is_alike else None
 
     @cached_property
     def gpus(self) -> tuple[GpuProfile, ...]:
-        """Those of the request, with bridges and network. UsageError for bridges that none of them takes."""
+        """GPUs of the request, with bridges and network. UsageError for bridges that none of them takes."""
         asked = self.request.settings
         return as_equipped(
             self.request.gpus,
@@ -79,7 +79,7 @@ class Trial:
             network_bytes_per_second=asked.network_bytes_per_second,
         )
 
-    def device_speed(self, choice: Choice, speed_format: str) -> DeviceSpeed | None:
+    def device_speed(self, choice: DeploymentChoice, speed_format: str) -> DeviceSpeed | None:
         """What the GPU reached in this format; None where it was not measured."""
         key = (choice.gpu.id, speed_format)
         if key not in self.speeds:
@@ -125,7 +125,7 @@ class Trial:
         first = self.request.settings.max_num_batched_tokens or self.default_step_tokens(gpu)
         return (first, *self.other_step_tokens(gpu))
 
-    def most_sequences(self, choice: Choice) -> int:
+    def most_sequences(self, choice: DeploymentChoice) -> int:
         """Sequences per engine in one step: no more than it has tokens, as vLLM refuses settings with fewer."""
         asked = self.request.settings
         tokens = choice.max_num_batched_tokens or asked.max_num_batched_tokens
@@ -140,37 +140,37 @@ class Trial:
             return True
         return False
 
-    def num_gpus(self, choice: Choice, replicas: int) -> int:
+    def num_gpus(self, choice: DeploymentChoice, replicas: int) -> int:
         """GPUs of so many replicas and the spare ones."""
         return (replicas + self.request.num_spare_replicas) * choice.layout.num_gpus
 
-    def most_replicas(self, choice: Choice) -> int:
+    def most_replicas(self, choice: DeploymentChoice) -> int:
         """Replicas beside the spare ones that the limit on GPUs allows."""
         return self.request.most_gpus(choice.gpu) // choice.layout.num_gpus - self.request.num_spare_replicas
 
 
-def predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
+def predict(basis: PlanBasis, choice: DeploymentChoice, users: float) -> VllmPrediction:
     """vLLM's start-up with seats for ``users`` requests in each data-parallel group, or as many as it starts with.
 
     That are those for which even the low end of the pool has blocks, where each needs one for its states.
     """
     rows = max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP)
-    rows = min(trial.given_sequences(choice.gpu) or rows, trial.most_sequences(choice))
+    rows = min(basis.given_sequences(choice.gpu) or rows, basis.most_sequences(choice))
     key = (choice.key, rows)
-    if key not in trial.predictions:
-        found = _predict_rows(trial, choice, rows)
+    if key not in basis.predictions:
+        found = _predict_rows(basis, choice, rows)
         sure = sure_num_seqs(choice.weights.spec, choice.gpu, found)
-        trial.predictions[key] = found if not sure or rows <= sure else _predict_rows(trial, choice, sure)
-    return trial.predictions[key]
+        basis.predictions[key] = found if not sure or rows <= sure else _predict_rows(basis, choice, sure)
+    return basis.predictions[key]
 
 
-def _predict_rows(trial: Trial, choice: Choice, rows: int) -> VllmPrediction:
-    layout, asked, spec = choice.layout, trial.request.settings, choice.weights.spec
-    version = trial.request.engine.version
+def _predict_rows(basis: PlanBasis, choice: DeploymentChoice, rows: int) -> VllmPrediction:
+    layout, asked, spec = choice.layout, basis.request.settings, choice.weights.spec
+    version = basis.request.engine.version
     settings = replace(
         asked,
         dtype=dtype_on(choice.gpu, spec, serving_dtype(spec.dtype, asked.dtype), asked=asked.dtype, version=version),
-        max_model_len=trial.workload.longest_context,
+        max_model_len=basis.workload.longest_context,
         max_num_seqs=rows,
         max_num_batched_tokens=choice.max_num_batched_tokens or asked.max_num_batched_tokens,
         tensor_parallel_size=layout.tensor_parallel_size,
@@ -179,30 +179,30 @@ def _predict_rows(trial: Trial, choice: Choice, rows: int) -> VllmPrediction:
         enable_expert_parallel=layout.enable_expert_parallel,
         kv_cache_dtype=choice.kv_cache_dtype,
     )
-    return predict_vllm(spec, choice.gpu, settings, version, memo=trial.memo)
+    return predict_vllm(spec, choice.gpu, settings, version, memo=basis.memo)
 
 
-def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> SpeedModel:
+def speed_model(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction) -> SpeedModel:
     """The speeds of one replica under the workload's lengths: one model for any number of replicas.
 
     It keeps the steady states that it has found, which their searches share.
     """
     settings = prediction.settings.serving
-    shares = trial.workload.pattern.sharing.finds_anything
-    capacity = capacity_of(trial, choice, prediction) if shares else None
-    hits = None if capacity is None else expected_hits(trial.workload, choice, prediction, capacity)
+    shares = basis.workload.pattern.sharing.finds_anything
+    capacity = capacity_of(basis, choice, prediction) if shares else None
+    hits = None if capacity is None else expected_hits(basis.workload, choice, prediction, capacity)
     key = (choice.key, settings.dtype, settings.max_num_batched_tokens, hits)
-    if key not in trial.models:
-        drafting = drafting_of(trial.request, trial.workload, choice, prediction)
-        trial.models[key] = replace(_speed_model(trial, choice, prediction), hits=hits, drafting=drafting)
-    return trial.models[key]
+    if key not in basis.models:
+        drafting = drafting_of(basis.request, basis.workload, choice, prediction)
+        basis.models[key] = replace(_speed_model(basis, choice, prediction), hits=hits, drafting=drafting)
+    return basis.models[key]
 
 
-def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> SpeedModel:
-    work, kv_bytes = _work(trial, choice, prediction)
-    workload = trial.workload
-    measured = trial.device_speed(choice, work.speed_format)
-    engine = trial.request.engine
+def _speed_model(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction) -> SpeedModel:
+    work, kv_bytes = _work(basis, choice, prediction)
+    workload = basis.workload
+    measured = basis.device_speed(choice, work.speed_format)
+    engine = basis.request.engine
     if engine.name == "vllm":
         engine = replace(engine, version=prediction.version)
     model = engine_speed_model(
@@ -213,41 +213,41 @@ def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Sp
         workload.output_tokens,
         kv_bytes,
         measured,
-        trial.request.settings.moe_backend,
+        basis.request.settings.moe_backend,
         prediction.settings.serving.max_num_batched_tokens,
-        is_eager=trial.request.settings.enforce_eager,
-        captures_prompts=_captures_prompts(trial, choice),
+        is_eager=basis.request.settings.enforce_eager,
+        captures_prompts=_captures_prompts(basis, choice),
     )
-    scale = trial.measured.server_scale(choice.gpu, choice.layout.sizes, work.speed_format)
+    scale = basis.measured.server_scale(choice.gpu, choice.layout.sizes, work.speed_format)
     return replace(model, scale=scale, offloaded_bytes=prediction.rank.offloaded_bytes)
 
 
-def _captures_prompts(trial: Trial, choice: Choice) -> bool:
+def _captures_prompts(basis: PlanBasis, choice: DeploymentChoice) -> bool:
     """Whether SGLang captures steps that read prompts, in pieces."""
-    engine, layout = trial.request.engine, choice.layout
+    engine, layout = basis.request.engine, choice.layout
     if engine.name != "sglang" or choice.gpu.vendor != "nvidia":
         return False
     release = sglang_release(engine.version)
     return captures_prompts(choice.weights.spec, layout, layout.data_parallel_size, release)
 
 
-def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[ModelWork, int]:
+def _work(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction) -> tuple[ModelWork, int]:
     spec, settings = choice.weights.spec, prediction.settings.serving
     key = (choice.layout, choice.weights.name, settings.kv_cache_dtype, settings.dtype)
-    if key not in trial.works:
+    if key not in basis.works:
         spec = as_attended(spec, vllm_release(prediction.version))
         rank = prediction.rank
         weight_bytes = rank.weight_bytes + rank.offloaded_bytes - drafter_bytes(choice, prediction)
         work = model_work(spec, weight_bytes, settings.dtype, choice.layout)
-        kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
-        trial.works[key] = (work, kv_bytes)
-    return trial.works[key]
+        kv_bytes = kv_read_bytes(spec, basis.workload.average_context, cache_settings(spec, settings))
+        basis.works[key] = (work, kv_bytes)
+    return basis.works[key]
 
 
-def capacity_of(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Capacity:
+def capacity_of(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction) -> Capacity:
     """How many sequences of the average and of the longest context one replica holds."""
     shape = request_shape(prediction.settings, vllm_release(prediction.version))
-    plan, groups, workload = prediction.rank.blocks, choice.layout.data_parallel_size, trial.workload
+    plan, groups, workload = prediction.rank.blocks, choice.layout.data_parallel_size, basis.workload
     # Between batches a window holds no tokens in flight: what is used on average, not what admission reserves.
     average = replace(shape, max_model_len=workload.average_context, in_flight_tokens=1)
     each = max(blocks_per_request(plan, average), 1)
@@ -259,6 +259,6 @@ def capacity_of(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Cap
         worst_sequences=worst_sequences,
         average_bytes=each * prediction.bytes_per_block,
         worst_bytes=prediction.blocks_per_request * prediction.bytes_per_block,
-        planned_tokens=workload.longest_context if trial.request.worst_case else workload.average_context,
+        planned_tokens=workload.longest_context if basis.request.worst_case else workload.average_context,
         pool_tokens=groups * (prediction.num_blocks // each) * workload.average_context,
     )
