@@ -356,7 +356,9 @@ def _variants(log: StartupLog, gpu: GpuProfile, prediction: VllmPrediction) -> I
             chunks = "compute prompts in chunks: --enable-chunked-prefill --max-num-batched-tokens 2048"
         yield chunks, replace(settings, max_num_batched_tokens=2048)
     if rank.activation.decided_by == "compilation":
-        sentence = "start it again, with the compile cache (~/.cache/vllm) kept: this start may have compiled its kernels"
+        sentence = (
+            "start it again, with the compile cache (~/.cache/vllm) kept: this start may have compiled its kernels"
+        )
         yield sentence, replace(settings, warm_start=True)
     if resolved.kv_cache_dtype in ("bfloat16", "float16", "float32"):
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
