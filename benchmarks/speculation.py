@@ -1,12 +1,16 @@
 """What speculative decoding gains in the engine, in turn with plain decoding, beside what the planner predicts.
 
-    python benchmarks/speculation.py MODEL [--device-memory 3GiB]                    n-grams of real text
-    python benchmarks/speculation.py MODEL --calibration PROFILE.json [--rounds 5]   ten settings, also predicted
+    python benchmarks/speculation.py MODEL                              n-grams of real text
+    python benchmarks/speculation.py MODEL --settings                   ten settings beside their prediction
+    python benchmarks/speculation.py MODEL --calibration PROFILE.json   the same, by what kvplan calibrate found
 
 MODEL: a GGUF file or a directory with weights and a tokenizer. Both ways run in turn, several times. A way's time of a
 step is the lower quartile of all its steps in which every sequence decoded: of a busy machine's times those are the
-least disturbed. The ten settings have a proposer that knows the plain answer and is right with a given probability, so
-that every step verifies as many drafts; the prediction is the load model's at the acceptance that came of it.
+least disturbed. With ``--cpu-time`` it is the processor's time on one thread, in which others hardly show.
+
+The ten settings have a proposer that knows the plain answer and is right with a given probability, so that every step
+verifies as many drafts. The prediction is that of a sweep (kvplan/sweeps/forecast/drafting.py) at the acceptance that
+came of it; without a calibration a step's time is that of a plain step with as many tokens, measured in the same run.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ from kvplan.runs.columns import Row  # noqa: E402
 from kvplan.sweeps.forecast.drafting import gain_at  # noqa: E402
 from kvplan_engine import LLM, SamplingParams  # noqa: E402
 from kvplan_engine.requests.request import Sequence as TokenSequence  # noqa: E402
+
+import numpy as np  # noqa: E402  isort: skip
+import torch  # noqa: E402  isort: skip
 
 TEXTS = {
     "repetitive": "Repeat this list, and then repeat it again:\n"
@@ -57,6 +64,17 @@ class Knowing:
         right += [-1] * (self._number - len(right))
         is_right = (token >= 0 and rng.random() < self._share for token in right)
         return [token if own else rng.randrange(self._vocab_size) for token, own in zip(right, is_right, strict=True)]
+
+
+class PlainSteps:
+    """A step's time by its number of tokens, between plain steps of so many sequences."""
+
+    def __init__(self, seconds_by_tokens: dict[int, float]) -> None:
+        self._tokens, self._seconds = list(seconds_by_tokens), list(seconds_by_tokens.values())
+
+    def seconds(self, num_tokens: float, *_: float) -> float:
+        """See StepSeconds.seconds."""
+        return float(np.interp(num_tokens, self._tokens, self._seconds))
 
 
 @dataclass
@@ -90,6 +108,10 @@ class Steps:
         }
 
 
+CLOCK = [time.perf_counter]
+"""What times are read from."""
+
+
 def run(llm: LLM, prompts: Sequence[list[int]], num_tokens: int, steps: Steps) -> list[list[int]]:
     """Answer ``prompts`` greedily, and add the steps until the first answer is complete; the whole texts."""
     engine, params = llm.engine, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -98,9 +120,9 @@ def run(llm: LLM, prompts: Sequence[list[int]], num_tokens: int, steps: Steps) -
     while engine.has_unfinished_requests():
         before = [each.num_output_tokens for each in sequences]
         counted, accepted = engine.draft_counts.num_draft_tokens, engine.draft_counts.num_accepted_tokens
-        began = time.perf_counter()
+        began = CLOCK[0]()
         outputs = engine.step()
-        seconds = time.perf_counter() - began
+        seconds = CLOCK[0]() - began
         if min(before) and not any(output.finished for output in outputs) and len(outputs) == len(sequences):
             steps.seconds.append(seconds)
             steps.num_tokens += sum(each.num_output_tokens for each in sequences) - sum(before)
@@ -140,16 +162,34 @@ def _least(seconds: list[float]) -> list[float]:
     return sorted(seconds)[: len(seconds) // 2]
 
 
-def compare_settings(llm: LLM, profile: Path, rounds: int, num_tokens: int, model: str) -> None:
-    """Ten settings, each beside its prediction."""
+def calibrated(llm: LLM, profile: Path, model: str) -> StepTimes:
+    """The load model with the coefficients of ``profile``."""
     speed = Speed.from_json(json.loads(profile.read_text(encoding="utf-8"))["coefficients"])
     memory = llm.engine.memory
-    shape = step_shape(resolve_model(model), element_bytes=2, kv_bytes_per_token=memory.block_bytes / memory.block_size)
-    clock, vocab_size = StepTimes(shape, speed), llm.engine.model.config.vocab_size
-    rng = random.Random(1)
+    kv_bytes = memory.block_bytes / memory.block_size
+    return StepTimes(step_shape(resolve_model(model), element_bytes=2, kv_bytes_per_token=kv_bytes), speed)
+
+
+def plain_steps(llm: LLM, rounds: int, num_tokens: int, prompts: Sequence[list[int]]) -> PlainSteps:
+    """Plain steps of 1 to 48 sequences, in turn."""
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+    found = {size: Steps() for size in sizes}
+    llm.engine.reconfigure(speculative_config=None)
+    for _ in range(rounds):
+        for size, steps in found.items():
+            run(llm, prompts[:size], num_tokens // 2, steps)
+    return PlainSteps({size: steps.step_seconds for size, steps in found.items()})
+
+
+def compare_settings(llm: LLM, profile: Path | None, rounds: int, num_tokens: int, model: str) -> None:
+    """Ten settings, each beside its prediction."""
+    vocab_size, rng = llm.engine.model.config.vocab_size, random.Random(1)
+    all_prompts = [[rng.randrange(vocab_size) for _ in range(64)] for _ in range(48)]
+    own = profile is None
+    clock = plain_steps(llm, rounds, num_tokens, all_prompts) if own else calibrated(llm, profile, model)  # type: ignore[arg-type]
     print("sequences  drafts  accepted  ms plain  ms with drafts  gain  predicted  measured / predicted")
     for count, number, share in SETTINGS:
-        prompts = [[rng.randrange(vocab_size) for _ in range(64)] for _ in range(count)]
+        prompts = all_prompts[:count]
         llm.engine.reconfigure(speculative_config=None)
         texts = run(llm, prompts, num_tokens + number, Steps())
         plain, drafted = Steps(), Steps()
@@ -172,13 +212,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--device-memory", default="3GiB")
+    parser.add_argument("--settings", action="store_true", help="ten settings beside their prediction")
+    parser.add_argument("--cpu-time", action="store_true", help="processor time on one thread")
     parser.add_argument("--calibration", type=Path, help="a profile that kvplan calibrate wrote of this device")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-tokens", type=int, default=64)
     asked = parser.parse_args()
-    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 1024, "quantization": "none"}
+    if asked.cpu_time:
+        torch.set_num_threads(1)
+        CLOCK[0] = time.process_time
+    settings = {"max_num_seqs": 48, "max_num_batched_tokens": 512, "max_model_len": 1024, "quantization": "none"}
     with LLM(asked.model, device="cpu", device_memory=asked.device_memory, **settings) as llm:
-        if asked.calibration is None:
+        if asked.calibration is None and not asked.settings:
             compare_texts(llm, asked.rounds, asked.num_tokens)
         else:
             compare_settings(llm, asked.calibration, asked.rounds, asked.num_tokens, asked.model)

@@ -392,7 +392,9 @@ def of_formats(trace: Path) -> FleetAnswer:
     )
 
 
-def test_other_formats_stand_beside_a_fleet_where_they_keep_the_level_for_less(of_formats: FleetAnswer) -> None:
+def test_other_formats_stand_beside_a_fleet_where_they_keep_the_level_for_less(
+    of_formats: FleetAnswer, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Only the formats asked for were tried."""
     best = of_formats.best
     assert best is not None and best.plan.found.choice.formats == ("bfloat16", "auto")
@@ -404,6 +406,8 @@ def test_other_formats_stand_beside_a_fleet_where_they_keep_the_level_for_less(o
         assert plan.found.choice.formats != ("bfloat16", "auto") and plan.replicas * plan.found.num_gpus < cost
     document = fleet_document(of_formats)
     assert [each["gpu"] for each in document["alternatives"]] == ["l4"] * len(of_formats.formats)
+    print_fleet(of_formats, "html")
+    assert re.search(r"In other formats \d+ x \(.*l4.*\) keeps it at \$[\d.]+/h\.", capsys.readouterr().out)
     named = [(each["weights"], each["kv_cache_dtype"]) for each in document["fleet"]["other_formats"]]
     assert named == [each.played.plan.found.choice.formats for each in of_formats.formats]
 

@@ -131,10 +131,20 @@ def answer_lines(answer: FleetAnswer, best: Played) -> Iterator[str]:
     yield _cache_sentence(answer, best)
     if answer.growth is not None:
         yield growth_sentence(answer)
+    if answer.formats:
+        yield _formats_sentence(answer)
     if answer.pools is not None:
         yield answer.pools.verdict
     if answer.policy is not None:
         yield answer.policy.verdict
+
+
+def _formats_sentence(answer: FleetAnswer) -> str:
+    """The cheapest in other formats."""
+    first = answer.formats[0].played
+    cost = usd_per_hour(answer, first)
+    price = "" if cost is None else f" at ${cost:,.2f}/h"
+    return f"In other formats {fleet_name(first)} keeps it{price}."
 
 
 def _keeps_sentence(answer: FleetAnswer, best: Played) -> str:

@@ -12,9 +12,20 @@ of a step is nearly linear in its tokens. Steps with prompts are left out: draft
 
 from __future__ import annotations
 
-from kvplan.estimate.speed.steps.step_time import StepTimes
+from typing import Protocol
+
 from kvplan.runs.columns import Row
 from kvplan.sweeps.forecast.under_load import PreparedTrial
+
+
+class StepSeconds(Protocol):
+    """The time of a step, of means over steps: see StepTimes.seconds."""
+
+    def seconds(
+        self, num_tokens: float, num_sequences: float, num_sampled: float, num_kv_tokens: float, num_pairs: float
+    ) -> float:
+        """One step."""
+        ...
 
 
 def predicted_gain(prepared: PreparedTrial, row: Row) -> Row:
@@ -26,7 +37,7 @@ def predicted_gain(prepared: PreparedTrial, row: Row) -> Row:
     return {"pred_speculation_gain": gain_at(clock, row)}
 
 
-def gain_at(clock: StepTimes, row: Row) -> float | None:
+def gain_at(clock: StepSeconds, row: Row) -> float | None:
     """How many times as many tokens a second the sequences decode; None where none decoded."""
     completed, num_steps = row.get("completed") or 0, row.get("num_steps") or 0
     num_tokens = (row.get("total_output_tokens") or 0) - completed
@@ -40,6 +51,6 @@ def gain_at(clock: StepTimes, row: Row) -> float | None:
     return num_tokens / num_taken * _seconds(clock, sequences, 1, context) / with_drafts
 
 
-def _seconds(clock: StepTimes, sequences: float, rows_each: float, context: float) -> float:
+def _seconds(clock: StepSeconds, sequences: float, rows_each: float, context: float) -> float:
     rows, held = sequences * rows_each, sequences * context
     return clock.seconds(rows, sequences, rows, held, rows_each * held)

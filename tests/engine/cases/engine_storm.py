@@ -50,18 +50,27 @@ class Storm:
     num_swaps: int = 0
     num_hits: int = 0
     num_steps_ahead: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
     num_lost: int = 0
     num_leaked_blocks: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
-def run_storm(checkpoint: Checkpoint, num_requests: int, *, per_round: int = 100, seed: int = 0) -> Storm:
+def run_storm(
+    checkpoint: Checkpoint,
+    num_requests: int,
+    *,
+    per_round: int = 100,
+    seed: int = 0,
+    speculative_config: dict[str, object] | None = None,
+) -> Storm:
     """Send ``num_requests`` through engines of all settings, ``per_round`` through each."""
     storm, rng = Storm(), random.Random(seed)
     usual: dict[str, object] = {"dtype": "float32", "device": "cpu", "device_memory": "512MiB"}
     usual |= {"max_model_len": _MAX_MODEL_LEN}
     plain = LLM(str(checkpoint.path), **usual, enable_prefix_caching=False, max_num_seqs=64)
-    llm = LLM(str(checkpoint.path), **usual)
+    llm = LLM(str(checkpoint.path), **usual, speculative_config=speculative_config)
     while storm.num_requests < num_requests:
         budget = rng.choice((1, 2, 3, 5, 8, 13, 16, 31, 64))
         llm.engine.reconfigure(
@@ -71,7 +80,7 @@ def run_storm(checkpoint: Checkpoint, num_requests: int, *, per_round: int = 100
             block_size=rng.choice((1, 4, 8, 16)),
             enable_prefix_caching=rng.random() < 0.5,
             **rng.choice(_PREEMPTIONS),
-            async_scheduling=rng.random() < 0.5,
+            async_scheduling=rng.random() < 0.5 and speculative_config is None,
         )
         shrink_pool(llm, num_tokens=_POOL_TOKENS)
         number = min(per_round, num_requests - storm.num_requests)
@@ -145,6 +154,8 @@ def _count(storm: Storm, llm: LLM, wishes: list[_Wish], requests: list[Request])
     storm.num_swaps += stats["num_swaps"]
     storm.num_hits += stats["prefix_cache_hits"]
     storm.num_steps_ahead += stats["num_steps_ahead"]
+    storm.num_drafts += engine.draft_counts.num_draft_tokens
+    storm.num_accepted += engine.draft_counts.num_accepted_tokens
     for wish, request in zip(wishes, requests, strict=True):
         assert request.is_finished, f"{request.request_id} never ended"
         storm.num_aborted += _was_stopped(request)

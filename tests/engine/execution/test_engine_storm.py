@@ -5,6 +5,7 @@ In CI some hundred requests; 10,000 as PYTHONPATH=engine:tests/engine/cases pyth
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 import time
@@ -22,6 +23,23 @@ def test_every_request_of_a_storm_ends_with_all_of_its_samples(checkpoints: dict
     assert storm.wrong == []
     assert storm.num_aborted > 50
     assert min(storm.num_preemptions, storm.num_swaps, storm.num_hits, storm.num_steps_ahead) > 10, storm
+
+
+def test_a_storm_with_a_draft_model(checkpoints: dict[str, Checkpoint], tmp_path: Path) -> None:
+    """The same with drafts, some of them right: aborted between steps, cut by budgets, preempted, forked."""
+    torch.manual_seed(1)
+    drafter = copy.deepcopy(checkpoints["llama"].model)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.ndim > 1:
+                parameter += 0.03 * parameter.std() * torch.randn_like(parameter)
+    drafter.save_pretrained(tmp_path)
+    drafting: dict[str, object] = {"model": str(tmp_path), "num_speculative_tokens": 3}
+    storm = run_storm(checkpoints["llama"], 100, per_round=20, seed=3, speculative_config=drafting)
+    assert storm.num_lost == storm.num_leaked_blocks == storm.num_steps_ahead == 0
+    assert storm.wrong == []
+    assert 100 < storm.num_accepted < storm.num_drafts - 100
+    assert min(storm.num_aborted, storm.num_preemptions, storm.num_swaps, storm.num_hits) > 10, storm
 
 
 if __name__ == "__main__":

@@ -10,8 +10,13 @@ import pytest
 from sweep_helpers import tiny_plan
 
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
 from kvplan.runs.answers.deploy import deployment_of
+from kvplan.runs.answers.speculation import speculation_gains
+from kvplan.runs.columns import Row
+from kvplan.runs.rows import empty_row
 from kvplan.sweeps.drafting import read_drafting, with_drafts
+from kvplan.sweeps.forecast.drafting import gain_at
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
@@ -131,3 +136,45 @@ def test_tokens_of_one_step_are_one_arrival() -> None:
     figures = serving_figures([trace], 3.0)
     assert figures["mean_itl_ms"] == 1000.0
     assert figures["mean_tpot_ms"] == 500.0
+
+
+def clock() -> StepTimes:
+    """A step takes 20 ms, and 10 ms for each token."""
+    shape = StepShape(0, 1e6, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return StepTimes(shape, Speed(0.02, 0.0, 0.0, 1e30, 2e8, 1e30, 1e30))
+
+
+def served(**changes: Any) -> Row:
+    row: Row = {"completed": 2, "num_steps": 20, "total_input_tokens": 64, "total_output_tokens": 32}
+    row |= {"num_draft_tokens": 40, "num_accepted_tokens": 10}
+    row.update(changes)  # type: ignore[typeddict-item]
+    return row
+
+
+def test_the_predicted_gain_is_that_of_the_steps() -> None:
+    """30 tokens in 20 steps of one sequence, with 2 drafts each: 1.5 tokens in (20 + 30) ms against one in 30."""
+    assert gain_at(clock(), served()) == pytest.approx(1.5 * 30 / 50)
+    # two sequences in a step: 20 + 6 x 10 ms against 20 + 2 x 10
+    assert gain_at(clock(), served(num_steps=10)) == pytest.approx(1.5 * 40 / 80)
+    assert gain_at(clock(), served(num_accepted_tokens=0, num_draft_tokens=30, num_steps=30)) == pytest.approx(30 / 40)
+    assert gain_at(clock(), served(total_output_tokens=2)) is None, "nothing was decoded"
+
+
+def test_the_summary_puts_the_gain_beside_its_prediction() -> None:
+    settings = {"gpu_memory_utilization": 0.9, "max_num_seqs": 4, "block_size": 16, "max_model_len": 256}
+    settings |= {"max_num_batched_tokens": 512, "dtype": "float32", "kv_cache_dtype": "float32"}
+
+    def row(trial: str, drafts: int, tpot: float, **changes: Any) -> Row:
+        found = empty_row()
+        found.update(settings, trial_id=trial, status="ok", num_speculative_tokens=drafts, mean_tpot_ms=tpot)  # type: ignore[typeddict-item,call-arg]
+        found.update(output_throughput=1.0, device="cpu", run_number=1, request_rate="inf", **changes)  # type: ignore[call-arg]
+        return found
+
+    drafted = {"acceptance_rate": 0.5, "pred_speculation_gain": 1.6}
+    rows = [row("a", 0, 30.0), row("b", 3, 20.0, **drafted), row("c", 3, 20.0, **drafted)]
+    (found,) = speculation_gains(rows)
+    assert (found["gain"], found["gain_predicted"]) == (1.5, 1.6)
+    assert found["sentence"].endswith(
+        "drafts 3: 1.50 times the tokens a second, 1.60 predicted at this acceptance (50 % of the drafts accepted)"
+    )
+    assert speculation_gains(rows[1:]) == [], "nothing to compare with"
