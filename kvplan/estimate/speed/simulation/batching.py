@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.estimate.speed.simulation.interface import (
+    ArrivingRequest,
     BatchLimits,
-    RequestLengths,
     SimulatedRequest,
     Simulation,
     StepClock,
@@ -64,7 +64,7 @@ class _SimulatedScheduler:
     """The state: who runs, who waits, what is free, what time it is."""
 
     def __init__(
-        self, requests: Sequence[RequestLengths], limits: BatchLimits, clock: StepClock, max_concurrency: int | None
+        self, requests: Sequence[ArrivingRequest], limits: BatchLimits, clock: StepClock, max_concurrency: int | None
     ) -> None:
         self._pending = deque(requests)
         self._limits = limits
@@ -285,7 +285,7 @@ class _SimulatedScheduler:
 
 
 def simulate_requests(
-    requests: Sequence[RequestLengths],
+    requests: Sequence[ArrivingRequest],
     limits: BatchLimits,
     clock: StepClock,
     *,

@@ -14,7 +14,7 @@ UNIFORM = (KvGroup(FULL, 1, 0),)
 """Every layer keeps all tokens: a logical block is one block of the pool."""
 
 
-class RequestLengths(Protocol):
+class ArrivingRequest(Protocol):
     """What the simulation needs to know of a request."""
 
     @property
