@@ -44,7 +44,7 @@ class OfflineRun:
         return may_have_ended
 
     def metrics(self, request: Request) -> RequestMetrics:
-        """Of one that is answered."""
+        """Times of one that is answered."""
         arrival = request.arrival_seconds
         first = self._first.get(request, arrival)
         scheduled = request.first_scheduled_seconds

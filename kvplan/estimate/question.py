@@ -76,7 +76,7 @@ class Question:
 
     @property
     def lengths(self) -> RequestLengths:
-        """Of the requests that speeds are told for."""
+        """Lengths of the requests that speeds are told for."""
         if self.speeds_of is not None or self.context_tokens is None:
             return self.speeds_of or RequestLengths()
         return RequestLengths.filling(self.context_tokens)

@@ -45,7 +45,7 @@ def read_drafting(text: str) -> dict[str, Any]:
 
 
 def method_of(found: Mapping[str, Any]) -> object:
-    """As vLLM finds it: a model without a method is a draft model, unless it is called after a method."""
+    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method."""
     model = found.get("model")
     inferred = None if model is None else "ngram" if model in ("ngram", "[ngram]") else _DRAFT_MODEL
     return found.get("method", inferred)

@@ -239,7 +239,7 @@ def _draft_model(spec: ModelSpec, settings: FilledSettings) -> ModelSpec | None:
 
 
 def _behind(spec: ModelSpec, drafter: ModelSpec) -> ModelSpec:
-    """As the pool sees both: the layers of ``drafter`` follow those of ``spec``. UsageError for layers of windows."""
+    """Both as the pool sees them: layers of ``drafter`` follow those of ``spec``. UsageError for layers of windows."""
     joined = replace(spec, layers=(*spec.layers, *drafter.layers))
     for layer in joined.layers:
         for mixer in layer.mixers:
@@ -252,7 +252,7 @@ def _behind(spec: ModelSpec, drafter: ModelSpec) -> ModelSpec:
 
 
 def _draft_buffers(drafter: ModelSpec, settings: FilledSettings, layout: KvLayout) -> dict[str, int]:
-    """Of its passes, which compute no more tokens than a step has and take the likeliest token of each sequence."""
+    """Buffers of its passes, which compute no more tokens than a step has and take each sequence's likeliest token."""
     buffers = workspace_buffers(drafter, replace(settings, num_speculative_tokens=0), layout)
     return {f"draft.{name}": size for name, size in buffers.items() if name != "sampler"}
 

@@ -25,7 +25,7 @@ class NextUse(NamedTuple):
 
 @dataclass(frozen=True)
 class NextUses:
-    """Of each request, says by whom its blocks are used next; those that nobody uses again are left out."""
+    """Says of each request by whom its blocks are used next; those that nobody uses again are left out."""
 
     chains: tuple[Chain, ...]
     uses: tuple[tuple[NextUse, ...], ...]
