@@ -77,14 +77,14 @@ LLAMA = "meta-llama/Llama-3.1-8B"
         (
             "plan deepseek-r1 --gpu gb200 --max-gpus 72 --users 500 --input-len 4k --output-len 1k",
             0,
-            r"Use (8|12|16) x gb200",
+            r"Rent (8|12|16) x gb200",
         ),
         # vLLM keeps 70,272 bytes of latents a token and 61 x 132 of the indexer's keys
         ("estimate deepseek-v3.2 --gpu 8xh200 --ctx 64k", 0, r"78,324 B per token"),
         # the layer that drafts is 11.6 G parameters of a byte over 8 GPUs, some of them in 16 bits
         ("estimate deepseek-v3.2 --gpu 8xh200 --ctx 64k --num-speculative-tokens 1", 0, r"h200 +139\.80 +8[12]\.\d\d "),
         # 141 GB of weights and a cache: not on one of 192 GB beside a step of 20 users in 10 tokens/s each
-        ("plan llama-3.1-70b --gpu mi300x --users 20 --ctx-avg 4k", 0, r"Use 2 x mi300x"),
+        ("plan llama-3.1-70b --gpu mi300x --users 20 --ctx-avg 4k", 0, r"Rent 2 x mi300x"),
         # 10 of 62 layers keep all tokens, 52 the last 1,024
         ("estimate gemma-3-27b --quantization int4 --gpu rtx-4090 --ctx 8k", 0, r"at most 416\.00 MiB"),
         ("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu h100 --format helm", 0, r"(?m)^servingEngineSpec:$"),

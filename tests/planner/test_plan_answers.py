@@ -320,7 +320,7 @@ def test_own_prices_rank(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_deployment_without_a_price_is_not_cheaper_than_one_with() -> None:
-    gpus = with_prices((find_gpu("h100"), find_gpu("mi325x")), {})
+    gpus = with_prices((find_gpu("h100"), find_gpu("mi355x")), {})
     assert gpus[1].price is None
     found = make_plan(LLAMA, PlanRequest(num_users=8, average_context=4096, gpus=gpus))
     priced = [each.usd_per_hour is not None for each in found.deployments if each.verdict.meets]
