@@ -4,13 +4,14 @@
     python benchmarks/speculation.py MODEL --settings                   ten settings beside their prediction
     python benchmarks/speculation.py MODEL --calibration PROFILE.json   the same, by what kvplan calibrate found
 
-MODEL: a GGUF file or a directory with weights and a tokenizer. Both ways run in turn, several times. A way's time of a
-step is the lower quartile of all its steps in which every sequence decoded: of a busy machine's times those are the
-least disturbed. With ``--cpu-time`` it is the processor's time on one thread, in which others hardly show.
+MODEL: a GGUF file or a directory with weights and a tokenizer. Both ways run in turn, several times; steps count in
+which every sequence decoded. With ``--cpu-time`` times are the processor's on one thread, in which others' work
+hardly shows.
 
 The ten settings have a proposer that knows the plain answer and is right with a given probability, so that every step
-verifies as many drafts. The prediction is that of a sweep (kvplan/sweeps/forecast/drafting.py) at the acceptance that
-came of it; without a calibration a step's time is that of a plain step with as many tokens, measured in the same run.
+verifies as many drafts: their time of a step is the lower quartile. The prediction is that of a sweep
+(kvplan/sweeps/forecast/drafting.py) at the acceptance that came of it; without a calibration a step's time is that of
+a plain step with as many tokens, measured in the same run.
 """
 
 from __future__ import annotations
@@ -37,10 +38,9 @@ from kvplan_engine.requests.request import Sequence as TokenSequence  # noqa: E4
 import numpy as np  # noqa: E402  isort: skip
 import torch  # noqa: E402  isort: skip
 
+_LIST = "\n".join(f"{number}. the value of item {number} is {7 * number % 13}" for number in range(1, 13))
 TEXTS = {
-    "repetitive": "Repeat this list, and then repeat it again:\n"
-    + "\n".join(f"{number}. the value of item {number} is {7 * number % 13}" for number in range(1, 13))
-    + "\n",
+    "repetitive": f"Repeat this list, and then repeat it again:\n{_LIST}\n{_LIST}\n",
     "code": "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n",
     "story": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
 }
@@ -150,16 +150,11 @@ def compare_texts(llm: LLM, rounds: int, num_tokens: int) -> None:
                     for config, steps in ((None, plain), (ngram(number, shortest, longest), drafted)):
                         llm.engine.reconfigure(speculative_config=config)
                         run(llm, prompts, num_tokens, steps)
-                # steps with drafts and without are unlike: the mean time of each kind's share, not a quartile
-                rates = [each.num_tokens / sum(_least(each.seconds)) / 2 for each in (plain, drafted)]
+                rates = [each.num_tokens / sum(each.seconds) for each in (plain, drafted)]
                 print(
                     f"{name:<12}{count:>9}  {number} of {shortest}..{longest}{rates[0]:>18.1f}{rates[1]:>13.1f}"
                     f"{rates[1] / rates[0]:>6.2f}{drafted.num_accepted / drafted.num_sequences:>19.2f}"
                 )
-
-
-def _least(seconds: list[float]) -> list[float]:
-    return sorted(seconds)[: len(seconds) // 2]
 
 
 def calibrated(llm: LLM, profile: Path, model: str) -> StepTimes:
