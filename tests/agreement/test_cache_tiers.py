@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cache_engine import OwnEngine
-from cache_prompts import shortened
-from cache_rule import found_by_rule
 from random_traces import branching_trace
 
+from cache_checks.own_engine import OwnEngine
+from cache_checks.own_rule import found_by_rule
+from cache_checks.prompts import shortened
 from kvplan.fleet.tiers.chains import chains_of
 from kvplan.fleet.tiers.distances import reuse_distances
 

@@ -3,8 +3,8 @@
 Hits of several tiers are not added up. vLLM's host cache takes in every block of prompts that is computed, and ranks
 what the pool hits as well (prepare_store of vllm/v1/kv_offload/cpu/manager.py; offload_prompt_only in base.py: answers
 stay out), as LMCache and SGLang's write_through do. So it holds what the pool holds, and a request finds what the
-larger of both has. A request that loads does not rank what it found in the pool; docs/fleet.md has vLLM's
-manager beside the curve.
+larger of both has. A request that loads does not rank what it found in the pool; tools/check_cache.py --vllm runs
+vLLM's manager beside the curve.
 """
 
 from __future__ import annotations

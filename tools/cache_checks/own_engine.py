@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cache_prompts import VOCABULARY, token_ids
-from cache_rule import Found
-
+from cache_checks.own_rule import Found
+from cache_checks.prompts import VOCABULARY, token_ids
 from kvplan.fleet.requests import FleetRequest
 from kvplan_engine import LLM, SamplingParams
 
