@@ -112,9 +112,11 @@ CLOCK = [time.perf_counter]
 """What times are read from."""
 
 
-def run(llm: LLM, prompts: Sequence[list[int]], num_tokens: int, steps: Steps) -> list[list[int]]:
-    """Answer ``prompts`` greedily, and add the steps until the first answer is complete; the whole texts."""
-    engine, params = llm.engine, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+def run(
+    llm: LLM, prompts: Sequence[list[int]], num_tokens: int, steps: Steps, temperature: float = 0.0
+) -> list[list[int]]:
+    """Answer ``prompts``, and add the steps until the first answer is complete; the whole texts."""
+    engine, params = llm.engine, SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=1, ignore_eos=True)
     requests = [engine.add_request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
     sequences = [request.sequences[0] for request in requests]
     while engine.has_unfinished_requests():
@@ -137,7 +139,7 @@ def ngram(number: int, shortest: int, longest: int) -> dict[str, Any]:
     return {"method": "ngram", "num_speculative_tokens": number, **lookup}
 
 
-def compare_texts(llm: LLM, rounds: int, num_tokens: int) -> None:
+def compare_texts(llm: LLM, rounds: int, num_tokens: int, temperature: float) -> None:
     """N-grams on real text."""
     print("text        sequences  n-gram       tokens/s plain  with drafts  gain  accepted per step")
     for name, text in TEXTS.items():
@@ -149,7 +151,7 @@ def compare_texts(llm: LLM, rounds: int, num_tokens: int) -> None:
                 for _ in range(rounds):
                     for config, steps in ((None, plain), (ngram(number, shortest, longest), drafted)):
                         llm.engine.reconfigure(speculative_config=config)
-                        run(llm, prompts, num_tokens, steps)
+                        run(llm, prompts, num_tokens, steps, temperature)
                 rates = [each.num_tokens / sum(each.seconds) for each in (plain, drafted)]
                 print(
                     f"{name:<12}{count:>9}  {number} of {shortest}..{longest}{rates[0]:>18.1f}{rates[1]:>13.1f}"
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--settings", action="store_true", help="ten settings beside their prediction")
     parser.add_argument("--cpu-time", action="store_true", help="processor time on one thread")
     parser.add_argument("--calibration", type=Path, help="a profile that kvplan calibrate wrote of this device")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of real text; 0: greedy, which repeats itself")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-tokens", type=int, default=64)
     asked = parser.parse_args()
@@ -219,7 +222,7 @@ def main() -> None:
     settings = {"max_num_seqs": 48, "max_num_batched_tokens": 512, "max_model_len": 1024, "quantization": "none"}
     with LLM(asked.model, device="cpu", device_memory=asked.device_memory, **settings) as llm:
         if asked.calibration is None and not asked.settings:
-            compare_texts(llm, asked.rounds, asked.num_tokens)
+            compare_texts(llm, asked.rounds, asked.num_tokens, asked.temperature)
         else:
             compare_settings(llm, asked.calibration, asked.rounds, asked.num_tokens, asked.model)
 
