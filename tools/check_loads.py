@@ -32,7 +32,7 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from clients.served import Served as Server  # noqa: E402
+from clients.served import LoadedReplica as Server  # noqa: E402
 from kvplan.catalog.devices.gpus import find_gpu  # noqa: E402
 from kvplan.catalog.devices.measured import MeasuredProfiles, read_measured  # noqa: E402
 from kvplan.catalog.engines import EngineChoice  # noqa: E402
@@ -49,7 +49,7 @@ from kvplan.estimate.speed.queues import Queues, play_queues  # noqa: E402
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed  # noqa: E402
 from kvplan.load.traffic.prompts import WORDS  # noqa: E402
 from kvplan.planner.choices.expected import Expected  # noqa: E402
-from kvplan.planner.choices.load import Served, serve_rate, serve_thinking, serve_users  # noqa: E402
+from kvplan.planner.choices.load import LoadedReplica, serve_rate, serve_thinking, serve_users  # noqa: E402
 from kvplan.planner.choices.verdict import Verdict  # noqa: E402
 from kvplan.planner.question.goal import DEFAULT_CONFIDENCE, Goal  # noqa: E402
 from kvplan.planner.question.slo import parse_slo  # noqa: E402
@@ -226,7 +226,7 @@ def plan(asked: Asked, speed: DeploymentSpeed) -> Figures:
     )
 
 
-def _played(asked: Asked, speed: DeploymentSpeed) -> tuple[Queues | None, Served]:
+def _played(asked: Asked, speed: DeploymentSpeed) -> tuple[Queues | None, LoadedReplica]:
     model = _with_lengths(speed, asked)
     rules = replace(speed.rules, hit_tokens=BLOCK)
     if asked.rate is not None:
@@ -242,7 +242,7 @@ def _played(asked: Asked, speed: DeploymentSpeed) -> tuple[Queues | None, Served
     return play_queues(model, load.shared_as(asked.sharing, asked.think), rules, rate), served
 
 
-def _of_users(asked: Asked, model: SpeedModel) -> tuple[PlayedLoad, Served]:
+def _of_users(asked: Asked, model: SpeedModel) -> tuple[PlayedLoad, LoadedReplica]:
     users = (asked.users or 1) // asked.replicas
     if not asked.think:
         served = serve_users(model, users)
