@@ -32,7 +32,7 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from clients.served import LoadedReplica as Server  # noqa: E402
+from clients.served import Served as Server  # noqa: E402
 from kvplan.catalog.devices.gpus import find_gpu  # noqa: E402
 from kvplan.catalog.devices.measured import MeasuredProfiles, read_measured  # noqa: E402
 from kvplan.catalog.engines import EngineChoice  # noqa: E402
