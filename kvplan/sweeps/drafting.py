@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from kvplan.catalog.models import resolve_model
@@ -49,6 +51,14 @@ def method_of(found: Mapping[str, Any]) -> object:
     model = found.get("model")
     inferred = None if model is None else "ngram" if model in ("ngram", "[ngram]") else _DRAFT_MODEL
     return found.get("method", inferred)
+
+
+def with_absolute_path(text: str) -> str:
+    """The JSON with the draft model's path made absolute, where it is one."""
+    found = read_drafting(text)
+    path = Path(str(found.get("model", ""))).expanduser()
+    is_path = method_of(found) == _DRAFT_MODEL and path.exists()
+    return json.dumps({**found, "model": str(path.resolve())}) if is_path else text
 
 
 def swept_model(name: str, text: str | None) -> ModelSpec:

@@ -14,7 +14,7 @@ from kvplan.runs.answers.slo_result import objectives_ms
 from kvplan.runs.shape import ShapeError, check_shape
 from kvplan.settings import option_of
 from kvplan.sweeps.axes import AXES, AxisValue, parse_values
-from kvplan.sweeps.drafting import check_drafting
+from kvplan.sweeps.drafting import check_drafting, with_absolute_path
 from kvplan.sweeps.engine_names import OWN_ENGINE, check_engine
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
@@ -375,6 +375,8 @@ def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
         path = Path(str(values.get(name, ""))).expanduser()
         if name in values and path.exists():
             values[name] = str(path.resolve())
+    if (text := values.get("speculative_config")) is not None:
+        values["speculative_config"] = with_absolute_path(text)
     return values
 
 

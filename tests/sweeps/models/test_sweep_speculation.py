@@ -17,7 +17,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.rows import empty_row
 from kvplan.sweeps.drafting import read_drafting, with_drafts
 from kvplan.sweeps.forecast.drafting import gain_at
-from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
 from kvplan.sweeps.worker.metrics import RequestTrace, draft_figures, serving_figures
@@ -48,6 +48,15 @@ def test_the_number_is_the_axis_s_or_the_json_s() -> None:
     assert with_drafts({}, text) == {"num_speculative_tokens": "3"}
     assert with_drafts({"num_speculative_tokens": "0,2"}, text) == {"num_speculative_tokens": "0,2"}
     assert with_drafts({}, None) == {}
+
+
+def test_a_draft_model_s_path_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drafter").mkdir()
+    written = '{"model": "drafter", "num_speculative_tokens": 2}'
+    found = with_absolute_paths({"speculative_config": written})["speculative_config"]
+    assert json.loads(found)["model"] == str(tmp_path / "drafter")
+    assert with_absolute_paths({"speculative_config": NGRAM}) == {"speculative_config": NGRAM}
 
 
 @pytest.mark.parametrize(
