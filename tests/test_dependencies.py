@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
-def imported() -> set[str]:
+@cache
+def imported() -> frozenset[str]:
     """Without what lies in a ``plugin`` folder: it runs in another engine's process, which brings its own packages."""
     names: set[str] = set()
     for folder in (ROOT / "kvplan", ROOT / "engine" / "kvplan_engine"):
@@ -29,7 +31,7 @@ def imported() -> set[str]:
                     names |= {alias.name.partition(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.module:
                     names.add(node.module.partition(".")[0])
-    return names - sys.stdlib_module_names - {"kvplan", "kvplan_engine"}
+    return frozenset(names - sys.stdlib_module_names - {"kvplan", "kvplan_engine"})
 
 
 # tomllib is not in Python 3.10

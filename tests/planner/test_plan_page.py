@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,12 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
     return code, *capsys.readouterr()
 
 
-@pytest.fixture
-def page(capsys: pytest.CaptureFixture[str]) -> str:
-    code, out, _ = printed(capsys, "--slo", "ttft:3000", "tpot:60", "--format", "html")
-    assert code == 0
-    return out
+@pytest.fixture(scope="module")
+def page() -> str:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main([*WORDS, "--slo", "ttft:3000", "tpot:60", "--format", "html"]) == 0
+    return out.getvalue()
 
 
 def test_the_answer_stands_first_and_the_rest_is_the_tables(page: str, capsys: pytest.CaptureFixture[str]) -> None:

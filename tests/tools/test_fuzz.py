@@ -13,7 +13,7 @@ from fuzz.harness import Fault, Target, run_cases
 from fuzz.mutations import mutate_bytes, mutate_json
 from run_fuzz import TARGETS
 
-CASES = dict.fromkeys(TARGETS, 100) | {"config": 40, "bodies": 40, "run_directories": 30}
+CASES = dict.fromkeys(TARGETS, 60) | {"config": 40, "bodies": 40, "run_directories": 30}
 """Fewer where each takes a tenth of a second: 20,000 of every target were tried (docs/reliability.md)."""
 
 

@@ -68,6 +68,9 @@ CHECKED_BUILDS = [
 ]
 """CI builds one of them with the sanitizers in it, for that takes half a minute: the loops are the same in all."""
 
+IF_NO_TILES = pytest.mark.exhaustive if " amx_bf16 " in cpu_features() else pytest.mark.slow
+"""CI leaves out the twin of what the processor has: its products are checked themselves there."""
+
 
 def sanitized(variant: BuildVariant) -> BuildVariant:
     """The same kernels with the sanitizers' checks in them, and any warning an error."""
@@ -147,6 +150,7 @@ def test_kernels_compile_without_a_warning(variant: BuildVariant) -> None:
 
 
 @pytest.mark.slow
+@IF_NO_TILES
 def test_products_in_tiles(tmp_path: Path) -> None:
     """AMX's tiles as plain loops, on every machine: all shapes of rows and inputs, and what a processor faults at."""
     program = tmp_path / "tile_check"
