@@ -97,7 +97,7 @@ class Steps:
         return self.num_tokens / len(self.seconds) / self.step_seconds
 
     def row(self, context: float) -> Row:
-        """As a sweep's row has them, of requests whose first tokens are not among these."""
+        """The counts as a sweep's row has them; the requests' first tokens are not among these."""
         return {
             "completed": 1,
             "num_steps": len(self.seconds),

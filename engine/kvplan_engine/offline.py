@@ -27,21 +27,25 @@ class OfflineRun:
     def steps(self, engine: Engine, use_tqdm: bool | Callable[..., Any]) -> None:
         """Step until all are answered. use_tqdm: see ``LLM.generate``."""
         with _bar(use_tqdm)(total=len(self.requests), desc="Processed prompts", dynamic_ncols=True) as bar:
+            shown = 0
             while engine.has_unfinished_requests():
-                if self._note(engine.step()):
-                    bar.update(sum(request.is_finished for request in self.requests) - bar.n)
+                if number := self._note(engine.step()):
+                    bar.update(number)
+                    shown += number
+            bar.update(len(self.requests) - shown)  # searches end without an output that says so
 
-    def _note(self, outputs: Sequence[StepOutput]) -> bool:
-        """Take the time of each request's tokens. Returns whether one of them may have ended."""
+    def _note(self, outputs: Sequence[StepOutput]) -> int:
+        """Take the time of each request's tokens. Returns how many requests ended."""
         now = time.perf_counter()
         if isinstance(outputs, PlainOutputs):
-            sequences, may_have_ended = outputs.sequences, bool(outputs.reasons)
+            sequences, ended = outputs.sequences, [outputs.sequences[row] for row in outputs.reasons]
         else:
-            sequences, may_have_ended = [output.sequence for output in outputs], len(outputs) > 0
+            sequences = [output.sequence for output in outputs]
+            ended = [output.sequence for output in outputs if output.finished]
         for sequence in sequences:
             self._first.setdefault(sequence.request, now)
             self._last[sequence.request] = now
-        return may_have_ended
+        return sum(request.is_finished for request in {sequence.request for sequence in ended})
 
     def metrics(self, request: Request) -> RequestMetrics:
         """Times of one that is answered."""

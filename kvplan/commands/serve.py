@@ -18,7 +18,7 @@ from typer.models import OptionInfo
 
 from kvplan.commands.options.groups import given_options, shown_under, takes_groups
 from kvplan.commands.options.settings import takes_settings
-from kvplan.commands.options.shared import Model
+from kvplan.commands.options.shared import SPECULATIVE_CONFIG_HELP, Model
 from kvplan.errors import UsageError
 from kvplan.files import parse_json
 from kvplan.settings import KNOBS, SPECULATION_PANEL, ServingSettings, option_of
@@ -129,8 +129,7 @@ class OwnEngineOptions:
         str | None,
         typer.Option(
             metavar="JSON",
-            help="Who proposes tokens that the next step verifies, as vLLM takes it: "
-            '{"method": "ngram", "num_speculative_tokens": 4}.',
+            help=SPECULATIVE_CONFIG_HELP,
             rich_help_panel=SPECULATION_PANEL,
         ),
     ] = None

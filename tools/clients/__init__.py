@@ -1,6 +1,7 @@
 """What ``check_clients.py`` is made of: real clients, as published, against a server that is started for them.
 
 findings     a check, and what all checks of one client showed
+running      a client as a program
 served       `kvplan serve` in a process of its own, and its counters
 curl         the command line's client
 sdk          OpenAI's Python client: plain, streamed, asynchronous

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from clients.findings import Findings
+from clients.running import run_client
 from clients.served import MODEL, Served
 
 NUM_REQUESTS, STREAMS, INPUT_LEN, OUTPUT_LEN = 24, 8, 128, 24
@@ -19,7 +18,7 @@ def check_aiperf(server: Served, executable: Path | None, tokenizer: Path) -> Fi
     """Compare tokens by the server's ``usage``: tokenizing texts again, as it does too, gives a few less."""
     if executable is None:
         return Findings("AIPerf", missing="no --aiperf")
-    findings = Findings("AIPerf", _run([str(executable), "--version"], Path.cwd()).split()[-1])
+    findings = Findings("AIPerf", run_client([str(executable), "--version"], Path.cwd()).split()[-1])
     for endpoint, path in (("completions", "/v1/completions"), ("chat", "/v1/chat/completions")):
         before = server.counts()
         result = _profile(server, executable, tokenizer, endpoint)
@@ -41,7 +40,7 @@ def _profile(server: Served, executable: Path, tokenizer: Path, endpoint: str) -
         command += ["--request-count", str(NUM_REQUESTS), "--prompt-input-tokens-mean", str(INPUT_LEN)]
         command += ["--prompt-input-tokens-stddev", "0", "--prompt-output-tokens-mean", str(OUTPUT_LEN)]
         command += ["--extra-inputs", "ignore_eos:true", "--output-artifact-dir", folder, "--ui", "none"]
-        _run(command, Path(folder))
+        run_client(command, Path(folder))
         document: dict[str, Any] = json.loads(Path(folder, "profile_export_aiperf.json").read_text(encoding="utf-8"))
     return document
 
@@ -53,13 +52,3 @@ def _figure(result: dict[str, Any], name: str) -> int:
 def _line(path: str, result: dict[str, Any]) -> str:
     means = [result[name]["avg"] for name in ("time_to_first_token", "inter_token_latency")]
     return f"{path}: mean TTFT {means[0]:,.0f} ms, mean ITL {means[1]:.1f} ms"
-
-
-def _run(command: list[str], folder: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it has its own
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=900, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"error: {' '.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
-    return done.stdout

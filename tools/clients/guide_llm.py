@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from clients.findings import Findings
+from clients.running import run_client
 from clients.served import MODEL, Served
 
 NUM_REQUESTS, STREAMS, INPUT_LEN, OUTPUT_LEN = 24, 8, 128, 24
@@ -57,11 +56,4 @@ def _line(path: str, metrics: dict[str, Any]) -> str:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "GUIDELLM__ENABLE_TELEMETRY": "0"}
-    environment.pop("PYTHONPATH", None)  # the client has an environment of its own
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=900, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"error: {' '.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
-    return done.stdout
+    return run_client(command, folder, HF_HUB_OFFLINE="1", GUIDELLM__ENABLE_TELEMETRY="0")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from clients.findings import Findings
+from clients.running import run_client
 from clients.served import MODEL, Served
 
 NUM_PROMPTS, CONCURRENCY, INPUT_LEN, OUTPUT_LEN = 24, 8, 128, 24
@@ -98,9 +97,4 @@ def _line(path: str, result: dict[str, Any]) -> str:
 
 
 def _run(command: list[str]) -> str:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
-    environment.pop("PYTHONPATH", None)  # the client has an environment of its own
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
-    if done.returncode:
-        raise SystemExit(f"error: {' '.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
-    return done.stdout
+    return run_client(command, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1")

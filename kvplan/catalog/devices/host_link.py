@@ -8,8 +8,8 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.errors import KvplanError
 
 REACHED_SHARE: Final = 0.7
-"""Of a bus by its data sheet: loads of 1.37 GB at 41 to 47 GB/s are in LMCache's log (LMCache pull request 1740), where
-PCIe 5.0 x16 has 64."""
+"""Share of a bus's bandwidth by its data sheet: loads of 1.37 GB at 41 to 47 GB/s are in LMCache's log (LMCache pull
+request 1740), where PCIe 5.0 x16 has 64."""
 
 
 def host_bytes_per_second(gpu: GpuProfile) -> float:

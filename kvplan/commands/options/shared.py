@@ -13,6 +13,10 @@ WORKLOAD_PANEL: Final = "Workload"
 ENGINE_PANEL: Final = "Engine"
 SPEED_PANEL: Final = "Speed"
 OUTPUT_PANEL: Final = "Output"
+SPECULATIVE_CONFIG_HELP: Final = (
+    "Who proposes tokens that the next step verifies, as vLLM takes it: "
+    '{"method": "ngram", "num_speculative_tokens": 4}.'
+)
 
 MODEL_HELP: Final = "Short name, Hugging Face id, directory, config.json or .gguf file; also --model MODEL."
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]

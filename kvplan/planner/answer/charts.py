@@ -63,7 +63,7 @@ def chart(found: Chart) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChartCoordinates:
-    """From values to places in the picture."""
+    """Map values to places in the picture."""
 
     low: float
     high: float

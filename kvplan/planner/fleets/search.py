@@ -57,7 +57,7 @@ class FleetSearch:
     quickest: Alone | None = None
     """Of all choices: how fast prompts are read alone."""
     cheapest: dict[tuple[str, ...], Played] = field(default_factory=dict)
-    """Of each GPU and formats."""
+    """Searches by GPU and formats."""
     routers: dict[str, Played] = field(default_factory=dict)
     without_cache: Played | None = None
     num_tried: int = 0

@@ -36,7 +36,7 @@ _NOT_FASTER: Final = 0.95
 _NEARLY: Final = 1.05
 """What averages say of more replicas is played where it is so little beyond a bound."""
 _LEFT_OF_QUEUES: Final = 0.5
-"""Of what a play has above averages, as a power: more replicas have shorter queues. It is counted on where nothing
+"""Power of what a play has above averages: more replicas have shorter queues. It is counted on where nothing
 else leaves an answer."""
 _UNSIZED: Final = -2.0
 _UNKNOWN: Final = -1.0

@@ -26,7 +26,7 @@ def speculating(model_path: Path) -> Iterator[ServerProcess]:
 
 
 def counts(server: ServerProcess) -> dict[str, float]:
-    """Of /metrics, by name and position."""
+    """Read /metrics: values by name and position."""
     found = {}
     for (name, labels), value in server.metrics().items():
         if name.startswith("vllm:spec_decode_") and not name.endswith("_created"):

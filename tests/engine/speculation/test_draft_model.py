@@ -75,7 +75,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 def test_the_model_as_its_own_drafter_is_always_right(checkpoints: dict[str, Checkpoint]) -> None:
-    """So its KV is complete: behind chunks, in the prefix cache, after preemption, where samples fork."""
+    """Its KV is complete: behind chunks, in the prefix cache, after preemption, where samples fork."""
     path = checkpoints["llama"].path
     with load(path, path, block_size=4, max_num_batched_tokens=24, max_num_seqs=4) as llm:
         set_up(llm, Cell(True, True, "recompute", 16), path, pool_tokens=112)

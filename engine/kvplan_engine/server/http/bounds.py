@@ -96,7 +96,7 @@ class WaitingTimes:
 
 
 class WaitingConnections:
-    """Those among at most ``most_open`` connections that wait for a request, the one that has waited longest first."""
+    """List the connections, of at most ``most_open``, that wait for a request: the one that waited longest first."""
 
     def __init__(self, most_open: int) -> None:
         self._most_open = most_open

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvplan.commands.options.groups import shown_under
+from kvplan.commands.options.shared import SPECULATIVE_CONFIG_HELP
 from kvplan.commands.options.sweep.panels import DEFAULTS, MODEL_PANEL
 from kvplan.errors import UsageError
 
@@ -72,8 +73,7 @@ class MachineOptions:
         str | None,
         typer.Option(
             metavar="JSON",
-            help="Who proposes tokens that the next step verifies, as vLLM takes it: "
-            '{"method": "ngram", "num_speculative_tokens": 4}.',
+            help=SPECULATIVE_CONFIG_HELP,
         ),
     ] = None
     device: Annotated[
