@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,11 @@ class Watcher(SilentProgress):
         """The only child of this process that runs the worker's module."""
         own = os.getpid()
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and b"kvplan.sweeps.worker.process" in (entry / "cmdline").read_bytes():
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == own:
+            if not entry.name.isdigit():
+                continue
+            with suppress(FileNotFoundError, ProcessLookupError):  # others end meanwhile
+                is_worker = b"kvplan.sweeps.worker.process" in (entry / "cmdline").read_bytes()
+                if is_worker and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == own:
                     return int(entry.name)
         raise AssertionError("no worker runs")
 
@@ -148,7 +151,8 @@ def test_possible_and_impossible_settings_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trial_whose_worker_is_killed_is_begun_anew_and_says_so(tmp_path: Path) -> None:
-    outcome, _ = run(tmp_path, {"max_num_seqs": "1..4*2"}, kill_at=2)
+    lasts = {"num_prompts": 40, "request_rate": 20.0}  # two seconds of arrivals: the signal comes while they do
+    outcome, _ = run(tmp_path, {"max_num_seqs": "1..4*2"}, kill_at=2, **lasts)
     assert [row["status"] for row in outcome.rows] == ["ok", "ok", "ok"]
     assert [row["num_restarts"] for row in outcome.rows] == [0, 1, 0]
     assert len(read_trials(tmp_path / "run" / "trials.jsonl").records) == 3
