@@ -38,8 +38,9 @@ _OWN_KEYS: Final = (
     "goodput_pct", "slo_pass", "mean_sent_ttft_ms", "p99_sent_ttft_ms", "token_source", "chunks_per_token",
     "client_bound", "dispatch_delay_p99_ms", "loop_lag_p99_ms", "client_cpu_pct", "client_ceiling",
     "bound_by", "kv_usage_mean", "kv_usage_p95", "kv_usage_max", "max_running", "max_waiting", "num_preemptions",
-    "prefix_hit_rate", "queue_p95", "server_mean_queue_ms", "server_mean_ttft_ms", "server_mean_itl_ms",
-    "server_mean_e2el_ms", "kv_cache_tokens", "max_num_seqs", "data_parallel_size",
+    "prefix_hit_rate", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "acceptance_rate",
+    "mean_acceptance_length", "accepted_per_position", "queue_p95", "server_mean_queue_ms", "server_mean_ttft_ms",
+    "server_mean_itl_ms", "server_mean_e2el_ms", "kv_cache_tokens", "max_num_seqs", "data_parallel_size",
 )  # fmt: skip
 
 

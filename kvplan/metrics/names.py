@@ -2,7 +2,8 @@
 
 vLLM 0.8 to 0.33: vllm/v1/metrics/loggers.py. ``gpu_cache_usage_perc`` became ``kv_cache_usage_perc`` in 0.9 and went
 in 0.13, ``gpu_prefix_cache_*`` (blocks) became ``prefix_cache_*`` (tokens) in 0.9, ``time_per_output_token_seconds``
-became ``inter_token_latency_seconds`` in 0.11. Ray Serve prefixes them with ``ray_``. kvplan's server has vLLM's names.
+became ``inter_token_latency_seconds`` in 0.11; of ``spec_decode_*`` see vllm/v1/spec_decode/metrics.py. Ray Serve
+prefixes them with ``ray_``. kvplan's server has vLLM's names.
 SGLang 0.5: python/sglang/srt/metrics/collector.py; ``num_retracted_reqs`` is a gauge of the last batch, not a counter.
 llama.cpp: tools/server/server-task.cpp; ``prompt_tokens_total`` leaves out cached tokens.
 TensorRT-LLM 1.x: tensorrt_llm/metrics/collector.py, at /prometheus/metrics.
@@ -38,6 +39,11 @@ class MetricNames:
     prefix_cache_hits: Names = ()
     prefix_blocks: Names = ()
     prefix_cache_hit_rate: Names = ()
+    num_drafts: Names = ()
+    num_draft_tokens: Names = ()
+    num_accepted_tokens: Names = ()
+    accepted_per_position: Names = ()
+    mean_acceptance_length: Names = ()
     prompt_tokens: Names = ()
     generation_tokens: Names = ()
     output_throughput: Names = ()
@@ -77,6 +83,10 @@ VLLM: Final = MetricNames(
     prefix_cache_queries=("prefix_cache_queries_total", "gpu_prefix_cache_queries_total"),
     prefix_cache_hits=("prefix_cache_hits_total", "gpu_prefix_cache_hits_total"),
     prefix_blocks=("gpu_prefix_cache_queries_total", "gpu_prefix_cache_hits_total"),
+    num_drafts=("spec_decode_num_drafts_total",),
+    num_draft_tokens=("spec_decode_num_draft_tokens_total",),
+    num_accepted_tokens=("spec_decode_num_accepted_tokens_total",),
+    accepted_per_position=("spec_decode_num_accepted_tokens_per_pos_total",),
     prompt_tokens=("prompt_tokens_total",),
     generation_tokens=("generation_tokens_total",),
     num_finished=("request_success_total",),
@@ -103,6 +113,7 @@ SGLANG: Final = MetricNames(
     prefix_cache_queries=("prompt_tokens_total",),
     prefix_cache_hits=("cached_tokens_total",),
     prefix_cache_hit_rate=("cache_hit_rate",),
+    mean_acceptance_length=("spec_accept_length",),
     prompt_tokens=("prompt_tokens_total",),
     generation_tokens=("generation_tokens_total",),
     output_throughput=("gen_throughput",),

@@ -107,6 +107,8 @@ class _Page:
             max_num_seqs=_whole(self._sum(names.max_num_seqs)),
             prefix_unit="blocks" if any(name in self.samples for name in names.prefix_blocks) else "tokens",
             prefix_cache_hit_rate=self._mean(names.prefix_cache_hit_rate),
+            accepted_per_position=self._by_label(names.accepted_per_position, "position"),
+            mean_acceptance_length=self._mean(names.mean_acceptance_length),
             num_finished=self._by_label(names.num_finished, "finished_reason"),
             cache=self._cache(),
             **figures,  # type: ignore[arg-type]

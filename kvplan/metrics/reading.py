@@ -47,7 +47,9 @@ class ServerReading:
     and counters are their sums, kv_cache_usage (0 to 1) their mean and kv_cache_usage_highest that of the fullest.
     waiting_by_reason: vLLM's ``capacity`` and ``deferred``. prefix_cache_queries, prefix_cache_hits: in
     ``prefix_unit``, because vLLM 0.8 and TensorRT-LLM count blocks. prefix_cache_hit_rate: a gauge, where an engine has
-    no counters. num_finished: requests by the reason they finished for ("all" where the engine does not say).
+    no counters. num_drafts: verifications of a sequence's draft tokens; accepted_per_position: how many of their first,
+    second, ... tokens were accepted, by position from 0. mean_acceptance_length: SGLang's gauge of the tokens of such a
+    verification. num_finished: requests by the reason they finished for ("all" where the engine does not say).
     iteration_tokens: tokens of each engine step. max_num_seqs: where the page says it. kv_cache_used_tokens: as told.
     num_slots, slot_tokens: llama.cpp's places for sequences, and the longest sequence that one takes. engines: where
     there are several, what each of them says, by its number.
@@ -71,6 +73,11 @@ class ServerReading:
     prefix_cache_hits: float | None = None
     prefix_unit: PrefixUnit = "tokens"
     prefix_cache_hit_rate: float | None = None
+    num_drafts: float | None = None
+    num_draft_tokens: float | None = None
+    num_accepted_tokens: float | None = None
+    accepted_per_position: Mapping[str, float] = field(default_factory=dict)
+    mean_acceptance_length: float | None = None
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
     output_throughput: float | None = None
@@ -102,6 +109,9 @@ COUNTERS = (
     "num_preemptions",
     "prefix_cache_queries",
     "prefix_cache_hits",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
     "prompt_tokens",
     "generation_tokens",
     "num_rejected",

@@ -15,8 +15,9 @@ class WindowFigures:
     """The window between two readings. None: the server does not tell, or (restarted) it began to count anew.
 
     num_finished: requests by the reason they finished for. prefix_hit_rate: prompt tokens (blocks) found in the prefix
-    cache over those looked up, None where none was. Throughputs per second of the window. Histograms hold what was
-    observed within the window, in seconds (iteration_tokens: tokens of an engine step).
+    cache over those looked up, None where none was. num_drafts and what follows: see ServerReading.
+    Throughputs per second of the window. Histograms hold what was observed within the window, in seconds
+    (iteration_tokens: tokens of an engine step).
     """
 
     seconds: float
@@ -24,6 +25,10 @@ class WindowFigures:
     num_preemptions: float | None = None
     prefix_cache_queries: float | None = None
     prefix_cache_hits: float | None = None
+    num_drafts: float | None = None
+    num_draft_tokens: float | None = None
+    num_accepted_tokens: float | None = None
+    accepted_per_position: Mapping[str, float] = field(default_factory=dict)
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
     num_rejected: float | None = None
@@ -45,6 +50,20 @@ class WindowFigures:
         return self.prefix_cache_hits / self.prefix_cache_queries
 
     @property
+    def acceptance_rate(self) -> float | None:
+        """Draft tokens accepted over those verified, 0 to 1; None where none was."""
+        if self.num_accepted_tokens is None or not self.num_draft_tokens:
+            return None
+        return self.num_accepted_tokens / self.num_draft_tokens
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens of a verification, the one behind the accepted drafts included; None where none was."""
+        if self.num_accepted_tokens is None or not self.num_drafts:
+            return None
+        return 1 + self.num_accepted_tokens / self.num_drafts
+
+    @property
     def output_throughput(self) -> float | None:
         """Generated tokens per second."""
         return self._rate(self.generation_tokens)
@@ -63,10 +82,9 @@ class WindowFigures:
         """Counts, rates, and histograms as mean, count and percentiles."""
         plain = {name: value for name, value in asdict(self).items() if name not in HISTOGRAMS}
         histograms = {name: getattr(self, name) for name in HISTOGRAMS}
-        rates = ("prefix_hit_rate", "output_throughput", "prompt_throughput", "request_throughput")
         return {
             **plain,
-            **{name: getattr(self, name) for name in rates},
+            **{name: getattr(self, name) for name in _RATES},
             **{name: None if found is None else histogram_json(found) for name, found in histograms.items()},
         }
 
@@ -81,12 +99,19 @@ def difference(before: ServerReading, after: ServerReading) -> WindowFigures:
     if _RESTARTED in counters.values():
         return WindowFigures(seconds, restarted=True)
     histograms = {name: _observed(getattr(before, name), getattr(after, name)) for name in HISTOGRAMS}
-    finished = {
-        reason: max(0.0, count - before.num_finished.get(reason, 0.0)) for reason, count in after.num_finished.items()
-    }
-    return WindowFigures(seconds, num_finished=finished, **counters, **histograms)  # type: ignore[arg-type]
+    labelled = {name: _grown_by_label(getattr(before, name), getattr(after, name)) for name in _LABELLED}
+    return WindowFigures(seconds, **labelled, **counters, **histograms)  # type: ignore[arg-type]
 
 
+def _grown_by_label(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {label: max(0.0, count - before.get(label, 0.0)) for label, count in after.items()}
+
+
+_LABELLED: Final = ("num_finished", "accepted_per_position")
+_RATES: Final = (
+    "prefix_hit_rate", "acceptance_rate", "mean_acceptance_length", "output_throughput", "prompt_throughput",
+    "request_throughput",
+)  # fmt: skip
 _RESTARTED: Final = -1.0
 
 

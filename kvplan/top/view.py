@@ -25,7 +25,7 @@ _KV_RED: Final = 0.98
 _WARNING: Final = "dark_orange"
 _ALARM: Final = "red"
 _DIM: Final = "dim"
-_BLOCK_LINES: Final = 7
+_BLOCK_LINES: Final = 8
 _BAR_CELLS: Final = 24
 _SMALL_BAR_CELLS: Final = 8
 _PERCENTILES: Final = (50, 95, 99)
@@ -69,7 +69,8 @@ def _block(row: ServerRow, width: int) -> Iterator[Text]:
         return
     style = "" if state.is_up else _DIM
     yield from _kv_lines(reading, row.rooms, width)
-    for line in (_queue_line(row, reading), *_rate_lines(reading, state.window), *_latency_lines(state.window)):
+    told = (_rate_lines, _draft_lines, _latency_lines)
+    for line in (_queue_line(row, reading), *(line for lines in told for line in lines(reading, state.window))):
         line.stylize(style)
         yield line
     for name, engine in reading.engines.items():
@@ -180,7 +181,17 @@ def _rate_lines(reading: ServerReading, window: WindowFigures | None) -> Iterato
         yield Text("  " + _GAP.join(parts))
 
 
-def _latency_lines(window: WindowFigures | None) -> Iterator[Text]:
+def _draft_lines(reading: ServerReading, window: WindowFigures | None) -> Iterator[Text]:
+    """What became of the draft tokens of speculative decoding; nothing where nothing was drafted."""
+    length = reading.mean_acceptance_length if window is None else window.mean_acceptance_length
+    length = length or reading.mean_acceptance_length  # SGLang has the gauge alone
+    rate = None if window is None else window.acceptance_rate
+    if length:
+        accepted = "" if rate is None else f"{_GAP}{100 * rate:.0f} % of the draft tokens accepted"
+        yield Text(f"  drafts  {length:.2f} tokens a verification{accepted}")
+
+
+def _latency_lines(_: ServerReading, window: WindowFigures | None) -> Iterator[Text]:
     """Percentiles of the window; a line is left out where nothing was observed."""
     if window is None:
         return

@@ -45,6 +45,16 @@ def histogram_lines(name: str, bounds: Sequence[float], values: Sequence[float],
     return [*lines, f"{name}_count{{{labels}}} {float(len(values))}", f"{name}_sum{{{labels}}} {sum(values)}"]
 
 
+def _drafts(prefix: str, labels: str, num_drafts: float, *accepted: float) -> list[str]:
+    name = f"{prefix}spec_decode_num"
+    return [
+        f"{name}_drafts_total{{{labels}}} {num_drafts}",
+        f"{name}_draft_tokens_total{{{labels}}} {num_drafts * len(accepted)}",
+        f"{name}_accepted_tokens_total{{{labels}}} {sum(accepted)}",
+        *(f'{name}_accepted_tokens_per_pos_total{{{labels},position="{at}"}} {n}' for at, n in enumerate(accepted)),
+    ]
+
+
 def vllm_page(
     *,
     ttft: Sequence[float] = (),
@@ -54,6 +64,7 @@ def vllm_page(
     preemptions: float = 0.0,
     hits: float = 0.0,
     queries: float = 0.0,
+    accepted: Sequence[float] | None = None,
     finished: Mapping[str, float] | None = None,
     running: float = 3.0,
     waiting: float = 2.0,
@@ -61,7 +72,10 @@ def vllm_page(
     labels: str = VLLM_LABELS,
     prefix: str = "vllm:",
 ) -> str:
-    """A page of vLLM 0.33, with more on it than is read."""
+    """A page of vLLM 0.33, with more on it than is read.
+
+    accepted: drafts that were verified, and how many of their first, second, ... tokens were accepted.
+    """
     reasons = finished or {"stop": 1.0, "length": 4.0, "abort": 0.0}
     lines = [
         "# HELP python_gc_objects_collected_total Objects collected during gc",
@@ -87,6 +101,7 @@ def vllm_page(
         *histogram_lines(f"{prefix}inter_token_latency_seconds", ITL_BUCKETS, itl, labels),
         *histogram_lines(f"{prefix}request_queue_time_seconds", LATENCY_BUCKETS, queue, labels),
         *histogram_lines(f"{prefix}iteration_tokens_total", (1.0, 8.0, 16.0, 32.0), [4.0, 20.0], labels),
+        *([] if accepted is None else _drafts(prefix, labels, *accepted)),
         f"# TYPE {prefix}cache_config_info gauge",
         f'{prefix}cache_config_info{{block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",'
         'gpu_memory_utilization="0.9",kv_cache_max_concurrency="15.75",kv_cache_memory_bytes="None",'

@@ -188,6 +188,16 @@ def test_the_servers_side_stands_in_the_row() -> None:
     assert row["max_num_seqs"] == 64
 
 
+def test_the_servers_drafts_stand_in_the_row() -> None:
+    row = server_figures(
+        view(reading(accepted=[10, 9, 1]), *[reading(accepted=[20, 17, 3])] * 2, reading(accepted=[30, 25, 5]))
+    )
+    assert (row["num_drafts"], row["num_draft_tokens"], row["num_accepted_tokens"]) == (20, 40, 20)
+    assert (row["acceptance_rate"], row["mean_acceptance_length"]) == (0.5, 2.0)
+    assert row["accepted_per_position"] == "0.800 0.200"
+    assert "num_drafts" not in server_figures(view(*[reading()] * 4))
+
+
 def test_a_queue_within_the_first_bucket_has_no_percentile() -> None:
     quick = reading(queue=[0.001] * 50).queue_time
     assert quick is not None

@@ -46,6 +46,15 @@ def test_without_lookups_there_is_no_hit_rate() -> None:
     assert difference(reading(1, queries=7), reading(2, queries=7)).prefix_hit_rate is None
 
 
+def test_drafts_are_counted_between_two_readings() -> None:
+    window = difference(reading(1, accepted=[10, 9, 1]), reading(2, accepted=[30, 25, 5]))
+    assert (window.num_drafts, window.num_draft_tokens, window.num_accepted_tokens) == (20, 40, 20)
+    assert (window.acceptance_rate, window.mean_acceptance_length) == (0.5, 2.0)
+    assert window.accepted_per_position == {"0": 16, "1": 4}
+    without = difference(reading(1), reading(2))
+    assert (without.num_drafts, without.acceptance_rate, without.mean_acceptance_length) == (None, None, None)
+
+
 def test_a_server_that_was_started_anew_gives_no_figures() -> None:
     window = difference(reading(1, generation_tokens=100), reading(2, generation_tokens=3))
     assert window.restarted

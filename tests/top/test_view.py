@@ -62,6 +62,19 @@ def test_a_server_at_80_columns() -> None:
     ]
 
 
+def test_drafts_have_a_line_where_there_are_any() -> None:
+    before, after = (
+        reading_at(at, vllm_page(accepted=counts)) for at, counts in ((0.0, [0, 0, 0]), (1.0, [20, 16, 4]))
+    )
+    state = ServerState("http://h:1", after, difference(before, after))
+    assert (
+        lines_of(make_snapshot([state]))[-1]
+        == "  drafts  2.00 tokens a verification   50 % of the draft tokens accepted"
+    )
+    gauge = reading_at(0.0, SGLANG_PAGE + 'sglang:spec_accept_length{dp_rank="0",model_name="q",tp_rank="0"} 2.83\n')
+    assert "  drafts  2.83 tokens a verification" in lines_of(make_snapshot([ServerState("http://h:1", gauge)]))
+
+
 def test_room_that_does_not_fit_beside_the_pool_stands_below_it() -> None:
     snapshot = make_snapshot([busy_state()], contexts=(256, 1024, 4096))
     pool, room = (

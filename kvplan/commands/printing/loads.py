@@ -208,6 +208,8 @@ def _print_server(row: Row) -> None:
         ("max_waiting", "{:.0f} waiting at most", 1.0),
         ("num_preemptions", "{:,.0f} preemptions", 1.0),
         ("prefix_hit_rate", "{:.0f} % of prompt tokens from the prefix cache", 100.0),
+        ("acceptance_rate", "{:.0f} % of draft tokens accepted", 100.0),
+        ("mean_acceptance_length", "{:.2f} tokens a verification", 1.0),
         ("server_mean_queue_ms", "mean queue {:,.1f} ms", 1.0),
         ("server_mean_ttft_ms", "mean TTFT {:,.1f} ms", 1.0),
         ("server_mean_itl_ms", "mean ITL {:,.2f} ms", 1.0),

@@ -12,6 +12,8 @@ from kvplan.load.client.record import RequestRecord
 from kvplan.load.observed.health import ClientHealth
 from kvplan.load.observed.monitor import ServerView
 from kvplan.metrics.histograms import Histogram
+from kvplan.metrics.prometheus import figure_of
+from kvplan.metrics.window import WindowFigures
 from kvplan.runs.columns import Row
 from kvplan.sweeps.worker.metrics import RequestTrace, goodput_figures, latency_statistics, serving_figures
 
@@ -175,11 +177,28 @@ def server_figures(server: ServerView) -> Row:
         "num_preemptions": None if window.num_preemptions is None else int(window.num_preemptions),
         "num_cached_tokens": None if hits is None else int(hits),
         "prefix_hit_rate": window.prefix_hit_rate,
+        **_draft_figures(server, window),
         "queue_p95": resolved_percentile(window.queue_time, 95),
         "server_mean_queue_ms": _mean_ms(window.queue_time),
         "server_mean_ttft_ms": _mean_ms(window.ttft),
         "server_mean_itl_ms": _mean_ms(window.itl),
         "server_mean_e2el_ms": _mean_ms(window.e2e_latency),
+    }
+
+
+def _draft_figures(server: ServerView, window: WindowFigures) -> Row:
+    """What became of the draft tokens; nothing of a server that does not draft."""
+    if not window.num_drafts:
+        told = [length for reading in server.within if (length := reading.mean_acceptance_length)]
+        return {"mean_acceptance_length": float(np.mean(told))} if told else {}
+    by_position = sorted(window.accepted_per_position.items(), key=lambda item: figure_of(item[0]) or 0.0)
+    return {
+        "num_drafts": int(window.num_drafts),
+        "num_draft_tokens": int(window.num_draft_tokens or 0),
+        "num_accepted_tokens": int(window.num_accepted_tokens or 0),
+        "acceptance_rate": window.acceptance_rate,
+        "mean_acceptance_length": window.mean_acceptance_length,
+        "accepted_per_position": " ".join(f"{count / window.num_drafts:.3f}" for _, count in by_position) or None,
     }
 
 
