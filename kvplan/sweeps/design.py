@@ -67,11 +67,12 @@ class Design:
         setting follow each other where each setting takes a new server, and so do those that one server can serve.
         """
 
-        def order(settings: TrialSettings) -> tuple[str, LoadKey, bool, int, int]:
+        def order(settings: TrialSettings) -> tuple[str, LoadKey, bool, bool, int, int]:
             starts = predictor.memory(settings).outcome == "ok"
             return (
                 server_key(settings, predictor.lowered),
                 settings.load_key,
+                settings.num_speculative_tokens > 0,  # a draft model is loaded with the others
                 not starts,
                 -settings.max_num_batched_tokens,
                 -settings.max_num_seqs,

@@ -85,14 +85,13 @@ def check_drafting(axes: Mapping[str, str], text: str | None) -> None:
         )
     if text is None:
         return
-    number = with_drafts(axes, text).get(AXIS)
-    if number is None:
+    if AXIS not in with_drafts(axes, text):
         raise UsageError(f"{_OPTION} says by whom tokens are proposed, but not how many.", hint=_EXAMPLE)
-    if number.replace(" ", "").startswith("0") and method_of(read_drafting(text)) == _DRAFT_MODEL:
-        raise UsageError(
-            "A draft model is loaded or not: --num-speculative-tokens 0 needs an engine without it.",
-            hint="run the plain settings as a sweep of their own",
-        )
+
+
+def loads_draft_model(text: str | None, num_tokens: int) -> bool:
+    """Whether the engine of a trial has weights of a draft model, which one without drafts has not."""
+    return text is not None and num_tokens > 0 and method_of(read_drafting(text)) == _DRAFT_MODEL
 
 
 def engine_config(text: str, num_tokens: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from kvplan.runs.directory import MODEL
 from kvplan.runs.storage.files import write_whole
 from kvplan.runs.trials import LoadKey, Trial
 from kvplan.sweeps.drafting import AXIS as DRAFTS_AXIS
-from kvplan.sweeps.drafting import engine_config
+from kvplan.sweeps.drafting import engine_config, loads_draft_model
 from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.hosts import OnEvent
@@ -95,7 +95,7 @@ class WorkerHost:
         self._on_versions = on_versions
         self._limits = limits
         self._worker: Worker | None = None
-        self._load_key: LoadKey | None = None
+        self._load_key: tuple[LoadKey, bool] | None = None
         self._memory_share = 0.0
         self._told: set[str] = set()
         is_on_gpu = identity.device.kind == "cuda" and not identity.is_counted
@@ -182,13 +182,16 @@ class WorkerHost:
 
     def _worker_for(self, trial: Trial) -> tuple[Worker, Hello]:
         """The current worker if it has the weights for this trial, or needs none, else a new one."""
-        is_loaded = self._identity.is_counted or self._load_key == trial.settings.load_key
+        settings = trial.settings
+        drafts = loads_draft_model(self._source.speculative_config, settings.num_speculative_tokens)
+        load_key = settings.load_key, drafts
+        is_loaded = self._identity.is_counted or self._load_key == load_key
         if self._worker is not None and is_loaded:
             return self._worker, self._worker.wait_until_ready(self._limits)
         self._drop_worker()
         self._worker = self._make_worker()
         self._memory_share = 0.0
-        self._load_key = trial.settings.load_key
+        self._load_key = load_key
         hello = self._worker.wait_until_ready(self._limits)
         known = hello["known_architectures"] if self._identity.is_counted else hello["architectures"]
         refuse_architecture(self._spec.architecture, known, model_impl=self._identity.model_impl)
