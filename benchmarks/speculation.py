@@ -40,6 +40,7 @@ import torch  # noqa: E402  isort: skip
 
 _LIST = "\n".join(f"{number}. the value of item {number} is {7 * number % 13}" for number in range(1, 13))
 TEXTS = {
+    "refrain": "The river runs down to the sea, and the sea gives it back to the rain.\n" * 12,
     "repetitive": f"Repeat this list, and then repeat it again:\n{_LIST}\n{_LIST}\n",
     "code": "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n",
     "story": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
