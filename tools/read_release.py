@@ -25,6 +25,8 @@ from kvplan.catalog.releases.versions import release_text
 from kvplan.catalog.releases.vllm import VllmRelease
 
 KINDS = {"vllm": VllmRelease, "sglang": SglangRelease, "trtllm": TrtllmRelease}
+_REGISTRY = "vllm/model_executor/models/registry.py"
+_OTHER_TABLES = {"_PREVIOUSLY_SUPPORTED_MODELS", "_ROCM_UNSUPPORTED_MODELS", "_OOT_SUPPORTED_MODELS"}
 _SOURCE = re.compile(r"(?P<path>[\w./-]+/[\w.-]+)(?:: (?P<symbol>[\w.]+))?$")
 
 
@@ -49,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for reading in shown:
         since, value = reading.fact.values[-1]
         print(f"{reading.outcome:8} {reading.fact.name} = {value!r} (since {release_text(since)}): {reading.source}")
+    if chosen.engine == "vllm":
+        for change, name in registry_changes(chosen.old, chosen.new):
+            print(f"{change:8} class of {name}: profiles/architectures.json")
     names = {reading.fact.name for reading in readings if reading.outcome in ("changed", "gone")}
     print(f"{len(names)} of {len({reading.fact.name for reading in readings})} facts to read again")
     return 0
@@ -63,6 +68,21 @@ def read_sources(facts: Sequence[Fact], old: Path, new: Path) -> list[Reading]:
                 before, after = (_cited(tree / match["path"], match["symbol"]) for tree in (old, new))
                 readings.append(Reading(fact, source, _outcome(before, after)))
     return readings
+
+
+def registry_changes(old: Path, new: Path) -> list[tuple[str, str]]:
+    """Architectures that the newer tree alone, or the older one alone, has a class of: ("new" or "gone", name)."""
+    before, after = (_registered(tree / _REGISTRY) for tree in (old, new))
+    return [("new", name) for name in sorted(after - before)] + [("gone", name) for name in sorted(before - after)]
+
+
+def _registered(path: Path) -> set[str]:
+    """Return the keys of vLLM's tables of models."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    tables = (each for each in body if any(re.fullmatch(r"_\w+_MODELS", name) for name in _names(each)))
+    tables = (each for each in tables if not _names(each) & _OTHER_TABLES)
+    keys = (key for each in tables if isinstance(value := getattr(each, "value", None), ast.Dict) for key in value.keys)
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
 def _outcome(before: str | None, after: str | None) -> str:

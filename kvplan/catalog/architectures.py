@@ -26,11 +26,12 @@ _WRAPPER: Final = "wrappers.multimodal:read_multimodal"
 
 @dataclass(frozen=True, slots=True)
 class ServedByVllm:
-    """Until when vLLM has a class of it. last: the last such release, None where the newest is one.
+    """Which releases of vLLM have a class of it. first, last: None where 0.2.0, or the newest one, has it.
 
     served: whether any release has one, or a backend for it.
     """
 
+    first: str | None = None
     last: str | None = None
     served: bool = True
 

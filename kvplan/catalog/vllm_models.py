@@ -1,4 +1,4 @@
-"""Which architectures vLLM serves no longer, or never did (the table of architectures says until when)."""
+"""Which architectures a release of vLLM does not serve (the table of architectures says from when to when each is)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_never_served(architecture: str) -> bool:
 def has_class(architecture: str, version: str) -> bool:
     """Return whether vLLM ``version`` serves ``architecture``; True of those that nothing is known about."""
     served = _of(architecture)
-    return served.served and vllm_release(version).is_within(served.last)
+    return served.served and vllm_release(version).is_within(served.last) and not _is_before(served.first, version)
 
 
 def service_note(architecture: str, version: str) -> str | None:
@@ -25,9 +25,18 @@ def service_note(architecture: str, version: str) -> str | None:
         return None
     if is_never_served(architecture):
         return f"vLLM serves no {architecture}: sized as if it did."
-    last = _of(architecture).last
-    ended = f"vLLM {vllm_release(version).text} no longer serves {architecture}"
-    return f"{ended}; the last release that does is {last} (--engine vllm@{last})."
+    served, release = _of(architecture), vllm_release(version).text
+    if _is_before(served.first, version):
+        has_none = f"vLLM {release} has no class of {architecture}; the first release that has one is {served.first}"
+        return f"{has_none} (--engine vllm@{served.first})."
+    ended = f"vLLM {release} no longer serves {architecture}"
+    return f"{ended}; the last release that does is {served.last} (--engine vllm@{served.last})."
+
+
+def _is_before(first: str | None, version: str) -> bool:
+    """Whether ``version`` is older than ``first``; a build between two releases may have what the next one has."""
+    is_between = "dev" in version or "rc" in version
+    return first is not None and not is_between and vllm_release(version).is_before(first)
 
 
 def _of(architecture: str) -> ServedByVllm:

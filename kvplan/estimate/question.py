@@ -200,6 +200,7 @@ def notes_on(answer: EstimateAnswer) -> Iterator[str]:
         "--reserve ",
         " does not run on ",
         " serves ",
+        " has no class of ",
         " is more than the ",
         " changes nothing.",
         " stands in for ",

@@ -26,6 +26,10 @@ NOTE = f"vLLM {latest_vllm()} no longer serves MPTForCausalLM; {LAST}"
         ("MllamaForConditionalGeneration", "0.10.2", True),
         ("MllamaForConditionalGeneration", "0.11.0", False),
         ("T5ForConditionalGeneration", "0.10.2", False),
+        ("Qwen3NextForCausalLM", "0.10.1", False),
+        ("Qwen3NextForCausalLM", "0.10.2", True),
+        ("Qwen3NextForCausalLM", "0.10.2rc1.dev3+gabc", True),
+        ("Qwen3NextForCausalLM", "0.10.1rc2.dev3+gabc", True),  # a build behind 0.10.1 counts up, and may have it
         ("WhisperForConditionalGeneration", "latest", True),
         ("LlamaForCausalLM", "latest", True),
     ],
@@ -33,6 +37,16 @@ NOTE = f"vLLM {latest_vllm()} no longer serves MPTForCausalLM; {LAST}"
 def test_a_note_from_the_first_release_without_it(architecture: str, version: str, is_served: bool) -> None:
     assert has_class(architecture, version) is is_served
     assert (service_note(architecture, version) is None) is is_served
+
+
+def test_a_release_before_the_first_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    note = (
+        "vLLM 0.9.2 has no class of Qwen3NextForCausalLM; the first release that has one is 0.10.2 "
+        "(--engine vllm@0.10.2)."
+    )
+    assert service_note("Qwen3NextForCausalLM", "0.9.2") == note
+    assert main("estimate qwen3-next-80b-a3b --gpu 4xh100 --ctx 8k --engine vllm@0.9.2".split()) == 0
+    assert f"note: {note}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["estimate mpt-7b --gpu h100", "plan mpt-7b --users 4 --ctx-avg 1k --gpu h100"])

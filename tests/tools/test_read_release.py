@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvplan.catalog.releases.facts import Fact
-from read_release import read_sources
+from read_release import read_sources, registry_changes
 
 BEFORE = """
 LIMIT = 1
@@ -45,3 +45,13 @@ def test_only_what_is_cited_is_compared(tmp_path: Path) -> None:
     }
     readings = read_sources([_fact(*expected, "pull request 1 of owner/engine")], tmp_path / "old", tmp_path / "new")
     assert {reading.source: reading.outcome for reading in readings} == expected
+
+
+def test_classes_that_come_and_go_are_listed(tmp_path: Path) -> None:
+    for tree, names in (("old", "AForCausalLM BForCausalLM"), ("new", "BForCausalLM CForCausalLM")):
+        path = tmp_path / tree / "vllm/model_executor/models/registry.py"
+        path.parent.mkdir(parents=True)
+        rows = "".join(f'    "{name}": ("file", "{name}"),\n' for name in names.split())
+        text = f"_TEXT_GENERATION_MODELS = {{\n{rows}}}\n_PREVIOUSLY_SUPPORTED_MODELS = {{'ZForCausalLM': '0.1.0'}}\n"
+        path.write_text(text, encoding="utf-8")
+    assert registry_changes(tmp_path / "old", tmp_path / "new") == [("new", "CForCausalLM"), ("gone", "AForCausalLM")]

@@ -149,6 +149,10 @@ class VllmRelease:
         """Return whether it is no newer than the release ``last``; True where that is None."""
         return last is None or self.version <= _version_number(last)
 
+    def is_before(self, first: str) -> bool:
+        """Return whether it is older than the release ``first``."""
+        return self.version < _version_number(first)
+
 
 @cache
 def _table() -> ReleaseTable[VllmRelease]:

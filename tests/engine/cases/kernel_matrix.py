@@ -48,6 +48,8 @@ from kvplan_engine.paths import source_dir
 
 F32, F16, BF16, FP8, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8
 CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0))
+NEWER_CAPABILITIES = ((10, 3), (11, 0), (12, 0), (12, 1))
+"""Those of tools/check_compilers.py alone: they take the kernels of the ones above."""
 SHAPE_CAPABILITY = (9, 0)
 """Every shape is compiled for this one; every kernel for all."""
 WGMMA_CAPABILITY = (9, 0)
@@ -63,6 +65,10 @@ _SHARED_KIB = {
     (8, 9): (99, 100),
     (9, 0): (227, 228),
     (10, 0): (227, 228),
+    (10, 3): (227, 228),
+    (11, 0): (227, 228),
+    (12, 0): (99, 100),
+    (12, 1): (99, 100),
 }
 LLAMA = AttentionShape(BF16, BF16, 128, 16, 32, 8)
 

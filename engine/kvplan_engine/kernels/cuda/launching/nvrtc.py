@@ -123,7 +123,7 @@ def load_nvrtc(cuda_major: int | None = None) -> Nvrtc:
     tried = []
     for path in nvrtc_candidates(cuda_major):
         try:
-            return Nvrtc(_load_with_builtins(path), path)
+            return Nvrtc(load_library(path), path)
         except OSError as error:
             tried.append(f"{path}: {error}")
     raise CudaKernelError(
@@ -152,7 +152,7 @@ def nvrtc_candidates(cuda_major: int | None) -> list[str]:
     return [*dict.fromkeys([*map(str, found), *([system] if system else []), *plain])]
 
 
-def _load_with_builtins(path: str) -> ctypes.CDLL:
+def load_library(path: str) -> ctypes.CDLL:
     """Load libnvrtc-builtins first: libnvrtc opens it by name, and their folder is on no search path."""
     for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
         if Path(path).is_file():
