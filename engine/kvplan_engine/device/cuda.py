@@ -97,7 +97,8 @@ class CudaDevice:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.torch_device)
         with torch.cuda.stream(self._capture_stream):
-            graph.capture_begin(pool=memory)  # type: ignore[arg-type]  # what graph_memory() gave
+            # NCCL's watchdog is a thread of its own that asks for events meanwhile: only this one's calls count
+            graph.capture_begin(pool=memory, capture_error_mode="thread_local")  # type: ignore[arg-type]
             try:
                 work()
             except BaseException:

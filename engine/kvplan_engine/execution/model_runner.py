@@ -236,6 +236,10 @@ class ModelRunner:
         assert self.kv is not None
         with self._corrections_of_graph(batch.num_tokens):
             logits = self._model.decoder.forward(batch, self.kv, self.workspace)
+        self.choose_in_graph(logits, batch)
+
+    def choose_in_graph(self, logits: torch.Tensor, batch: StepBatch) -> None:
+        """What follows the step in its graph."""
         self.chooser.choose_in_graph(logits, batch)
 
     def _corrections_of_graph(self, num_rows: int) -> AbstractContextManager[None]:

@@ -39,10 +39,12 @@ def plan_ranks(
     """Plan as ``plan_memory`` does for the first of the ranks with ``needs``: all have the blocks of the one with the
     least room.
 
-    layout: of the first rank; in stages of unlike depth those of the others have blocks of other sizes.
+    graph_bytes: of each rank. layout: of the first rank; in stages of unlike depth those of the others have blocks of
+    other sizes.
     """
     own, budget = needs[0], int(device_total_bytes * config.gpu_memory_utilization)
-    lacking = max(own.num_blocks(budget) - each.num_blocks(budget) for each in needs)
+    room = budget - graph_bytes
+    lacking = max(own.num_blocks(room) - each.num_blocks(room) for each in needs)
     memory = plan_memory(
         config,
         layout,

@@ -97,17 +97,17 @@ class LoadedModel:
             self.decoder = Decoder(*parts)
         else:
             self.decoder = StageDecoder(*parts, collectives)
-        self._is_whole = collectives is None
+        self._has_every_layer = rank.num_stages == 1
 
     @property
     def is_capturable(self) -> bool:
         """Whether steps may be captured as graphs.
 
-        Not where a layer launches something for each of its experts: a graph takes memory for each launch, and to widen
-        all experts takes longer than to launch that.
+        Not where stages hand rows to each other, and not where a layer launches something for each of its experts: a
+        graph takes memory for each launch, and to widen all experts takes longer than to launch that.
         """
         never_waits = self.attention.is_capturable and self._waits_for_nothing
-        return never_waits and self._is_whole and not self.decoder.launches_each_expert
+        return never_waits and self._has_every_layer and not self.decoder.launches_each_expert
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
         """What the kernels need of the workspace besides a step's own buffers."""

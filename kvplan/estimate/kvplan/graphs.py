@@ -14,6 +14,7 @@ vllm-project/vllm: 3.8 GiB fell to 1.1 with the driver).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.kvplan.launches import step_launches
@@ -62,22 +63,22 @@ def graph_memory(
     compute_capability: tuple[int, int] | None = None,
     *,
     has_adapters: bool = False,
+    num_ranks: int = 1,
 ) -> GraphMemory:
     """Return the memory of graphs for steps of up to so many sequences and tokens. compute_capability None: not known,
-    the larger workspace.
+    the larger workspace. num_ranks: see ``step_launches``.
 
     Weights in few bits are counted as dense ones: a product of more than 16 rows takes a few launches more.
     """
     sizes = graph_sizes(max_num_seqs)
     with_prompts = prompt_sizes(max_num_batched_tokens)
+    launches = partial(step_launches, spec, has_adapters=has_adapters, num_ranks=num_ranks)
     has_large_workspace = compute_capability is None or compute_capability >= _HOPPER
     return GraphMemory(
         num_sizes=len(sizes),
-        num_launches=sum(step_launches(spec, size, has_adapters=has_adapters) for size in sizes),
+        num_launches=sum(map(launches, sizes)),
         num_prompt_sizes=len(with_prompts),
-        num_prompt_launches=sum(
-            step_launches(spec, size, has_adapters=has_adapters, has_prompts=True) for size in with_prompts
-        ),
+        num_prompt_launches=sum(launches(size, has_prompts=True) for size in with_prompts),
         workspace_bytes=_HOPPER_BLAS_WORKSPACE_BYTES if has_large_workspace else _BLAS_WORKSPACE_BYTES,
     )
 

@@ -33,6 +33,10 @@ _ADDED_WITH_NORM = 1
 """Of a block's output, up to the next block's input; of two mixers side by side one is added by itself."""
 _CORRECTION = 2
 """Of each product that adapters may correct: x A^T, and B times that."""
+_DIVIDED_EMBEDDING = 7
+"""Beside the look-up: which tokens are another rank's (4), their rows left out before and behind it (2), the sum."""
+_GATHER = 1
+"""Of the logits; each rank's part is copied behind it."""
 _ATTENTION = 4
 """qkv product, rotation with KV write, attention, output product."""
 _HEAD_NORMS = 2
@@ -76,15 +80,26 @@ _VECTOR_BYTES = 16
 """Of which an expert's inner values are made."""
 
 
-def step_launches(spec: ModelSpec, num_rows: int, *, has_adapters: bool = False, has_prompts: bool = False) -> int:
-    """Count the launches of one decode step of ``num_rows`` sequences, or of a step with prompts of so many tokens."""
+def step_launches(
+    spec: ModelSpec, num_rows: int, *, has_adapters: bool = False, has_prompts: bool = False, num_ranks: int = 1
+) -> int:
+    """Count the launches of one decode step of ``num_rows`` sequences, or of a step with prompts of so many tokens.
+
+    num_ranks: that share every layer; then ``spec`` is the first one's part, and collectives count as launches.
+    """
     ends = _ENDS + (_LEARNED_POSITIONS if any(tensor.role == "position" for tensor in spec.tensors) else 0)
     corrections = _CORRECTION * num_engine_products(spec) if has_adapters else 0
     layers = sum(
         count * _layer_launches(layer, spec, num_rows, has_prompts=has_prompts)
         for layer, count in spec.distinct_layers()
     )
-    return ends + _num_plans(spec) + corrections + layers
+    return ends + _num_plans(spec) + corrections + layers + (_of_ranks(spec, num_ranks) if num_ranks > 1 else 0)
+
+
+def _of_ranks(spec: ModelSpec, num_ranks: int) -> int:
+    """Sums behind each mixer and feed-forward, a divided embedding, and the parts of the logits."""
+    sums = sum(len(layer.mixers) + (layer.feed_forward is not None) for layer in spec.layers)
+    return sums + _DIVIDED_EMBEDDING + _GATHER + num_ranks
 
 
 def launches_each_expert(spec: ModelSpec, dtype: str, quantization: str, group_size: int | None = None) -> bool:

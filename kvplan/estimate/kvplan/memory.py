@@ -52,7 +52,7 @@ class EnginePrediction:
     overhead_bytes: int
     """Beside graphs."""
     graphs: GraphMemory | None
-    """Steps captured as graphs; None on a CPU, with enforce_eager, where several ranks share every layer, and where
+    """Steps captured as graphs; None on a CPU, with enforce_eager, over several stages, and where
     experts run one after the other."""
     graph_bytes: int
     """As measured where it was, else what is counted of these."""
@@ -267,15 +267,18 @@ def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevic
 
 def _graphs(spec: ModelSpec, resolved: KvplanSettings) -> GraphMemory | None:
     settings = resolved.serving
-    num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    if resolved.device.kind == "cpu" or resolved.device.is_counted or num_ranks > 1 or settings.enforce_eager:
+    has_stages = settings.pipeline_parallel_size > 1
+    if resolved.device.kind == "cpu" or resolved.device.is_counted or has_stages or settings.enforce_eager:
         return None
     if launches_each_expert(spec, settings.dtype, settings.quantization, settings.group_size):
         return None
     tokens = settings.max_num_batched_tokens
     rows = min(settings.max_num_seqs, tokens)
-    has_adapters = settings.lora_slots is not None
-    return graph_memory(spec, rows, tokens, resolved.device.compute_capability, has_adapters=has_adapters)
+    return graph_memory(
+        *(spec, rows, tokens, resolved.device.compute_capability),
+        has_adapters=settings.lora_slots is not None,
+        num_ranks=settings.tensor_parallel_size,
+    )
 
 
 def start_outcome(

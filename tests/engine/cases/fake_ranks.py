@@ -21,9 +21,11 @@ import torch
 from fake_gpu import FakeGpu, RecordingRuntime
 
 from kvplan_engine.device import collectives
+from kvplan_engine.errors import EngineError
 from kvplan_engine.execution import starting
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.ranks import following, group
+from kvplan_engine.execution.ranks.messages import Refusal
 from kvplan_engine.kernels.cuda.launching.runtime import Kernel
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 from kvplan_engine.models import loaded_model
@@ -90,11 +92,21 @@ class _Work:
             assert self._aborted.wait(_PATIENCE_SECONDS), "nobody ends a collective that waits for a lost rank"
 
 
-class _Group:
-    """A process group of gloo that notes in ``calls`` what it is asked for."""
+class _Captured:
+    """A collective that a graph holds: nothing has been done yet."""
 
-    def __init__(self, inner: Any, calls: list[Call]) -> None:
-        self._inner, self._calls = inner, calls
+    def wait(self) -> None:
+        """The other streams of the capture wait for it."""
+
+
+class _Group:
+    """A process group of gloo that notes in ``calls`` what it is asked for.
+
+    While ``gpu`` captures a graph, the collective is done when the graph is replayed.
+    """
+
+    def __init__(self, inner: Any, calls: list[Call], gpu: RankGpu) -> None:
+        self._inner, self._calls, self._gpu = inner, calls, gpu
         self._aborted = threading.Event()
 
     def abort(self) -> None:
@@ -111,6 +123,9 @@ class _Group:
             self._calls.append(Call(name, shapes, frozenset(map(storage_of, tensors))))
             if self._aborted.is_set():
                 raise RuntimeError("NCCL communicator was aborted")
+            if (captured := self._gpu.runtime.recording) is not None:
+                captured.append(lambda: call(*arguments).wait())
+                return _Captured()
             work = getattr(self._inner, name)(*arguments)
             # gloo's sends and receipts are completed by whoever waits for them
             return work if name in ("send", "recv") else _Work(work, self._aborted)
@@ -136,7 +151,8 @@ class _Thread(threading.Thread):
 
     def __init__(self, connection: Connection, ranks: FakeRanks) -> None:
         super().__init__(daemon=True)
-        self._connection, self._ranks, self.is_wrong = connection, ranks, False
+        self._connection, self._ranks = connection, ranks
+        self.is_wrong = self._is_killed = False
 
     def run(self) -> None:
         try:
@@ -144,13 +160,16 @@ class _Thread(threading.Thread):
             self._ranks.following.append(rank)
             rank.run()
         except EOFError:
-            own = [rank._collectives for rank in self._ranks.following if rank._connection is self._connection]
-            for collectives_of_rank in own:
+            for collectives_of_rank in self._collectives():
                 collectives_of_rank._group.close()
                 collectives_of_rank._all.close()
+        except EngineError as problem:
+            self._connection.send(Refusal.of(problem))
+            self.is_wrong = True
         except BaseException:
             self.is_wrong = True
-            raise
+            if not self._is_killed:
+                raise
         finally:
             self._connection.close()
 
@@ -158,7 +177,13 @@ class _Thread(threading.Thread):
         return None if self.is_alive() else int(self.is_wrong)
 
     def kill(self) -> None:
-        """It ends when its connection is closed."""
+        """It ends when its connection is closed, or in the collective that it waits in."""
+        self._is_killed = True
+        for collectives_of_rank in self._collectives():
+            collectives_of_rank.abort()
+
+    def _collectives(self) -> list[collectives.Collectives]:
+        return [rank._collectives for rank in self._ranks.following if rank._connection is self._connection]
 
     def wait(self) -> None:
         self.join(60)
@@ -206,7 +231,7 @@ class FakeRanks:
 
     def _nccl(self, store: torch.distributed.Store, number: int, count: int) -> _Group:
         calls = self.calls[self.device, count]
-        return _Group(self._gloo(store, number, count), calls)
+        return _Group(self._gloo(store, number, count), calls, self.gpus[self.device])
 
     def _start(self) -> tuple[Connection, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair()

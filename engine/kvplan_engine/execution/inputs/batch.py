@@ -132,6 +132,7 @@ class BatchBuilder:
             self._inputs.filled(batch.num_tokens, number),
             of_sampled.get(SAMPLED_ROWS, self._starts[:number].astype(np.int64)),
             of_sampled.get(SAMPLED_STARTS),
+            batch.graph,
         )
 
     def rebuild(self, indices: StepIndices) -> StepBatch:
@@ -142,10 +143,11 @@ class BatchBuilder:
         of_sampled = {SAMPLED_ROWS: indices.sampled_rows}
         if indices.sampled_starts is not None:
             of_sampled[SAMPLED_STARTS] = indices.sampled_starts
-        sent = self._inputs.send(indices.num_tokens, indices.num_seqs, None, of_sampled)
+        sent = self._inputs.send(indices.num_tokens, indices.num_seqs, indices.graph, of_sampled)
         counts = (indices.num_tokens, indices.num_seqs, indices.max_query_len)
         longest = _longest_query(indices.sampled_starts)
-        return self._batch(*counts, sent[SAMPLED_ROWS], sent.get(SAMPLED_STARTS), [], longest)
+        batch = self._batch(*counts, sent[SAMPLED_ROWS], sent.get(SAMPLED_STARTS), [], longest)
+        return batch if indices.graph is None else replace(batch, graph=indices.graph)
 
     def _kept_views(self, num_seqs: int) -> KeptViews:
         """Views for steps in which each of so many sequences has one token, which are repeated."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan_engine.memory.index_buffers import lengths_name
+from kvplan_engine.models.step_batch import GraphSize
 
 
 @dataclass(frozen=True, slots=True)
 class StepIndices:
     """buffers: by the workspace's names. sampled_rows: as StepBatch's. sampled_starts: the query starts of its
-    ``sampled_attention``, None where it has none.
+    ``sampled_attention``, None where it has none. graph: as StepBatch's.
     """
 
     num_tokens: int
@@ -22,6 +23,7 @@ class StepIndices:
     buffers: Mapping[str, np.ndarray]
     sampled_rows: np.ndarray
     sampled_starts: np.ndarray | None
+    graph: GraphSize | None = None
 
 
 def lengths_of_tables(name: str) -> str | None:

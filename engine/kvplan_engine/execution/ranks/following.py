@@ -19,6 +19,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.inputs.step_indices import StepIndices
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.ranks.messages import (
+    CaptureGraphs,
     Carve,
     DropPool,
     HeadOfRows,
@@ -34,7 +35,15 @@ from kvplan_engine.execution.ranks.messages import (
 from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
 from kvplan_engine.memory.ranks import Needs
 from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.mover import Mover
+
+
+class FollowingRunner(ModelRunner):
+    """A ModelRunner whose logits are a part of a row: the first rank chooses the tokens."""
+
+    def choose_in_graph(self, logits: torch.Tensor, batch: StepBatch) -> None:
+        """See ModelRunner.choose_in_graph."""
 
 
 class FollowingRank:
@@ -71,6 +80,7 @@ class FollowingRank:
             Move: self._move,
             HeadOfRows: self._apply_head,
             Touch: self._touch,
+            CaptureGraphs: self._capture_graphs,
             DropPool: lambda _: self._own.drop_pool(),
         }
         while True:
@@ -101,13 +111,17 @@ class FollowingRank:
         held = held_beside(self._device, model.weight_bytes)
         max_model_len = resolve_max_model_len(config, model.config)
         layout = kv_layout(config, model.config, model.dtype, max_model_len)
-        self._runner = ModelRunner(model, config, self._device, layout, max_model_len)
+        self._runner = FollowingRunner(model, config, self._device, layout, max_model_len)
         overhead = max(self._device.overhead_bytes, held)
         workspace_bytes, total = self._runner.workspace.num_bytes, self._device.total_bytes
         return Needs(model.weight_bytes, workspace_bytes, overhead, layout.block_bytes, total)
 
     def _make_pool(self, message: MakePool) -> None:
         self._own.carve_pool(message.num_blocks, message.kv_dtype)
+
+    def _capture_graphs(self, message: CaptureGraphs) -> None:
+        assert message.sizes == self._own.graph_sizes, "ranks that capture other steps would wait for each other"
+        self._connection.send(self._own.capture_graphs().num_bytes)
 
     def _make_mover(self, message: MakeMover) -> None:
         self._mover = self._own.make_mover(message.num_host_slots, None)
@@ -120,7 +134,9 @@ class FollowingRank:
     def _end_measuring(self, message: Measured) -> int:
         assert self._peak is not None, "Touch comes first"
         self._peak.__exit__(None, None, None)
-        return max(self._peak.bytes_above_start, self._device.used_bytes() - message.tensor_bytes)
+        graphs = self._own.graphs
+        known_bytes = message.tensor_bytes + (0 if graphs is None else graphs.num_bytes)
+        return max(self._peak.bytes_above_start, self._device.used_bytes() - known_bytes)
 
     # ---- steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -13,9 +14,11 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.device.device import Device
 from kvplan_engine.execution.carving import MemoryCarver
+from kvplan_engine.execution.graphs.step_graphs import StepGraphs
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.execution.ranks.messages import (
+    CaptureGraphs,
     Carve,
     DropPool,
     HeadOfRows,
@@ -59,6 +62,20 @@ class LeadingRunner(ModelRunner):
         """See ModelRunner.carve_pool."""
         own = partial(super().carve_pool, num_blocks, kv_dtype)
         self._group.together(MakePool(num_blocks, kv_dtype), own)
+
+    def capture_graphs(self) -> StepGraphs:
+        """See ModelRunner.capture_graphs. Each graph holds its rank's part of the collectives.
+
+        num_bytes is that of the rank whose graphs take most. RankDied, or its OutOfDeviceMemory, where one cannot.
+        """
+        own = partial(self._watched, super().capture_graphs)
+        graphs, others = self._group.together(CaptureGraphs(self.graph_sizes), own)
+        graphs.num_bytes = max(graphs.num_bytes, *others)
+        return graphs
+
+    def _watched(self, capture: Callable[[], StepGraphs]) -> StepGraphs:
+        with self._group.watching():
+            return capture()
 
     def drop_pool(self) -> None:
         """See ModelRunner.drop_pool."""
@@ -127,8 +144,10 @@ class LeadingCarver(MemoryCarver):
         own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, overhead, layout.block_bytes)
         totals = [each.total_bytes for each in self.needs if each.total_bytes is not None]
         total = min(self._device.total_bytes, *totals)
-        self._planned = Reserve(total, overhead, 0)
-        return plan_ranks(config, layout, max_model_len, [own, *others], device_total_bytes=total)
+        graph_bytes = self._graph_bytes.get(runner.graph_sizes, 0)
+        self._planned = Reserve(total, overhead, graph_bytes)
+        needs = [own, *others]
+        return plan_ranks(config, layout, max_model_len, needs, device_total_bytes=total, graph_bytes=graph_bytes)
 
     def _measure(
         self, runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, layout: KvLayout, max_model_len: int

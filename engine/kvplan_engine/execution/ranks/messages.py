@@ -9,6 +9,7 @@ from kvplan_engine.blocks.transfers import Transfer
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import Rank
 from kvplan_engine.errors import EngineError
+from kvplan_engine.models.step_batch import GraphSize
 
 LOST_PEER = 75
 """Exit code of a rank that ended because another one had."""
@@ -50,8 +51,18 @@ class MakePool:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureGraphs:
+    """Capture the step at every size of ``sizes``. Answered with the device memory that it took, in bytes.
+
+    A rank that cannot ends: the others wait for it in the middle of a step.
+    """
+
+    sizes: tuple[GraphSize, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DropPool:
-    """Free the pool."""
+    """Free the pool, and the graphs with it."""
 
 
 @dataclass(frozen=True, slots=True)
