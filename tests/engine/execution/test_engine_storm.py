@@ -1,7 +1,5 @@
 """Storms of requests, and steps that fail in the middle of them: every answer ends, and the others are right."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import tempfile
@@ -43,14 +41,6 @@ def test_a_storm_with_a_draft_model(checkpoints: dict[str, Checkpoint], tmp_path
     assert storm.wrong == []
     assert 100 < storm.num_accepted < storm.num_drafts - 100
     assert min(storm.num_aborted, storm.num_preemptions, storm.num_swaps, storm.num_hits) > 10, storm
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        print(run_storm(Checkpoint("llama", Path(folder)), int(sys.argv[1])))
-    print(f"{time.monotonic() - began:.0f} s")
 
 
 PLACES = ("move", "prepare", "forward", "sample", "process")
@@ -137,3 +127,11 @@ def test_nobody_waits_for_the_tokens_of_a_failed_answer(
             assert not llm.engine.serving.requests
             assert llm.get_stats()["num_used_blocks"] == 0
     assert answer(llm, ragged_prompts(), NUM_TOKENS) == expected_tokens["llama"]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        print(run_storm(Checkpoint("llama", Path(folder)), int(sys.argv[1])))
+    print(f"{time.monotonic() - began:.0f} s")

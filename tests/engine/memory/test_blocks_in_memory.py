@@ -1,7 +1,5 @@
 """Memory of the process: a pool that is touched, holes in the heap, and the peak while loading."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
