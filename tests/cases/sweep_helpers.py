@@ -76,3 +76,8 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def assert_all_gone(pids: set[int]) -> None:
+    """A worker whose parent died reads the end of its stdin and leaves; give it a moment."""
+    wait_until(lambda: not any(map(is_running, pids)))

@@ -1,10 +1,14 @@
-"""GPU profiles: found by exact alias only, with the driver's totals, sources for every number and sane figures."""
+"""GPU profiles: names, sourced numbers, links, slices, clouds' instances, and speeds scaled from one to another."""
 
 from __future__ import annotations
 
 import pytest
 
+from kvplan.catalog.devices.clouds import all_instances, find_instance
 from kvplan.catalog.devices.gpus import DEFAULT_GPUS, as_equipped, find_gpu, load_gpus, parse_gpu_count, with_bridges
+from kvplan.catalog.devices.kernel_tables import read_kernel_tables
+from kvplan.catalog.devices.measured_profile import MeasuredProfile
+from kvplan.catalog.devices.scaled import scaled
 from kvplan.catalog.devices.slices import slices_of
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import UsageError
@@ -248,3 +252,98 @@ def test_an_unknown_slice_names_those_that_are_known(text: str, hint: str) -> No
     with pytest.raises(UsageError, match="There is no MIG slice") as caught:
         find_gpu(text)
     assert hint in (caught.value.hint or "")
+
+
+def _profile(engine: str, dtype: str) -> MeasuredProfile:
+    return next(
+        each
+        for each in read_kernel_tables()
+        if (each.device_name, each.engine, each.dtype) == ("h100-sxm", engine, dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8", "fp8-block"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_few_multipliers_reach_most_of_their_format(engine: str, dtype: str) -> None:
+    h20 = find_gpu("h20")
+    found = scaled(_profile(engine, dtype), h20)
+    most = 0.85 * h20.flops(dtype.removesuffix("-block"))
+    assert found.experts is not None
+    assert found.experts["flops"] >= 0.999 * most
+    assert found.coefficients["flops"] >= 0.999 * most
+    assert found.coefficients["attention_flops"] == pytest.approx(0.85 * h20.flops("bfloat16"))
+
+
+def test_as_many_multipliers_for_each_byte_are_scaled_by_the_data_sheets() -> None:
+    profile, gpu = _profile("vllm", "bfloat16"), find_gpu("h100-pcie")
+    found, of = scaled(profile, gpu), find_gpu("h100-sxm")
+    memory = gpu.memory_bandwidth_bytes_per_second / of.memory_bandwidth_bytes_per_second
+    wide = gpu.flops("bfloat16") / of.flops("bfloat16")
+    assert profile.experts is not None and found.experts is not None
+    for name, factor in (("bandwidth", memory), ("kv_bandwidth", memory), ("flops", wide), ("attention_flops", wide)):
+        assert found.coefficients[name] == pytest.approx(factor * profile.coefficients[name])
+    assert found.experts["flops"] == pytest.approx(wide * profile.experts["flops"])
+    assert found.experts["bandwidth"] == pytest.approx(memory * profile.experts["bandwidth"])
+
+
+@pytest.mark.parametrize("instance", all_instances(), ids=lambda each: each.name)
+def test_every_instance_has_gpus_that_are_known_and_a_source(instance) -> None:
+    gpu = find_gpu(instance.gpu)
+    counted = parse_gpu_count(instance.name)
+    assert (counted.gpu.id, counted.num_gpus) == (gpu.id, instance.num_gpus)
+    assert 1 <= instance.num_gpus <= gpu.max_gpus_per_node
+    if instance.price is not None:
+        assert 0.3 < instance.price.usd_per_hour / instance.num_gpus < 20
+        assert instance.price.date.startswith("202")
+        assert instance.price.source and instance.region
+    if instance.network_bytes_per_second is not None:
+        assert 0.7e9 <= instance.network_bytes_per_second / instance.num_gpus <= 100e9 / 2
+        assert instance.network_source
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "gpu"),
+    [
+        ("p5.48xlarge", 8, "h100-sxm"),
+        ("2xp5.48xlarge", 16, "h100-sxm"),
+        ("p4d.24xlarge", 8, "a100-40gb-sxm"),
+        ("A3-HighGPU-8g", 8, "h100-sxm"),
+        ("a3-highgpu-8g:2", 16, "h100-sxm"),
+        ("Standard_ND96isr_H200_v5", 8, "h200"),
+        ("nd96isr_h200_v5", 8, "h200"),
+        ("ND96isr H200 v5", 8, "h200"),
+        ("g2-standard-48", 4, "l4"),
+        ("Standard_ND96asr_v4", 8, "a100-40gb-sxm"),
+        ("nd96asr_a100_v4", 8, "a100-40gb-sxm"),
+    ],
+)
+def test_an_instance_names_all_of_its_gpus(name, num_gpus, gpu) -> None:
+    counted = parse_gpu_count(name)
+    assert (counted.num_gpus, counted.gpu.id) == (num_gpus, gpu)
+
+
+def test_a_gpu_of_an_instance_has_its_price_and_its_neighbours() -> None:
+    gpu = parse_gpu_count("p5.48xlarge").gpu
+    assert gpu.price.usd_per_hour == pytest.approx(55.04 / 8)
+    assert "rented whole" in gpu.price.source and "us-east-1" in gpu.price.source
+    alone = parse_gpu_count("4xa3-highgpu-1g").gpu
+    assert alone.max_gpus_per_node == alone.nvlink_gpus == 1
+    rack = parse_gpu_count("ND128isr_NDR_GB200_v6").gpu
+    assert (rack.max_gpus_per_node, rack.nvlink_gpus) == (4, find_gpu("gb200").nvlink_gpus)
+    assert not alone.has_known_network and alone.network_bytes_per_second == 12.5e9
+    assert gpu.network_bytes_per_second == find_gpu("h100-sxm").network_bytes_per_second
+    assert parse_gpu_count("p4d.24xlarge").gpu.network_bytes_per_second == 50e9 / 8  # of a DGX A100: 25e9
+    assert parse_gpu_count("p5e.48xlarge").gpu.price is None  # no source: not the price of another place
+
+
+def test_what_is_no_instance_says_so() -> None:
+    assert find_instance("h100") is None
+    with pytest.raises(UsageError) as error:
+        parse_gpu_count("p5.47xlarge")
+    assert "p5.48xlarge" in error.value.hint and "8xh100" in error.value.hint
+    with pytest.raises(UsageError) as error:
+        parse_gpu_count("Standard_ND40rs_v2")
+    assert "name the GPUs of the instance" in error.value.hint
+    with pytest.raises(UsageError) as error:
+        find_gpu("p5.48xlarge")
+    assert error.value.hint == "its GPUs are 8xh100-sxm"

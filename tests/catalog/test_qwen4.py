@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from small_configs import QWEN4_PARTS
+from small_configs import small_configs
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.reader import read_config
@@ -22,6 +22,8 @@ from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_requ
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 
+_NEW_KEYS = ("hc_", "ple_", "ngram_", "heads_per_ngram", "make_ngram", "indexer_")
+_PARTS = {key: value for key, value in small_configs()["Qwen4ExpForCausalLM"].items() if key.startswith(_NEW_KEYS)}
 SMALL: dict[str, Any] = {
     "architectures": ["Qwen4ExpForCausalLM"],
     "model_type": "qwen4_exp_text",
@@ -44,7 +46,7 @@ SMALL: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 24,
-    **QWEN4_PARTS,
+    **_PARTS,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
 }
 UNEVEN = {

@@ -147,7 +147,7 @@ def test_typers_words_for_a_value_are_not_shown() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["estimate", "gpt2"], ["models", "--json"]])
+@pytest.mark.parametrize("words", [["--help"], ["estimate", "gpt2"]])
 def test_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*KVPLAN, *words], stdout=full, stderr=subprocess.PIPE, text=True)
@@ -157,7 +157,7 @@ def test_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "md"])
+@pytest.mark.parametrize("form", ["table", "json"])
 def test_a_name_that_the_locale_cannot_write_is_escaped(tmp_path: Path, form: str) -> None:
     (tmp_path / "modèle").mkdir()
     config = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 100, "n_positions": 64}
@@ -168,7 +168,7 @@ def test_a_name_that_the_locale_cannot_write_is_escaped(tmp_path: Path, form: st
     assert b"mod\\" in done.stdout and done.stdout.isascii()
 
 
-@pytest.mark.parametrize("words", [["estimate", "gpt2"], ["estimat"], ["gpus"]])
+@pytest.mark.parametrize("words", [["estimat"], ["gpus"]])
 def test_lost_output_and_lost_errors_together_end_quietly(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*KVPLAN, *words], stdout=full, stderr=full, check=False)

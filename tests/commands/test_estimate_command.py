@@ -1,11 +1,9 @@
-"""``kvplan estimate`` as users run it: exit codes, what stands on stdout, one sentence on stderr, and no torch."""
+"""``kvplan estimate`` as users run it: exit codes, what stands on stdout, one sentence on stderr."""
 
 from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,25 +13,11 @@ from kvplan.cli import main
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvplan", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-
-
 def estimate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     code = main(["estimate", *arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert code == (0 if any(each["fits"] for each in found["deployments"]) else 1)
     return found
-
-
-def test_llama_at_32k_prints_the_formula_with_its_numbers():
-    done = run("estimate", "llama-3.1-8b", "--ctx", "32k")
-    assert done.returncode == 0 and done.stderr == ""
-    assert "full attention: 131,072 B per token = 32 layers x 2 (K, V) x 8 KV heads x 128 x 2 B" in done.stdout
-    assert "One sequence of 32k tokens: 4.00 GiB" in done.stdout
-    assert "14.96 GiB" in done.stdout and "h100-sxm" in done.stdout
 
 
 def test_json_follows_the_contract(capsys):
@@ -46,17 +30,6 @@ def test_json_follows_the_contract(capsys):
     (deployment,) = answer["deployments"]
     assert deployment["fits"] and deployment["limit"] is None
     assert deployment["num_blocks"] == deployment["kv_pool_bytes"] // (131_072 * 16)
-
-
-def test_no_heavy_module_is_imported():
-    code = (
-        "import sys; from kvplan.cli import main; assert main(['estimate', 'gpt2', '--json']) == 0;"
-        "heavy = {'torch', 'transformers', 'numpy', 'pandas', 'matplotlib', 'huggingface_hub'} & set(sys.modules);"
-        "sys.stderr.write(repr(sorted(heavy)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    assert done.stderr == "[]"
 
 
 @pytest.mark.parametrize(
@@ -186,12 +159,6 @@ def test_the_version_and_a_call_without_a_command(capsys):
     assert capsys.readouterr().out.startswith("kvplan ")
     assert main(["nonsense"]) == 2
     assert "error: " in capsys.readouterr().err
-
-
-def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m kvplan models --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "0" and done.stderr == ""
 
 
 def test_without_towers_more_is_left_for_the_cache(capsys):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import main
+from kvplan.errors import UsageError
+from kvplan.list_words import with_named_model
 
 
 def run(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -85,3 +87,102 @@ def test_a_user_without_a_home_is_no_mistake(
     code, printed, _ = run("estimate gpt2 --gpu l4", capsys)
     assert code == 0
     assert "124,439,808 parameters" in printed
+
+
+def hint_of(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(shlex.split(f"estimate {words}")) == 1
+    lines = capsys.readouterr().err.splitlines()
+    return next(line for line in lines if line.startswith("hint: ")).removeprefix("hint: use ")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint", "enough"),
+    [
+        (
+            "deepseek-v3 --ctx 8k --quantization fp8 --gpu 8xh100",
+            "fewer bits per weight (--quantization awq), or --gpu 16xh100-sxm",
+            "deepseek-v3 --ctx 8k --quantization fp8 --gpu 16xh100-sxm",
+        ),
+        (
+            "gpt-oss-120b --ctx 8k --gpu h100 --quantization fp8",
+            "the weights as published (without --quantization), or --gpu 2xh100-sxm",
+            "gpt-oss-120b --ctx 8k --gpu h100",
+        ),
+        (
+            "llama-3.1-8b --gpu l4 --ctx 128k",
+            "--ctx 28272, or --gpu 2xl4",
+            "llama-3.1-8b --gpu l4 --ctx 28272",
+        ),
+        ("llama-3.1-70b --gpu l4 --ctx 4k --tp 2", "--tp 8", "llama-3.1-70b --gpu l4 --ctx 4k --tp 8"),
+        (
+            "llama-3.2-11b-vision --gpu h100 --ctx 8k",
+            "--language-model-only, or --max-num-seqs 64",
+            "llama-3.2-11b-vision --gpu h100 --ctx 8k --max-num-seqs 64",
+        ),
+        (
+            "llama-3.1-70b --gpu h100 --ctx 4k --engine kvplan",
+            "fewer bits per weight (--quantization awq), or --gpu 2xh100-sxm",
+            "llama-3.1-70b --gpu h100 --ctx 4k --engine kvplan --quantization awq",
+        ),
+    ],
+)
+def test_what_is_named_is_enough(words: str, hint: str, enough: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hint_of(words, capsys) == hint
+    assert main(["estimate", *enough.split()]) == 0
+
+
+def test_a_drafter_that_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "llama-3.1-8b --speculative-model llama-3.1-70b --num-speculative-tokens 3 --gpu h100 --ctx 8k"
+    assert main(["estimate", *words.split()]) == 1
+    printed = capsys.readouterr()
+    assert "with llama-3.1-70b as its drafter does not fit on h100-sxm" in printed.err
+    assert "hint: use no drafter, or --gpu 4xh100-sxm" in printed.err
+    assert "3 draft tokens per step: 131.42 GiB of weights per GPU" in printed.out
+
+
+def test_of_several_the_nearest_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "llama-3.1-405b llama-3.1-70b --gpu l4 t4"
+    assert main(["estimate", *words.split()]) == 1
+    said = capsys.readouterr().err
+    assert "None of these deployments fits." in said
+    assert "hint: nearest is meta-llama/Llama-3.1-70B on l4: use --gpu 16xl4" in said
+
+
+DRY = ("--dry-run", "--max-num-seqs", "2", "--max-model-len", "64", "--block-size", "16", "--num-prompts", "2",
+       "--input-len", "8", "--output-len", "4", "--gpu-memory-utilization", "0.9", "--load-format", "none",
+       "--device-memory", "2GiB")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("estimate", "--gpu", "l4", "--json"),
+        ("plan", "--users", "2", "--ctx-avg", "100", "--gpu", "l4", "--json"),
+        ("sweep", *DRY),
+    ],
+    ids=lambda words: words[0],
+)
+def test_both_ways_say_the_same(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    command, *options = words
+    for written in ([command, "gpt2", *options], [command, *options, "--model", "gpt2"],
+                    [command, "--model=gpt2", *options]):  # fmt: skip
+        assert main(written) == 0, capsys.readouterr().err
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] == answers[2] != ""
+
+
+@pytest.mark.parametrize("command", ["sweep", "bench"])
+def test_two_models_are_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "gpt2", "--model", "llama-3.1-8b"]) == 2
+    assert "Two models are given: gpt2, and --model llama-3.1-8b." in capsys.readouterr().err
+
+
+def test_an_option_named_model_behind_the_dashes_is_the_pasted_commands() -> None:
+    assert with_named_model(["estimate", "--", "vllm", "serve", "--model", "x"]) == [
+        "estimate", "--", "vllm", "serve", "--model", "x",
+    ]  # fmt: skip
+    assert with_named_model(["estimate", "a", "--model", "b", "--ctx", "8k"]) == ["estimate", "b", "a", "--ctx", "8k"]
+    for words in (["plan", "--model"], ["plan", "--model", "--json"], ["plan", "--model="]):
+        with pytest.raises(UsageError, match="--model has no value"):
+            with_named_model(words)

@@ -1,15 +1,20 @@
-"""Text on a terminal: broken between words as wide as it is, with figures and options whole, one line elsewhere."""
+"""Text and tables on a terminal: as wide as it is, figures and options whole, one line elsewhere; in each format."""
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvplan.cli import main
+from kvplan.commands.printing.render import print_json
+from kvplan.commands.printing.table_layout import table_lines
 from kvplan.terminal import fitted
 
 
@@ -44,7 +49,7 @@ COMMANDS = ("kvplan:", "vllm:", "sglang:", "tensorrt-llm:", "tgi:", "llama.cpp:"
 """Lines to paste stay whole."""
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("words", QUESTIONS)
 def test_no_line_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, words: str, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -81,3 +86,116 @@ def test_further_lines_stand_behind_the_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("COLUMNS", "40")
     lines = fitted("hint: use --ctx 8192, or 8 x h200, or TTFT p50 138 (37-822) ms", _Terminal(), further="  ")
     assert lines == "hint: use --ctx 8192, or 8 x h200, or\n  TTFT p50 138 (37-822) ms"
+
+
+HEAD = ["model", "context", "GPU", "KV pool GiB", "KV tokens", "limit"]
+ROWS = [
+    ["Llama-3.1-8B", "8k", "l4", "4.39", "35,952", ""],
+    ["Llama-3.1-8B", "32k", "l4", "4.39", "35,952", "longest sequence that fits: 35,952 tokens"],
+    ["gpt2", "8k", "h100-sxm", "71.11", "2,071,088", "the weights do not fit: 3.62 GiB short"],
+]
+
+
+def lines_of(width: int | None, rows: Sequence[Sequence[str]] = ROWS) -> list[str]:
+    return list(table_lines(HEAD, rows, text_columns=(0, 2, 5), width=width))
+
+
+def test_elsewhere_than_on_a_terminal_a_row_is_a_line() -> None:
+    lines = lines_of(None)
+    assert len(lines) == 2 + len(ROWS)
+    assert max(map(len, lines)) > 90
+    assert lines == lines_of(200)
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 40])
+def test_a_table_is_no_wider_than_the_terminal_and_keeps_every_word(width: int) -> None:
+    lines = lines_of(width)
+    assert max(map(len, lines)) <= width
+    shown = " ".join(lines).split()
+    assert all(word in shown for row in (HEAD, *ROWS) for cell in row for word in cell.split())
+
+
+def test_numbers_and_names_stand_whole_and_sentences_wrap() -> None:
+    lines = lines_of(80)
+    assert any("2,071,088" in line and "h100-sxm" in line for line in lines)
+    assert not any("longest sequence that fits: 35,952 tokens" in line for line in lines)
+
+
+def test_a_part_below_begins_with_what_tells_its_rows_apart() -> None:
+    first, second = "\n".join(lines_of(50)).split("\n\n")
+    assert "KV pool" in first and "limit" not in first
+    keys = [line.split()[:2] for line in second.splitlines()[2:] if line.startswith("  Llama") or "gpt2" in line]
+    assert keys == [["Llama-3.1-8B", "8k"], ["Llama-3.1-8B", "32k"], ["gpt2", "8k"]]
+
+
+def test_rows_that_only_all_columns_tell_apart_are_numbered() -> None:
+    lines = lines_of(40, [ROWS[0], ROWS[0], ROWS[1]])
+    parts = "\n".join(lines).split("\n\n")
+    assert len(parts) > 1
+    assert all([line.split()[0] for line in part.splitlines() if line.split()[0].isdigit()] == list("123")
+               for part in parts)  # fmt: skip
+
+
+def test_a_command_prints_tables_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for terminal, fits in ((_Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr("sys.stdout", terminal)
+        assert main(["models", "qwen3-vl"]) == 0
+        assert (max(map(len, terminal.getvalue().splitlines())) <= 80) == fits
+
+
+def test_json_is_ascii_where_the_output_can_say_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    with io.TextIOWrapper(written, encoding="ascii") as narrow:
+        monkeypatch.setattr("sys.stdout", narrow)
+        print_json({"name": "Modèle"})
+        narrow.flush()
+        text = written.getvalue().decode("ascii")
+    assert json.loads(text) == {"name": "Modèle"}
+
+
+LOG = str(Path(__file__).parents[1] / "data" / "startup_logs" / "vllm-0.19-llama-3.1-8b-h100.log")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The Markdown tables of a text, row by row; the dashes below a head are left out."""
+    found: list[list[list[str]]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("| "):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            found[-1] += [] if set("".join(cells)) == {"-"} else [cells]
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]
+
+
+def test_a_plan_in_markdown_has_the_rows_of_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("plan", "llama-3.1-8b", "--users", "8", "--ctx-max", "4k", "--gpu", "h100")
+    text = printed(capsys, *question, "--format", "md")
+    assert text.startswith("**meta-llama/Llama-3.1-8B**\n\nRent 1 x h100-sxm")
+    assert "\n```\nvllm serve meta-llama/Llama-3.1-8B " in text
+    first, *others = tables(text)
+    shown = printed(capsys, *question)
+    for row in first[1:]:
+        assert any(line.split() == " ".join(row).split() for line in shown.splitlines())
+    assert all(table[0] == first[0] for table in others)
+
+
+def test_an_account_in_each_format(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("explain", LOG, "--model", "llama-3.1-8b")
+    document = json.loads(printed(capsys, *question, "--format", "json"))
+    assert json.loads(printed(capsys, *question, "--json")) == document
+    rows = list(csv.DictReader(io.StringIO(printed(capsys, *question, "--format", "csv"))))
+    assert [row["part"] for row in rows] == [part["part"] for part in document["memory"]]
+    text = printed(capsys, *question, "--format", "md")
+    (table,) = tables(text)
+    assert table[0] == ["GiB of one GPU", "log", "kvplan", "difference"]
+    logged = {part["part"]: part["logged_bytes"] for part in document["memory"]}
+    for name, log, *_ in table[1:]:
+        assert log == "-" or float(log.replace(",", "")) == pytest.approx(logged[name] / 1024**3, abs=0.005)
+    assert main([*question, "--json", "--format", "csv"]) == 2

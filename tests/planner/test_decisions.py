@@ -147,8 +147,16 @@ def test_a_hint_recommends_nothing_that_is_unlikely(capsys: pytest.CaptureFixtur
     ("model", "options"),
     [
         ("llama-3.1-8b", {"users": 60, "ctx_avg": "4k", "gpu": ["l40s", "a100-80gb-sxm"], "max_gpus": 2}),
-        ("llama-3.1-8b", {"request_rate": 4.0, "gpu": ["l40s", "h100"], "max_gpus": 2, "slo": ["p99_ttft:1500"]}),
-        ("qwen3-30b-a3b", {"users": 40, "gpu": ["h100"], "max_gpus": 4, "slo": ["ttft:500 tpot:30"]}),
+        pytest.param(
+            "llama-3.1-8b",
+            {"request_rate": 4.0, "gpu": ["l40s", "h100"], "max_gpus": 2, "slo": ["p99_ttft:1500"]},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            "qwen3-30b-a3b",
+            {"users": 40, "gpu": ["h100"], "max_gpus": 4, "slo": ["ttft:500 tpot:30"]},
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_nothing_of_the_whole_grid_dominates_the_answer(model: str, options: dict[str, Any]) -> None:

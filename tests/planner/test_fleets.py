@@ -149,11 +149,14 @@ def test_no_fleet_of_the_chosen_deployment_is_smaller(answer: FleetAnswer) -> No
     best = answer.best
     assert best is not None and best.is_whole and best.keeps
     goal = answer.plan.request.goal
-    player = Player(answer.demand, goal, 1.0)
+    player, hasty = Player(answer.demand, goal, 1.0), Player(answer.demand, goal, 1.0)
     for count in range(1, best.plan.replicas):
-        assert not player.whole(replace(best.plan, replicas=count), gives_up=False).keeps
+        smaller = replace(best.plan, replicas=count)
+        assert not player.whole(smaller, gives_up=False).keeps
+        assert not hasty.whole(smaller).keeps, "giving up changes no verdict"
     again = player.whole(FleetPlan(best.plan.found, best.plan.replicas, best.plan.router), gives_up=False)
     assert again.verdict.confidence == best.verdict.confidence
+    assert hasty.whole(best.plan).keeps
 
 
 def test_what_is_left_out_in_closed_form_keeps_nothing(answer: FleetAnswer) -> None:
@@ -165,16 +168,6 @@ def test_what_is_left_out_in_closed_form_keeps_nothing(answer: FleetAnswer) -> N
     assert least is not None and least <= best.plan.replicas
     hasty = replace(best.verdict.bar, goal=Goal.of(parse_slo(["p50_ttft:1"]), 0.5))
     assert not could_begin(best.plan.found, demand.busy, hasty)
-
-
-def test_giving_up_changes_no_verdict(answer: FleetAnswer) -> None:
-    best = answer.best
-    assert best is not None
-    for count in range(1, best.plan.replicas + 2):
-        plan = replace(best.plan, replicas=count)
-        early = Player(answer.demand, answer.plan.request.goal, 1.0).whole(plan)
-        late = Player(answer.demand, answer.plan.request.goal, 1.0).whole(plan, gives_up=False)
-        assert early.keeps == late.keeps
 
 
 def test_growth_ends_where_the_level_does(answer: FleetAnswer) -> None:

@@ -71,7 +71,8 @@ def test_a_file_and_stdout_have_the_same_page(tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "plan.html"
     code, out, _ = printed(capsys, "--format", "html", "--html", str(path))
     assert code == 0 and path.read_text("utf-8") == out
-    code, _, err = printed(capsys, "--html", str(tmp_path / "missing" / "plan.html"))
+    small = "plan gpt2 --users 2 --ctx-avg 256 --gpu l4 --html"
+    code, err = main([*small.split(), str(tmp_path / "missing" / "plan.html")]), capsys.readouterr().err
     assert code == 1 and "cannot be written" in err and "hint: give another path to --html" in err
 
 

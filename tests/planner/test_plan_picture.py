@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from functools import cache
 
 import pytest
 
@@ -13,6 +14,7 @@ from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.search.plan import PlanAnswer, PlanRequest, make_plan
 
 
+@cache
 def plan(num_users: int) -> PlanAnswer:
     gpus = (find_gpu("h100"), find_gpu("l4"))
     asked = PlanRequest(gpus=gpus, num_users=num_users, average_context=2048, longest_context=8192)

@@ -19,7 +19,7 @@ from kvplan.reports.comparison import compare_runs
 from kvplan.reports.findings import prediction_sentences
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
 from kvplan.reports.plots import canvas, outcomes, predictions
-from kvplan.reports.plots.canvas import drawing, new_figure
+from kvplan.reports.plots.canvas import NARROW_DOTS_PER_INCH, NARROW_INCHES, drawing, new_figure
 from kvplan.runs.answers.summary import prediction_errors
 from kvplan.runs.storage.reader import load_run
 
@@ -39,7 +39,7 @@ def assert_readable(picture: Picture) -> None:
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory) -> dict[str, Picture]:
     run = sample_run(tmp_path_factory.mktemp("run"))
-    return {picture.name: picture for picture in draw_pictures(run)}
+    return {picture.name: picture for picture in draw_pictures(run, with_narrow=True)}
 
 
 def test_every_picture_is_drawn(drawn):
@@ -51,6 +51,11 @@ def test_every_picture_is_drawn(drawn):
 @pytest.mark.parametrize("name", [kind.name for kind in PICTURES])
 def test_a_picture_has_ink_and_nothing_is_cut_off(drawn, name):
     assert_readable(drawn[name])
+
+
+def test_a_phone_gets_drawings_of_its_own_width(drawn):
+    for picture in drawn.values():
+        assert Image.open(io.BytesIO(picture.narrow_png)).width == NARROW_INCHES * NARROW_DOTS_PER_INCH, picture.name
 
 
 @pytest.mark.parametrize(

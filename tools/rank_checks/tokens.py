@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mixture_models import MixtureCheckpoint
+from dense_models import DenseCheckpoint
+from mixture_models import MIXTURES
 from rank_cases import CELLS, RANDOM, SMOLLM2_SETTINGS, Asked, check_memory, load, real_text
 from small_models import Checkpoint
 
@@ -64,14 +65,14 @@ CASES: Final = (
     Case("Llama, 4 heads, 2 KV heads", _plain("llama"), _GRIDS, {}, lambda _: RANDOM),
     Case(
         "Qwen2-MoE, 8 experts and a shared one",
-        lambda folder: MixtureCheckpoint("qwen2_moe", folder).path,
+        lambda folder: DenseCheckpoint("qwen2_moe", folder, MIXTURES).path,
         _GRIDS,
         {},
         lambda _: RANDOM,
     ),
     Case(
         "Qwen2-MoE, whole experts on a rank",
-        lambda folder: MixtureCheckpoint("qwen2_moe", folder).path,
+        lambda folder: DenseCheckpoint("qwen2_moe", folder, MIXTURES).path,
         ((2, 1), (4, 1), (2, 2)),
         {"enable_expert_parallel": True},
         lambda _: RANDOM,

@@ -386,7 +386,11 @@ class DenseCheckpoint:
         dense = {**DENSE, **(others or {})}[name] if renamed is None else renamed.twin
         config = getattr(transformers, dense.config)(**dense.values)
         self.shortest = dense.shortest
-        self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        auto = transformers.AutoModelForCausalLM
+        if type(config) in auto._model_mapping:
+            self.model = auto.from_config(config, dtype=torch.float32).eval()
+        else:
+            self.model = getattr(transformers, dense.config.replace("Config", "ForCausalLM"))(config).eval()
         randomise(self.model, dense.zero)
         self.path = folder / name
         self.model.save_pretrained(self.path)

@@ -1,7 +1,5 @@
 """Greedy answers of an engine, over a pool as small as a test needs it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +52,14 @@ def in_planes(blocks: torch.Tensor, num_planes: int) -> torch.Tensor:
 def ragged_prompts() -> list[list[int]]:
     rng = np.random.default_rng(0)
     return [rng.integers(1, VOCAB_SIZE, length).tolist() for length in PROMPT_LENGTHS]
+
+
+def branching_prompts(seed: int) -> list[list[int]]:
+    """Three of their own, one more, and one that goes on from it."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(1, 384, 34).tolist()
+    own = [rng.integers(1, 384, length).tolist() for length in (3, 50, 17)]
+    return [*own, shared, shared + own[0]]
 
 
 def answer(llm: LLM, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:

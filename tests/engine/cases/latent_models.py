@@ -1,25 +1,14 @@
-"""Small random models with latent attention, one of each family that runs, and checkpoints of them."""
+"""Small random models with latent attention, one of each family that runs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from small_models import VOCAB_SIZE
+from dense_models import SIZES, Dense
 
-_SIZES: dict[str, Any] = {
-    "hidden_size": 64,
+_SIZES: dict[str, Any] = SIZES | {
     "num_hidden_layers": 3,
-    "vocab_size": VOCAB_SIZE,
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
     "q_lora_rank": 40,
     "kv_lora_rank": 24,
     "qk_nope_head_dim": 12,
@@ -41,51 +30,31 @@ _INDEX = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 12}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 _MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
 
-CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek_v2": (
+LATENTS: dict[str, Dense] = {
+    "deepseek_v2": Dense(
         "DeepseekV2Config",
         _EXPERTS
         | {"topk_method": "group_limited_greedy", "norm_topk_prob": False}
         | {"rope_parameters": _YARN | _MSCALE | {"mscale": 0.707, "mscale_all_dim": 0.707}},
     ),
-    "deepseek_v2_lite": (
+    "deepseek_v2_lite": Dense(
         "DeepseekV2Config",
         _EXPERTS | {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True, "n_shared_experts": 2},
     ),
-    "deepseek_v3": ("DeepseekV3Config", _EXPERTS | {"rope_parameters": _YARN | _MSCALE, "attention_bias": True}),
-    "glm4_moe_lite": ("Glm4MoeLiteConfig", _EXPERTS | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5}),
-    "mistral4": (
+    "deepseek_v3": Dense("DeepseekV3Config", _EXPERTS | {"rope_parameters": _YARN | _MSCALE, "attention_bias": True}),
+    "glm4_moe_lite": Dense("Glm4MoeLiteConfig", _EXPERTS | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5}),
+    "mistral4": Dense(
         "Mistral4Config",
         _EXPERTS | {"rope_parameters": _YARN | _MSCALE | {"llama_4_scaling_beta": 0.1}, "rope_interleave": True},
     ),
-    "deepseek_v32": ("DeepseekV32Config", _EXPERTS | _INDEX | {"rope_parameters": _YARN | _MSCALE}),
-    "glm_moe_dsa": (
+    "deepseek_v32": Dense("DeepseekV32Config", _EXPERTS | _INDEX | {"rope_parameters": _YARN | _MSCALE}),
+    "glm_moe_dsa": Dense(
         "GlmMoeDsaConfig",
         _EXPERTS | _INDEX | {"n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
     ),
-    "minicpm3": (
+    "minicpm3": Dense(
         "MiniCPM3Config",
         _DENSE | {"scale_depth": 1.4, "scale_emb": 12, "dim_model_base": 16, "tie_word_embeddings": True},
     ),
-    "youtu": ("YoutuConfig", _DENSE | {"rope_interleave": False, "tie_word_embeddings": True}),
+    "youtu": Dense("YoutuConfig", _DENSE | {"rope_interleave": False, "tie_word_embeddings": True}),
 }
-
-
-class LatentCheckpoint:
-    """A saved random model: ``path`` for the engine, ``model`` for transformers."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        torch.manual_seed(list(CONFIGS).index(name))
-        class_name, values = CONFIGS[name]
-        config = getattr(transformers, class_name)(**values, initializer_range=0.15)
-        model_class = getattr(transformers, class_name.replace("Config", "ForCausalLM"))
-        self.model = model_class(config).float().eval()
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        with torch.no_grad():  # what begins at 0 or 1 would not show if it were forgotten
-            for tensor_name, tensor in named:
-                if "inv_freq" in tensor_name or "embed_scale" in tensor_name:
-                    continue
-                if tensor.ndim == 1 or not tensor.any():
-                    tensor += 0.3 * torch.randn_like(tensor)
-        self.path = folder / name
-        self.model.save_pretrained(self.path)

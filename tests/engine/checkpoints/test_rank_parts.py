@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from mixture_models import MixtureCheckpoint
+from dense_models import DenseCheckpoint
+from mixture_models import MIXTURES
 from small_models import Checkpoint
 
 from kvplan.paths import profiles_dir
@@ -148,13 +149,13 @@ def test_ranks_read_their_parts_alone(checkpoints: dict[str, Checkpoint], name: 
 
 
 def test_ranks_read_their_parts_of_each_expert_alone(tmp_path: Path) -> None:
-    path = MixtureCheckpoint("qwen2_moe", tmp_path).path
+    path = DenseCheckpoint("qwen2_moe", tmp_path, MIXTURES).path
     check_parts(read_config(path), path, 4)
 
 
 def test_ranks_read_whole_experts_alone(tmp_path: Path) -> None:
     """6 experts over 4 ranks."""
-    path = MixtureCheckpoint("mixtral", tmp_path).path
+    path = DenseCheckpoint("mixtral", tmp_path, MIXTURES).path
     check_parts(read_config(path, whole_experts=True), path, 4)
 
 

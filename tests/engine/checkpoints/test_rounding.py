@@ -1,4 +1,4 @@
-"""Dense and dummy weights rounded when they are loaded: near the originals, and as many bytes as predicted."""
+"""Weights rounded while loading, and inputs that a checkpoint says are rounded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from kvplan.catalog.reader import read_config as read_spec
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan_engine import LLM, EngineError
+from kvplan_engine.checkpoints.quantised.compressed import rounds_inputs
+from kvplan_engine.checkpoints.quantised.fp8 import float8_weight
+from kvplan_engine.checkpoints.quantised.reader import as_tensors, take_parts
 from kvplan_engine.checkpoints.quantised.rounding import rounded
 from kvplan_engine.config import GROUP_SIZES, GROUPED_QUANTIZATIONS, QUANTIZATIONS
 from kvplan_engine.description.quantization import RECIPES, recipe_of
@@ -131,3 +134,30 @@ def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
         LLM(LLAMA, quantization="int4", seed=seed, **settings).engine.model.weight_fingerprint for seed in (1, 1, 2)
     ]
     assert prints[0] == prints[1] != prints[2]
+
+
+FLOAT8 = {"type": "float", "num_bits": 8, "dynamic": True, "strategy": "token"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([{"input_activations": FLOAT8}], True),
+        ([{"input_activations": FLOAT8}, {"input_activations": None}], False),
+        ([{"weights": FLOAT8}], False),
+        ([{"input_activations": FLOAT8 | {"type": "int"}}], False),
+        ([], False),
+    ],
+    ids=["all", "some", "weights alone", "whole numbers", "no groups"],
+)
+def test_compressed_tensors_say_so_for_each_group(groups: list[dict[str, Any]], expected: bool) -> None:
+    assert rounds_inputs({"config_groups": {f"group_{i}": group for i, group in enumerate(groups)}}) == expected
+
+
+def test_it_stays_with_the_weight_among_a_models() -> None:
+    codes, scale = torch.randn(4, 16).to(torch.float8_e4m3fn), torch.tensor([0.5])
+    parts = [float8_weight("w", codes, scale, rounds_inputs=True), float8_weight("w", codes, scale)]
+    assert not parts[0].can_follow(parts[1])
+    weights = as_tensors("w", parts)
+    assert [part.rounds_inputs for part in take_parts(weights, "w")] == [True, False]
+    assert weights == {}

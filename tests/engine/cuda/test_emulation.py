@@ -1,4 +1,4 @@
-"""The emulation itself: what it must catch, it catches."""
+"""What is wrong on a GPU is wrong in the emulation too: barriers, lanes, copies, and Hopper's warp groups."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ctypes
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.tensor_map import boxed_pages
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.params.common import TensorMap
 from kvplan_engine.paths import source_dir
 
 FAULTY = """
@@ -97,3 +100,172 @@ def test_copies_land_at_the_wait_and_not_before(fault: KernelVariant) -> None:
 def test_a_warp_operation_after_a_lane_has_ended_is_a_fault(fault: KernelVariant) -> None:
     with pytest.raises(CudaKernelError, match="after a lane of its warp had ended"):
         run(fault, 5, BACKWARD)
+
+
+BF16 = torch.bfloat16
+SIZE = 64
+"""Rows and columns of both matrices. Of three warp groups the first multiplies."""
+SHARED_BYTES = 1024 + 2 * SIZE * 128 + 64
+
+# The threads bring A [64, 64] to shared memory, a box B [64, 64]; the sums are A x B^T, or with A in registers A x B.
+SOURCE = """
+#include "{cuda}/warp_group.cuh"
+enum Fault {{
+    NONE, FROM_REGISTERS, OTHER_BYTES, NO_WAIT_FOR_BOX, NO_PROXY_FENCE, NO_REGISTER_FENCE, READ_TOO_EARLY,
+    BOX_OVER_OPERAND, WRITE_OVER_SUMS, WRITE_OVER_REGISTERS, OTHER_SWIZZLE, OTHER_STRIDE, NO_INIT, NO_SYNC_AFTER_INIT,
+    UNALIGNED_BOX, BOX_OUTSIDE, TOO_MANY_ARRIVE, REGISTERS_NOT_GIVEN, BARRIER_OF_TOO_MANY, NO_PRODUCT_WAIT, BOX_LEFT,
+    WARP_DISAGREES
+}};
+struct alignas(64) HopperParams {{
+    TensorMap map;
+    const u16* a;
+    float* out;
+    int fault;
+}};
+KVPLAN_INLINE void load_registers(u32 (&a)[4][4], const u16* matrix, int thread) {{
+    for (int step = 0; step < 4; ++step)
+        for (int i = 0; i < 4; ++i) {{
+            const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+            const int column = step * 16 + thread % 4 * 2 + i / 2 * 8;
+            a[step][i] = matrix[row * 64 + column] | u32(matrix[row * 64 + column + 1]) << 16;
+        }}
+}}
+KVPLAN_INLINE void multiply(float (&sums)[32], u8* a, u8* b, const HopperParams& params) {{
+    const int fault = params.fault, thread = int(threadIdx.x);
+    const u64 swizzle = fault == OTHER_SWIZZLE ? u64(1) << 62 : 0, stride = fault == OTHER_STRIDE ? u64(32) << 32 : 0;
+    u32 registers[4][4];
+    load_registers(registers, params.a, thread);
+    if (fault != NO_REGISTER_FENCE) fence_registers();
+    for (int step = 0; step < 4; ++step) {{
+        if (fault == FROM_REGISTERS || fault == WRITE_OVER_REGISTERS) {{
+            const u32 begin = shared_address(b) + u32(step) * 16 * 128;
+            multiply_registers<bfloat16, 64>(sums, registers[step], panel_descriptor(begin, 8192));
+        }} else {{
+            const int other = fault == WARP_DISAGREES && thread >= 96 ? 32 : 0;
+            const u64 left = panel_descriptor(shared_address(a) + u32(step * 32), 0);
+            const u64 right = panel_descriptor(shared_address(b) + u32(step * 32 + other), 0);
+            multiply_shared<bfloat16, 64, true>(sums, left, (right ^ swizzle) - stride);
+        }}
+    }}
+    commit_products();
+    if (fault == WRITE_OVER_SUMS) sums[3] *= 2;
+    if (fault == WRITE_OVER_REGISTERS) registers[1][2] = 0;
+    if (fault == READ_TOO_EARLY) params.out[thread] = sums[0];
+    if (fault == BOX_OVER_OPERAND && thread == 0)
+        copy_box(b, params.map, 0, 0, 0, 0, reinterpret_cast<u64*>(b + 64 * 128));
+    if (fault != NO_PRODUCT_WAIT) wait_products<0>();
+}}
+KVPLAN_KERNEL(hopper_units, HopperParams, 384) {{
+    KVPLAN_DYNAMIC_SHARED(shared);
+    u8* a = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    u8* b = a + 64 * 128;
+    u64* here = reinterpret_cast<u64*>(b + 64 * 128);
+    const int fault = params.fault, thread = int(threadIdx.x);
+    if (thread == 200 && fault != NO_INIT) init_barrier(here, 1);
+    fence_barrier_init();
+    if (fault != NO_SYNC_AFTER_INIT) __syncthreads();
+    if (fault != REGISTERS_NOT_GIVEN && thread >= 256) give_registers<24>();
+    if (thread < 256) take_registers<240>();
+    if (thread == 128) {{
+        arrive_expecting(here, fault == OTHER_BYTES ? 8191 : 8192);
+        if (fault == TOO_MANY_ARRIVE) arrive(here);
+        copy_box(fault == UNALIGNED_BOX ? b - 128 : b, params.map, 0, fault == BOX_OUTSIDE, 0, 0, here);
+    }}
+    for (int i = thread; i < 64 * 8; i += 384)
+        for (int e = 0; e < 8; ++e)
+            reinterpret_cast<u16*>(a + swizzled_place(i * 16))[e] = params.a[i * 8 + e];
+    if (fault != NO_PROXY_FENCE) fence_async_proxy();
+    __syncthreads();
+    if (fault == BARRIER_OF_TOO_MANY && thread < 128) sync_some(3, 160);
+    if (thread >= 128) return;
+    if (fault != NO_WAIT_FOR_BOX && fault != BOX_LEFT) wait_phase(here, 0);
+    if (fault == BOX_LEFT) return;
+    float sums[32] = {{}};
+    multiply(sums, a, b, params);
+    if (fault == READ_TOO_EARLY) return;
+    for (int n = 0; n < 8; ++n)
+        for (int e = 0; e < 4; ++e) {{
+            const int row = thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
+            params.out[row * 64 + n * 8 + thread % 4 * 2 + e % 2] = sums[n * 4 + e];
+        }}
+}}
+"""
+FAULTS = [name.strip() for name in SOURCE.split("enum Fault {{")[1].split("}}")[0].split(",")]
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> KernelVariant:
+    path = Path(tmp_path_factory.mktemp("hopper")) / "hopper_units.cu"
+    path.write_text(SOURCE.format(cuda=source_dir() / "cuda"))
+    return KernelVariant(str(path), "hopper_units")
+
+
+class HopperParams(ctypes.Structure):
+    _fields_ = (
+        ("map", TensorMap),
+        ("a", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("fault", ctypes.c_int),
+        ("_filler", ctypes.c_ubyte * 44),
+    )
+
+
+A, B = (torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed)).to(BF16) for seed in (1, 2))
+
+
+def run_on_hopper(units: KernelVariant, fault: str, order: int = FORWARD) -> torch.Tensor:
+    """The sums [64, 64] float32."""
+    runtime = EmulatedRuntime(order=order)
+    out = torch.full((SIZE, SIZE), -1.0)
+    mapped = runtime.tensor_map(boxed_pages(B.view(1, 1, SIZE, SIZE), SIZE))
+    params = HopperParams(mapped, A.data_ptr(), out.data_ptr(), FAULTS.index(fault))
+    runtime.kernel(units)((1, 1), 384, SHARED_BYTES, params)
+    return out
+
+
+@pytest.mark.parametrize("order", [FORWARD, BACKWARD, 5])
+@pytest.mark.parametrize(("way", "right"), [("NONE", B.T), ("FROM_REGISTERS", B)])
+def test_products_of_a_warp_group_are_those_of_its_matrices(
+    units: KernelVariant, way: str, right: torch.Tensor, order: int
+) -> None:
+    torch.testing.assert_close(run_on_hopper(units, way, order), A.float() @ right.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("OTHER_BYTES", "never reach"),
+        ("NO_REGISTER_FENCE", "without a wgmma.fence"),
+        ("BOX_OVER_OPERAND", "shared memory changes while a product reads it"),
+        ("WRITE_OVER_SUMS", "sums are written"),
+        ("WRITE_OVER_REGISTERS", "registers change"),
+        ("OTHER_SWIZZLE", "swizzling"),
+        ("NO_INIT", "nobody has made"),
+        ("NO_SYNC_AFTER_INIT", "mbarrier is used"),
+        ("UNALIGNED_BOX", "not aligned for it"),
+        ("BOX_OUTSIDE", "outside of its tensor"),
+        ("TOO_MANY_ARRIVE", "more threads arrive"),
+        ("REGISTERS_NOT_GIVEN", "never reach"),
+        ("BARRIER_OF_TOO_MANY", "never reach"),
+        ("NO_PRODUCT_WAIT", "products are under way"),
+        ("BOX_LEFT", "a block ends while a box is being copied"),
+        ("WARP_DISAGREES", "disagree on a product"),
+    ],
+)
+def test_what_is_wrong_ends_the_launch(units: KernelVariant, fault: str, message: str) -> None:
+    with pytest.raises(CudaKernelError, match=message):
+        run_on_hopper(units, fault, BACKWARD)
+
+
+@pytest.mark.parametrize("fault", ["NO_PROXY_FENCE", "OTHER_STRIDE", "READ_TOO_EARLY"])
+def test_what_is_read_too_early_or_elsewhere_is_not_the_result(units: KernelVariant, fault: str) -> None:
+    found, right = (
+        run_on_hopper(units, fault)[:, 8:],
+        A.float() @ B.T.float()[:, 8:],
+    )  # the stride is that of eight columns
+    assert not torch.isclose(found, right, rtol=0.1, atol=0.1).all(dim=0).any()
+
+
+def test_a_box_that_nobody_waits_for_is_not_there(units: KernelVariant) -> None:
+    with pytest.raises(CudaKernelError, match="a block ends while a box"):
+        run_on_hopper(units, "NO_WAIT_FOR_BOX", BACKWARD)

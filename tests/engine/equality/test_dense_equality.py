@@ -1,4 +1,4 @@
-"""Each dense family answers as transformers' class does: greedy tokens and their log-probabilities, in float32.
+"""Dense families, mixtures and latents answer as transformers' classes do: greedy tokens, log-probabilities, float32.
 
 One engine of each family, with everything at once: ragged prompts, more than may run, longer than a step's budget, in
 blocks of three tokens, in a pool that preempts; and once more, from the prefix cache.
@@ -12,6 +12,8 @@ import pytest
 import torch
 from dense_models import DENSE, RENAMED, DenseCheckpoint
 from engine_answers import shrink_pool
+from latent_models import LATENTS
+from mixture_models import MIXTURES
 from small_models import VOCAB_SIZE
 
 from kvplan_engine import LLM, SamplingParams
@@ -49,15 +51,24 @@ def check_answers(checkpoint: DenseCheckpoint, llm: LLM, prompts: list[list[int]
         assert (found - want).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", [*DENSE, *RENAMED])
+@pytest.mark.parametrize("name", [*DENSE, *RENAMED, *MIXTURES, *LATENTS])
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    checkpoint = DenseCheckpoint(name, tmp_path)
+    checkpoint = DenseCheckpoint(name, tmp_path, LATENTS if name in LATENTS else MIXTURES)
     llm = engine_of(checkpoint.path)
     shrink_pool(llm, num_tokens=99)
     prompts = prompts_of(checkpoint)
     check_answers(checkpoint, llm, prompts)
-    keeps_all = all(mixer.kept == FULL for layer in llm.engine.model.config.layers for mixer in layer.mixers)
+    mixers = [mixer for layer in llm.engine.model.config.layers for mixer in layer.mixers]
+    keeps_all = all(getattr(mixer, "kept", FULL) == FULL for mixer in mixers)
     assert llm.get_stats()["num_preemptions"] > 0 or len(prompts) == 1 or not keeps_all
     check_answers(checkpoint, llm, prompts[-1:])
     check_answers(checkpoint, llm, prompts[-1:])
     assert llm.get_stats()["prefix_cache_hits"] > 0
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "glm4_moe", "phimoe", "deepseek_v2_lite", "mistral4", "glm_moe_dsa"])
+def test_the_definition_answers_alike(name: str, tmp_path: Path) -> None:
+    """The same model on plain torch, in blocks of 16."""
+    checkpoint = DenseCheckpoint(name, tmp_path, LATENTS if name in LATENTS else MIXTURES)
+    llm = engine_of(checkpoint.path, attention_backend="reference", block_size=16)
+    check_answers(checkpoint, llm, prompts_of(checkpoint)[:3])

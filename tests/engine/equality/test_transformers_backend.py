@@ -1,4 +1,4 @@
-"""What chooses a class of transformers, what it refuses in one sentence, and what it does to steps and memory."""
+"""Models in their class of transformers, over kvplan's pool: which are taken so, and what they answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import transformers
 from dense_models import SIZES
 from safetensors.torch import load_file, save_file
-from transformers_checkpoints import check_answers, engine_of, small_checkpoint
+from transformers_checkpoints import check_answers, check_class, config_of, engine_of, small_checkpoint, tabled_models
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.config import EngineConfig
@@ -202,3 +202,37 @@ def test_bfloat16_is_within_its_own_rounding(checkpoint: tuple[Any, Path]) -> No
     assert llm.engine.model.weight_bytes == 2 * sum(
         each.numel() for each in load_file(folder / "model.safetensors").values()
     )
+
+
+TRANSFORMERS = tuple(int(number) for number in transformers.__version__.split(".")[:2])
+TOGETHER = "all sequences in one forward pass"
+ONE_BY_ONE = "one sequence after the other"
+BY_TOKEN = "one sequence after the other, token by token"
+MODELS = {
+    "gpt2": TOGETHER,  # learned positions
+    "opt": TOGETHER,  # layers within a part of their own
+    "gemma3": TOGETHER,  # windows
+    "gemma4-shared": TOGETHER,  # layers that read others' keys and values
+    "gpt-oss": TOGETHER,  # sinks, experts
+    "granite": TOGETHER,  # scaled logits
+    "phi": TOGETHER,
+    "qwen3_moe": TOGETHER,
+    "bloom": ONE_BY_ONE,  # slopes
+    "falcon-40b": ONE_BY_ONE,  # caches each KV head several times
+    "gptj": TOGETHER if TRANSFORMERS >= (5, 24) else ONE_BY_ONE,  # attended by itself before
+    "Llama4ForCausalLM": ONE_BY_ONE,  # chunks
+    "deepseek_v3": ONE_BY_ONE,  # latents
+    "lfm2": ONE_BY_ONE,  # convolutions
+    "falcon-h1": ONE_BY_ONE,  # a state beside attention
+    "olmo_hybrid": ONE_BY_ONE,  # a recurrent state
+    "jamba": BY_TOKEN,  # goes on from a state only so
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_those_of_the_class(name: str, tmp_path: Path) -> None:
+    llm = check_class(config_of(*tabled_models()[name]), tmp_path / "model", lengths=(1, 17, 40, 33), num_tokens=5)
+    decoder = llm.engine.decoder
+    assert isinstance(decoder, TransformersDecoder)
+    assert decoder.way.name == MODELS[name]
+    assert llm.get_stats()["prefix_cache_hits"] > 0

@@ -1,7 +1,5 @@
 """Settings and back: the pool is what it was, whatever larger steps took in between."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

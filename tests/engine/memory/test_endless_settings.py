@@ -1,7 +1,5 @@
 """Settings beyond any machine end in a sentence of the engine's own, before anything is allocated for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The whole engine with a KV cache in integers: its tokens are those of a cache that quantises and widens every row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from dense_models import DenseCheckpoint
-from engine_answers import answer, shrink_pool
+from engine_answers import answer, branching_prompts, shrink_pool
 from small_models import Checkpoint
 from state_models import STATES
 from transformers import DynamicCache
@@ -29,13 +27,6 @@ SETTINGS: dict[str, Any] = {
 }
 NAMES = ("gpt2", "llama", "mistral")
 NUM_TOKENS = 12
-
-
-def prompts_of(seed: int) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    shared = rng.integers(1, 384, 34).tolist()
-    own = [rng.integers(1, 384, length).tolist() for length in (3, 50, 17)]
-    return [*own, shared, shared + own[0]]
 
 
 def widened(rows: torch.Tensor) -> torch.Tensor:
@@ -67,7 +58,8 @@ def greedy_over(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> l
 def expected(checkpoints: dict[str, Checkpoint]) -> dict[str, list[list[int]]]:
     """By transformers over quantised rows, each prompt alone."""
     return {
-        name: [greedy_over(checkpoints[name].model, prompt, NUM_TOKENS) for prompt in prompts_of(3)] for name in NAMES
+        name: [greedy_over(checkpoints[name].model, prompt, NUM_TOKENS) for prompt in branching_prompts(3)]
+        for name in NAMES
     }
 
 
@@ -97,7 +89,7 @@ def test_every_way_gives_the_tokens_of_quantised_rows(
         settings["max_num_batched_tokens"], short = 16, 80
     llm = LLM(str(checkpoints[name].path), **settings)
     shrink_pool(llm, num_tokens=short if is_short else 1024)
-    assert answer(llm, prompts_of(3), NUM_TOKENS) == expected[name]
+    assert answer(llm, branching_prompts(3), NUM_TOKENS) == expected[name]
     stats = llm.get_stats()
     assert ("preemption_mode" in way) <= (stats["num_preemptions"] > 0)
     assert (way.get("preemption_mode") == "swap") == (stats["num_swaps"] > 0)
@@ -115,12 +107,12 @@ def test_groups_of_layers_and_states_beside_integers(
     path = str(DenseCheckpoint(name, tmp_path, family).path)
     plain = LLM(path, attention_backend="reference", enable_prefix_caching=False, **SETTINGS | {"max_num_seqs": 1})
     shrink_pool(plain, num_tokens=1024)
-    wanted = answer(plain, prompts_of(4), NUM_TOKENS)
+    wanted = answer(plain, branching_prompts(4), NUM_TOKENS)
     llm = LLM(path, block_size=block_size, **SETTINGS)
     shrink_pool(llm, num_tokens=1024)
     assert len(llm.engine.scheduler.pool.layout.groups) == 2
-    assert answer(llm, prompts_of(4), NUM_TOKENS) == wanted
-    assert answer(llm, prompts_of(4)[-1:], NUM_TOKENS) == wanted[-1:]
+    assert answer(llm, branching_prompts(4), NUM_TOKENS) == wanted
+    assert answer(llm, branching_prompts(4)[-1:], NUM_TOKENS) == wanted[-1:]
     assert llm.get_stats()["prefix_cache_hits"] > 0
 
 
@@ -131,7 +123,7 @@ def test_logits_lie_between_those_of_bfloat16_and_fp8(checkpoints: dict[str, Che
         llm = LLM(str(checkpoints[name].path), **SETTINGS | {"kv_cache_dtype": kv_cache_dtype})
         shrink_pool(llm, num_tokens=1024)
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=384)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts_of(5)], params)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in branching_prompts(5)], params)
         found[kv_cache_dtype] = np.array([[o.outputs[0].logprobs[0][token] for token in range(384)] for o in outputs])
     spread = found["auto"].std()
     error = {key: float(np.sqrt(((values - found["auto"]) ** 2).mean()) / spread) for key, values in found.items()}
@@ -146,7 +138,7 @@ def test_a_model_in_bfloat16_stores_the_same_integers(checkpoints: dict[str, Che
     for dtype, kv_cache_dtype in (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", INT8)):
         llm = LLM(str(checkpoints["llama"].path), **SETTINGS | {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype})
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=384)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts_of(5)], params)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in branching_prompts(5)], params)
         found[dtype, kv_cache_dtype] = np.array(
             [[o.outputs[0].logprobs[0][token] for token in range(384)] for o in outputs]
         )

@@ -1,7 +1,5 @@
 """Out-of-memory as the operating system makes it: each case runs in a process of its own under a real limit."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

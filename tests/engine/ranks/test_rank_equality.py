@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from dense_models import DenseCheckpoint
 from guessing import NGRAM, Guesses, let_guess
 from matrix_cells import add_greedy, greedy_tokens
-from mixture_models import MixtureCheckpoint
+from mixture_models import MIXTURES
 from rank_cases import CELLS, RANDOM, check_memory, load
 from small_models import VOCAB_SIZE, Checkpoint, greedy
 
@@ -35,7 +36,7 @@ gate, and a layer with an MLP.
 class Divided:
     """A model over several ranks, the same in one process, and transformers'."""
 
-    def __init__(self, name: str, checkpoint: Checkpoint | MixtureCheckpoint) -> None:
+    def __init__(self, name: str, checkpoint: Checkpoint | DenseCheckpoint) -> None:
         self.model: torch.nn.Module = checkpoint.model
         self.single = load(checkpoint.path)
         self.ranks = load(checkpoint.path, *RANKS[name])
@@ -46,7 +47,7 @@ def divided(
     request: pytest.FixtureRequest, checkpoints: dict[str, Checkpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Divided]:
     name = request.param
-    found = checkpoints.get(name) or MixtureCheckpoint(name, tmp_path_factory.mktemp("mixture"))
+    found = checkpoints.get(name) or DenseCheckpoint(name, tmp_path_factory.mktemp("mixture"), MIXTURES)
     both = Divided(name, found)
     yield both
     both.ranks.close()
@@ -54,7 +55,7 @@ def divided(
 
 
 def test_whole_experts_on_each_rank(tmp_path: Path) -> None:
-    checkpoint = MixtureCheckpoint("qwen2_moe", tmp_path)
+    checkpoint = DenseCheckpoint("qwen2_moe", tmp_path, MIXTURES)
     with load(checkpoint.path, 2, enable_expert_parallel=True) as llm:
         expected = greedy(checkpoint.model, RANDOM.prompts, RANDOM.num_tokens)
         for cell in CELLS:

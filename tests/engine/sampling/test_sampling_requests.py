@@ -1,4 +1,4 @@
-"""Sampling through the whole engine: seeds, stop strings, stop tokens, log-probabilities, samples of one prompt."""
+"""Requests of samples: seeds, stops, log-probabilities, and the same tokens whatever runs beside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_answers import ByteTokenizer
+from engine_answers import ByteTokenizer, ragged_prompts
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineError, RequestOutput, SamplingParams
@@ -211,3 +211,48 @@ def test_tokens_outside_the_vocabulary_are_named(checkpoints: dict[str, Checkpoi
         with pytest.raises(EngineError, match=r"vocabulary|tokens there are"):
             llm.generate(prompt, params)
         assert not llm.engine.has_unfinished_requests()
+
+
+NUM_TOKENS = 10
+PIECES: dict[str, dict[str, object]] = {
+    "whole": {"max_num_batched_tokens": 2048, "enable_prefix_caching": False},
+    "budget": {"max_num_batched_tokens": 24, "enable_prefix_caching": False},
+    "cached": {"max_num_batched_tokens": 2048, "enable_prefix_caching": True, "block_size": 8},
+}
+
+
+def answers(llm: LLM, params: list[SamplingParams], *, alone: bool) -> list[list[int]]:
+    prompts = [{"prompt_token_ids": prompt} for prompt in ragged_prompts()]
+    if alone:
+        outputs = [llm.generate([prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)]
+    else:
+        outputs = llm.generate(prompts, params)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pieces", "temperature"),
+    [
+        ("float32", "whole", 0.9),
+        ("float32", "budget", 0.0),
+        ("float32", "budget", 0.9),
+        ("float32", "cached", 0.9),
+        ("bfloat16", "whole", 0.9),
+    ],
+)
+def test_a_request_gets_the_same_tokens_whatever_runs_beside_it(
+    checkpoints: dict[str, Checkpoint], dtype: str, pieces: str, temperature: float
+) -> None:
+    path = str(checkpoints["llama"].path)
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True) for seed in range(6)
+    ]
+    settings: dict[str, object] = {"dtype": dtype, "device": "cpu", "device_memory": "512MiB", "max_model_len": 96}
+    with LLM(path, **settings, **PIECES["whole"]) as llm:
+        wanted = answers(llm, params, alone=True)
+        assert answers(llm, params, alone=True) == wanted
+        llm.engine.reconfigure(**PIECES[pieces])
+        for _ in range(2):  # the second time from the cache, where there is one
+            assert answers(llm, params, alone=False) == wanted
+        hits = llm.get_stats()["prefix_cache_hits"]
+    assert (hits > 0) == (pieces == "cached")

@@ -41,8 +41,9 @@ def as_given(token_ids: list[list[int]]) -> list[dict[str, Any]]:
     return [{"prompt_token_ids": ids} for ids in token_ids]
 
 
-@pytest.mark.parametrize("length_penalty", [1.0, -0.5, 2.0])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "length_penalty"), [*((name, 1.0) for name in ARCHITECTURES), ("llama", -0.5), ("qwen3", 2.0)]
+)
 def test_as_transformers(checkpoints: dict[str, Checkpoint], name: str, length_penalty: float) -> None:
     """Three prompts at once, each by itself in transformers; answers end at different lengths."""
     params = BeamSearchParams(beam_width=4, max_tokens=14, length_penalty=length_penalty)
@@ -55,8 +56,9 @@ def test_as_transformers(checkpoints: dict[str, Checkpoint], name: str, length_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [1, 16, 32])
-@pytest.mark.parametrize(("beam_width", "early_stopping"), [(1, False), (2, True), (7, False)])
+@pytest.mark.parametrize(
+    ("block_size", "beam_width", "early_stopping"), [(1, 2, True), (16, 1, False), (32, 7, False), (1, 7, False)]
+)
 def test_widths_and_block_sizes(
     checkpoints: dict[str, Checkpoint], block_size: int, beam_width: int, early_stopping: bool
 ) -> None:

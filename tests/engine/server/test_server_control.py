@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import ServerProcess, wait_for
+from server_process import ServerProcess, decoded_events, wait_for
 
 # The metrics that vLLM's dashboards query (vllm_overview, vllm_kv_cache and vllm_instances of 0.33) and the server has,
 # as Prometheus stores them.
@@ -39,7 +39,7 @@ ITL = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 
 
 @pytest.fixture(scope="module")
 def own(long_model_path: Path) -> Iterator[ServerProcess]:
-    """A server whose counters and settings nobody else changes."""
+    """A server whose counters and settings nobody else changes. The last test ends it."""
     with ServerProcess(str(long_model_path), {"max_num_seqs": 8}, served_model_names=["small"]) as server:
         yield server
 
@@ -207,3 +207,16 @@ def test_server_info_says_what_runs(own: ServerProcess) -> None:
     assert info["config"]["device_memory"] == 256 * 1024**2
     assert info["memory"]["num_blocks"] == info["stats"]["num_blocks"]
     assert own.get("/version").json == {"version": info["version"]}
+
+
+def test_without_patience_requests_in_flight_end_with_an_error(own: ServerProcess) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 8000, "n": 4, "ignore_eos": True, "stream": True}
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(own.post("/v1/completions", body)))
+    thread.start()
+    wait_for(lambda: own.metric("vllm:num_requests_running"), lambda number: number > 0)
+    assert own.end() == 0
+    thread.join(120)
+    *_, error, done = decoded_events(results[0].body)
+    assert error["error"]["message"] == "The server is shutting down."
+    assert done == "[DONE]"

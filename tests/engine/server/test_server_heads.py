@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess
+from server_process import ServerProcess, wait_for
 
 from kvplan_engine.server.http.bounds import WaitingConnections
 
@@ -21,7 +22,9 @@ LAST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def strict(model_path: Path) -> Iterator[ServerProcess]:
-    """Waits a second for heads, half a second for the next request, needs a key, and has few descriptors."""
+    """Waits a second for heads, half a second for the next request, needs a key, has few descriptors. The last test
+    kills it.
+    """
     options = {"timeout_keep_alive": 0.5, "client_header_timeout": 1.0, "api_keys": ["secret"]}
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80)); "
     with ServerProcess(str(model_path), before=limit, **options) as server:
@@ -179,3 +182,20 @@ def test_silent_connections_lock_nobody_out(strict: ServerProcess) -> None:
             assert strict.get("/health").status == 200
             answer = strict.post("/v1/completions", COMPLETION, {"authorization": "Bearer secret"})
             assert answer.status == 200
+
+
+# ---- the end
+
+
+def _is_gone(process: Path) -> bool:
+    """Whether a process of ``/proc`` has ended; its parent need not have noticed."""
+    try:
+        return (process / "stat").read_text(encoding="utf-8").rpartition(") ")[2][0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_the_engine_does_not_outlive_its_server(strict: ServerProcess) -> None:
+    info = strict.request("GET", "/server_info", headers={"authorization": "Bearer secret"}).json
+    strict.end(signal.SIGKILL)
+    wait_for(lambda: _is_gone(Path(f"/proc/{info['engine_pid']}")), bool)

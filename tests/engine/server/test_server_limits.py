@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,15 +60,13 @@ class Held:
 # ---- keys
 
 
-@pytest.mark.parametrize("headers", [
-    {}, {"authorization": "secret-1"}, {"authorization": "Bearer secret-3"}, {"authorization": "Bearer "},
-    {"authorization": "Basic secret-1"}, {"authorization": "Bearer secret-1x"},
-])  # fmt: skip
-@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/reset_prefix_cache"])
-def test_without_a_right_key_nothing_is_answered(limited: ServerProcess, headers: dict[str, str], path: str) -> None:
-    answer = limited.post(path, {"prompt": "the"}, headers)
-    assert answer.status == 401
-    assert answer.error["message"] == "The API key is missing or wrong."
+def test_without_a_right_key_nothing_is_answered(limited: ServerProcess) -> None:
+    wrong = ("secret-1", "Bearer secret-3", "Bearer ", "Basic secret-1", "Bearer secret-1x")
+    for headers in ({}, *({"authorization": key} for key in wrong)):
+        for path in ("/v1/completions", "/tokenize", "/reset_prefix_cache"):
+            answer = limited.post(path, {"prompt": "the"}, headers)
+            assert answer.status == 401, (path, headers)
+            assert answer.error["message"] == "The API key is missing or wrong."
 
 
 def test_every_key_lets_in_and_monitors_need_none(limited: ServerProcess) -> None:
@@ -183,19 +180,6 @@ def test_sigterm_lets_requests_in_flight_finish_and_refuses_new_ones(patient: Se
     assert patient.process.wait(120) == 0
 
 
-@pytest.mark.slow
-def test_without_patience_requests_in_flight_end_with_an_error(long_model_path: Path) -> None:
-    with ServerProcess(str(long_model_path)) as server:
-        thread, results = _in_background(lambda: server.post("/v1/completions", {**LONG, "n": 60, "stream": True}))
-        wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 0)
-        assert server.end() == 0
-        thread.join(120)
-    (answer,) = results
-    *_, error, done = decoded_events(answer.body)
-    assert error["error"]["message"] == "The server is shutting down."
-    assert done == "[DONE]"
-
-
 def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(limited: ServerProcess) -> None:
     """To a stream and to an answer, of which one runs and one waits. Exit code 1: a supervisor starts it anew."""
     engine = limited.request("GET", "/server_info", headers=KEY).json["engine_pid"]
@@ -216,17 +200,3 @@ def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(limited: Serve
     assert whole.status == 503
     assert limited.end() == 1
     assert any("the engine process has ended" in line for line in limited.lines)
-
-
-@pytest.mark.slow
-def test_the_engine_does_not_outlive_its_server(long_model_path: Path) -> None:
-    with ServerProcess(str(long_model_path)) as server:
-        engine = server.engine_pid
-        server.end(signal.SIGKILL)
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{engine}/stat").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{engine}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] == "Z":
-            break
-        time.sleep(0.02)
-    else:
-        assert not Path(f"/proc/{engine}/stat").exists()

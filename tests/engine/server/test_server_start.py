@@ -92,7 +92,6 @@ def test_every_setting_of_the_engine_is_an_option() -> None:
             "error: seed must fit 64 bits, got 9223372036854775808.",
             2,
         ),
-        ({"model": "gpt2", "port": 0, "host": ".x"}, "error: the server cannot listen on '.x': that is not", 1),
         ({"model": "gpt2", "port": 0, "host": "x" * 70}, "that is not the name of a host", 1),
         ({"model": "gpt2", "port": 0, "host": "999.1.1.1"}, "error: the server cannot listen on '999.1.1.1'", 1),
     ],

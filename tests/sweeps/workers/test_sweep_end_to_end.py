@@ -159,25 +159,6 @@ def test_a_trial_whose_worker_is_killed_is_begun_anew_and_says_so(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_budget_below_the_weights(tmp_path: Path) -> None:
-    outcome, _ = run(tmp_path, {"max_num_seqs": "1,2", "gpu_memory_utilization": "0.00005"})
-    assert [row["status"] for row in outcome.rows] == ["oom_weights", "oom_weights"]
-    assert all(row["predicted_status"] == "oom_weights" for row in outcome.rows)
-    assert outcome.summary["best"] == []
-
-
-@pytest.mark.slow
-def test_same_seed_same_requests(tmp_path: Path) -> None:
-    first, _ = run(tmp_path / "a", {"max_num_seqs": "4"}, num_runs=2)
-    second, _ = run(tmp_path / "b", {"max_num_seqs": "4"})
-    counts = {
-        (row["total_input_tokens"], row["total_output_tokens"], row["num_steps"]) for row in first.rows + second.rows
-    }
-    assert len(counts) == 1
-    assert [row["run_number"] for row in first.rows] == [1, 2]
-
-
-@pytest.mark.slow
 def test_a_model_the_engine_does_not_run_is_said_once_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_helpers import FAKE_WORKER, is_running, tiny_plan
+from sweep_helpers import FAKE_WORKER, assert_all_gone, tiny_plan
 
 from kvplan.errors import KvplanError
 from kvplan.machine.memory_killer import KillCounter
@@ -33,14 +33,6 @@ def begun(tmp_path: Path) -> list[tuple[int, str]]:
     log = tmp_path / "begun.log"
     lines = log.read_text().splitlines() if log.exists() else []
     return [(int(line.split()[0]), line.split()[1]) for line in lines]
-
-
-def assert_all_gone(pids: set[int]) -> None:
-    """A worker whose parent died reads the end of its stdin and leaves; give it a moment."""
-    deadline = time.monotonic() + 10
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if is_running(pid)]}"
-        time.sleep(0.02)
 
 
 def statuses(outcome: SweepOutcome) -> dict[int, str]:

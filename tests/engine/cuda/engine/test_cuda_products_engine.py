@@ -23,7 +23,7 @@ from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, LoRARequest, SamplingParams
 
 LIMITS: dict[str, Any] = {"max_num_batched_tokens": 32, "max_num_seqs": 5, "max_model_len": 64, "dtype": "float32"}
-NUM_TOKENS = 8
+NUM_TOKENS = 5
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 

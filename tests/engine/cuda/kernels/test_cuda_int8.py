@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from covering import covering_part
 from cuda_cases import SENTINEL
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation
@@ -87,13 +89,17 @@ def test_keys_rotate_before_their_scale_is_found(backend: CudaBackend, rotary: i
     torch.testing.assert_close(caches[0].key_scales, caches[1].key_scales)
 
 
-@pytest.mark.parametrize("value_size", [64, 32])
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (16, 1)], ids=str)
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"softcap": 2.0}], ids=str)
+OPTIONS = {"": {}, "window": {"window": 20}, "softcap": {"softcap": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("option", "heads", "value_size"), covering_part(product(OPTIONS, [(4, 4), (6, 2), (16, 1)], (64, 32)))
+)
 def test_attention_is_the_references(
-    backend: CudaBackend, heads: tuple[int, int], options: dict[str, float], value_size: int
+    backend: CudaBackend, heads: tuple[int, int], option: str, value_size: int
 ) -> None:
     """Ragged prompts and decoding sequences over scattered blocks."""
+    options = OPTIONS[option]
     num_heads, num_kv_heads = heads
     seq_lens, query_lens = (1, 40, 21, 300), (1, 7, 21, 1)
     generator = torch.Generator().manual_seed(4)

@@ -1,14 +1,19 @@
-"""The forecast plays the scheduler's rules over groups of layers: an engine without tensors takes the same steps."""
+"""The planner's plays take the engine's steps, and blocks of small models are as predicted and come back."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from small_configs import small_configs
 from step_clocks import EvenClock
 
+from fleet_checks.beside import compared
+from fleet_checks.own_engine import as_own_engine, engine_cases, run_engine
+from fleet_checks.playing import played
+from fleet_checks.trace import longest, shortened
 from kvplan.catalog.reader import read_config
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
@@ -17,7 +22,7 @@ from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.settings import ServingSettings
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan.workload.requests import RequestSpec, prompt_token_ids
-from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine import LLM, Engine, EngineConfig, SamplingParams
 
 SMALL = small_configs()
 MODELS = {
@@ -82,3 +87,45 @@ def _timed(request: RequestSpec, seed: int, vocab_size: int) -> TimedRequest:
     parameters = SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
     tokens = prompt_token_ids(seed, request, vocab_size)
     return TimedRequest(str(request.index), 0.0, tokens, parameters, request.num_output_tokens)
+
+
+DEVICE_BYTES = 256 * 1024**2
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 128,
+    "block_size": 8,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("architecture", SMALL)
+def test_blocks_are_as_predicted_and_come_back(architecture: str) -> None:
+    config = SMALL[architecture]
+    llm = LLM(config, load_format="none", device="cpu", device_memory=DEVICE_BYTES, **SETTINGS)
+    predicted = predict(read_config(config, model_id="model"), ServingSettings(**SETTINGS), EngineDevice(DEVICE_BYTES))
+    memory = llm.engine.memory
+    assert memory.block_bytes == predicted.block_bytes
+    assert memory.num_blocks == predicted.num_blocks
+    prompts = [{"prompt_token_ids": list(range(1, length))} for length in (40, 70, 20, 9, 33)]
+    answers = llm.generate(prompts, SamplingParams(max_tokens=20, ignore_eos=True))
+    assert [len(answer.outputs[0].token_ids) for answer in answers] == [20] * len(prompts)
+    stats = llm.get_stats()
+    assert stats["num_free_blocks"] == stats["num_blocks"]
+
+
+EXCERPT = Path(__file__).parents[1] / "data" / "mooncake_conversation_100.jsonl"
+REQUESTS = shortened(EXCERPT, 60, 16, 16.0)
+CASES = list(engine_cases(longest(REQUESTS)))
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=lambda value: str(value)[:20])
+def test_hits_steps_and_preemptions_are_the_engines(name: str, config: object) -> None:
+    from kvplan_engine.config import EngineConfig
+
+    assert isinstance(config, EngineConfig)
+    record, layout = run_engine(REQUESTS, config)
+    play = played(REQUESTS, layout, config.max_num_seqs, config.max_num_batched_tokens, as_own_engine)
+    found = compared(play, record)
+    assert found.is_equal, found
+    assert found.num_requests == 60 and found.hit_tokens > 0

@@ -1,16 +1,52 @@
-"""Commands on their way to the engine's process, and how its end is told to those who wait."""
+"""The engine's process as the API's sees it: its waits, its commands and its ending."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
+import socket
 
 import pytest
 
-from kvplan_engine.errors import EngineError
+from kvplan_engine.description.division import Rank
+from kvplan_engine.errors import EngineError, RankDied
+from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.commands import CommandsInFlight
 from kvplan_engine.server.engine_client.process import describe_ending
+from kvplan_engine.server.engine_process.channel import ApiGone, Channel
+from kvplan_engine.server.messages import Stop, frame
+
+
+def test_a_message_or_another_descriptor_ends_the_wait() -> None:
+    own, api = socket.socketpair()
+    read, write = os.pipe()
+    with own, api:
+        channel = Channel(own)
+        channel.wake_by([read])
+        api.sendall(frame(Stop()))
+        assert channel.receive(wait=True) == [Stop()]
+        os.close(write)
+        assert channel.receive(wait=True) == []
+        api.close()
+        with pytest.raises(ApiGone):
+            channel.receive(wait=True)
+    os.close(read)
+
+
+def test_a_rank_that_dies_while_nothing_runs_is_named() -> None:
+    group = RankGroup([Rank(0, 2), Rank(1, 2)])
+    try:
+        group.check()
+        os.kill(group.pids[0], signal.SIGKILL)
+        assert select.select(group.descriptors, [], [], 60)[0]
+        with pytest.raises(RankDied, match="rank 1 of 2 was ended by SIGKILL"):
+            group.check()
+        assert group.has_ended
+    finally:
+        group.close()
 
 
 def test_a_command_whose_caller_has_gone_keeps_nobody_else_waiting() -> None:
