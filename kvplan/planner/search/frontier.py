@@ -91,6 +91,7 @@ class Frontier:
     _rough_of: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Of what serves the load as asked, by GPU, price and formats: how fast its quickest layout is about."""
     _is_cut: bool = False
+    _candidates: dict[tuple[object, ...], Candidate | Miss] = field(default_factory=dict)
     _across: dict[str, list[DeploymentChoice]] = field(default_factory=dict)
     """By GPU: instances over several nodes, for where one node is not enough."""
 
@@ -166,7 +167,7 @@ class Frontier:
             return True
         if entry.rough != _UNKNOWN:
             return False
-        found, goal = candidate(self.basis, entry.choice, entry.replicas), self.basis.request.goal
+        found, goal = self._candidate(entry.choice, entry.replicas), self.basis.request.goal
         if isinstance(found, Candidate) and found.is_hopeless(goal) and (miss := too_slow(found)).is_final:
             self._misses.append(miss)
             return True
@@ -176,7 +177,7 @@ class Frontier:
 
     def _size(self, choice: DeploymentChoice) -> None:
         """Push it with as few replicas as hold the load; a miss where the largest number does not."""
-        most, first = self.basis.most_replicas(choice), candidate(self.basis, choice, 1)
+        most, first = self.basis.most_replicas(choice), self._candidate(choice, 1)
         if isinstance(first, Miss) and first.is_final:
             self._misses.append(first)
             return
@@ -184,7 +185,7 @@ class Frontier:
         if fewest is not None:
             self._push(choice, fewest)
             return
-        last = candidate(self.basis, choice, most)
+        last = self._candidate(choice, most)
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
 
@@ -195,9 +196,16 @@ class Frontier:
         if self.basis.workload.num_users is not None:
             others = others[:1]
         return any(
-            isinstance(candidate(self.basis, replace(choice, max_num_batched_tokens=tokens), replicas), Candidate)
+            isinstance(self._candidate(replace(choice, max_num_batched_tokens=tokens), replicas), Candidate)
             for tokens in (None, *others)
         )
+
+    def _candidate(self, choice: DeploymentChoice, replicas: int) -> Candidate | Miss:
+        """See ``candidate``: the same choice is asked about for its room, its speed, and beside others."""
+        key = (choice.key, replicas)
+        if key not in self._candidates:
+            self._candidates[key] = candidate(self.basis, choice, replicas)
+        return self._candidates[key]
 
     # ---- what need not be looked at
 
@@ -272,7 +280,7 @@ class Frontier:
         goal, found = self.basis.request.goal, []
         for tokens in (None, *self.basis.other_step_tokens(choice.gpu)):
             try:
-                each = candidate(self.basis, replace(choice, max_num_batched_tokens=tokens), replicas)
+                each = self._candidate(replace(choice, max_num_batched_tokens=tokens), replicas)
             except KvplanError:
                 continue
             if isinstance(each, Candidate):
@@ -297,7 +305,7 @@ class Frontier:
         def may_keep(count: int, share: float = 1.0) -> bool:
             if found is None or played is None:
                 return any(each.may_keep(goal) for each in self._budgets(choice, count))
-            again = candidate(self.basis, played.choice, count)
+            again = self._candidate(played.choice, count)
             return isinstance(again, Candidate) and _would_keep(again, found, played, share)
 
         next_count = entry.replicas + 1
