@@ -136,9 +136,14 @@ def _at_rate(model: SpeedModel, rate: float, room: int, end: End) -> SteadyState
 
 
 def _keeps_up(model: SpeedModel, rate: float, room: int, end: End) -> bool:
-    """Whether a replica answers requests as fast as they come with ``room`` of them in progress, and one more."""
-    alone, beside_one = model.steady(room, end), model.steady(1 + float(room), end)
-    return alone.requests_per_second >= rate and room / beside_one.e2el_seconds >= rate
+    return most_requests_per_second(model, room, end) >= rate
+
+
+def most_requests_per_second(model: SpeedModel, room: int, end: End) -> float:
+    """How many requests a replica answers with ``room`` of them in progress, where one that comes is beside these."""
+    room = max(room, 1)
+    whole, beside_one = model.steady(room, end), model.steady(1 + float(room), end)
+    return min(whole.requests_per_second, room / beside_one.e2el_seconds)
 
 
 def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> LoadedReplica:

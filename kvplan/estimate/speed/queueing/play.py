@@ -258,7 +258,7 @@ class InstancePlay:
         return [group for group in self._groups if group.num_decoding]
 
     def _alike_until(self, event: float) -> DecodeSteps:
-        """Decode steps, as many as differ in lengths only: until a sequence ends, the pool may be full, or ``event``, in
+        """As many decode steps as differ in lengths only: until a sequence ends, the pool may be full, or ``event``, in
         whose step they end."""
         decoding = self._decoding
         steps = max(min([min(group.steps_to_next_end, group.steps_that_fit()) for group in decoding]), 1)
