@@ -162,6 +162,17 @@ class SpeedModel:
 
     def _of_engine(self, num_users: float, end: End) -> SteadyState:
         """The steady state without the server's own work."""
+        key = (num_users, end)
+        if key not in self._states:
+            self._states[key] = self._found_state(num_users, end)
+        return self._states[key]
+
+    @cached_property
+    def _states(self) -> dict[tuple[float, End], SteadyState]:
+        """Found so far, by ``num_users`` and end."""
+        return {}
+
+    def _found_state(self, num_users: float, end: End) -> SteadyState:
         if self.scale is not None:
             return self._scaled(num_users, end, self.scale)
         if self.device_speed is not None:

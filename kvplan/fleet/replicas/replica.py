@@ -117,8 +117,7 @@ class _EnginePlay(InstancePlay):
                 continue
             if self._now >= until:
                 return
-            self._send()
-            if not self._num_in_hand:
+            if not self._send():
                 event = self._arrivals.next_event()
                 if event > until:
                     return

@@ -13,7 +13,7 @@ from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.basis import MOST_SEQUENCES, PlanBasis, capacity_of, predict, speed_model
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice, Miss
-from kvplan.planner.choices.load import LoadedReplica, replica_load, serve_users
+from kvplan.planner.choices.load import LoadedReplica, most_requests_per_second, replica_load, serve_users
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import SLO_FIELDS
 
@@ -21,6 +21,9 @@ _BUNCHED: Final = 3.0
 """Standard deviations of the number in progress that have a seat: more are there once in a thousand moments."""
 _PLAY_MAY_BE_SHORTER: Final = {"ttft": 1.7, "tpot": 1.25, "e2el": 1.4}
 """By which factor averages in closed form may be above those of a play (docs/plan.md, "What comes out")."""
+
+_SURELY: Final = 0.95
+"""Of a number of replicas that is taken for the least: what it says of the pool is not exact."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,26 @@ def candidate(basis: PlanBasis, choice: DeploymentChoice, replicas: int) -> Cand
             smaller.__dict__["served"] = served
             return smaller
     return _lacks_room(found, served)
+
+
+def least_replicas(basis: PlanBasis, choice: DeploymentChoice) -> float:
+    """How many replicas of ``choice`` the load takes at least, by what one holds; infinite where none starts.
+
+    Under users the pool is largest with the fewest seats. Under a rate a replica has as many seats however many there
+    are, and answers no more requests than it does with all of them taken.
+    """
+    users, groups = basis.workload.num_users, choice.layout.data_parallel_size
+    if users is not None and basis.workload.pattern.think_seconds:
+        return 1.0
+    found = _with_seats(basis, choice, 1, 1.0 if users is not None else MOST_SEQUENCES / groups)
+    if isinstance(found, Miss):
+        return math.inf
+    if users is not None:
+        capacity = found.capacity
+        held = capacity.worst_sequences if basis.request.worst_case else capacity.average_sequences
+        return _SURELY * users / max(held, 1)
+    answered = most_requests_per_second(found.model, found.room, "middle")
+    return _SURELY * (basis.workload.requests_per_second or 0.0) / answered
 
 
 def _with_seats(basis: PlanBasis, choice: DeploymentChoice, replicas: int, users: float) -> Candidate | Miss:

@@ -9,7 +9,9 @@ replica cannot answer them as fast as they come, the queue grows for ever.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from kvplan.estimate.speed.latency import End, Range, ServingSpeed, SpeedModel
@@ -21,24 +23,29 @@ _PRECISION = 1.05
 """Of the number of requests in progress."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedReplica:
     """One replica under its share of the load.
 
     ``num_users``: requests in progress, at the middle of the predicted speeds; infinite where the queue grows.
-    ``most_users``: the same at the slowest of them.
-    ``middle``: None in that case. ``supply``: requests per second that the replica can answer, None for a closed load.
-    ``share``: how much of the range of speeds keeps up with the load, from 0 to 1.
+    ``most_users``: the same at the slowest of them. ``middle``: None in that case. ``find_speed``: computes ``speed``,
+    which is asked of few of the replicas that a plan looks at. ``supply``: requests per second that the replica can
+    answer, None for a closed load. ``share``: how much of the range of speeds keeps up with the load, from 0 to 1.
     ``server_share``: how much of its time the replica's server would work, were only the engine to bound it.
     """
 
     num_users: float
     most_users: float
-    speed: ServingSpeed
     middle: SteadyState | None
+    find_speed: Callable[[], ServingSpeed] = field(repr=False, compare=False)
     supply: Range | None = None
     share: float = 1.0
     server_share: float = 0.0
+
+    @cached_property
+    def speed(self) -> ServingSpeed:
+        """Both ends of the predicted speeds."""
+        return self.find_speed()
 
     @property
     def keeps_up(self) -> bool:
@@ -48,14 +55,20 @@ class LoadedReplica:
 def serve_users(model: SpeedModel, num_users: int) -> LoadedReplica:
     """``num_users`` requests in progress at all times."""
     middle, server_share = model.steady(num_users, "middle"), model.server_share(num_users)
-    return LoadedReplica(num_users, num_users, model.speed(num_users), middle, server_share=server_share)
+    return LoadedReplica(num_users, num_users, middle, lambda: model.speed(num_users), server_share=server_share)
 
 
 def serve_thinking(model: SpeedModel, num_users: int, think_seconds: float) -> LoadedReplica:
     """``num_users`` users, each of whom thinks for so long in the mean before the next request."""
-    best, middle, worst = (_thinking(model, num_users, think_seconds, end) for end in ("best", "middle", "worst"))
-    speed, server_share = model.between(best, worst, middle.num_users), model.server_share(middle.num_users)
-    return LoadedReplica(middle.num_users, worst.num_users, speed, middle, server_share=server_share)
+    middle, worst = (_thinking(model, num_users, think_seconds, end) for end in ("middle", "worst"))
+    server_share = model.server_share(middle.num_users)
+    return LoadedReplica(
+        middle.num_users,
+        worst.num_users,
+        middle,
+        lambda: model.between(_thinking(model, num_users, think_seconds, "best"), worst, middle.num_users),
+        server_share=server_share,
+    )
 
 
 def _thinking(model: SpeedModel, num_users: int, think_seconds: float, end: End) -> SteadyState:
@@ -77,16 +90,20 @@ def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Load
     """Requests that arrive at a rate, at most ``room`` of them at once."""
     room = max(room, 1)
     supply = Range(*(model.steady(room, end).requests_per_second for end in _WORST_FIRST))
-    best = _at_rate(model, requests_per_second, room, "best")
     worst = _at_rate(model, requests_per_second, room, "worst")
-    # Not the middle of both: the nearer a queue is to growing for ever, the more it differs from that.
-    middle = None if best is None else _at_rate(model, requests_per_second, room, "middle")
+    # Not the middle of both ends: the nearer a queue is to growing for ever, the more it differs from that.
+    is_kept_up_with = _keeps_up(model, requests_per_second, room, "best")
+    middle = _at_rate(model, requests_per_second, room, "middle") if is_kept_up_with else None
     num_users = math.inf if middle is None else middle.num_users
-    speed = model.between(best or model.steady(room, "best"), worst, room if middle is None else num_users)
+
+    def find_speed() -> ServingSpeed:
+        best = _at_rate(model, requests_per_second, room, "best") or model.steady(room, "best")
+        return model.between(best, worst, room if middle is None else num_users)
+
     share = 1.0 if worst is not None else 1.0 - share_within(supply, requests_per_second)
     most_users = math.inf if worst is None else worst.num_users
     server_share = model.front_end.busy_share(requests_per_second, model.output_tokens)
-    return LoadedReplica(num_users, most_users, speed, middle, supply, share, server_share)
+    return LoadedReplica(num_users, most_users, middle, find_speed, supply, share, server_share)
 
 
 def share_within(found: Range, bound: float) -> float:
@@ -104,25 +121,29 @@ def _at_rate(model: SpeedModel, rate: float, room: int, end: End) -> SteadyState
     One that comes finds as many others as there are on average, where one of n users finds n - 1: what it sees is what
     one of so many users sees whose other n - 1 send requests at ``rate``.
     """
-    if model.steady(room, end).requests_per_second < rate:
+    if not _keeps_up(model, rate, room, end):
         return None
-
-    def of_others(others: float) -> tuple[SteadyState, float]:
-        state = model.steady(1 + others, end)
-        return state, others / state.e2el_seconds
-
     low, high = rate * model.steady(1, end).e2el_seconds, float(room)
-    state, found = of_others(high)
-    if found < rate:
-        return None
+    state = model.steady(1 + high, end)
     while high > _PRECISION * low:
         middle = (low * high) ** 0.5
-        tried, found = of_others(middle)
-        if found >= rate:
+        tried = model.steady(1 + middle, end)
+        if middle / tried.e2el_seconds >= rate:
             high, state = middle, tried
         else:
             low = middle
     return replace(state, num_users=rate * state.e2el_seconds)
+
+
+def _keeps_up(model: SpeedModel, rate: float, room: int, end: End) -> bool:
+    return most_requests_per_second(model, room, end) >= rate
+
+
+def most_requests_per_second(model: SpeedModel, room: int, end: End) -> float:
+    """How many requests a replica answers with ``room`` of them in progress, where one that comes is beside these."""
+    room = max(room, 1)
+    whole, beside_one = model.steady(room, end), model.steady(1 + float(room), end)
+    return min(whole.requests_per_second, room / beside_one.e2el_seconds)
 
 
 def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> LoadedReplica:

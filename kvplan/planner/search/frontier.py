@@ -16,7 +16,7 @@ from typing import Final
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.errors import KvplanError
 from kvplan.planner.choices.basis import PlanBasis
-from kvplan.planner.choices.candidate import Candidate, candidate
+from kvplan.planner.choices.candidate import Candidate, candidate, least_replicas
 from kvplan.planner.choices.deployment import DeploymentChoice, Miss, PlannedDeployment
 from kvplan.planner.choices.evaluation import evaluate, too_slow
 from kvplan.planner.choices.formats import FormatPair
@@ -91,6 +91,7 @@ class Frontier:
     _rough_of: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Of what serves the load as asked, by GPU, price and formats: how fast its quickest layout is about."""
     _is_cut: bool = False
+    _candidates: dict[tuple[object, ...], Candidate | Miss] = field(default_factory=dict)
     _across: dict[str, list[DeploymentChoice]] = field(default_factory=dict)
     """By GPU: instances over several nodes, for where one node is not enough."""
 
@@ -166,7 +167,7 @@ class Frontier:
             return True
         if entry.rough != _UNKNOWN:
             return False
-        found, goal = candidate(self.basis, entry.choice, entry.replicas), self.basis.request.goal
+        found, goal = self._candidate(entry.choice, entry.replicas), self.basis.request.goal
         if isinstance(found, Candidate) and found.is_hopeless(goal) and (miss := too_slow(found)).is_final:
             self._misses.append(miss)
             return True
@@ -176,28 +177,36 @@ class Frontier:
 
     def _size(self, choice: DeploymentChoice) -> None:
         """Push it with as few replicas as hold the load; a miss where the largest number does not."""
-        most, first = self.basis.most_replicas(choice), candidate(self.basis, choice, 1)
+        most, first = self.basis.most_replicas(choice), self._candidate(choice, 1)
         if isinstance(first, Miss) and first.is_final:
             self._misses.append(first)
             return
-        fewest = _fewest(most, lambda count: self._holds(choice, count))
+        least = min(least_replicas(self.basis, each) for each in self._with_budgets(choice))
+        fewest = None if least > most else _fewest(most, lambda count: self._holds(choice, count), max(int(least), 1))
         if fewest is not None:
             self._push(choice, fewest)
             return
-        last = candidate(self.basis, choice, most)
+        last = self._candidate(choice, most)
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
 
     def _holds(self, choice: DeploymentChoice, replicas: int) -> bool:
         """Whether so many hold the load, with the default or another token budget: a small one leaves more to the KV
         cache, and under a rate each answers as many requests as it does."""
+        return any(isinstance(self._candidate(each, replicas), Candidate) for each in self._with_budgets(choice))
+
+    def _with_budgets(self, choice: DeploymentChoice) -> Iterator[DeploymentChoice]:
+        """``choice`` with the token budgets that decide how many replicas hold the load."""
         others = self.basis.other_step_tokens(choice.gpu)
-        if self.basis.workload.num_users is not None:
-            others = others[:1]
-        return any(
-            isinstance(candidate(self.basis, replace(choice, max_num_batched_tokens=tokens), replicas), Candidate)
-            for tokens in (None, *others)
-        )
+        for tokens in (None, *(others if self.basis.workload.num_users is None else others[:1])):
+            yield replace(choice, max_num_batched_tokens=tokens)
+
+    def _candidate(self, choice: DeploymentChoice, replicas: int) -> Candidate | Miss:
+        """See ``candidate``: the same choice is asked about for its room, its speed, and beside others."""
+        key = (choice.key, replicas)
+        if key not in self._candidates:
+            self._candidates[key] = candidate(self.basis, choice, replicas)
+        return self._candidates[key]
 
     # ---- what need not be looked at
 
@@ -269,15 +278,18 @@ class Frontier:
 
     def _budgets(self, choice: DeploymentChoice, replicas: int) -> list[Candidate]:
         """``choice`` with each token budget, the quickest by averages first; the default before its like."""
-        goal, found = self.basis.request.goal, []
+        goal = self.basis.request.goal
+        return sorted(self._that_hold(choice, replicas), key=lambda each: round(each.rough_score(goal), 3))
+
+    def _that_hold(self, choice: DeploymentChoice, replicas: int) -> Iterator[Candidate]:
+        """``choice`` with each token budget that holds the load, the default first."""
         for tokens in (None, *self.basis.other_step_tokens(choice.gpu)):
             try:
-                each = candidate(self.basis, replace(choice, max_num_batched_tokens=tokens), replicas)
+                each = self._candidate(replace(choice, max_num_batched_tokens=tokens), replicas)
             except KvplanError:
                 continue
             if isinstance(each, Candidate):
-                found.append(each)
-        return sorted(found, key=lambda each: round(each.rough_score(goal), 3))
+                yield each
 
     def _play(self, found: Candidate) -> PlannedDeployment:
         self.num_played += 1
@@ -296,8 +308,8 @@ class Frontier:
 
         def may_keep(count: int, share: float = 1.0) -> bool:
             if found is None or played is None:
-                return any(each.may_keep(goal) for each in self._budgets(choice, count))
-            again = candidate(self.basis, played.choice, count)
+                return any(each.may_keep(goal) for each in self._that_hold(choice, count))
+            again = self._candidate(played.choice, count)
             return isinstance(again, Candidate) and _would_keep(again, found, played, share)
 
         next_count = entry.replicas + 1
@@ -350,12 +362,18 @@ def _cost_of_tokens(found: Candidate) -> float:
 
 
 def _fewest(most: int, serves: Callable[[int], bool], least: int = 1) -> int | None:
-    """The smallest number from ``least`` to ``most`` that serves: more replicas never serve less."""
+    """The smallest number from ``least`` to ``most`` that serves: more replicas never serve less.
+
+    It is mostly not far above ``least``, so that steps from there on double before the interval is halved.
+    """
     if serves(least):
         return least
     if most <= least or not serves(most):
         return None
-    low, high = least, most
+    low, step = least, 1
+    while low + step < most and not serves(low + step):
+        low, step = low + step, 2 * step
+    high = min(low + step, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if serves(middle) else (middle, high)

@@ -142,8 +142,9 @@ class Arrivals:
 
     def take(self, until: float) -> list[Sequence]:
         """What the front end had handed over by then."""
-        self._hand_over(until)
-        found = []
+        if self._parsed:
+            self._hand_over(until)
+        found: list[Sequence] = []
         while self._handed and self._handed[0][0] <= until:
             found.append(self._handed.popleft()[1])
         return found
@@ -168,7 +169,8 @@ class Arrivals:
     def stream(self, first_step: float, last_step: float, num_steps: int, num_tokens: float) -> float:
         """When clients have the last step's tokens: of ``num_steps`` steps with ``num_tokens`` each, the first and the
         last of which end at these moments."""
-        self._hand_over(first_step)
+        if self._parsed:
+            self._hand_over(first_step)
         seconds = self._front_end.token_seconds * num_tokens / self._front_end.servers
         self._step_seconds = seconds
         begun = max(self._busy_until, first_step)

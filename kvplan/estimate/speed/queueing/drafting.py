@@ -13,6 +13,7 @@ data sheet, whatever was measured of the model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import BEST, USUAL, Efficiency, Roofline
-from kvplan.estimate.speed.steps.group_steps import GroupSteps
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, step_of
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _USUAL: Final = (0.5, 0.9)
@@ -105,20 +106,22 @@ class DraftPasses:
 
     def seconds(self, num_met: float, num_tokens: float, num_sequences: float, num_kv_tokens: float) -> float:
         """Seconds of all passes in a step of the model with so much in it: the first reads the prompts, too."""
+        return self.of(num_met, num_tokens, num_sequences)(num_kv_tokens)
+
+    def of(self, num_met: float, num_tokens: float, num_sequences: float) -> Callable[[float], float]:
+        """Return the seconds by num_kv_tokens, as for ``seconds``."""
         if self.clock is None:
-            return 0.0
+            return lambda kv_tokens: 0.0
         groups = num_met / num_tokens
         prompts = max(num_tokens - self.rows * num_sequences, 0.0)
         first = num_sequences + prompts
-        reading = self.clock.seconds_beside(
-            first * groups, first, num_sequences, num_sequences, num_kv_tokens, num_kv_tokens * (1 + prompts / first)
-        )
+        share = 1 + prompts / first
+        reading = step_of(self.clock, first * groups, first, num_sequences, num_sequences)
         if self.num_passes == 1:
-            return reading
-        further = self.clock.seconds_beside(
-            num_sequences * groups, num_sequences, num_sequences, num_sequences, num_kv_tokens, num_kv_tokens
-        )
-        return reading + (self.num_passes - 1) * further
+            return lambda kv_tokens: reading(kv_tokens, kv_tokens * share)
+        further = step_of(self.clock, num_sequences * groups, num_sequences, num_sequences, num_sequences)
+        others = self.num_passes - 1
+        return lambda kv_tokens: reading(kv_tokens, kv_tokens * share) + others * further(kv_tokens, kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +131,8 @@ class DraftedSteps(GroupSteps):
     clock: GroupClock
     passes: DraftPasses
 
-    def seconds_beside(
-        self,
-        num_met: float,
-        num_tokens: float,
-        num_sequences: float,
-        num_sampled: float,
-        num_kv_tokens: float,
-        num_pairs: float,
-    ) -> float:
-        """See ``simulation.GroupClock``."""
-        own = self.clock.seconds_beside(num_met, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
-        return own + self.passes.seconds(num_met, num_tokens, num_sequences, num_kv_tokens)
+    def step_of(self, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float) -> AttendingStep:
+        """See ``GroupSteps``."""
+        step = step_of(self.clock, num_met, num_tokens, num_sequences, num_sampled)
+        passes = self.passes.of(num_met, num_tokens, num_sequences)
+        return lambda kv_tokens, pairs: step(kv_tokens, pairs) + passes(kv_tokens)

@@ -76,7 +76,7 @@ class Group:
     @property
     def num_in_hand(self) -> int:
         """Requests that run or wait."""
-        return self.num_running + len(self.waiting)
+        return self.num_decoding + len(self.reading) + len(self.waiting)
 
     @property
     def num_held(self) -> float:
@@ -166,7 +166,9 @@ class Group:
 
     def take_ended(self, streamed: float) -> list[Sequence]:
         """Take out those that got their last token, which clients see at ``streamed``."""
-        ended = []
+        ended: list[Sequence] = []
+        if not self._ends or self._ends[0][0] > self.ticks:
+            return ended
         while self._ends and self._ends[0][0] <= self.ticks:
             _, _, sequence = heapq.heappop(self._ends)
             request = sequence.request

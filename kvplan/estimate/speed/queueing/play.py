@@ -8,6 +8,7 @@ two events (an end, an arrival, a full pool) are taken together, each as long as
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from kvplan.estimate.speed.queueing.admission import Chunk, next_chunks
@@ -18,6 +19,7 @@ from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.prefix_cache import PrefixCache
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, step_of
 
 _SOON: Final = 1e-6
 """Seconds: shorter than any step."""
@@ -50,6 +52,7 @@ class InstancePlay:
         self._load, self._rules, self._clock = load, rules, clock
         self._groups = self._new_groups()
         self._arrivals = Arrivals(load, rules.front_end) if arrivals is None else arrivals
+        self._decoding_steps: dict[tuple[int, int], AttendingStep] = {}
         self._unseen: list[Sequence] = []
         self._last = load.num_requests - load.num_cooldowns
         self._num_counted = 0
@@ -95,15 +98,22 @@ class InstancePlay:
 
     def _go_on(self) -> None:
         """One step, several that are alike, or to the next request where none is in hand."""
-        self._send()
-        if not self._num_in_hand:
+        if not self._send():
             self._now = self._composed_at = self._arrivals.next_event()
             return
-        chunks = [next_chunks(group, self._rules) for group in self._groups]
-        if any(chunks):
+        chunks = self._next_chunks()
+        if chunks is not None:
             self._read(chunks)
         else:
-            self._decode()
+            self._take_steps(self._alike_until(self._next_arrival()))
+
+    def _next_chunks(self) -> list[list[Chunk]] | None:
+        """What each group reads in the next step; None where that only decodes."""
+        for group in self._groups:
+            if group.reading or group.waiting:
+                chunks = [next_chunks(each, self._rules) for each in self._groups]
+                return chunks if any(chunks) else None
+        return None
 
     def earliest_end(self) -> float:
         """Before which no request ends: after the decode steps of the first, or within the next step where one is read
@@ -134,7 +144,7 @@ class InstancePlay:
 
     @property
     def _num_in_hand(self) -> int:
-        return sum(group.num_in_hand for group in self._groups)
+        return sum([group.num_in_hand for group in self._groups])
 
     def _emptiest(self) -> Group:
         """The group that is sent the next request: vLLM counts those in flight of each (DPLBAsyncMPClient)."""
@@ -157,12 +167,14 @@ class InstancePlay:
         for group in self._groups:
             group.make_room()
 
-    def _send(self) -> None:
-        """The engine takes in what came before the coming step was composed."""
+    def _send(self) -> bool:
+        """The engine takes in what came before the coming step was composed. Return whether it has any request."""
         self._arrivals.send(self._now)
-        until = self._composed_at if self._rules.schedules_ahead and self._num_in_hand else self._now
-        for sequence in self._arrivals.take(until):
+        in_hand = self._num_in_hand
+        taken = self._arrivals.take(self._composed_at if self._rules.schedules_ahead and in_hand else self._now)
+        for sequence in taken:
             self._emptiest().waiting.append(sequence)
+        return in_hand + len(taken) > 0
 
     def _spend(self, seconds: float, steps: int) -> None:
         """``steps`` of ``seconds`` each."""
@@ -170,7 +182,8 @@ class InstancePlay:
         self._now += seconds * steps
 
     def _seconds(self, loads: list[GroupLoad]) -> float:
-        """Return the duration of one step: that of the group with the most tokens or query-key pairs."""
+        """Return the duration of one step that reads prompts: that of the group with the most tokens or query-key
+        pairs."""
         if len(loads) == 1:
             return self._clock.seconds(*loads[0])
         clock, met = self._clock, sum(load.num_tokens for load in loads)
@@ -180,20 +193,23 @@ class InstancePlay:
 
     def _read(self, chunks: list[list[Chunk]]) -> None:
         """One step in which the groups read their ``chunks``, and decode beside them where the rules mix both."""
-        self.max_running = max(self.max_running, sum(group.num_running for group in self._groups))
+        self.max_running = max(self.max_running, sum([group.num_running for group in self._groups]))
         decoding = [
             0 if self._rules.prompts_first and own else group.num_decoding
             for group, own in zip(self._groups, chunks, strict=True)
         ]
         rows = self._rules.rows_per_sequence
-        loads = [_load_of(*each, rows) for each in zip(self._groups, decoding, chunks, strict=True)]
+        loads, done = [], []
+        for group, number, own in zip(self._groups, decoding, chunks, strict=True):
+            read = _hold(group, own)
+            loads.append(_load_of(group, number, own, rows, len(read)))
+            done.append(read)
         seconds = self._seconds(loads)
-        done = [_read_to_the_end(own) for own in chunks]
         if self._rules.num_stages > 1:
             for group, own, number, load in zip(self._groups, chunks, decoding, loads, strict=True):
                 self._note_stages(group, own, number, seconds, load)
         begun = self._now
-        self._note_steps(1, sum(load.num_tokens for load in loads))
+        self._note_steps(1, sum([load.num_tokens for load in loads]))
         self._spend(seconds, 1)
         num_tokens = sum(decoding) * self._rules.tokens_per_step + sum(map(len, done))
         streamed = self._arrivals.stream(self._now, self._now, 1, num_tokens)
@@ -232,18 +248,20 @@ class InstancePlay:
 
     def _see_first_tokens(self, streamed: float) -> None:
         """Note the first tokens that clients were still to see."""
-        for sequence in self._unseen:
-            sequence.request.first = streamed
-        self._unseen.clear()
+        if self._unseen:
+            for sequence in self._unseen:
+                sequence.request.first = streamed
+            self._unseen.clear()
 
-    def _decode(self) -> None:
-        """Take as many decode steps as differ in lengths only."""
-        self._take_steps(self._alike_until(self._next_arrival()))
+    @property
+    def _decoding(self) -> list[Group]:
+        return [group for group in self._groups if group.num_decoding]
 
     def _alike_until(self, event: float) -> DecodeSteps:
-        """Decode steps until a sequence ends, the pool may be full, or ``event``, in whose step they end."""
-        decoding = [group for group in self._groups if group.num_decoding]
-        steps = max(min(min(group.steps_to_next_end, group.steps_that_fit()) for group in decoding), 1)
+        """As many decode steps as differ in lengths only: until a sequence ends, the pool may be full, or ``event``, in
+        whose step they end."""
+        decoding = self._decoding
+        steps = max(min([min(group.steps_to_next_end, group.steps_that_fit()) for group in decoding]), 1)
         return self._cut(DecodeSteps(steps, self._decode_seconds(decoding, steps)), event)
 
     def _cut(self, alike: DecodeSteps, event: float) -> DecodeSteps:
@@ -251,16 +269,17 @@ class InstancePlay:
         steps, seconds = alike
         if self._now + steps * seconds <= event:
             return alike
-        steps = max(min(steps, math.ceil((event - self._now) / seconds)), 1)
-        return DecodeSteps(steps, self._decode_seconds([group for group in self._groups if group.num_decoding], steps))
+        fewer = max(min(steps, math.ceil((event - self._now) / seconds)), 1)
+        return alike if fewer == steps else DecodeSteps(fewer, self._decode_seconds(self._decoding, fewer))
 
     def _take_steps(self, alike: DecodeSteps) -> None:
         steps, seconds = alike
-        decoding = [group for group in self._groups if group.num_decoding]
-        count = sum(group.num_decoding for group in decoding)
+        decoding = self._decoding
+        count = sum([group.num_decoding for group in decoding])
         self.max_running = max(self.max_running, count)
         first_step = self._now + seconds
-        self._see_first_tokens(min(first_step, self._now + self._rules.streams_late))
+        if self._unseen:
+            self._see_first_tokens(min(first_step, self._now + self._rules.streams_late))
         self._note_steps(steps, self._rules.rows_per_sequence * count)
         self._spend(seconds, steps)
         for group in decoding:
@@ -273,19 +292,31 @@ class InstancePlay:
 
     def _decode_seconds(self, decoding: list[Group], steps: int) -> float:
         """Return the seconds of the middle one of ``steps`` decode steps."""
-        loads, rows, tokens = [], self._rules.rows_per_sequence, self._rules.tokens_per_step
-        for group in decoding:
-            count = group.num_decoding
-            middle = int(group.decoding_tokens + int(tokens * count * (steps + 1) / 2))
-            loads.append(GroupLoad(rows * count, count, rows * count, middle, float(rows * middle)))
-        return self._seconds(loads)
+        rows, tokens = self._rules.rows_per_sequence, self._rules.tokens_per_step
+        held = [
+            (group.num_decoding, int(group.decoding_tokens + int(tokens * group.num_decoding * (steps + 1) / 2)))
+            for group in decoding
+        ]
+        met = rows * sum([count for count, _ in held])
+        if len(held) > 1:  # that with the most sequences, and that which holds the most tokens
+            held = [max(held), max(held, key=itemgetter(1))]
+        return max([self._decoding_step(met, count)(middle, float(rows * middle)) for count, middle in held])
+
+    def _decoding_step(self, met: int, count: int) -> AttendingStep:
+        """A step in which ``count`` sequences of a group decode and ``met`` tokens of all groups meet."""
+        step = self._decoding_steps.get((met, count))
+        if step is None:
+            rows = self._rules.rows_per_sequence * count
+            step = self._decoding_steps[met, count] = step_of(self._clock, met, rows, count, rows)
+        return step
 
     def _next_arrival(self) -> float:
         """The next event that could change who runs; never where all seats are taken, or others wait already."""
         seats = self._rules.max_num_seqs
-        if all(group.waiting or group.num_running >= seats for group in self._groups):
-            return NEVER
-        return self._arrivals.next_event()
+        for group in self._groups:
+            if not group.waiting and group.num_running < seats:
+                return self._arrivals.next_event()
+        return NEVER
 
     def _end_step(self, streamed: float) -> None:
         """Clients have its tokens at ``streamed``."""
@@ -296,23 +327,23 @@ class InstancePlay:
             group.make_room()
 
 
-def _load_of(group: Group, decoding: int, chunks: list[Chunk], rows: int) -> GroupLoad:
-    """Return the load of a step in which ``decoding`` of its sequences have ``rows`` tokens each; what is read of
-    ``chunks`` is in the pool then.
-    """
+def _hold(group: Group, chunks: list[Chunk]) -> list[Sequence]:
+    """What is read of ``chunks`` is in the pool now. Return those that are read to the end."""
+    for sequence, number in chunks:
+        group.hold(sequence, number)
+    return [sequence for sequence, _ in chunks if sequence.computed >= sequence.known]
+
+
+def _load_of(group: Group, decoding: int, chunks: list[Chunk], rows: int, num_read: int) -> GroupLoad:
+    """Return the load of a step in which ``decoding`` of its sequences have ``rows`` tokens each. ``chunks`` are in the
+    pool, and ``num_read`` of their prompts to the end."""
     num_tokens, kv_tokens = rows * decoding, int(group.decoding_tokens) + decoding if decoding else 0
     pairs = float(rows * kv_tokens)
     for sequence, number in chunks:
-        pairs += number * (sequence.computed + (number + 1) / 2)
-        group.hold(sequence, number)
+        pairs += number * (sequence.computed - number + (number + 1) / 2)
         num_tokens += number
         kv_tokens += sequence.computed
-    num_sampled = rows * decoding + len(_read_to_the_end(chunks))
-    return GroupLoad(num_tokens, decoding + len(chunks), num_sampled, kv_tokens, pairs)
-
-
-def _read_to_the_end(chunks: list[Chunk]) -> list[Sequence]:
-    return [sequence for sequence, _ in chunks if sequence.computed >= sequence.known]
+    return GroupLoad(num_tokens, decoding + len(chunks), rows * decoding + num_read, kv_tokens, pairs)
 
 
 def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFigures:

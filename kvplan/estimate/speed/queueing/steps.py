@@ -13,8 +13,8 @@ from typing import Final
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
-from kvplan.estimate.speed.steps.group_steps import GroupSteps, reads_prompts
-from kvplan.estimate.speed.steps.host import HostWork
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, reads_prompts, step_of
+from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
 from kvplan.estimate.speed.steps.work import ModelWork
 
 
@@ -25,30 +25,24 @@ class RooflineSteps(GroupSteps):
     roofline: Roofline
     kv_bytes_per_token: float
 
-    def seconds_beside(
-        self,
-        num_met: float,
-        num_tokens: float,
-        num_sequences: float,
-        num_sampled: float,
-        num_kv_tokens: float,
-        num_pairs: float,
-    ) -> float:
-        """See ``simulation.GroupClock``."""
+    def step_of(self, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float) -> AttendingStep:
+        """See ``GroupSteps``."""
         roofline, work = self.roofline, self.roofline.work
         stages = work.layout.pipeline_parallel_size
         fullest = work.layout.share_of_stage(num_tokens, num_sequences)
         rows, met = num_tokens * fullest, num_met / stages
-        read = work.weights_read(met) + num_kv_tokens * fullest * self.kv_bytes_per_token / stages
-        operations = work.operations(rows, met) + self._attention(num_tokens, num_pairs) * fullest / stages
-        one = max(read / roofline.bandwidth, operations / roofline.flops)
-        return stages * one + roofline.collectives.seconds(rows, met) + roofline.step_seconds
+        weights, products = work.weights_read(met), work.operations(rows, met)
+        sent, spans, tp = roofline.collectives.seconds(rows, met), work.attention, work.layout.tensor_parallel_size
 
-    def _attention(self, num_tokens: float, num_pairs: float) -> float:
-        """Operations of one rank that had all layers and sequences; windows see what they see on average."""
-        seen = num_pairs / max(num_tokens, 1)
-        adds = num_tokens * sum(span.multiply_adds(seen) for span in self.roofline.work.attention)
-        return 2 * adds / self.roofline.work.layout.tensor_parallel_size
+        def seconds(num_kv_tokens: float, num_pairs: float) -> float:
+            read = weights + num_kv_tokens * fullest * self.kv_bytes_per_token / stages
+            seen = num_pairs / max(num_tokens, 1)  # windows see what they see on average
+            attended = num_tokens * sum([span.multiply_adds(seen) for span in spans])
+            operations = products + 2 * attended / tp * fullest / stages
+            one = max(read / roofline.bandwidth, operations / roofline.flops)
+            return stages * one + sent + roofline.step_seconds
+
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +52,10 @@ class BetweenSteps(GroupSteps):
     best: GroupClock
     worst: GroupClock
 
-    def seconds_beside(self, num_met: float, *of_group: float) -> float:
-        """See ``simulation.GroupClock``."""
-        best, worst = self.best.seconds_beside(num_met, *of_group), self.worst.seconds_beside(num_met, *of_group)
-        return float((best * worst) ** 0.5)
+    def step_of(self, num_met: float, *rows: float) -> AttendingStep:
+        """See ``GroupSteps``."""
+        best, worst = step_of(self.best, num_met, *rows), step_of(self.worst, num_met, *rows)
+        return lambda kv_tokens, pairs: float((best(kv_tokens, pairs) * worst(kv_tokens, pairs)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +65,10 @@ class ScaledSteps(GroupSteps):
     clock: GroupClock
     factor: float
 
-    def seconds_beside(self, num_met: float, *of_group: float) -> float:
-        """See ``simulation.GroupClock``."""
-        return self.factor * self.clock.seconds_beside(num_met, *of_group)
+    def step_of(self, num_met: float, *rows: float) -> AttendingStep:
+        """See ``GroupSteps``."""
+        factor, step = self.factor, step_of(self.clock, num_met, *rows)
+        return lambda kv_tokens, pairs: factor * step(kv_tokens, pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +87,13 @@ class OffloadedSteps(GroupSteps):
     offloaded_bytes: int
     bytes_per_second: float
 
-    def seconds_beside(self, num_met: float, *of_group: float) -> float:
-        """See ``simulation.GroupClock``."""
+    def step_of(self, num_met: float, *rows: float) -> AttendingStep:
+        """See ``GroupSteps``."""
         stages = self.work.layout.pipeline_parallel_size
         share = self.work.weights_read(num_met / stages) / self.work.weights_read(_ALL_EXPERTS)
         over_the_bus = stages * share * self.offloaded_bytes / self.bytes_per_second
-        return self.clock.seconds_beside(num_met, *of_group) + over_the_bus
+        step = step_of(self.clock, num_met, *rows)
+        return lambda kv_tokens, pairs: step(kv_tokens, pairs) + over_the_bus
 
 
 _ALL_EXPERTS: Final = 1e9
@@ -142,21 +138,24 @@ class HostedSteps(GroupSteps):
     mixed_tile_rows: int = 1
     rows_per_sequence: int = 1
 
-    def seconds_beside(
-        self,
-        num_met: float,
-        num_tokens: float,
-        num_sequences: float,
-        num_sampled: float,
-        num_kv_tokens: float,
-        num_pairs: float,
-    ) -> float:
-        """See ``simulation.GroupClock``."""
-        num_pairs = padded_pairs(self.mixed_tile_rows, num_tokens, num_sequences, num_kv_tokens, num_pairs)
-        gpu = self.clock.seconds_beside(num_met, num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
-        layers, mixtures = self.num_layers, self.num_mixtures
-        if reads_prompts(num_tokens, num_sequences, self.rows_per_sequence):
-            return self.host.mixed_seconds(gpu, layers, mixtures, num_sequences, num_tokens)
-        context = num_kv_tokens / max(num_sequences, 1)
-        rows = self.rows_per_sequence
-        return self.host.decode_seconds(gpu, layers, mixtures, num_sequences, context, rows)
+    def step_of(self, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float) -> AttendingStep:
+        """See ``GroupSteps``."""
+        gpu = step_of(self.clock, num_met, num_tokens, num_sequences, num_sampled)
+        layers, mixtures, rows = self.num_layers, self.num_mixtures, self.rows_per_sequence
+        gpu = _padded(gpu, self.mixed_tile_rows, num_tokens, num_sequences)
+        if self.host is NO_HOST:
+            return gpu
+        if reads_prompts(num_tokens, num_sequences, rows):
+            mixed = self.host.mixed_step(layers, mixtures, num_sequences, num_tokens)
+            return lambda kv_tokens, pairs: mixed(gpu(kv_tokens, pairs))
+        decoding, counted = self.host.decoding_step(layers, mixtures, num_sequences, rows), max(num_sequences, 1)
+        return lambda kv_tokens, pairs: decoding(gpu(kv_tokens, pairs), kv_tokens / counted)
+
+
+def _padded(step: AttendingStep, tile_rows: int, num_tokens: float, num_sequences: float) -> AttendingStep:
+    """``step`` with the pairs that its kernel computes."""
+    if tile_rows == 1 or num_tokens <= num_sequences:
+        return step
+    return lambda kv_tokens, pairs: step(
+        kv_tokens, padded_pairs(tile_rows, num_tokens, num_sequences, kv_tokens, pairs)
+    )

@@ -100,6 +100,10 @@ class Launches:
         """Return the same for a model that has latent attention in ``share`` of its layers."""
         return replace(self, layer_seconds=self.layer_seconds + share * self.latent_seconds, latent_seconds=0.0)
 
+    def seconds(self, num_layers: int, num_mixtures: int) -> float:
+        """Return the seconds of a step with so many layers, of which so many are mixtures."""
+        return self.layer_seconds * num_layers + self.mixture_seconds * num_mixtures
+
     def times(self, factor: float) -> Launches:
         """Return those that take ``factor`` times as long."""
         return Launches(*(factor * getattr(self, each.name) for each in fields(self)))
@@ -158,10 +162,23 @@ class HostWork:
         rows_per_sequence: int = 1,
     ) -> float:
         """A step in which each sequence has ``rows_per_sequence`` tokens. ``context_tokens``: of one on average."""
-        num_rows = rows_per_sequence * num_sequences
-        is_captured = context_tokens <= self.longest_captured and self._has_graph(num_rows)
-        launches = self.decoding if is_captured else self.beyond
-        return self._around(gpu_seconds, launches, num_layers, num_mixtures, num_sequences)
+        step = self.decoding_step(num_layers, num_mixtures, num_sequences, rows_per_sequence)
+        return step(gpu_seconds, context_tokens)
+
+    def decoding_step(
+        self, num_layers: int, num_mixtures: int, num_sequences: float, rows_per_sequence: int = 1
+    ) -> Callable[[float, float], float]:
+        """Return the seconds of such a step by (gpu_seconds, context_tokens), as for ``decode_seconds``."""
+        captured = self.decoding if self._has_graph(rows_per_sequence * num_sequences) else self.beyond
+        within, beyond = captured.seconds(num_layers, num_mixtures), self.beyond.seconds(num_layers, num_mixtures)
+        longest, of_step = self.longest_captured, self.step_seconds
+        of_sequences = self.sequence_seconds * num_sequences
+
+        def seconds(gpu_seconds: float, context_tokens: float) -> float:
+            launching = within if context_tokens <= longest else beyond
+            return max(gpu_seconds, launching) + of_step + of_sequences
+
+        return seconds
 
     def _has_graph(self, num_rows: float) -> bool:
         if self.captured_rows is not None:
@@ -172,15 +189,17 @@ class HostWork:
         self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float, num_tokens: float
     ) -> float:
         """A step of ``num_tokens`` that reads prompts, alone or beside decoding sequences."""
+        return self.mixed_step(num_layers, num_mixtures, num_sequences, num_tokens)(gpu_seconds)
+
+    def mixed_step(
+        self, num_layers: int, num_mixtures: int, num_sequences: float, num_tokens: float
+    ) -> Callable[[float], float]:
+        """Return the seconds of such a step by its gpu_seconds, as for ``mixed_seconds``."""
         beyond = self.beyond if self.reading_beyond is None else self.reading_beyond
         launches = self.reading if num_tokens <= self.largest_captured else beyond
-        return self._around(gpu_seconds, launches, num_layers, num_mixtures, num_sequences)
-
-    def _around(
-        self, gpu_seconds: float, launches: Launches, num_layers: int, num_mixtures: int, num_sequences: float
-    ) -> float:
-        launching = launches.layer_seconds * num_layers + launches.mixture_seconds * num_mixtures
-        return max(gpu_seconds, launching) + self.step_seconds + self.sequence_seconds * num_sequences
+        launching = launches.seconds(num_layers, num_mixtures)
+        of_step, of_sequences = self.step_seconds, self.sequence_seconds * num_sequences
+        return lambda gpu_seconds: max(gpu_seconds, launching) + of_step + of_sequences
 
 
 NO_HOST: Final = HostWork()

@@ -8,8 +8,15 @@ from functools import cached_property
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.steps.clocks import USUAL, DeviceSpeed
 from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
-from kvplan.estimate.speed.steps.group_steps import GroupSteps, reads_prompts
-from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds, whole_tiles
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, reads_prompts
+from kvplan.estimate.speed.steps.rank_step import (
+    KernelSpeed,
+    RankStep,
+    attention_seconds,
+    plain_attention_seconds,
+    seconds_of_rows,
+    whole_tiles,
+)
 from kvplan.estimate.speed.steps.step_time import padded_rows
 from kvplan.estimate.speed.steps.work import ModelWork
 
@@ -29,47 +36,40 @@ class MeasuredClock(GroupSteps):
     context_tokens: float
     rows_per_sequence: int = 1
 
-    def seconds_beside(
-        self,
-        num_met: float,
-        num_tokens: float,
-        num_sequences: float,
-        num_sampled: float,
-        num_kv_tokens: float,
-        num_pairs: float,
-    ) -> float:
-        """See ``simulation.GroupClock``; the fullest of its stages decides."""
-        layout = self.work.layout
-        fullest = layout.share_of_stage(num_tokens, num_sequences)
-        return self._seconds(
-            num_tokens * fullest,
-            num_sequences * fullest,
-            num_sampled * fullest,
-            num_kv_tokens * fullest,
-            num_pairs * fullest,
-            num_met / layout.pipeline_parallel_size,
-        )
+    def step_of(self, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float) -> AttendingStep:
+        """See ``GroupSteps``; the fullest of its stages decides."""
+        work, speed = self.work, self._speed
+        stages, fullest = work.layout.pipeline_parallel_size, work.layout.share_of_stage(num_tokens, num_sequences)
+        tokens, expert_tokens = num_tokens * fullest, num_met / stages
+        rows = self._rows(tokens, num_sequences * fullest, num_sampled * fullest, expert_tokens)
+        without, sent = seconds_of_rows(speed, rows), self._collectives.seconds(tokens, expert_tokens)
+        has_latents = speed.latent is not None and work.num_latent_layers > 0
 
-    def _seconds(
-        self, tokens: float, sequences: float, sampled: float, kv_tokens: float, pairs: float, expert_tokens: float
-    ) -> float:
+        def seconds(num_kv_tokens: float, num_pairs: float) -> float:
+            kv_tokens, pairs = num_kv_tokens * fullest, num_pairs * fullest
+            kv_bytes = kv_tokens * self.kv_bytes / self.context_tokens
+            if has_latents:
+                attending = attention_seconds(speed, attends(rows, work, tokens, kv_bytes, pairs, kv_tokens))
+            else:
+                operations = attention_operations(work, tokens, pairs)
+                attending = plain_attention_seconds(speed.base, kv_bytes / stages, operations)
+            return stages * float(without + attending) + sent
+
+        return seconds
+
+    def _rows(self, tokens: float, sequences: float, sampled: float, expert_tokens: float) -> RankStep:
         speed = self.device.speed
         tile_rows, expert_tile_rows = speed.all_tile_rows(expert_tokens, self.work.num_experts)
-        step = rank_step(
+        return rank_rows(
             self.work,
             tokens=tokens,
             rows=whole_tiles(padded_rows(tokens, speed.base.row_step), tile_rows),
             sequences=sequences,
             sampled=whole_tiles(sampled, tile_rows),
-            kv_bytes=kv_tokens * self.kv_bytes / self.context_tokens,
-            pairs=pairs,
-            kv_tokens=kv_tokens,
             expert_tokens=expert_tokens,
             expert_tile_rows=expert_tile_rows,
             rows_per_sequence=self.rows_per_sequence,
         )
-        stages = self.work.layout.pipeline_parallel_size
-        return stages * float(step_seconds(self._speed, step)) + self._collectives.seconds(tokens, expert_tokens)
 
     @cached_property
     def _speed(self) -> KernelSpeed:
@@ -113,16 +113,39 @@ def rank_step(
     expert_tile_rows: float = 1.0,
     rows_per_sequence: int = 1,
 ) -> RankStep:
-    """One step of one stage on one rank.
+    """One step of one stage on one rank: ``rank_rows``, and what they attend to (``attends``)."""
+    found = rank_rows(
+        work,
+        tokens=tokens,
+        rows=rows,
+        sequences=sequences,
+        sampled=sampled,
+        expert_tokens=expert_tokens,
+        expert_tile_rows=expert_tile_rows,
+        rows_per_sequence=rows_per_sequence,
+    )
+    return attends(found, work, tokens, kv_bytes, pairs, kv_tokens)
+
+
+def rank_rows(
+    work: ModelWork,
+    *,
+    tokens: float,
+    rows: float,
+    sequences: float,
+    sampled: float,
+    expert_tokens: float,
+    expert_tile_rows: float,
+    rows_per_sequence: int,
+) -> RankStep:
+    """One step of one stage on one rank, without attention.
 
     ``tokens`` of the rank's group are computed, ``rows`` multiplied; ``expert_tokens`` of all groups meet in the
-    experts, which multiply ``expert_tile_rows`` at once. ``kv_bytes`` of ``kv_tokens`` are read of all layers, and each
-    token attends to ``pairs / tokens`` others on average.
+    experts, which multiply ``expert_tile_rows`` at once.
     """
     tp, stages = work.layout.tensor_parallel_size, work.layout.pipeline_parallel_size
     dense = max(work.active_parameters - work.active_expert_parameters - work.head_parameters, 0)
     multiplied = work.tiled_expert_tokens(expert_tokens, expert_tile_rows)
-    attended = tokens * sum(span.multiply_adds(pairs / tokens) for span in work.attention)
     return RankStep(
         num_layers=work.num_layers / stages,
         num_sequences=sequences,
@@ -130,8 +153,8 @@ def rank_step(
         body_operations=2 * dense * rows / tp / stages,
         head_bytes=work.head_bytes if sampled else 0.0,
         head_operations=2 * work.head_parameters * sampled / tp / stages,
-        kv_bytes=kv_bytes / stages,
-        attention_operations=2 * attended / tp / stages,
+        kv_bytes=0.0,
+        attention_operations=0.0,
         num_expert_layers=work.num_expert_layers / stages,
         expert_bytes=work.expert_bytes * work.touched_experts(expert_tokens),
         expert_operations=2 * work.active_expert_parameters * multiplied / work.layout.expert_ranks / stages,
@@ -141,8 +164,29 @@ def rank_step(
         reads_prompts=reads_prompts(tokens, sequences, rows_per_sequence),
         num_choosing_layers=work.num_choosing_layers / stages,
         choosing_tokens=tokens * work.num_choosing_layers / stages,
+    )
+
+
+def attends(
+    step: RankStep, work: ModelWork, tokens: float, kv_bytes: float, pairs: float, kv_tokens: float
+) -> RankStep:
+    """``step`` of ``tokens`` with what it attends to.
+
+    ``kv_bytes`` of ``kv_tokens`` are read of all layers, and each token attends to ``pairs / tokens`` others on
+    average.
+    """
+    stages = work.layout.pipeline_parallel_size
+    return step._replace(
+        kv_bytes=kv_bytes / stages,
+        attention_operations=attention_operations(work, tokens, pairs),
         scored_pairs=pairs * work.scored_keys / stages,
         seen_pairs=pairs * work.num_sparse_layers / stages,
         cached_pairs=min(pairs, kv_tokens) * work.scored_keys / stages,
         chosen_pairs=min(pairs, tokens * work.chosen_tokens) * work.num_sparse_layers / stages,
     )
+
+
+def attention_operations(work: ModelWork, tokens: float, pairs: float) -> float:
+    """Operations of attention of ``tokens`` that attend to ``pairs``, in one stage on one rank."""
+    attended = tokens * sum([span.multiply_adds(pairs / tokens) for span in work.attention])
+    return 2 * attended / work.layout.tensor_parallel_size / work.layout.pipeline_parallel_size

@@ -227,6 +227,11 @@ class RankStep(NamedTuple):
 
 def step_seconds(speed: KernelSpeed, step: RankStep) -> Any:
     """Seconds of one step without what ranks send each other; an array where ``step`` holds arrays."""
+    return seconds_of_rows(speed, step) + attention_seconds(speed, step)
+
+
+def seconds_of_rows(speed: KernelSpeed, step: RankStep) -> Any:
+    """Seconds of all but attention."""
     base = speed.base
     seconds = base.step_seconds + base.layer_seconds * step.num_layers + base.sequence_seconds * step.num_sequences
     body_bytes, body_operations = step.body_bytes, step.body_operations
@@ -241,13 +246,18 @@ def step_seconds(speed: KernelSpeed, step: RankStep) -> Any:
             step.expert_bytes / experts.bandwidth, step.expert_operations / experts.flops, sharpness
         )
     seconds = seconds + _join(body_bytes / base.bandwidth, body_operations / base.flops, base.sharpness)
-    seconds = seconds + _join(step.head_bytes / base.bandwidth, step.head_operations / base.flops, base.sharpness)
-    return seconds + _attention_seconds(speed, step)
+    return seconds + _join(step.head_bytes / base.bandwidth, step.head_operations / base.flops, base.sharpness)
 
 
-def _attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
+def plain_attention_seconds(base: Speed, kv_bytes: Any, operations: Any) -> Any:
+    """Seconds of attention that has K and V."""
+    return kv_bytes / base.kv_bandwidth + operations / base.attention_flops
+
+
+def attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
+    """Seconds of attention, with what latent layers cost beyond it."""
     base, latent = speed.base, speed.latent
-    plain = step.kv_bytes / base.kv_bandwidth + step.attention_operations / base.attention_flops
+    plain = plain_attention_seconds(base, step.kv_bytes, step.attention_operations)
     if latent is None:
         return plain
     is_latent = step.num_latent_layers > 0
