@@ -76,7 +76,10 @@ SHARES: Final[frozenset[Cause]] = frozenset(CAUSES) - {
 """Causes whose spread is a share of bytes; the others' are GiB on each GPU."""
 
 WELL_COMPARED: Final = 20
-"""From so many start-ups of a GPU family and age of vLLM on, their own errors say how far the next one may be off."""
+"""From so many start-ups of a GPU family and an older age of vLLM on, their own errors say how far the next may be off.
+
+Not of newer releases: there start-ups of one source err together, and twenty are of a handful of sources.
+"""
 _HALVED_AFTER: Final = 5
 """Start-ups of a GPU family and age of vLLM after which its uncertainty is half of one that nobody has compared."""
 
@@ -191,7 +194,7 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
         group = "unified memory"
     elif unseen is not None or sources[rarest] < 2:
         group = "rare kind"
-    elif num_startups >= WELL_COMPARED:
+    elif group == "older releases" and num_startups >= WELL_COMPARED:
         group = "well compared"
     return Standing(group, num_startups, rarest, sources[rarest], unseen)
 
