@@ -54,6 +54,7 @@ class VllmRelease:
     huge_graph_sizes: bool
     counts_runner_state: bool
     blas_before_budget: bool
+    splits_large_weights: bool
     # the profile run
     sampler: SamplerKind
     samples_with_flashinfer: bool

@@ -47,6 +47,7 @@ def drafter_weight_bytes(
     max_model_len: int,
     *,
     absorbs_latents: bool = False,
+    splits_large: bool = True,
 ) -> int:
     """Bytes of the drafter on one rank of the last stage.
 
@@ -66,6 +67,7 @@ def drafter_weight_bytes(
         formats=formats,
         max_model_len=max_model_len,
         absorbs_latents=absorbs_latents,
+        splits_large=splits_large,
     )
     if is_own:
         total = int(total * _stored_share(spec, model, formats, dtype)) or _stored_bytes(spec, layout, dtype)

@@ -26,6 +26,10 @@ UNIFIED: Final = "unified memory"
 PLACE: Final = frozenset({"GPU", "release"})
 """Aspects that decide what is taken beside the model: driver, libraries, kernels and what the release measures."""
 
+_FIRST_ENGINE: Final = "vLLM's first engine"
+_BEFORE_GRAPHS: Final = "vLLM 0.8 to 0.20"
+OLDER: Final = frozenset({_FIRST_ENGINE, _BEFORE_GRAPHS})
+"""Ages of vLLM whose budget has no estimate of the CUDA graphs."""
 
 LAYOUT: Final = ("attention", "KV cache", "drafter")
 """Aspects that decide, with the release, how many tokens a byte of the pool holds."""
@@ -50,9 +54,9 @@ def deployment_kinds(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction
 def _era(release: VllmRelease) -> str:
     """The releases that lay out and measure memory alike, by the facts that changed it."""
     if not release.v1:
-        return "vLLM's first engine"
+        return _FIRST_ENGINE
     if not release.graphs_in_budget:
-        return "vLLM 0.8 to 0.20"
+        return _BEFORE_GRAPHS
     return "the second runner's state in the budget" if release.counts_runner_state else "graphs in the budget"
 
 

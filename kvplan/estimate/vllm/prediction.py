@@ -310,8 +310,9 @@ def _rank_parts(
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
+    splits_large = release.splits_large_weights or gpu.vendor != "nvidia"
     loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step)
-    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
+    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, splits_large, release)
     if key in known.parts:
         return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
@@ -324,13 +325,20 @@ def _rank_parts(
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
+        splits_large=splits_large,
         absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:
         weight_bytes += drafter_weight_bytes(
-            spec, spec.drafter, layout, settings.dtype, settings.max_model_len, absorbs_latents=release.v1
+            spec,
+            spec.drafter,
+            layout,
+            settings.dtype,
+            settings.max_model_len,
+            absorbs_latents=release.v1,
+            splits_large=splits_large,
         )
         layers += cached_layers(spec.drafter)
     kept = cache_settings(spec, settings)

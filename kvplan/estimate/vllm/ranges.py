@@ -31,7 +31,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.startup_errors import Evidence, StartupErrors, startup_errors
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.kinds import LAYOUT, PLACE, UNIFIED, Kinds, deployment_kinds
+from kvplan.estimate.vllm.kinds import LAYOUT, OLDER, PLACE, UNIFIED, Kinds, deployment_kinds
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, printed_tokens
 from kvplan.estimate.vllm.weights import stored_formats
 from kvplan.units import GIB
@@ -76,7 +76,10 @@ SHARES: Final[frozenset[Cause]] = frozenset(CAUSES) - {
 """Causes whose spread is a share of bytes; the others' are GiB on each GPU."""
 
 WELL_COMPARED: Final = 20
-"""From so many start-ups of a GPU family and age of vLLM on, their own errors say how far the next one may be off."""
+"""From so many start-ups of a GPU family and an older age of vLLM on, their own errors say how far the next may be off.
+
+Not of newer releases: there start-ups of one source err together, and twenty are of a handful of sources.
+"""
 _HALVED_AFTER: Final = 5
 """Start-ups of a GPU family and age of vLLM after which its uncertainty is half of one that nobody has compared."""
 
@@ -84,16 +87,21 @@ _HALVED_AFTER: Final = 5
 FIRST_CAPTURE_GIB: Final = 0.4
 """The part of graphs' memory that does not follow the number of sizes (kvplan.estimate.vllm.budget)."""
 
-Group = Literal["well compared", "unified memory", "rare kind", "others"]
-"""Groups of deployments whose errors were compared with each other, each with a factor of its own."""
+Group = Literal["well compared", "unified memory", "rare kind", "older releases", "newer releases"]
+"""Groups of deployments whose errors were compared with each other, each with a factor of its own.
+
+Errors say something about a further start-up where the same is unknown of it. Releases that set graphs aside (0.21 and
+newer) err by what they estimate of them, which older ones do not subtract at all: the two ages have nothing to learn
+from each other's outliers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How well a kind of deployment is known: by how many start-ups, of how many sources.
 
-    ``num_startups``: of its GPU family and age of vLLM. ``rarest``: the kind, of the deployment's other aspects, that
-    the fewest sources have published a start-up of, and ``num_sources`` are these. ``unseen_layout``: the kind of
+    ``num_startups``: of its GPU family and age of vLLM. ``rarest``: the kind, of all aspects but that age, that the
+    fewest sources have published a start-up of, and ``num_sources`` are these. ``unseen_layout``: the kind of
     layers, cache or drafter that nobody has published a start-up of in this age of vLLM; None where there is none.
     """
 
@@ -172,7 +180,8 @@ def standing(kinds: Kinds, evidence: Evidence) -> Standing:
 def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standing:
     named, whole = dict(kinds), evidence.end_to_end
     num_startups = whole.alike({aspect: named[aspect] for aspect in PLACE}).num_startups
-    sources = {kind: whole.alike({aspect: kind}).num_sources for aspect, kind in kinds if aspect not in PLACE}
+    # The age of vLLM has a group of its own; a family of GPUs may be one that nobody has published in any age.
+    sources = {_in_words(*each): whole.alike(dict([each])).num_sources for each in kinds if each[0] != "release"}
     rarest = min(sources, key=sources.__getitem__)
     unseen_layouts = (
         named[aspect]
@@ -180,14 +189,18 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
         if not evidence.of_layouts.alike({"release": named["release"], aspect: named[aspect]}).startups
     )
     unseen = next(unseen_layouts, None)
-    group: Group = "others"
+    group: Group = "older releases" if named["release"] in OLDER else "newer releases"
     if named["GPU"] == UNIFIED:
         group = "unified memory"
     elif unseen is not None or sources[rarest] < 2:
         group = "rare kind"
-    elif num_startups >= WELL_COMPARED:
+    elif group == "older releases" and num_startups >= WELL_COMPARED:
         group = "well compared"
     return Standing(group, num_startups, rarest, sources[rarest], unseen)
+
+
+def _in_words(aspect: str, kind: str) -> str:
+    return f"{kind} GPUs" if aspect == "GPU" else kind
 
 
 def range_amounts(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction, known: Standing) -> dict[Cause, float]:

@@ -80,6 +80,14 @@ class WeightShare:
     """
     expert_inner_step: int
     """What the inner width of MXFP4 experts is padded to a multiple of."""
+    splits_large: bool
+    """Whether what a large tensor leaves of its last step of memory is split off for others, as in other engines.
+
+    From vLLM 0.21 on the weights are loaded with ``max_split_size_mb`` of 20 (vllm/v1/worker/gpu_worker.py,
+    Worker.load_model and _scoped_allocator_max_split; pull request 41268), on NVIDIA's GPUs alone. PyTorch splits no
+    piece for a request of that size or more (c10/cuda/CUDACachingAllocator.cpp, should_split), so that such a tensor
+    keeps whole steps of 2 MiB.
+    """
 
 
 def stored_formats(spec: ModelSpec, requested: str) -> StoredFormats:
@@ -102,6 +110,7 @@ def rank_weight_bytes(
     absorbs_latents: bool = False,
     qwen3_positions: int = 4,
     expert_inner_step: int = MXFP4_INNER_STEP,
+    splits_large: bool = True,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
 
@@ -112,7 +121,7 @@ def rank_weight_bytes(
     """
     parts: list[Tensor] = []
     total = 0
-    plain = WeightShare(dtype, formats, layout, 1, None, in_float32, absorbs_latents, expert_inner_step)
+    plain = WeightShare(dtype, formats, layout, 1, None, in_float32, absorbs_latents, expert_inner_step, splits_large)
     scale = stored_scale(spec, dtype)
     kinds, by_kind, copies = formats.kinds(spec), dict[int, int](), dict[int, int]()
     for index in layers:
@@ -342,12 +351,14 @@ _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _LARGE_ALLOCATION = 10 * MIB
 _SEGMENT_STEP = 2 * MIB
 _SPLIT_ABOVE = MIB
+_NEVER_SPLIT_FROM = 20 * MIB
 
 
 def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
     """Bytes as PyTorch's allocator counts them: a large tensor takes whole steps of 2 MiB.
 
-    What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others.
+    What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others, if
+    the tensor may be split from (``WeightShare.splits_large``).
     vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
     """
     total, merged = 0, dict[str, list[int]]()
@@ -355,10 +366,10 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
         sizes = _apart(tensor, share)
         name = _merged_name(tensor.name)
         if name is None:
-            total += sum(map(_rounded, sizes))
+            total += sum(_rounded(size, share) for size in sizes)
         else:
             merged[name] = [each + size for each, size in zip(merged.get(name, (0, 0)), sizes, strict=True)]
-    return total + sum(_rounded(size) for sizes in merged.values() for size in sizes)
+    return total + sum(_rounded(size, share) for sizes in merged.values() for size in sizes)
 
 
 def _apart(tensor: Tensor, share: WeightShare) -> tuple[int, int]:
@@ -376,8 +387,9 @@ def _merged_name(name: str) -> str | None:
     return next((f"{module}.{names[0]}" for names in _MERGED if last in names), None)
 
 
-def _rounded(size: int) -> int:
+def _rounded(size: int, share: WeightShare) -> int:
     if size < _LARGE_ALLOCATION:
         return size
     left = -size % _SEGMENT_STEP
-    return size + left if left <= _SPLIT_ABOVE else size
+    is_split = left > _SPLIT_ABOVE and (share.splits_large or size < _NEVER_SPLIT_FROM)
+    return size if is_split else size + left

@@ -23,7 +23,7 @@ from kvplan.estimate.vllm.weights import (
     stored_formats,
 )
 from kvplan.settings import ServingSettings
-from kvplan.units import MIB
+from kvplan.units import GIB, MIB
 
 
 def weight_bytes(spec: ModelSpec, *, in_float32: bool) -> int:
@@ -123,7 +123,14 @@ def test_attention_reads_a_copy_of_a_quantized_upward_matrix(model: str, version
     found = predict_vllm(spec, find_gpu("b300"), ServingSettings(tensor_parallel_size=8, max_model_len=8192), version)
     formats = stored_formats(spec, "auto")
     without = rank_weight_bytes(
-        spec, range(61), layout=layout, dtype="bfloat16", formats=formats, max_model_len=8192, absorbs_latents=False
+        spec,
+        range(61),
+        layout=layout,
+        dtype="bfloat16",
+        formats=formats,
+        max_model_len=8192,
+        absorbs_latents=False,
+        splits_large=vllm_release(version).splits_large_weights,
     )
     assert found.rank.weight_bytes - without == copied * 2 // 8
 
@@ -145,3 +152,15 @@ def test_parts_of_different_modules_are_allocated_apart() -> None:
         max_model_len=8192,
     )
     assert found == exact
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "printed"),
+    [("0.20", "l40s", 14.25), ("0.21", "l40s", 14.29), ("0.24", "rtx-4090", 14.29), ("0.21", "mi300x", 14.25)],
+)
+def test_a_large_weight_keeps_whole_steps_of_memory_from_021_on(version: str, gpu: str, printed: float) -> None:
+    """An o_proj of 24.5 MiB takes 26 where PyTorch splits nothing of 20 MiB; as three logs of 0.22 to 0.24 print it."""
+    found = predict_vllm(
+        resolve_model("qwen2.5-7b-instruct"), find_gpu(gpu), ServingSettings(max_model_len=4096), version
+    )
+    assert round(found.rank.weight_bytes / GIB, 2) == printed

@@ -153,6 +153,21 @@ def test_a_kind_that_nobody_published_is_said_and_has_a_wider_interval() -> None
     assert high / low > 2 * pool_high / pool_low
 
 
+def _group(gpu: str, version: str) -> str:
+    found = _placed("llama-3.1-8b", gpu, version).kv_range
+    assert found is not None and found.known is not None
+    return found.known.group
+
+
+def test_each_age_of_vllm_has_a_factor_of_its_own() -> None:
+    found = [_group("rtx-3090", version) for version in ("0.7", "0.19", "0.25", "0.30")]
+    assert found == ["older releases", "older releases", "newer releases", "newer releases"]
+
+
+def test_a_family_of_gpus_that_nobody_published_is_rare() -> None:
+    assert (_group("v100-32gb", "0.10"), _group("t4", "0.10")) == ("rare kind", "older releases")
+
+
 def test_graphs_count_only_where_they_are_subtracted() -> None:
     def causes(**settings: object) -> set[str]:
         found = _placed("llama-3.1-8b", "h100-sxm", "0.29", **settings).kv_range
