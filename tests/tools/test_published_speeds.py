@@ -24,7 +24,7 @@ from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore, bar_group, grouped, score_row, summarize
 from published_speeds.settings import deployed
-from published_speeds.stated import COLUMNS, stated_columns, stated_pages
+from published_speeds.stated import COLUMNS, Page, stated_columns, stated_pages
 
 
 def _collected() -> list[str]:
@@ -596,7 +596,23 @@ def test_no_rule_asks_for_a_source() -> None:
     for path in PUBLISHED.parent.glob("*.py"):
         code = ast.unparse(_without_docstrings(ast.parse(path.read_text(encoding="utf-8")))).casefold()
         assert not [name for name in names if name in code], path.name
-    assert all(page.quote and page.column in COLUMNS for page in stated_pages())
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        columns = next(csv.reader(file))
+    assert all(page.quote and page.column in columns for page in stated_pages())
+
+
+def test_a_page_says_it_of_the_rows_that_meet_its_conditions() -> None:
+    """Its script has the server look for requests every 30 steps on B300 from 16 users on, and not on H200."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    said = {name: rows[name]["recv_interval"] for name in ("inferencex-016", "inferencex-038", "inferencex-009")}
+    assert said == {"inferencex-016": "10", "inferencex-038": "30", "inferencex-009": ""}
+    row = dict.fromkeys(columns := list(rows["inferencex-038"]), "") | {"gpu": "B300", "max_concurrency": "64"}
+    page = Page("github.com/a", "gpu=B200|B300 max_concurrency>=16 max_concurrency<65", columns[0], "x", "where")
+    assert page.is_about(row | {"source_url": "github.com/a/b"})
+    assert not page.is_about(row | {"source_url": "github.com/b"})
+    assert not page.is_about(row | {"source_url": "github.com/a", "gpu": "H200"})
+    assert not page.is_about(row | {"source_url": "github.com/a", "max_concurrency": ""})
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -146,6 +146,7 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         chunk = asked.max_num_batched_tokens or release.chunked_prefill_tokens(found.choice.gpu.memory_bytes)
         groups = layout.data_parallel_size  # which share the chunk and the seats (server_args.py, scheduler.py)
         rules = sglang_rules(release.group_prefill_tokens(chunk, groups), pool_tokens, _sglang_seats(found))
+        rules = replace(rules, recv_interval=int(row.number("recv_interval") or 1))
     elif found.engine == "TensorRT-LLM":
         chunks = row.says("chunked_prefill")
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens, chunks_prompts=chunks)
