@@ -32,7 +32,7 @@ def main() -> None:
         writer = csv.DictWriter(file, [*collected, *COLUMNS], lineterminator="\n")
         writer.writeheader()
         for row in rows.values():
-            said = {column: row[column] for column in collected if row[column]}
+            said = {column: row[column] for column in collected if row.get(column)}
             writer.writerow(dict.fromkeys(collected, "") | stated_columns(row) | said | {"seen": _seen(row)})
 
 

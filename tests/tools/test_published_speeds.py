@@ -569,6 +569,16 @@ def test_the_spread_of_lengths_that_words_state(words: str, ratio: str) -> None:
     assert stated_columns(dict.fromkeys(_collected(), "") | {"notes": words})["range_ratio"] == ratio
 
 
+def test_lengths_of_which_nothing_is_said_spread_as_a_plan_has_them(tmp_path: Path) -> None:
+    """From two thirds of their mean to four thirds; alike where the printed total is that of the lengths asked for."""
+    stated = {"engine": "vLLM", "input_len": "300", "output_len": "90", "num_prompts": "20", "max_concurrency": "4"}
+    unsaid, _ = zip(*played_load(_parsed(tmp_path, **stated), 1, math.inf).lengths, strict=True)
+    assert (min(unsaid), max(unsaid)) == (205, 395)
+    assert sum(unsaid) / 20 == pytest.approx(300)
+    quoted = _parsed(tmp_path, verbatim="vllm,random,4,300,90,6000", **stated)
+    assert set(played_load(quoted, 1, math.inf).lengths) == {(300, 90)}
+
+
 def test_figures_that_their_collector_doubts_are_not_compared(tmp_path: Path) -> None:
     stated = {"mean_tpot_ms": "12", "mean_ttft_ms": "50", "output_throughput_tok_s": "500"}
     assert _parsed(tmp_path, notes="not a per-token time: do not score TPOT", **stated).measured.tpot_ms is None
@@ -584,7 +594,7 @@ def test_a_file_without_the_further_columns_is_read_as_the_one_that_ships() -> N
     for row in rows:
         collected = {column: text for column, text in row.items() if column not in COLUMNS}
         assert stated_columns(collected) | {"seen": row["seen"]} == {column: row[column] for column in COLUMNS}
-    assert {row["seen"] for row in rows} == {"a", "b", "c"}
+    assert {row["seen"] for row in rows} == {"a", "b", "c", "d"}
 
 
 def test_no_rule_asks_for_a_source() -> None:

@@ -74,10 +74,18 @@ def _num_requests(row: PublishedRow) -> int:
     return row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
 
 
+_UNSAID: Final = 0.5
+"""The spread of lengths of which a row says nothing: that of a plan whose user says nothing of it (``plan`` plays from
+two thirds of the mean to four thirds), as equal lengths would move all requests in step."""
+
+
 def _lengths(row: PublishedRow) -> tuple[LengthDistribution, LengthDistribution]:
     if sample := sample_of(row):
         return sample.lengths()
     least = row.number("range_ratio")
+    if least is None and not row.text["lengths_are"] and row.number("asked_output") is None:
+        spread = LengthDistribution(row.input_tokens, "uniform", _UNSAID)
+        return spread, replace(spread, mean=row.output_tokens)
     if least is None or least == 1:
         return LengthDistribution(row.input_tokens), _ended_early(row)
     mean = 1.0 if row.text["lengths_are"] == "means" else (1 + least) / 2

@@ -123,7 +123,7 @@ def stated_columns(text: Mapping[str, str]) -> dict[str, str]:
         if match:
             found[column] = match.expand(value)
     found["unusable"] = " ".join(figure for figure, phrase in _UNUSABLE if re.search(phrase, said))
-    found["range_ratio"] = _range_ratio(said)
+    found["range_ratio"] = _range_ratio(said) or _ratio_of_totals(text)
     found["output_tput_per_gpu"] = _first(r"output_tput_per_gpu ([\d.]+)", text["verbatim"])
     if not found["lengths_are"] and "Total input tokens" in text["verbatim"]:
         found["lengths_are"] = "means"
@@ -155,6 +155,16 @@ def _range_ratio(said: str) -> str:
     if ratio and re.search(r"vllm bench|benchmark_serving", said):
         return f"{(1 - float(ratio)) / (1 + float(ratio)):.4f}"
     return ratio
+
+
+def _ratio_of_totals(text: Mapping[str, str]) -> str:
+    """ "1" where the source's line has the tokens of all prompts, and they are those asked for to the token."""
+    try:
+        total = float(text["num_prompts"]) * float(text["input_len"])
+    except ValueError:
+        return ""
+    totals = re.findall(r"(?<![\d.])\d+(?![\d.])", text["verbatim"])
+    return "1" if text["num_prompts"] != "1" and f"{total:.0f}" in totals else ""
 
 
 def _first(phrase: str, said: str) -> str:
