@@ -32,7 +32,8 @@ def main() -> None:
         writer = csv.DictWriter(file, [*collected, *COLUMNS], lineterminator="\n")
         writer.writeheader()
         for row in rows.values():
-            writer.writerow(stated_columns(row) | {column: row[column] for column in collected} | {"seen": _seen(row)})
+            said = {column: row[column] for column in collected if row.get(column)}
+            writer.writerow(dict.fromkeys(collected, "") | stated_columns(row) | said | {"seen": _seen(row)})
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -3,8 +3,9 @@
 Written by ``tools/score_published_speeds.py --write-intervals``, which says how. An interval is a pair of factors:
 9 in 10 measurements lie between prediction x ``low`` and prediction x ``high``. It is that of the smallest group with
 enough rows: a kind of model on an engine, else the kind on all engines, else all rows (``ErrorGroup.widened``). Where a
-group has no row of a kind of model on a generation of GPUs, its rows say how far a prediction may be off, and not in
-which direction: the interval is as wide on both sides. A data sheet is an exception, as nothing is faster than it says.
+group has no row of the same kernels (a kind of model on a generation of GPUs, with weights in as few bits and the same
+kind of recurrent state), its rows say how far a prediction may be off, and not in which direction: the interval is as
+wide on both sides. A data sheet is an exception, as nothing is faster than it says.
 """
 
 from __future__ import annotations
@@ -42,24 +43,36 @@ class ErrorGroup:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A server as intervals tell it apart from others. ``generation``: of its GPUs."""
+    """A server as intervals tell it apart from others. ``generation``: of its GPUs.
+
+    ``format``: of its weights, and its recurrent state, as ``ModelWork.kernel_format`` has them; "" where nobody asked.
+    """
 
     group: ErrorGroup
     generation: str
+    format: str = ""
 
     @property
     def name(self) -> str:
         """``dense, vllm, Hopper``."""
         return f"{self.group.kind}, {self.group.engine}, {self.generation}"
 
-    def is_measured_by(self, names: Iterable[str]) -> bool:
-        """Whether servers of these names have its kind of model on its generation of GPUs, on any engine."""
+    @property
+    def kernels(self) -> str:
+        """``mixture, Blackwell, 4 bits``: what decides which kernels run, on any engine."""
+        return f"{self.group.kind}, {self.generation}, {self.format}"
+
+    def is_measured_by(self, names: Iterable[str], kernels: Iterable[str]) -> bool:
+        """Whether rows of these kernels have its own; where a format was not asked for, servers of these names its
+        kind of model on its generation of GPUs."""
+        if self.format:
+            return self.kernels in kernels
         ends = f"{self.group.kind}, ", f", {self.generation}"
         return any(name.startswith(ends[0]) and name.endswith(ends[1]) for name in names)
 
 
 def server_kind(
-    engine: str, generation: str, *, is_mixture: bool, is_latent: bool, is_first: bool = False
+    engine: str, generation: str, *, is_mixture: bool, is_latent: bool, is_first: bool = False, format: str = ""
 ) -> ServerKind:
     """``engine``: as kvplan or its publisher writes it; kvplan's engine has been published by nobody.
 
@@ -67,7 +80,7 @@ def server_kind(
     """
     name = engine.casefold().replace("-", "").replace("trtllm", "tensorrtllm") + (" v0" if is_first else "")
     kind = "latent attention" if is_latent else "mixture" if is_mixture else "dense"
-    return ServerKind(ErrorGroup(kind, name), generation)
+    return ServerKind(ErrorGroup(kind, name), generation, format)
 
 
 _TWICE: Final = 2.0
@@ -79,7 +92,8 @@ class ErrorInterval:
     """``low`` and ``high``: factors of a prediction.
 
     ``num_rows``: published measurements, by ``num_sources``; none where a device's own profile says it. ``measured``:
-    (name of a kind of server, rows of it). ``num_alike``: rows of the very kind that was asked for.
+    (name of a kind of server, rows of it). ``num_alike``: rows of the very kind that was asked for. ``kernels``: those
+    that its rows were of (``ServerKind.kernels``).
     """
 
     low: float
@@ -88,12 +102,13 @@ class ErrorInterval:
     num_sources: int = 0
     measured: tuple[tuple[str, int], ...] = ()
     num_alike: int = 0
+    kernels: tuple[str, ...] = ()
 
     def of(self, kind: ServerKind, *, in_any_direction: bool = True) -> ErrorInterval:
-        """Return it for a kind of server; as wide on both sides where no row was of its model's kind on its GPUs."""
+        """Return it for a kind of server; as wide on both sides where no row was of its kernels."""
         names = dict(self.measured)
         found = replace(self, num_alike=names.get(kind.name, 0))
-        if not in_any_direction or kind.is_measured_by(names):
+        if not in_any_direction or kind.is_measured_by(names, self.kernels):
             return found
         widest = max(1 / self.low, self.high)
         return replace(found, low=1 / widest, high=widest)
@@ -139,7 +154,8 @@ class PublishedErrors:
 
 def _as_record(interval: ErrorInterval) -> dict[str, Any]:
     counts = {"num_rows": interval.num_rows, "num_sources": interval.num_sources}
-    return {"low": interval.low, "high": interval.high} | counts | {"measured": dict(interval.measured)}
+    rows = {"measured": dict(interval.measured), "kernels": list(interval.kernels)}
+    return {"low": interval.low, "high": interval.high} | counts | rows
 
 
 def _interval(record: Mapping[str, Any]) -> tuple[tuple[ErrorGroup, str], ErrorInterval]:
@@ -149,7 +165,8 @@ def _interval(record: Mapping[str, Any]) -> tuple[tuple[ErrorGroup, str], ErrorI
     group = ErrorGroup(record["kind"], record["engine"])
     counts = int(record["num_rows"]), int(record["num_sources"])
     measured = tuple(sorted((str(name), int(count)) for name, count in record["measured"].items()))
-    return (group, record["figure"]), ErrorInterval(low, high, *counts, measured)
+    kernels = tuple(str(each) for each in record.get("kernels", ()))
+    return (group, record["figure"]), ErrorInterval(low, high, *counts, measured, kernels=kernels)
 
 
 @cache

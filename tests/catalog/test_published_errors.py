@@ -45,6 +45,21 @@ def test_what_no_row_was_of_may_be_off_in_either_direction() -> None:
     assert known.interval(_kind("SGLang"), "tpot") == slow
 
 
+def test_kernels_that_no_row_was_of_may_be_off_in_either_direction() -> None:
+    """A format of weights or a recurrent state runs on other kernels than those of the rows."""
+    measured = ("dense, Hopper, 16 bits", "dense, Hopper, 8 bits")
+    slow = ErrorInterval(0.8, 2.0, 30, 4, (("dense, vllm, Hopper", 30),), kernels=measured)
+    known = PublishedErrors({(ErrorGroup(None, None), "tpot"): slow})
+    ends = {
+        name: known.interval(replace(_kind(), format=name), "tpot")
+        for name in ("", "16 bits", "8 bits", "4 bits", "16 bits, mamba2")
+    }
+    assert {name: found and found.low for name, found in ends.items()} == {
+        "": 0.8, "16 bits": 0.8, "8 bits": 0.8, "4 bits": 0.5, "16 bits, mamba2": 0.5
+    }  # fmt: skip
+    assert PublishedErrors.from_json(known.as_json()) == known
+
+
 def test_nothing_is_faster_than_its_data_sheet_whatever_was_measured() -> None:
     slow = ErrorInterval(0.8, 6.0, 30, 4, (("dense, vllm, Hopper", 30),))
     known = PublishedErrors({(ErrorGroup(None, None), "tpot"): slow})

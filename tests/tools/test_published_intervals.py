@@ -81,6 +81,21 @@ def test_what_other_sources_have_no_row_of_is_held_in_both_directions() -> None:
     assert not any(each.figures["tpot"].is_held for each in held_out(same) if each.row.source == odd)
 
 
+def test_other_kernels_than_other_sources_are_held_in_both_directions() -> None:
+    """Three sources measured 1.5 times what is predicted in 16 bits, a fourth one, in 4, two thirds of it."""
+    scores = [replace(each, format="16 bits") for each in _scores(20, 4, bias=1.5)]
+    odd = scores[0].row.source
+    moved = [
+        replace(each, format="4 bits", figures={"tpot": Compared(10 / 1.5, Figure(10, 10, 10))})
+        if each.row.source == odd
+        else each
+        for each in scores
+    ]
+    assert all(each.figures["tpot"].is_held for each in held_out(moved) if each.row.source == odd)
+    same = [replace(each, format="16 bits") for each in moved]
+    assert not any(each.figures["tpot"].is_held for each in held_out(same) if each.row.source == odd)
+
+
 def test_intervals_are_held_out_by_whatever_is_asked_for() -> None:
     """By the one row that is odd: all others keep an interval that it has no part in."""
     scores = _scores(20, 4)

@@ -24,7 +24,7 @@ from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore, bar_group, grouped, score_row, summarize
 from published_speeds.settings import deployed
-from published_speeds.stated import COLUMNS, stated_columns, stated_pages
+from published_speeds.stated import COLUMNS, Page, stated_columns, stated_pages
 
 
 def _collected() -> list[str]:
@@ -569,6 +569,16 @@ def test_the_spread_of_lengths_that_words_state(words: str, ratio: str) -> None:
     assert stated_columns(dict.fromkeys(_collected(), "") | {"notes": words})["range_ratio"] == ratio
 
 
+def test_lengths_of_which_nothing_is_said_spread_as_a_plan_has_them(tmp_path: Path) -> None:
+    """From two thirds of their mean to four thirds; alike where the printed total is that of the lengths asked for."""
+    stated = {"engine": "vLLM", "input_len": "300", "output_len": "90", "num_prompts": "20", "max_concurrency": "4"}
+    unsaid, _ = zip(*played_load(_parsed(tmp_path, **stated), 1, math.inf).lengths, strict=True)
+    assert (min(unsaid), max(unsaid)) == (205, 395)
+    assert sum(unsaid) / 20 == pytest.approx(300)
+    quoted = _parsed(tmp_path, verbatim="vllm,random,4,300,90,6000", **stated)
+    assert set(played_load(quoted, 1, math.inf).lengths) == {(300, 90)}
+
+
 def test_figures_that_their_collector_doubts_are_not_compared(tmp_path: Path) -> None:
     stated = {"mean_tpot_ms": "12", "mean_ttft_ms": "50", "output_throughput_tok_s": "500"}
     assert _parsed(tmp_path, notes="not a per-token time: do not score TPOT", **stated).measured.tpot_ms is None
@@ -584,7 +594,7 @@ def test_a_file_without_the_further_columns_is_read_as_the_one_that_ships() -> N
     for row in rows:
         collected = {column: text for column, text in row.items() if column not in COLUMNS}
         assert stated_columns(collected) | {"seen": row["seen"]} == {column: row[column] for column in COLUMNS}
-    assert {row["seen"] for row in rows} == {"a", "b", "c"}
+    assert {row["seen"] for row in rows} == {"a", "b", "c", "d"}
 
 
 def test_no_rule_asks_for_a_source() -> None:
@@ -596,7 +606,23 @@ def test_no_rule_asks_for_a_source() -> None:
     for path in PUBLISHED.parent.glob("*.py"):
         code = ast.unparse(_without_docstrings(ast.parse(path.read_text(encoding="utf-8")))).casefold()
         assert not [name for name in names if name in code], path.name
-    assert all(page.quote and page.column in COLUMNS for page in stated_pages())
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        columns = next(csv.reader(file))
+    assert all(page.quote and page.column in columns for page in stated_pages())
+
+
+def test_a_page_says_it_of_the_rows_that_meet_its_conditions() -> None:
+    """Its script has the server look for requests every 30 steps on B300 from 16 users on, and not on H200."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    said = {name: rows[name]["recv_interval"] for name in ("inferencex-016", "inferencex-038", "inferencex-009")}
+    assert said == {"inferencex-016": "10", "inferencex-038": "30", "inferencex-009": ""}
+    row = dict.fromkeys(columns := list(rows["inferencex-038"]), "") | {"gpu": "B300", "max_concurrency": "64"}
+    page = Page("github.com/a", "gpu=B200|B300 max_concurrency>=16 max_concurrency<65", columns[0], "x", "where")
+    assert page.is_about(row | {"source_url": "github.com/a/b"})
+    assert not page.is_about(row | {"source_url": "github.com/b"})
+    assert not page.is_about(row | {"source_url": "github.com/a", "gpu": "H200"})
+    assert not page.is_about(row | {"source_url": "github.com/a", "max_concurrency": ""})
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -5,8 +5,8 @@ conformal prediction (Vovk, Gammerman and Shafer 2005, chapter 4), which holds i
 over all. A kind needs enough rows for that: ``LEAST_ROWS`` of ``LEAST_SOURCES``; one with fewer takes the interval of
 the next larger group (kind of model and engine, kind of model, all). Finer kinds, by generation of GPUs too, made the
 interval score of sources that were held out worse on the rows of November 2026 (2.06 beside 1.93 for TPOT, 2.08 beside
-2.03 for throughput) and are not told apart, but in that an interval is as wide on both sides where a kind has no row on
-a generation (``ErrorInterval.of``).
+2.03 for throughput) and are not told apart, but in that an interval is as wide on both sides where a kind has no row of
+its kernels (``ErrorInterval.of``).
 
 Rows of one source are alike, so that plain 5 % and 95 % quantiles hold too few rows of a new source (Dunn, Wasserman
 and Ramdas 2023, "Distribution-free prediction sets for two-layer hierarchical models"). So the quantiles are moved
@@ -44,11 +44,12 @@ _ALL: Final = ErrorGroup(None, None)
 
 @dataclass(frozen=True, slots=True)
 class LogError:
-    """log(measured / predicted) of one figure of one row. ``server``: the name of its kind."""
+    """log(measured / predicted) of one figure of one row. ``server``: the name of its kind; ``kernels``: as there."""
 
     source: str
     value: float
     server: str = ""
+    kernels: str = ""
 
 
 Errors = dict[tuple[ErrorGroup, str], list[LogError]]
@@ -60,7 +61,8 @@ def errors_of(scores: Iterable[RowScore]) -> Errors:
     for score in scores:
         for figure in () if score.is_memory_off else FIGURES:
             if figure in score.figures:
-                error = LogError(score.row.source, score.figures[figure].log_error, score.server.name)
+                server = score.server
+                error = LogError(score.row.source, score.figures[figure].log_error, server.name, server.kernels)
                 for group in score.server.group.widened():
                     found[group, figure].append(error)
     return dict(found)
@@ -93,7 +95,8 @@ def _interval(errors: Sequence[LogError], tail: float) -> ErrorInterval:
     low, high = _quantiles(_ordered(errors), tail)
     factors = round(math.exp(low), 4), round(math.exp(high), 4)
     servers = tuple(sorted(Counter(each.server for each in errors).items()))
-    return ErrorInterval(*factors, len(errors), len({each.source for each in errors}), servers)
+    kernels = tuple(sorted({each.kernels for each in errors}))
+    return ErrorInterval(*factors, len(errors), len({each.source for each in errors}), servers, kernels=kernels)
 
 
 def _tail(errors: Sequence[LogError]) -> float | None:

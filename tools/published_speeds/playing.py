@@ -74,10 +74,18 @@ def _num_requests(row: PublishedRow) -> int:
     return row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
 
 
+_UNSAID: Final = 0.5
+"""The spread of lengths of which a row says nothing: that of a plan whose user says nothing of it (``plan`` plays from
+two thirds of the mean to four thirds), as equal lengths would move all requests in step."""
+
+
 def _lengths(row: PublishedRow) -> tuple[LengthDistribution, LengthDistribution]:
     if sample := sample_of(row):
         return sample.lengths()
     least = row.number("range_ratio")
+    if least is None and not row.text["lengths_are"] and row.number("asked_output") is None:
+        spread = LengthDistribution(row.input_tokens, "uniform", _UNSAID)
+        return spread, replace(spread, mean=row.output_tokens)
     if least is None or least == 1:
         return LengthDistribution(row.input_tokens), _ended_early(row)
     mean = 1.0 if row.text["lengths_are"] == "means" else (1 + least) / 2
@@ -146,6 +154,7 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         chunk = asked.max_num_batched_tokens or release.chunked_prefill_tokens(found.choice.gpu.memory_bytes)
         groups = layout.data_parallel_size  # which share the chunk and the seats (server_args.py, scheduler.py)
         rules = sglang_rules(release.group_prefill_tokens(chunk, groups), pool_tokens, _sglang_seats(found))
+        rules = replace(rules, recv_interval=int(row.number("recv_interval") or 1))
     elif found.engine == "TensorRT-LLM":
         chunks = row.says("chunked_prefill")
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens, chunks_prompts=chunks)

@@ -42,7 +42,7 @@ class Predicted:
     """``origin``: where the speeds come from; figures are None where the queue grows for ever.
 
     ``pool_tokens``: of all groups of an instance. ``needed_tokens``: of what is sent to it at once, or in flight at
-    most; 0 where requests come at a rate.
+    most; 0 where requests come at a rate. ``format``: as for ``ServerKind``.
     """
 
     origin: str
@@ -51,6 +51,7 @@ class Predicted:
     output_throughput: Figure | None
     pool_tokens: float = math.inf
     needed_tokens: float = 0.0
+    format: str = ""
 
     @property
     def holds_load(self) -> bool:
@@ -68,7 +69,7 @@ def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> P
     pool = pool_tokens(row, found, start, tokens)
     load = played_load(row, found.replicas, pool)
     played = play(load, engine_rules(row, found, start, pool), model.steps)
-    figures = _figures(row, played, found, model.origin)
+    figures = _figures(row, played, found, model.origin, model.work.kernel_format)
     return replace(figures, pool_tokens=pool, needed_tokens=_needed_tokens(load))
 
 
@@ -113,9 +114,9 @@ def start_of(found: Deployed) -> VllmPrediction:
     return predict_vllm(spec, gpu, settings, version, memo=_MEMO)
 
 
-def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str) -> Predicted:
+def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str, format: str) -> Predicted:
     """With the intervals that ship."""
-    kind = kind_of(found)
+    kind = kind_of(found, format)
 
     def figure(value: float, name: FigureName) -> Figure:
         interval = published_errors().interval(kind, name, in_any_direction=origin != "roofline")
@@ -128,10 +129,11 @@ def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: 
         figure(1000 * getattr(played.ttft, row.measured.ttft_kind), "ttft"),
         None if tpot is None else figure(1000 * tpot, "tpot"),
         figure(found.replicas * played.output_throughput, "throughput"),
+        format=format,
     )
 
 
-def kind_of(found: Deployed) -> ServerKind:
+def kind_of(found: Deployed, format: str = "") -> ServerKind:
     """The kind of server that a row's deployment is."""
     kind = model_kind(found.spec)
     return server_kind(
@@ -140,4 +142,5 @@ def kind_of(found: Deployed) -> ServerKind:
         is_mixture=kind != "dense",
         is_latent=kind == "latent",
         is_first=found.is_first_engine,
+        format=format,
     )

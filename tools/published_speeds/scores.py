@@ -49,7 +49,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class RowScore:
-    """``figures``: by name, those that the row states and that were predicted."""
+    """``figures``: by name, those that the row states and that were predicted. ``format``: as for ``ServerKind``."""
 
     row: PublishedRow
     origin: str
@@ -61,6 +61,7 @@ class RowScore:
     is_first_engine: bool = False
     holds_load: bool = True
     pool_tokens: float = math.inf
+    format: str = ""
 
     @property
     def is_memory_off(self) -> bool:
@@ -79,7 +80,12 @@ class RowScore:
         """What an interval for such rows is learned from."""
         is_mixture, is_latent = self.kind != "dense", self.kind == "latent"
         return server_kind(
-            self.engine, self.generation, is_mixture=is_mixture, is_latent=is_latent, is_first=self.is_first_engine
+            self.engine,
+            self.generation,
+            is_mixture=is_mixture,
+            is_latent=is_latent,
+            is_first=self.is_first_engine,
+            format=self.format,
         )
 
 
@@ -112,6 +118,7 @@ def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
         is_first_engine=found.is_first_engine,
         holds_load=predicted.holds_load,
         pool_tokens=predicted.pool_tokens * found.replicas,
+        format=predicted.format,
     )
 
 

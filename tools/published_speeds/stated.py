@@ -3,7 +3,8 @@
 A row was collected with what it says of lengths, prefixes, options and clients in its ``notes``, in words.
 ``stated_columns`` turns each phrase that is read into a column, whoever wrote it: speeds.csv has these columns filled,
 and a file without them is read through this conversion, column by column. What a page says once of all its rows
-(pages.csv, with the quote) counts for each row that cites the page where the row's own words say nothing.
+(pages.csv, with the quote) counts for each row that cites the page where the row's own words say nothing. A page may
+say it of some of its rows: ``of`` has conditions on columns, as "gpu=B200|B300 max_concurrency>=16".
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ _UNUSABLE: Final = (
 """Figures that whoever collected the row says cannot be what they are called, and how."""
 _READ_APART: Final = (
     "range_ratio", "output_tput_per_gpu", "unusable", "polling_s", "max_num_seqs_of", "utilization", "gpu_form",
+    "recv_interval",
 )  # fmt: skip
 COLUMNS: Final = tuple(dict.fromkeys(["seen", *(column for column, _, _ in _PHRASES), *_READ_APART]))
 """Columns of speeds.csv that were not collected but are read from what was."""
@@ -67,12 +69,19 @@ COLUMNS: Final = tuple(dict.fromkeys(["seen", *(column for column, _, _ in _PHRA
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A statement of a page, or of a folder of pages, about all rows that cite it. ``quote``: where it says so."""
+    """A statement of a page, or of a folder of pages, about the rows that cite it and meet all conditions of ``of``.
+
+    ``quote``: where it says so.
+    """
 
     page: str
+    of: str
     column: str
     value: str
     quote: str
+
+    def is_about(self, text: Mapping[str, str]) -> bool:
+        return text["source_url"].startswith(self.page) and all(_is_met(each, text) for each in self.of.split())
 
 
 @cache
@@ -82,15 +91,31 @@ def stated_pages() -> tuple[Page, ...]:
         return tuple(sorted((Page(**row) for row in csv.DictReader(file)), key=lambda each: -len(each.page)))
 
 
+def _is_met(condition: str, text: Mapping[str, str]) -> bool:
+    """Whether a row's column is one of the values that the condition lists, or a number on its side of a limit."""
+    column, sign, value = re.split(r"(>=|<|=)", condition)
+    if sign == "=":
+        return any(text[column].startswith(each) for each in value.split("|"))
+    try:
+        number = float(text[column])
+    except ValueError:
+        return False
+    return number >= float(value) if sign == ">=" else number < float(value)
+
+
 def with_stated(text: Mapping[str, str]) -> Mapping[str, str]:
     """The line with every column of COLUMNS: as it stands where the file has the column, else as the words say."""
     if all(column in text for column in COLUMNS):
         return text
-    return stated_columns(text) | dict(text)
+    found = stated_columns(text)
+    return found | {column: value for column, value in text.items() if value or column not in found}
 
 
 def stated_columns(text: Mapping[str, str]) -> dict[str, str]:
-    """All columns of COLUMNS, as the row's words and its page say; "" where neither does."""
+    """All columns of COLUMNS, as the row's words and its page say; "" where neither does.
+
+    Columns that rows are collected with are there too where the row leaves one open that its page fills.
+    """
     said = f"{text['prefix_cache_or_random']}; {text['request_rate']}; dp {text['dp']}; {text['notes']}".casefold()
     found = dict.fromkeys(COLUMNS, "")
     for column, phrase, value in _PHRASES:
@@ -98,21 +123,22 @@ def stated_columns(text: Mapping[str, str]) -> dict[str, str]:
         if match:
             found[column] = match.expand(value)
     found["unusable"] = " ".join(figure for figure, phrase in _UNUSABLE if re.search(phrase, said))
-    found["range_ratio"] = _range_ratio(said)
+    found["range_ratio"] = _range_ratio(said) or _ratio_of_totals(text)
     found["output_tput_per_gpu"] = _first(r"output_tput_per_gpu ([\d.]+)", text["verbatim"])
     if not found["lengths_are"] and "Total input tokens" in text["verbatim"]:
         found["lengths_are"] = "means"
     if text["engine_version"].startswith("NIM"):
         found["backend"] = "tensorrt"
     for page in stated_pages():
-        if text["source_url"].startswith(page.page) and column_is_open(found, page.column):
+        said_before = found.get(page.column, "") if page.column in COLUMNS else text[page.column]
+        if page.is_about(text) and is_open(said_before):
             found[page.column] = page.value or "none"
     return {column: "" if value == "none" else value for column, value in found.items()}
 
 
-def column_is_open(found: Mapping[str, str], column: str) -> bool:
+def is_open(said: str) -> bool:
     """Whether nothing more particular has been said; a page is more particular than "offline", an open word."""
-    return found[column] in ("", "offline")
+    return said in ("", "offline")
 
 
 def _range_ratio(said: str) -> str:
@@ -129,6 +155,16 @@ def _range_ratio(said: str) -> str:
     if ratio and re.search(r"vllm bench|benchmark_serving", said):
         return f"{(1 - float(ratio)) / (1 + float(ratio)):.4f}"
     return ratio
+
+
+def _ratio_of_totals(text: Mapping[str, str]) -> str:
+    """ "1" where the source's line has the tokens of all prompts, and they are those asked for to the token."""
+    try:
+        total = float(text["num_prompts"]) * float(text["input_len"])
+    except ValueError:
+        return ""
+    totals = re.findall(r"(?<![\d.])\d+(?![\d.])", text["verbatim"])
+    return "1" if text["num_prompts"] != "1" and f"{total:.0f}" in totals else ""
 
 
 def _first(phrase: str, said: str) -> str:

@@ -230,6 +230,7 @@ class SpeedModel:
             is_mixture=self.work.num_experts > 0,
             is_latent=self.work.num_latent_layers > 0,
             is_first=self.is_first_engine,
+            format=self.work.kernel_format,
         )
         published = published_errors().interval(kind, figure, in_any_direction=self.origin != "roofline")
         if self.device_speed is None or (published is not None and self.origin not in ("measured", "calibrated")):

@@ -112,6 +112,18 @@ def test_a_full_pool_preempts_unless_answers_are_reserved() -> None:
     assert (reserved.num_preemptions, reserved.max_running) == (0, 2)
 
 
+def test_an_engine_that_looks_seldom_finds_a_request_at_its_next_look() -> None:
+    """The second request comes while the first decodes in steps of a second each, of which every thirtieth looks."""
+    load = PlayedLoad(LengthDistribution(10), LengthDistribution(1000), 2, requests_per_second=0.01)
+    first, second = load.arrivals
+    played = play(load, replace(ROOMY, recv_interval=30), EvenClock())
+    looks = math.ceil((second - first - 1) / 30)
+    waited = first + 1 + 30 * looks + 1 - second
+    assert waited > 2
+    assert played.ttft.mean == pytest.approx((1 + waited) / 2)
+    assert play(load, ROOMY, EvenClock()).ttft.mean < 1.6
+
+
 def test_a_step_composed_ahead_finds_a_request_one_step_later() -> None:
     load = STAGGERED
     at_once, ahead = (play(load, replace(ROOMY, schedules_ahead=flag), FullClock()) for flag in (False, True))

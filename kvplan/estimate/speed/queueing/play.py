@@ -44,7 +44,7 @@ class DecodeSteps(NamedTuple):
 
 class InstancePlay:
     """now: the end of the last step, in seconds. composed_at: when that step began, and with it the latest moment at
-    which the next one could be composed ahead."""
+    which the next one could be composed ahead. since_look: steps since the engine took in what had come."""
 
     def __init__(
         self, load: PlayedLoad, rules: SchedulingRules, clock: StepClock, arrivals: Arrivals | None = None
@@ -56,6 +56,7 @@ class InstancePlay:
         self._unseen: list[Sequence] = []
         self._last = load.num_requests - load.num_cooldowns
         self._num_counted = 0
+        self._since_look = 0
         self.max_running = 0
         self._now = self._composed_at = 0.0
 
@@ -168,9 +169,14 @@ class InstancePlay:
             group.make_room()
 
     def _send(self) -> bool:
-        """The engine takes in what came before the coming step was composed. Return whether it has any request."""
+        """The engine takes in what came before the coming step was composed, where it looks. Return whether it has any
+        request.
+        """
         self._arrivals.send(self._now)
         in_hand = self._num_in_hand
+        if in_hand and self._since_look < self._rules.recv_interval:
+            return True
+        self._since_look = 0
         taken = self._arrivals.take(self._composed_at if self._rules.schedules_ahead and in_hand else self._now)
         for sequence in taken:
             self._emptiest().waiting.append(sequence)
@@ -210,6 +216,7 @@ class InstancePlay:
                 self._note_stages(group, own, number, seconds, load)
         begun = self._now
         self._note_steps(1, sum([load.num_tokens for load in loads]))
+        self._since_look = self._rules.recv_interval
         self._spend(seconds, 1)
         num_tokens = sum(decoding) * self._rules.tokens_per_step + sum(map(len, done))
         streamed = self._arrivals.stream(self._now, self._now, 1, num_tokens)
@@ -259,9 +266,13 @@ class InstancePlay:
 
     def _alike_until(self, event: float) -> DecodeSteps:
         """As many decode steps as differ in lengths only: until a sequence ends, the pool may be full, or ``event``, in
-        whose step they end."""
+        whose step they end. An engine that looks seldom is asked up to its next look.
+        """
         decoding = self._decoding
         steps = max(min([min(group.steps_to_next_end, group.steps_that_fit()) for group in decoding]), 1)
+        if self._rules.recv_interval > 1 and event < NEVER:
+            steps = min(steps, max(self._rules.recv_interval - self._since_look, 1))
+            return DecodeSteps(steps, self._decode_seconds(decoding, steps))
         return self._cut(DecodeSteps(steps, self._decode_seconds(decoding, steps)), event)
 
     def _cut(self, alike: DecodeSteps, event: float) -> DecodeSteps:
@@ -281,6 +292,7 @@ class InstancePlay:
         if self._unseen:
             self._see_first_tokens(min(first_step, self._now + self._rules.streams_late))
         self._note_steps(steps, self._rules.rows_per_sequence * count)
+        self._since_look += steps
         self._spend(seconds, steps)
         for group in decoding:
             group.decode(steps)

@@ -5,6 +5,9 @@ mixed            prompts are read beside decoding sequences, in what these leave
 prompts first    while a prompt can be admitted the step reads prompts only, and decoding waits: vLLM's first engine
                  without chunked prefill (vllm/core/scheduler.py), and SGLang without --enable-mixed-chunk
                  (sglang/srt/managers/scheduler.py, get_next_batch_to_run)
+looks seldom     with --scheduler-recv-interval N, SGLang takes in what has come after N steps that only decode, and
+                 after each step that reads prompts (SchedulerRecvSkipper, sglang/srt/managers/
+                 scheduler_recv_skipper.py): a request that comes meanwhile waits
 streams late     a step's tokens are looked at while the next one runs, and a sequence that has all of its own is in
                  one step more: vLLM's first engine from 0.6 on (asynchronous output processing, LLMEngine.step). A
                  server's engine, in a process of its own, sends them at once; callers who share the engine's
@@ -41,7 +44,7 @@ class SchedulingRules:
     finds in the prefix cache is a multiple; 0: no prefixes are cached. dropped_tokens: of what is found, computed all
     the same, where a drafter needs the last block's hidden states (vllm/v1/core/single_type_kv_cache_manager.py).
     rows_per_sequence: tokens of one that decodes in a step, those that are drafted among them; tokens_per_step: those
-    that it gets of them.
+    that it gets of them. recv_interval: steps that only decode between two looks at what has come.
     """
 
     max_num_seqs: int
@@ -60,6 +63,7 @@ class SchedulingRules:
     dropped_tokens: int = 0
     rows_per_sequence: int = 1
     tokens_per_step: float = 1
+    recv_interval: int = 1
 
     def over_groups(self, count: int, stages: int = 1, *, in_step: bool = True) -> SchedulingRules:
         """Return the rules of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.catalog.spec import LatentAttention, ModelSpec, MoeFeedForward, QuantizationSpec
+from kvplan.catalog.spec import LatentAttention, ModelSpec, MoeFeedForward, QuantizationSpec, StateMixer
 from kvplan.catalog.tensors import count_elements
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
@@ -28,6 +28,7 @@ class ModelWork:
     ``chosen_tokens`` at most; ``num_heads``: of one of these, over all ranks; ``num_choosing_layers``: of them, those
     that choose these tokens, ``scored_keys`` for each token before. ``model_type``: that of the checkpoint's config, by
     which engines choose kernels. ``four_bits``: "mxfp4" or "int4" where weights are so beside activations in 16 bits.
+    ``recurrent``: the kind of its recurrent state, where it has one.
     """
 
     layout: ParallelLayout
@@ -59,6 +60,14 @@ class ModelWork:
     num_heads: int = 0
     model_type: str = ""
     four_bits: str = ""
+    recurrent: str = ""
+
+    @property
+    def kernel_format(self) -> str:
+        """``4 bits``, ``16 bits, mamba2``: of its weights, and its recurrent state, which other kernels work on."""
+        bits = 16 if self.multiplies_weights_as_stored and self.compute_dtype not in ("fp8", "int8", "fp4") else 8
+        bits = 4 if self.four_bits or self.compute_dtype == "fp4" else bits
+        return f"{bits} bits, {self.recurrent}" if self.recurrent else f"{bits} bits"
 
     @property
     def steps_together(self) -> bool:
@@ -189,7 +198,14 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         num_heads=sparse[0].num_heads if sparse else 0,
         model_type=spec.model_type,
         four_bits=_four_bits(spec.quantization, dtype),
+        recurrent=_recurrent(spec),
     )
+
+
+def _recurrent(spec: ModelSpec) -> str:
+    """Of the first layer that has a recurrent state; "" where none has."""
+    states = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, StateMixer))
+    return next((mixer.kind for mixer in states if mixer.recurrent_shape), "")
 
 
 def _head_bytes(spec: ModelSpec, dtype: str, dense_bytes: float, tensor_parallel_size: int) -> float:
