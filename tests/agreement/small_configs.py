@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from newest_configs import NEWEST
+
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -704,7 +706,7 @@ _FURTHER_WRAPPED: dict[str, dict[str, Any]] = {
 
 def small_configs() -> dict[str, dict[str, Any]]:
     """By architecture. A key that is None is left out."""
-    plain = {**_WINDOWS, **_LATENTS, **_STATES, **_OTHERS, **_ENCODERS}
+    plain = {**_WINDOWS, **_LATENTS, **_STATES, **_OTHERS, **_ENCODERS, **NEWEST}
     configs = {name: {**_SMALL, "architectures": [name], **own} for name, own in plain.items()}
     configs |= {name: _wrapped(name, place) for name, place in _WRAPPED.items()}
     configs |= {
