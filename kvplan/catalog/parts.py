@@ -69,6 +69,8 @@ class AttentionTraits:
     output_bias: bool = False
     output_gate: Literal["none", "element", "separate", "head"] = "none"
     """Gate of the output: per element beside the query or in a matrix of its own, or per head."""
+    gate_bias: bool = False
+    """A number for each head beside the output's gate."""
     sinks: bool = False
     qk_norm: Literal["none", "head", "per_head", "full"] = "none"
     """Norm of queries and keys: one for all heads, one for each head, or one over all heads' elements."""
@@ -108,6 +110,8 @@ def attention(
         tensors += linear(f"{name}.g_proj", heads, hidden, "column")
     elif traits.output_gate == "separate":
         tensors += linear(f"{name}.g_proj", heads * head_v, hidden, "column")
+    if traits.gate_bias:
+        tensors += (Tensor(f"{name}.gate_bias", (heads,), "bias", "column"),)
     if traits.sinks:
         tensors += (Tensor(f"{name}.sinks", (heads,), "state", "column"),)
     tensors += _qk_norms(heads, kv_heads, head_k, traits, with_key=kv_shared_with is None)
@@ -152,12 +156,18 @@ def _qk_norms(
 
 
 def feed_forward(
-    hidden: int, intermediate: int, *, gated: bool = True, bias: bool = False, name: str = "mlp"
+    hidden: int,
+    intermediate: int,
+    *,
+    gated: bool = True,
+    bias: bool = False,
+    down_bias: bool = False,
+    name: str = "mlp",
 ) -> DenseFeedForward:
-    """up and down, and with ``gated`` a gate beside up."""
+    """up and down, and with ``gated`` a gate beside up. ``bias``: of all of them, ``down_bias``: of down alone."""
     tensors = linear(f"{name}.gate_proj", intermediate, hidden, "column", bias=bias) if gated else ()
     tensors += linear(f"{name}.up_proj", intermediate, hidden, "column", bias=bias)
-    tensors += linear(f"{name}.down_proj", hidden, intermediate, "row", bias=bias)
+    tensors += linear(f"{name}.down_proj", hidden, intermediate, "row", bias=bias or down_bias)
     return DenseFeedForward(intermediate, gated, bias, tensors)
 
 

@@ -48,6 +48,21 @@ def after_dense_ones(view: ConfigView, num_layers: int) -> list[bool]:
     return [index >= first and index % step == 0 for index in range(num_layers)]
 
 
+def named_layers(view: ConfigView, num_layers: int) -> list[bool]:
+    """``mlp_layer_types``, which is needed: vLLM's class and transformers' take different ones where it is absent."""
+    types = view.texts("mlp_layer_types")
+    if types is None:
+        raise view.reject("mlp_layer_types", f"dense or sparse for each of {num_layers} layers")
+    return _from_types(view, types, num_layers)
+
+
+def but_dense_ones(view: ConfigView, num_layers: int) -> list[bool]:
+    """All but ``mlp_only_layers``, which is needed: vLLM's class and transformers' take different ones without it."""
+    if view.integers("mlp_only_layers") is None:
+        raise view.reject("mlp_only_layers", "the layers that are dense")
+    return stepped(view, num_layers)
+
+
 def after_first_layer(view: ConfigView, num_layers: int) -> list[bool]:
     """``mlp_layer_types``, or one dense layer and then sparse ones."""
     types = view.texts("mlp_layer_types")
@@ -327,6 +342,28 @@ FAMILIES: dict[str, MixtureFamily] = {
         plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
         router_dtype="",
         router_bias=Flag(("moe_router_enable_expert_bias",), False),
+    ),
+    "BeamForCausalLM": MixtureFamily(
+        PlainFamily(qk_norm="head", norms=4, tied=None, output_gate="separate", gate_bias=True, windows=windows.named),
+        named_layers,
+        router_bias=True,
+        traits=_FLOAT32,
+    ),
+    "FlintForCausalLM": MixtureFamily(
+        PlainFamily(
+            ATTENTION_BIAS, qk_norm="head", head_default=128, sinks=True, windows=windows.named, max_positions=262144
+        ),
+        but_dense_ones,
+        shared_size=("shared_expert_intermediate_size",),
+        shared_size_default=1024,
+    ),
+    "Kolibri1ForCausalLM": MixtureFamily(
+        PlainFamily(qk_norm="head", norms=4, head_default=128, windows=windows.kolibri, max_positions=262144),
+        expert_size=("moe_intermediate_size",),
+        shared_size=("shared_expert_intermediate_size",),
+        shared_size_default=512,
+        router_bias=True,
+        traits=MoeTraits(shared_name="shared_experts"),
     ),
     "AfmoeForCausalLM": MixtureFamily(
         PlainFamily(

@@ -72,6 +72,10 @@ class PlainFamily:
     """Of a head, where the config is silent."""
     sinks: bool = False
     output_gate: Literal["none", "element", "separate", "head"] = "none"
+    gate_bias: bool = False
+    """A number for each head beside the gate of the output."""
+    down_bias: bool = False
+    """Of the feed-forward's last matrix alone."""
 
 
 ATTENTION_BIAS = Flag(("attention_bias",), False)
@@ -190,13 +194,15 @@ def family_traits(view: ConfigView, family: PlainFamily) -> AttentionTraits:
         qk_norm_bias=family.qk_norm_bias,
         sinks=family.sinks,
         output_gate=family.output_gate,
+        gate_bias=family.gate_bias,
     )
 
 
 def dense_feed_forward(view: ConfigView, family: PlainFamily, sizes: Sizes) -> FeedForward:
     default = family.intermediate_ratio * sizes.hidden if family.intermediate_ratio else None
     intermediate = view.integer("intermediate_size", "ffn_hidden_size", default=default)
-    return feed_forward(sizes.hidden, intermediate, gated=family.gated, bias=read_trait(view, family.mlp_bias))
+    bias = read_trait(view, family.mlp_bias)
+    return feed_forward(sizes.hidden, intermediate, gated=family.gated, bias=bias, down_bias=family.down_bias)
 
 
 def read_plain(view: ConfigView, family: PlainFamily) -> Body:
@@ -220,6 +226,22 @@ def read_pangu(view: ConfigView) -> Body:
         windows=windows.every_layer,
     )
     return read_plain(view, family)
+
+
+def read_telechat2(view: ConfigView) -> Body:
+    """TeleChat 2: Llama with biases of the last matrix of each block alone (vllm: models/telechat2.py)."""
+    if view.flag("embed_layernorm", default=False):
+        raise view.reject("embed_layernorm", "false (vLLM's class has no norm behind the embedding)")
+    return read_plain(view, PlainFamily(output_bias=True, down_bias=True, tied=True))
+
+
+def read_step1(view: ConfigView) -> Body:
+    """Step 1: Llama with ALiBi in place of rotary positions, and groups of heads (vllm: models/step1.py)."""
+    groups = view.integer("num_attention_groups", "num_key_value_heads", default=1)
+    counted = ConfigView(
+        {**view.config, "num_key_value_heads": groups, "head_dim": None}, path=view.path, assumptions=view.assumptions
+    )
+    return replace(read_plain(counted, replace(LLAMA, tied=True)), rope=None)
 
 
 def _num_norms(view: ConfigView, family: PlainFamily) -> int:

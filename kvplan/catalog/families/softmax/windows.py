@@ -22,6 +22,15 @@ def listed(view: ConfigView, num_layers: int) -> list[Window]:
     return _published(view, num_layers, view.optional_integer("sliding_window")) or [FULL] * num_layers
 
 
+def named(view: ConfigView, num_layers: int) -> list[Window]:
+    """``sliding_window`` on the layers that ``layer_types`` says, which is needed: classes differ in what they take."""
+    tokens = view.integer("sliding_window") if view.flag("use_sliding_window", default=True) else None
+    published = _published(view, num_layers, tokens)
+    if published is None:
+        raise view.reject("layer_types", f"full_attention or sliding_attention for each of {num_layers} layers")
+    return published
+
+
 def every_layer(view: ConfigView, num_layers: int) -> list[Window]:
     """``sliding_window`` on all layers when it is set (Mistral, Phi-3, StarCoder2)."""
     tokens = view.optional_integer("sliding_window")
@@ -101,6 +110,10 @@ def exaone4(view: ConfigView, num_layers: int) -> list[Window]:
     if not view.has("sliding_window"):
         return [FULL] * num_layers
     return every_nth_full(view, num_layers, period=4, default_tokens=4096)
+
+
+def kolibri(view: ConfigView, num_layers: int) -> list[Window]:
+    return every_nth_full(view, num_layers, period=5, default_tokens=513)
 
 
 def gpt_oss(view: ConfigView, num_layers: int) -> list[Window]:

@@ -1,19 +1,23 @@
-"""Mixtures that the engine describes and has not been measured with: Solar Open and Mellum."""
+"""Mixtures that the engine describes and has not been measured with: Solar Open, Mellum, Beam, Flint and Kolibri."""
 
 from __future__ import annotations
 
-from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope, window
+from dataclasses import replace
+
+from kvplan_engine.checkpoints.families.common import Config, attention, by_period, mlp, norms, rope, window
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.parts import (
     after_dense_ones,
     decoder,
     grouped_sigmoid,
+    shared_mlp,
+    stepped,
     whole,
 )
 from kvplan_engine.checkpoints.fields import head_size, with_heads_of
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention
-from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.model import ModelDescription, Shape
 
 
 def read_solar_open(config: Config) -> ModelDescription:
@@ -43,7 +47,76 @@ def read_mellum(config: Config) -> ModelDescription:
     return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), max_positions=131072)
 
 
+def _sigmoid_mixture(config: Config, shared: int, *, correction: bool, normalised: bool) -> Mixture:
+    """Experts by Qwen's keys whose scores are sigmoids. normalised: where the config does not say."""
+    return Mixture(
+        whole(config, "num_experts", "num_local_experts"),
+        whole(config, "num_experts_per_tok"),
+        mlp(config, whole(config, "moe_intermediate_size"), bias=False),
+        scoring="sigmoid",
+        normalised=bool(config.get("norm_topk_prob", normalised)),
+        scale=float(config.get("routed_scaling_factor") or 1.0),
+        correction=correction,
+        num_groups=whole(config, "n_group", default=1),
+        top_groups=whole(config, "topk_group", default=1),
+        shared=shared_mlp({**config, "mlp_bias": False}, shared),
+    )
+
+
+def read_beam(config: Config) -> ModelDescription:
+    """transformers: BeamModel. Windows with RoPE, full layers without; a gate with a bias for each head."""
+    plain = {**config, "attention_bias": False}
+
+    def mixer(kind: str) -> Attention:
+        turns = rope(config, head_size(config), kind) if kind == "sliding_attention" else None
+        return attention(plain, kept=window(config, kind), head_norm="head", gate="separate", rope=turns)
+
+    mixture = _sigmoid_mixture(config, 0, correction=True, normalised=True)
+    norm = norms(config, places="both")
+    sparse = [kind == "sparse" for kind in config["mlp_layer_types"]]
+    kinds = config["layer_types"]
+    found = decoder(config, norm, lambda index: mixer(kinds[index]), mixture, sparse, max_positions=None)
+    gate = Shape("gate.bias", (int(config["num_attention_heads"]),))
+    behind = {layer: replace(layer, others=(gate,)) for layer in found.distinct_layers}
+    return replace(found, layers=tuple(behind[layer] for layer in found.layers), tie_word_embeddings=False)
+
+
+def read_flint(config: Config) -> ModelDescription:
+    """Read it as vLLM does (vllm/models/flint): Qwen 3's layers with sinks, and a shared expert."""
+    config = with_heads_of(128, config)
+    kinds, without = config["layer_types"], set(config.get("no_rope_layer_indices") or ())
+    tokens = config if config.get("use_sliding_window", True) else {**config, "sliding_window": None}
+
+    def mixer(index: int) -> Attention:
+        turns = None if index in without else rope(config, head_size(config))
+        return attention(
+            config, kept=window(tokens, kinds[index]), head_norm="head", sinks=True, rope=turns, output_bias=False
+        )
+
+    shared = whole(config, "shared_expert_intermediate_size", default=1024)
+    mixture = _sigmoid_mixture(config, shared, correction=False, normalised=True)
+    return decoder(config, norms(config), mixer, mixture, stepped(config), max_positions=262144)
+
+
+def read_kolibri(config: Config) -> ModelDescription:
+    """transformers: Kolibri1Model. Four windows with RoPE, then a full layer without; four norms."""
+    config = with_heads_of(128, config)
+    kinds = by_period(config, 0 if "sliding_window" in config and not config["sliding_window"] else 5)
+
+    def mixer(index: int) -> Attention:
+        turns = rope(config, head_size(config)) if kinds[index] == "sliding_attention" else None
+        kept = window(config, kinds[index], 513)
+        return attention({**config, "attention_bias": False}, kept=kept, head_norm="head", rope=turns)
+
+    shared = whole(config, "shared_expert_intermediate_size", default=512)
+    mixture = _sigmoid_mixture(config, shared, correction=True, normalised=False)
+    return decoder(config, norms(config, places="both"), mixer, mixture, max_positions=262144)
+
+
 DESCRIBED = (
     Family(("SolarOpenForCausalLM",), read_solar_open),
     Family(("MellumForCausalLM",), read_mellum),
+    Family(("BeamForCausalLM",), read_beam),
+    Family(("FlintForCausalLM",), read_flint),
+    Family(("Kolibri1ForCausalLM",), read_kolibri),
 )
