@@ -8,7 +8,7 @@ from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec, StateMixer
-from kvplan.catalog.vllm_refusals import vllm_refusal
+from kvplan.catalog.vllm_refusals import drafter_refusal, vllm_refusal
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import encoder_tokens_of
@@ -82,6 +82,8 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
     tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
     refusal = vllm_refusal(replace(asked, max_num_batched_tokens=tokens, max_num_seqs=rows), release, dtype)
+    if refusal is None and spec.drafter is not None:
+        refusal = drafter_refusal(spec.drafter.method, release)
     if refusal is not None:
         raise UsageError(refusal.sentence, hint=refusal.hint)
     kv_dtype, own = kv_cache_dtype(spec, gpu, asked, release, dtype)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_refusals import LORA_RANKS, vllm_refusal
 from kvplan.errors import UsageError
 from kvplan.estimate.vllm.prediction import predict_vllm
@@ -54,3 +58,15 @@ def test_a_sentence_begins_with_the_name_as_it_is_written() -> None:
         start(kv_cache_dtype="float32", dtype="bfloat16")
     with pytest.raises(UsageError, match=r"^The attention kernels"):
         start(block_size=7)
+
+
+def test_a_removed_drafter_is_refused(tmp_path: Path) -> None:
+    """0.33.0 has no Medusa: SpeculativeMethod in vllm/config/speculative.py does not list it."""
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    (tmp_path / "medusa").mkdir()
+    (tmp_path / "medusa" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = ServingSettings(max_model_len=8192, speculative_model=str(tmp_path / "medusa"), num_speculative_tokens=3)
+    drafting = with_speculation(LLAMA, asked).spec
+    with pytest.raises(UsageError, match=r"^vLLM 0\.33\.0 has no speculative method medusa\.$"):
+        predict_vllm(drafting, find_gpu("h100-sxm"), asked, "0.33.0")
+    assert predict_vllm(drafting, find_gpu("h100-sxm"), asked, "0.32.0").settings.serving.num_speculative_tokens == 3
