@@ -14,11 +14,15 @@ from kvplan_engine.checkpoints.families.names import architecture_names
 
 
 def test_both_sides_know_the_same_architectures() -> None:
-    assert set(architectures()) == set(KNOWN_ARCHITECTURES)
+    lacking = architectures().keys() - set(KNOWN_ARCHITECTURES)
+    assert not lacking, f"{sorted(lacking)}: no Family names them below engine/kvplan_engine/checkpoints/families"
+    unnamed = set(KNOWN_ARCHITECTURES) - architectures().keys()
+    assert not unnamed, f"{sorted(unnamed)}: no row in profiles/architectures.json"
 
 
 def test_what_the_table_calls_native_is_what_the_engine_computes() -> None:
-    assert native_architectures() == set(SUPPORTED_ARCHITECTURES)
+    differing = native_architectures() ^ set(SUPPORTED_ARCHITECTURES)
+    assert not differing, f'{sorted(differing)}: "native" of their rows, or names of their Family (TensorNames)'
 
 
 def test_a_type_is_of_the_same_architecture_to_both() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import model_table
+from kvplan.catalog.architectures import architectures
 
 HINT = "python tools/model_table.py --write"
 
@@ -15,6 +16,12 @@ def test_the_page_lists_every_architecture_and_claims_nothing_untrue() -> None:
     assert not untrue, HINT
 
 
+def test_every_architecture_has_a_config_that_both_sides_read() -> None:
+    named = {name for config in model_table.configs() for name in config["architectures"]}
+    lacking = sorted(architectures().keys() - named)
+    assert not lacking, f"{lacking}: no config in profiles/models, nor in tests/agreement/small_configs.py"
+
+
 def test_the_counts_of_the_page_are_those_of_its_rows() -> None:
     shown = model_table.table(model_table.rows_of_page())
     assert model_table.PAGE.read_text(encoding="utf-8").endswith(shown), HINT
@@ -22,6 +29,10 @@ def test_the_counts_of_the_page_are_those_of_its_rows() -> None:
 
 def test_the_page_names_what_vllm_serves_and_kvplan_does_not() -> None:
     assert model_table.refused_by_kind() in model_table.PAGE.read_text(encoding="utf-8"), HINT
+
+
+def test_the_page_names_the_files_of_llama_cpp_that_are_sized() -> None:
+    assert model_table.gguf_names() in model_table.PAGE.read_text(encoding="utf-8"), HINT
 
 
 def test_what_is_sized_can_be_measured_and_what_is_equal_runs() -> None:
