@@ -146,8 +146,8 @@ def gguf_names() -> str:
     names = sorted(by_gguf_name())
     said = (
         "A `.gguf` file is sized from its header, as the same layers, caches and parameters that the model's "
-        f"config.json gives, for these {len(names)} names of `general.architecture`; of others kvplan refuses the file by name. Of "
-        "models that see or hear it is the language model."
+        f"config.json gives, for these {len(names)} names of `general.architecture`; of others kvplan refuses the "
+        "file by name. Of models that see or hear it is the language model."
     )
     listed = f"{', '.join(f'`{name}`' for name in names)}."
     return (

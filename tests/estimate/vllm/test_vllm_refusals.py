@@ -9,6 +9,7 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_refusals import LORA_RANKS, vllm_refusal
 from kvplan.errors import UsageError
@@ -54,7 +55,7 @@ def test_room_for_no_adapter_is_a_contradiction() -> None:
 
 
 def test_a_sentence_begins_with_the_name_as_it_is_written() -> None:
-    with pytest.raises(UsageError, match=r"^vLLM 0\.33\.0 has no kv_cache_dtype float32"):
+    with pytest.raises(UsageError, match=f"^vLLM {latest_vllm()} has no kv_cache_dtype float32"):
         start(kv_cache_dtype="float32", dtype="bfloat16")
     with pytest.raises(UsageError, match=r"^The attention kernels"):
         start(block_size=7)
