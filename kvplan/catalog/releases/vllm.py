@@ -98,7 +98,7 @@ class VllmRelease:
     keeps_every_state: tuple[str, ...]
     checkpointed_states: tuple[str, ...]
     needs_block_per_sequence: bool
-    captures_flashinfer_drafts: bool
+    flashinfer_drafts_on: tuple[int, ...]
     keeps_grouped_keys: bool
     latent_cache: bool
     latent_state_alignment: int
