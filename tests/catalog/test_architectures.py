@@ -66,7 +66,7 @@ def test_every_row_has_a_reader_that_exists() -> None:
 
 def test_a_row_whose_family_no_module_has_is_named() -> None:
     row = replace(architectures()["MixtralForCausalLM"], architecture="C", family="D")
-    with pytest.raises(FactError, match="'C' is read by 'D', which FAMILIES of kvplan.*mixtures lacks"):
+    with pytest.raises(FactError, match=r"'C' is read by 'D', which FAMILIES of kvplan.*mixtures lacks"):
         reader_of(row)
 
 

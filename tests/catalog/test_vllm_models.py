@@ -45,7 +45,7 @@ def test_a_release_before_the_first_is_named(capsys: pytest.CaptureFixture[str])
         "(--engine vllm@0.10.2)."
     )
     assert service_note("Qwen3NextForCausalLM", "0.9.2") == note
-    assert main("estimate qwen3-next-80b-a3b --gpu 4xh100 --ctx 8k --engine vllm@0.9.2".split()) == 0
+    assert main(["estimate", "qwen3-next-80b-a3b", "--gpu", "4xh100", "--ctx", "8k", "--engine", "vllm@0.9.2"]) == 0
     assert f"note: {note}" in capsys.readouterr().err
 
 
