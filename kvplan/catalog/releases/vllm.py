@@ -77,6 +77,7 @@ class VllmRelease:
     second_runner_quantized: bool
     second_runner_drafters: tuple[str, ...]
     removed_drafters: tuple[str, ...]
+    second_runner_limits_length: bool
     second_runner_eagle3_stages: bool
     second_sampler: SecondSamplerKind
     second_runner_graphs: bool

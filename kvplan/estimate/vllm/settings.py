@@ -111,6 +111,7 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
     check_free(serving, release)
     # On a CPU the budget counts what the process holds, whichever runner it is, and nothing is captured.
     second_runner = not gpu.is_cpu and in_second_runner(spec, asked, release)
+    notes += _draft_limit(spec, release, max_model_len) if second_runner else []
     return VllmSettings(
         serving=serving,
         states_per_request=_states_per_request(spec, gpu, asked, release),
@@ -120,6 +121,23 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
         second_runner=second_runner,
         notes=tuple(notes),
     )
+
+
+def _draft_limit(spec: ModelSpec, release: VllmRelease, max_model_len: int) -> list[str]:
+    """What is to be said of a draft model that takes shorter sequences than were asked for.
+
+    Heads that draft are taken to have plain rotary positions, which vLLM makes as long as the model's.
+    """
+    drafter = spec.drafter
+    if not release.second_runner_limits_length or drafter is None or drafter.method != "draft_model":
+        return []
+    longest = None if drafter.model is None else drafter.model.longest_context
+    if longest is None or longest >= max_model_len:
+        return []
+    return [
+        f"vLLM {release.text} lowers max_model_len from {max_model_len:,} to {longest:,}, the longest of the draft "
+        "model: longer sequences are refused."
+    ]
 
 
 def _default_utilization(total: int, asked: ServingSettings, release: VllmRelease) -> tuple[float, str]:

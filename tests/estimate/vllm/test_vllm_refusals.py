@@ -12,6 +12,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_refusals import LORA_RANKS, vllm_refusal
+from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
@@ -71,3 +72,18 @@ def test_a_removed_drafter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^vLLM 0\.33\.0 has no speculative method medusa\.$"):
         predict_vllm(drafting, find_gpu("h100-sxm"), asked, "0.33.0")
     assert predict_vllm(drafting, find_gpu("h100-sxm"), asked, "0.32.0").settings.serving.num_speculative_tokens == 3
+
+
+def test_a_shorter_draft_model_limits_the_length_from_033_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """VllmConfig._limit_max_model_len_to_draft of 0.33.0; before, longer sequences went on without drafts."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "max_position_embeddings": 2048, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    words = ["estimate", "llama-3.1-8b", "--gpu", "h100-sxm", "--num-speculative-tokens", "3"]
+    said = "vLLM 0.33.0 lowers max_model_len from 8,192 to 2,048, the longest of the draft model"
+    for version, length, is_said in (("0.33.0", "8k", True), ("0.32.0", "8k", False), ("0.33.0", "2k", False)):
+        more = ["--speculative-model", str(tmp_path), "--ctx", length, "--engine", f"vllm@{version}"]
+        assert main([*words, *more]) == 0
+        assert (said in capsys.readouterr().err) is is_said
