@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("agreement", "engine
 
 from small_configs import small_configs  # noqa: E402
 
-from kvplan.catalog.architectures import architectures, transformers_architectures  # noqa: E402
+from kvplan.catalog.architectures import architectures, by_gguf_name, transformers_architectures  # noqa: E402
 from kvplan.catalog.models import profiles  # noqa: E402
 from kvplan.catalog.vllm_registry import GENERATING, registered_models, registry_release  # noqa: E402
 from kvplan.commands.printing.known import registry_counts  # noqa: E402
@@ -33,7 +34,7 @@ from kvplan_engine.models.known_parts import refuse_unknown_parts  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
 _MARK = "<!-- table -->\n"
-_VLLM_MARK, _VLLM_END = "<!-- vllm -->\n", "<!-- end -->\n"
+_END = "<!-- end -->\n"
 _HEAD = ("architecture", "sized", "capacity measured", "runs natively", "runs through transformers", "tokens equal")
 
 
@@ -131,11 +132,30 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def page() -> str:
-    """``docs/models.md`` with both tables as they are now."""
-    head, _, _ = PAGE.read_text(encoding="utf-8").partition(_MARK)
-    before, _, behind = head.partition(_VLLM_MARK)
-    _, _, behind = behind.partition(_VLLM_END)
-    return f"{before}{_VLLM_MARK}{refused_by_kind()}{_VLLM_END}{behind}{_MARK}{table()}"
+    """``docs/models.md`` with its lists and its table as they are now."""
+    text, _, _ = PAGE.read_text(encoding="utf-8").partition(_MARK)
+    for name, block in (("gguf", gguf_names()), ("vllm", refused_by_kind())):
+        mark = f"<!-- {name} -->\n"
+        before, _, behind = text.partition(mark)
+        text = f"{before}{mark}{block}{_END}{behind.partition(_END)[2]}"
+    return f"{text}{_MARK}{table()}"
+
+
+def gguf_names() -> str:
+    """The names of llama.cpp that stand for an architecture of the table."""
+    names = sorted(by_gguf_name())
+    said = (
+        "A `.gguf` file is sized from its header, as the same layers, caches and parameters that the model's "
+        f"config.json gives, for these {len(names)} names of `general.architecture`; of others kvplan refuses the "
+        "file by name. Of models that see or hear it is the language model."
+    )
+    listed = f"{', '.join(f'`{name}`' for name in names)}."
+    return (
+        "\n\n".join(
+            textwrap.fill(block, 128, break_long_words=False, break_on_hyphens=False) for block in (said, listed)
+        )
+        + "\n"
+    )
 
 
 def refused_by_kind() -> str:

@@ -28,12 +28,15 @@ _WRAPPER: Final = "wrappers.multimodal:read_multimodal"
 class ServedByVllm:
     """Which releases of vLLM have a class of it. first, last: None where 0.2.0, or the newest one, has it.
 
-    served: whether any release has one, or a backend for it.
+    served: whether any release has one, or a backend for it. lora: what adapters correct: "layers", or
+    the embedding and the head too ("embeddings": its class lists ``embedding_modules``); None where its class takes no
+    adapters (SupportsLoRA), or nobody has read it.
     """
 
     first: str | None = None
     last: str | None = None
     served: bool = True
+    lora: Literal["embeddings", "layers"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from kvplan.catalog.architectures import Architecture, architectures
 from kvplan.catalog.body import Body, Reader
+from kvplan.catalog.typed_json import FactError
 
 _FAMILIES = "kvplan.catalog.families."
 
@@ -23,7 +24,11 @@ def reader_of(row: Architecture) -> Reader:
     module_name, function = row.reader.split(":")
     module = import_module(_FAMILIES + module_name)
     reader: Callable[..., Body] = getattr(module, function)
-    return reader if row.family is None else partial(reader, family=module.FAMILIES[row.family])
+    if row.family is None:
+        return reader
+    if row.family not in module.FAMILIES:
+        raise FactError(f"'{row.architecture}' is read by '{row.family}', which FAMILIES of {module.__name__} lacks.")
+    return partial(reader, family=module.FAMILIES[row.family])
 
 
 def known_architectures() -> tuple[str, ...]:

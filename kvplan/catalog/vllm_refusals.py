@@ -36,6 +36,15 @@ def vllm_refusal(
     return _batch_refusal(settings) or _lora_refusal(settings) or _cache_refusal(settings, release, model_dtype)
 
 
+def drafter_refusal(method: str, release: VllmRelease) -> Refusal | None:
+    """Why a release of vLLM refuses a speculative method; None if it does not."""
+    if method not in release.removed_drafters:
+        return None
+    return Refusal(
+        f"vLLM {release.text} has no speculative method {method}", hint="another drafter, or an older release"
+    )
+
+
 def _batch_refusal(settings: ServingSettings) -> Refusal | None:
     """Refuse as every release does (vllm/config/scheduler.py, verify_max_model_len in 0.33.0)."""
     tokens, rows = settings.max_num_batched_tokens, settings.max_num_seqs

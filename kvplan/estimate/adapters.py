@@ -4,7 +4,8 @@ A slot holds for each corrected product A [rank, inputs] and B [outputs, rank]; 
 (query, key and value; gate and up), an A for each of them. Slots are allocated whether adapters use them or not.
 
     vLLM     every linear layer, the experts' among them, and the embedding and the head of some architectures
-             (vllm/lora/layers). A tensor-parallel rank divides B of column-parallel and A of row-parallel products.
+             (vllm/lora/layers; "lora" of an architecture's row says which). A tensor-parallel rank divides B of
+             column-parallel and A of row-parallel products.
     kvplan   attention's and the MLP's products, but for queries stored with a gate and values that are keys
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.catalog.architectures import architectures
 from kvplan.catalog.spec import (
     DenseFeedForward,
     LayerSpec,
@@ -26,48 +28,8 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.settings import LoraSlots, ServingSettings
 
-_WITH_EMBEDDINGS: Final = frozenset(
-    {
-        "ApertusForCausalLM",
-        "Cohere2ForCausalLM",
-        "CohereForCausalLM",
-        "Ernie4_5ForCausalLM",
-        "Exaone4ForCausalLM",
-        "ExaoneForCausalLM",
-        "GraniteForCausalLM",
-        "HyperCLOVAXForCausalLM",
-        "IQuestCoderForCausalLM",
-        "InternLM3ForCausalLM",
-        "LLaMAForCausalLM",
-        "LlamaForCausalLM",
-        "MiniCPMForCausalLM",
-        "MixtralForCausalLM",
-        "NemotronForCausalLM",
-        "Phi3ForCausalLM",
-        "PhiMoEForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-    }
-)
-_WITHOUT_EMBEDDINGS: Final = frozenset(
-    {
-        "Ernie4_5_MoeForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "GemmaForCausalLM",
-        "Glm4ForCausalLM",
-        "MiMoForCausalLM",
-        "MiniMaxM2ForCausalLM",
-        "Ministral3ForCausalLM",
-        "MistralForCausalLM",
-        "OPTForCausalLM",
-        "OlmoeForCausalLM",
-        "Qwen2ForCausalLM",
-    }
-)
-"""Language models whose class in vLLM 0.32 takes adapters, by whether it lists ``embedding_modules``."""
 _FUSED: Final = frozenset({"Phi3ForCausalLM"})
-"""Those whose stacked matrices ``packed_modules_mapping`` takes for one product."""
+"""Architectures whose stacked matrices ``packed_modules_mapping`` takes for one product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +55,12 @@ def vllm_slot_bytes(spec: ModelSpec, layers: range, settings: ServingSettings, d
     slots = settings.lora_slots
     if slots is None:
         return 0
-    if spec.architecture not in _WITH_EMBEDDINGS | _WITHOUT_EMBEDDINGS:
+    row = architectures().get(spec.architecture)
+    corrected = None if row is None else row.vllm.lora
+    if corrected is None:
         raise _unknown(spec)
     layout = ParallelLayout.of(settings)
-    products = [*_outside(spec, layers)] if spec.architecture in _WITH_EMBEDDINGS else []
+    products = [*_outside(spec, layers)] if corrected == "embeddings" else []
     for index in layers:
         products += _vllm_products(spec, spec.layers[index], layout)
     return _num_bytes(slots, products, dtype)

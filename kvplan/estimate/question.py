@@ -183,8 +183,8 @@ def _assumptions(parts: Sequence[EstimateAnswer]) -> Iterator[str]:
 def notes_on(answer: EstimateAnswer) -> Iterator[str]:
     """Assumptions that change what the numbers mean.
 
-    A length past the model's, a dtype or a bridge that GPUs lack, an unknown network, a model that vLLM does not
-    serve, a host's memory.
+    A length past the model's or its drafter's, a dtype or a bridge that GPUs lack, an unknown network, a model that
+    vLLM does not serve, a host's memory.
     """
     longest = answer.spec.longest_context
     if longest is not None and answer.context_tokens > longest:
@@ -203,6 +203,7 @@ def notes_on(answer: EstimateAnswer) -> Iterator[str]:
         " has no class of ",
         " is more than the ",
         " changes nothing.",
+        " lowers max_model_len ",
         " stands in for ",
         " of the log",
         "The log ",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,12 @@ def test_every_row_has_a_reader_that_exists() -> None:
     assert all(callable(reader_of(row)) for row in architectures().values())
     assert known_architectures() == tuple(sorted(architectures()))
     assert find_reader("WizardForCausalLM") is None
+
+
+def test_a_row_whose_family_no_module_has_is_named() -> None:
+    row = replace(architectures()["MixtralForCausalLM"], architecture="C", family="D")
+    with pytest.raises(FactError, match=r"'C' is read by 'D', which FAMILIES of kvplan.*mixtures lacks"):
+        reader_of(row)
 
 
 def test_a_type_and_a_name_of_a_file_stand_for_one_architecture() -> None:

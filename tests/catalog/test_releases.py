@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from kvplan.catalog.releases.facts import FactError, load_releases, table_of
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
 from kvplan.catalog.releases.trtllm import TrtllmRelease
 from kvplan.catalog.releases.vllm import VllmRelease, latest_vllm, vllm_release
+from kvplan.paths import profiles_dir
 from kvplan.units import GIB
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kvplan"
@@ -83,6 +85,18 @@ def test_every_shipped_table_fits_its_class(engine: str) -> None:
     table = load_releases(engine, TABLES[engine])
     assert table.oldest < table.newest
     assert table.at(None).version == table.newest
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("vllm-registry.json", "python tools/read_release.py vllm OLD_TREE NEW_TREE --write RELEASE"),
+        ("releases/vllm-options.json", "add its options, then the release (docs/how-to/add-a-vllm-release.md)"),
+    ],
+)
+def test_lists_beside_the_table_are_of_the_same_release(path: str, hint: str) -> None:
+    document = json.loads((profiles_dir() / path).read_text(encoding="utf-8"))
+    assert document["release"] == latest_vllm(), f"profiles/{path}: {hint}"
 
 
 def test_what_is_not_known_yet_has_the_facts_of_the_newest() -> None:

@@ -1,4 +1,4 @@
-"""Tools that compare: qualities of caches and activations, fleets, and the table of models."""
+"""Tools that compare: qualities of caches and activations, and fleets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from small_traces import write_trace
 
 import check_fleet_plans
-import model_table
 from activation_quality import line_of
 from kv_quality import Quality, print_table
 
@@ -44,34 +43,3 @@ def test_a_small_trace_has_no_cheaper_fleet_among_a_dozen(tmp_path: Path, capsys
     assert check_fleet_plans.main([*words, "--window", "20s", "--count", "12"]) == 0
     out = capsys.readouterr().out
     assert "12 random fleets, 0 cheaper that keep the level" in out
-
-
-HINT = "python tools/model_table.py --write"
-
-
-def test_the_page_lists_every_architecture_and_claims_nothing_untrue() -> None:
-    now, shown = model_table.rows(), model_table.rows_of_page()
-    assert [row.architecture for row in shown] == [row.architecture for row in now], HINT
-    claims = {(row.architecture, column) for row in shown for column, flag in _flags(row) if flag}
-    untrue = claims - {(row.architecture, column) for row in now for column, flag in _flags(row) if flag}
-    assert not untrue, HINT
-
-
-def test_the_counts_of_the_page_are_those_of_its_rows() -> None:
-    shown = model_table.table(model_table.rows_of_page())
-    assert model_table.PAGE.read_text(encoding="utf-8").endswith(shown), HINT
-
-
-def test_the_page_names_what_vllm_serves_and_kvplan_does_not() -> None:
-    assert model_table.refused_by_kind() in model_table.PAGE.read_text(encoding="utf-8"), HINT
-
-
-def test_what_is_sized_can_be_measured_and_what_is_equal_runs() -> None:
-    rows = model_table.rows()
-    assert len(rows) > 170
-    assert all(row.sized and row.measured for row in rows)
-    assert not [row.architecture for row in rows if row.equal and not row.native]
-
-
-def _flags(row: model_table.Row) -> list[tuple[int, bool]]:
-    return [(column, cell == "yes") for column, cell in enumerate(row.cells[1:])]

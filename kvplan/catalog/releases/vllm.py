@@ -77,6 +77,8 @@ class VllmRelease:
     second_runner_models: tuple[str, ...]
     second_runner_quantized: bool
     second_runner_drafters: tuple[str, ...]
+    removed_drafters: tuple[str, ...]
+    second_runner_limits_length: bool
     second_runner_eagle3_stages: bool
     second_sampler: SecondSamplerKind
     second_runner_graphs: bool
@@ -98,7 +100,7 @@ class VllmRelease:
     keeps_every_state: tuple[str, ...]
     checkpointed_states: tuple[str, ...]
     needs_block_per_sequence: bool
-    captures_flashinfer_drafts: bool
+    flashinfer_drafts_on: tuple[int, ...]
     keeps_grouped_keys: bool
     latent_cache: bool
     latent_state_alignment: int

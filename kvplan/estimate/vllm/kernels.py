@@ -68,16 +68,17 @@ def captures_whole_steps(spec: ModelSpec, gpu: GpuProfile, settings: FilledSetti
     """Whether decode steps are captured whole, and not in pieces between attention layers.
 
     With a drafter they are not where a kernel takes one token of each sequence alone: linear attention
-    (vllm/v1/attention/backends/linear_attn.py) and, in some releases, FlashInfer but for TensorRT-LLM's kernels
+    (vllm/v1/attention/backends/linear_attn.py) and, on some GPUs by release, FlashInfer
     (vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes).
     """
     if settings.enforce_eager or gpu.is_cpu:
         return False
     if not settings.num_speculative_tokens:
         return True
-    is_plain = compute_capability(gpu)[0] != 10 and attends_with_flashinfer(spec.layers, gpu, settings, release)
-    is_linear = any(state.kind == "linear_attention" for state in spec.states)
-    return not is_linear and (release.captures_flashinfer_drafts or not is_plain)
+    if any(state.kind == "linear_attention" for state in spec.states):
+        return False
+    is_captured = compute_capability(gpu)[0] in release.flashinfer_drafts_on
+    return is_captured or not attends_with_flashinfer(spec.layers, gpu, settings, release)
 
 
 def needs_block_per_sequence(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:

@@ -8,7 +8,7 @@ from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec, StateMixer
-from kvplan.catalog.vllm_refusals import vllm_refusal
+from kvplan.catalog.vllm_refusals import drafter_refusal, vllm_refusal
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import encoder_tokens_of
@@ -82,6 +82,8 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
     tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
     refusal = vllm_refusal(replace(asked, max_num_batched_tokens=tokens, max_num_seqs=rows), release, dtype)
+    if refusal is None and spec.drafter is not None:
+        refusal = drafter_refusal(spec.drafter.method, release)
     if refusal is not None:
         raise UsageError(refusal.sentence, hint=refusal.hint)
     kv_dtype, own = kv_cache_dtype(spec, gpu, asked, release, dtype)
@@ -109,6 +111,7 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
     check_free(serving, release)
     # On a CPU the budget counts what the process holds, whichever runner it is, and nothing is captured.
     second_runner = not gpu.is_cpu and in_second_runner(spec, asked, release)
+    notes += _draft_limit(spec, release, max_model_len) if second_runner else []
     return VllmSettings(
         serving=serving,
         states_per_request=_states_per_request(spec, gpu, asked, release),
@@ -118,6 +121,23 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
         second_runner=second_runner,
         notes=tuple(notes),
     )
+
+
+def _draft_limit(spec: ModelSpec, release: VllmRelease, max_model_len: int) -> list[str]:
+    """What is to be said of a draft model that takes shorter sequences than were asked for.
+
+    Heads that draft are taken to have plain rotary positions, which vLLM makes as long as the model's.
+    """
+    drafter = spec.drafter
+    if not release.second_runner_limits_length or drafter is None or drafter.method != "draft_model":
+        return []
+    longest = None if drafter.model is None else drafter.model.longest_context
+    if longest is None or longest >= max_model_len:
+        return []
+    return [
+        f"vLLM {release.text} lowers max_model_len from {max_model_len:,} to {longest:,}, the longest of the draft "
+        "model: longer sequences are refused."
+    ]
 
 
 def _default_utilization(total: int, asked: ServingSettings, release: VllmRelease) -> tuple[float, str]:

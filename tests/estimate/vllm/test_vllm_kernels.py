@@ -85,6 +85,21 @@ def test_pieces_alone_are_captured_where_flashinfer_takes_one_token_of_each_sequ
     assert drafted_graphs("rtx-3090", "0.23.0", enforce_eager=True) == 0
 
 
+def test_drafts_are_captured_whole_on_hopper_and_consumer_blackwell_before_ampere() -> None:
+    """By XQA in 0.32.0, by FlashAttention 2 in 0.33.0 (flashinfer.py, get_cudagraph_support)."""
+    whole = {
+        (gpu, version): drafted_graphs(gpu, version, kv_cache_dtype="fp8_e5m2") > 0.4
+        for gpu in ("h100-sxm", "rtx-pro-6000", "l40s")
+        for version in ("0.23.0", "0.32.0", "0.33.0")
+    }
+    assert [case for case, is_whole in whole.items() if not is_whole] == [
+        ("h100-sxm", "0.23.0"),
+        ("rtx-pro-6000", "0.23.0"),
+        ("l40s", "0.23.0"),
+        ("l40s", "0.32.0"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "largest"),
     [
