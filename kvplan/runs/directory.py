@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NotRequired, TypedDict, cast
+from typing import Any, Final, TypedDict, cast
 
 from kvplan.errors import KvplanError
 from kvplan.files import parse_json
@@ -67,7 +67,12 @@ class TrialRecord(TypedDict):
     series: Series | None
 
 
-class ModelEntry(TypedDict):
+class _FurtherModelEntry(TypedDict, total=False):
+    sized_as: str | None
+    parts: list[str]
+
+
+class ModelEntry(_FurtherModelEntry):
     """The model in a manifest. config_sha256: of its config.json, so that a resume notices a change.
 
     id: what was asked for; sized_as: the profile that its shape was taken from, where that is another one. parts: what
@@ -75,24 +80,25 @@ class ModelEntry(TypedDict):
     """
 
     id: str
-    sized_as: NotRequired[str | None]
     architecture: str
     num_layers: int
     num_parameters: int
     max_position_embeddings: int | None
     config_sha256: str
-    parts: NotRequired[list[str]]
 
 
-class DeviceEntry(TypedDict):
+class _OpenedDeviceEntry(TypedDict, total=False):
+    uuid: str
+    compute_capability: list[int]
+
+
+class DeviceEntry(_OpenedDeviceEntry):
     """The device in a manifest. uuid, compute_capability: of a GPU that a worker opened."""
 
     kind: str
     name: str
     memory_bytes: int
     num_cores: int
-    uuid: NotRequired[str]
-    compute_capability: NotRequired[list[int]]
 
 
 class WorkloadEntry(TypedDict, total=False):

@@ -102,7 +102,8 @@ class Player:
         """On ``part``, called ``name``. gives_up: stop once the service level is lost."""
         if not self._is_known(plan, name, gives_up):
             self._keep(plan, part, name, self._outcome(plan, part, gives_up=gives_up))
-        return self._known[(*plan.key, name)]
+        key = (*plan.key, name)
+        return self._known[key]
 
     def _is_known(self, plan: FleetPlan, name: object, gives_up: bool) -> bool:
         known = self._known.get((*plan.key, name))
@@ -126,4 +127,5 @@ class Player:
             self.on_play(self.num_played)
         verdict = self.bar(plan.found).judge_windows(outcome.windows, part.judged)
         is_whole = len(part.requests) == len(self.demand.requests)
-        self._known[(*plan.key, name)] = Played(plan, outcome.play, verdict, outcome.figures, is_whole)
+        key = (*plan.key, name)
+        self._known[key] = Played(plan, outcome.play, verdict, outcome.figures, is_whole)

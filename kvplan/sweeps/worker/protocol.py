@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from kvplan.machine.opened_device import Reserve
 from kvplan.runs.columns import Row
@@ -95,7 +95,11 @@ class ProgressMessage(TypedDict):
     memory_share: float | None
 
 
-class ResultMessage(TypedDict):
+class _ResultOfRequests(TypedDict, total=False):
+    requests: list[RequestLine]
+
+
+class ResultMessage(_ResultOfRequests):
     """row: the columns that the worker measured. worker_usable: False if the parent should start a new process."""
 
     type: Literal["result"]
@@ -103,7 +107,6 @@ class ResultMessage(TypedDict):
     row: Row
     series: Series | None
     worker_usable: bool
-    requests: NotRequired[list[RequestLine]]
 
 
 Event = NoticeMessage | StageMessage | ProgressMessage

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, TypeVar
 
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.norms import Norms
 from kvplan_engine.models.step_space import StepSpace
+
+Mixer = TypeVar("Mixer")
+MixerOfLayer = TypeVar("MixerOfLayer", bound="OfLayer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class MixerPart(Protocol):
         """The layer whose KV or state it reads and writes."""
         ...
 
-    def at(self, index: int) -> Self:
+    def at(self: Mixer, index: int) -> Mixer:
         """The same mixer, weights and all, over what layer ``index`` keeps."""
         ...
 
@@ -50,7 +53,7 @@ class OfLayer:
 
     index: int
 
-    def at(self, index: int) -> Self:
+    def at(self: MixerOfLayer, index: int) -> MixerOfLayer:
         """See MixerPart.at."""
         twin = copy(self)
         twin.index = index
