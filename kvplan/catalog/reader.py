@@ -139,7 +139,8 @@ def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     known: dict[tuple[int, ...], LayerSpec] = {}
 
     def same(layer: LayerSpec) -> LayerSpec:
-        parts = (layer.mixer, layer.parallel_state, layer.cross_attention, layer.feed_forward, layer.tensors)
+        parts = (layer.mixer, layer.parallel_state, layer.cross_attention, layer.feed_forward)
+        parts = (*parts, layer.tensors, layer.repeats)
         return known.setdefault(tuple(map(id, parts)), layer)
 
     return tuple(map(same, layers))

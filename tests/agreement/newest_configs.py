@@ -18,6 +18,15 @@ NEWEST: dict[str, dict[str, Any]] = {
         "n_group": 2,
         "topk_group": 1,
     },
+    "DoryForCausalLM": {
+        "model_type": "dory",
+        "head_dim": 24,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"] * 2,
+        "n_input_layers": 2,
+        "n_output_layers": 2,
+        "n_recurrent_loops": 3,
+    },
     "FlintForCausalLM": {
         "model_type": "flint",
         **_EXPERTS,
@@ -29,6 +38,16 @@ NEWEST: dict[str, dict[str, Any]] = {
         "no_rope_layer_indices": [0, 3, 4, 7],
         "attention_bias": True,
     },
+    "HrmTextForCausalLM": {
+        "model_type": "hrm_text",
+        "head_dim": 24,
+        "num_key_value_heads": None,
+        "num_hidden_layers": 18,
+        "num_layers_per_stack": 3,
+        "H_cycles": 2,
+        "L_cycles": 2,
+    },
+    "IQuestLoopCoderForCausalLM": {"model_type": "iquestloopcoder", "loop_num": 3, "loop_window_size": 16},
     "Kolibri1ForCausalLM": {
         "model_type": "kolibri1",
         **_EXPERTS,

@@ -34,6 +34,11 @@ def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
             f"vLLM does not divide {spec.served_id} into stages: its tables of n-grams are for the first alone.",
             hint="use --pipeline-parallel-size 1",
         )
+    if layout.pipeline_parallel_size > 1 and spec.repeated_elements:  # classes without SupportsPP: hrm_text.py, dory.py
+        raise UsageError(
+            f"vLLM does not divide {spec.served_id} over pipeline stages: it goes through layers again.",
+            hint="use --pipeline-parallel-size 1",
+        )
     _check_groups(spec, layout)
     seen: set[int] = set()  # layers share their parts: most models have one or two kinds
     for index, layer in enumerate(spec.layers):

@@ -8,5 +8,6 @@ heterogeneous    layers that differ in heads, head sizes or feed-forward
 muse             Muse Spark: experts in a latent, gated residuals
 step             Step 5: an index of pools of tokens beside windows
 gemma            Gemma 3n and 4: per-layer embeddings, shared caches
+loops            layers that are gone through again: HRM-Text, Dory, IQuest Loop Coder
 encoder_decoder  cross attention: T5, Whisper, Llama 3.2 Vision
 """

@@ -157,17 +157,18 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     rank_elements = max((held - experts.num_elements) / tp + rank_experts, 1.0)
     read_bytes = weight_bytes * (1 - (looked_up / tp + rank_idle) / (rank_elements + rank_idle))
     expert_share = rank_experts / rank_elements
+    again = weight_bytes * spec.repeated_elements / tp / (rank_elements + rank_idle)
     return ModelWork(
         layout=layout,
         num_layers=spec.num_layers,
         num_expert_layers=experts.num_layers,
         hidden_size=spec.hidden_size,
         activation_bytes=2,
-        dense_bytes=read_bytes * (1 - expert_share),
+        dense_bytes=read_bytes * (1 - expert_share) + again,
         expert_bytes=read_bytes * expert_share,
         num_experts=experts.num_experts,
         experts_per_token=experts.experts_per_token,
-        active_parameters=max(spec.num_active_parameters - looked_up, 1),
+        active_parameters=max(spec.num_active_parameters - looked_up, 1) + spec.repeated_elements,
         active_expert_parameters=experts.num_active_elements,
         attention=merged_spans(spec.layers),
         compute_dtype=compute_dtype(spec.quantization, dtype),

@@ -9,6 +9,7 @@ mimo_v2     MiMo V2
 minimax_m3  MiniMax M3
 decilm      Nemotron-NAS
 dbrx        DBRX
+loops       layers that are gone through again: HRM-Text, Dory, IQuest Loop Coder
 """
 
 from dataclasses import replace
@@ -18,6 +19,7 @@ from kvplan_engine.checkpoints.families.heterogeneous.afmoe import read_afmoe
 from kvplan_engine.checkpoints.families.heterogeneous.dbrx import read_dbrx
 from kvplan_engine.checkpoints.families.heterogeneous.decilm import read_decilm
 from kvplan_engine.checkpoints.families.heterogeneous.laguna import read_laguna
+from kvplan_engine.checkpoints.families.heterogeneous.loops import read_dory, read_hrm_text, read_loop_coder
 from kvplan_engine.checkpoints.families.heterogeneous.mimo_v2 import read_mimo_v2
 from kvplan_engine.checkpoints.families.heterogeneous.minimax_m3 import read_minimax_m3
 from kvplan_engine.checkpoints.families.heterogeneous.step3 import read_step3
@@ -50,4 +52,7 @@ HETEROGENEOUS = (
     Family(("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"), read_minimax_m3),
     Family(("DeciLMForCausalLM",), read_decilm, TensorNames()),
     Family(("DbrxForCausalLM",), read_dbrx),
+    Family(("IQuestLoopCoderForCausalLM",), read_loop_coder),
+    Family(("HrmTextForCausalLM",), read_hrm_text),
+    Family(("DoryForCausalLM",), read_dory),
 )
