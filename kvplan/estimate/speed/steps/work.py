@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.spec import LatentAttention, ModelSpec, MoeFeedForward, QuantizationSpec
 from kvplan.catalog.tensors import count_elements
@@ -241,7 +241,10 @@ class _Experts:
 
 
 def _expert_elements(spec: ModelSpec) -> _Experts:
-    """The routed experts of all layers; the last mixture's counts, since all of a model's are alike."""
+    """The routed experts of all layers; their number and size are the last mixture's, since nearly all are alike.
+
+    Where layers differ in how many a token uses (Nemotron 3 Puzzle), it is the mean, weighed by their size.
+    """
     found = _Experts()
     for layer in spec.layers:
         part = layer.feed_forward
@@ -257,7 +260,10 @@ def _expert_elements(spec: ModelSpec) -> _Experts:
                 part.experts_per_token,
                 part.expert_intermediate_size,
             )
-    return found
+    if not found.num_elements:
+        return found
+    used = found.num_experts * found.num_active_elements / found.num_elements
+    return replace(found, experts_per_token=round(used))
 
 
 def kv_read_bytes(spec: ModelSpec, context_tokens: int, cache: CacheSettings) -> int:
