@@ -234,7 +234,7 @@ def _assumed_value(text: str) -> Any:
 
 def _dtype_sections(view: ConfigView) -> list[ConfigView]:
     """Where a config may name its dtype: at the top, else in the sections that hold the language model."""
-    thinker = view.section("thinker_config")
+    thinker = view.section("thinker_config") or view.section("vlm_config")
     outer = [view] if thinker is None else [view, thinker]
     names = ("text_config", "llm_config", "language_config")
     inner = [section for each in outer for name in names if (section := each.section(name)) is not None]

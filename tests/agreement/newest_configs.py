@@ -94,6 +94,7 @@ NEWEST: dict[str, dict[str, Any]] = {
         "sliding_window": 17,
         "shared_expert_intermediate_size": 40,
     },
+    "NanbeigeForCausalLM": {"model_type": "nanbeige", "head_dim": 24, "num_loops": 2},
     "NemotronHPuzzleForCausalLM": {
         "model_type": "nemotron_h_puzzle",
         "num_hidden_layers": None,
@@ -150,3 +151,37 @@ NEWEST: dict[str, dict[str, Any]] = {
     },
 }
 """What each has beside the sizes that all small configs share; None takes one away."""
+
+_MOONDREAM: dict[str, Any] = {
+    "config": {
+        "text": {
+            "dim": 64,
+            "ff_dim": 96,
+            "n_layers": 6,
+            "vocab_size": 128,
+            "max_context": 256,
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "moe": {"start_layer": 2, "n_experts": 4, "n_experts_per_tok": 2, "expert_inner_dim": 32},
+        },
+        "vision": {"enc_dim": 48, "enc_n_layers": 3, "enc_ff_dim": 72, "proj_inner_dim": 80, "crop_size": 56},
+    }
+}
+NEWEST_OWN_TEXT: dict[str, dict[str, Any]] = {
+    "HfMoondream": {**_MOONDREAM, "model_type": "moondream3"},
+    "Moondream3ForCausalLM": {**_MOONDREAM, "model_type": "moondream3"},
+}
+"""Wrappers whose language model is no other architecture's."""
+
+NEWEST_INNER: dict[str, dict[str, Any]] = {
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "tie_word_embeddings": True},
+    "emu3_text_model": {},
+}
+NEWEST_WRAPPED = {
+    "Alpamayo2Super": "vlm_config.text_config:qwen3_vl_text",
+    "Blip2ForConditionalGeneration": "text_config:opt",
+    "Emu3ForConditionalGeneration": "text_config:emu3_text_model",
+    "MossAudioModel": "language_config:qwen3",
+    "VibeVoiceAsrForConditionalGeneration": "text_config:qwen2",
+}
+"""Where the language model stands in a wrapper's config, and its type."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from newest_configs import NEWEST
+from newest_configs import NEWEST, NEWEST_INNER, NEWEST_OWN_TEXT, NEWEST_WRAPPED
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -623,7 +623,7 @@ _NAMED_INNER = {"minimax_m3": "MiniMaxM3ForCausalLM", "step3p7_text": "Step3p7Fl
 
 def _wrapped(architecture: str, place: str) -> dict[str, Any]:
     path, model_type = place.split(":")
-    text = {**_SMALL, "model_type": model_type, **_INNER[model_type]}
+    text = {**_SMALL, "model_type": model_type, **(_INNER | NEWEST_INNER)[model_type]}
     if model_type in _NAMED_INNER:
         text["architectures"] = [_NAMED_INNER[model_type]]
     if not path:
@@ -708,9 +708,10 @@ def small_configs() -> dict[str, dict[str, Any]]:
     """By architecture. A key that is None is left out."""
     plain = {**_WINDOWS, **_LATENTS, **_STATES, **_OTHERS, **_ENCODERS, **NEWEST}
     configs = {name: {**_SMALL, "architectures": [name], **own} for name, own in plain.items()}
-    configs |= {name: _wrapped(name, place) for name, place in _WRAPPED.items()}
+    configs |= {name: _wrapped(name, place) for name, place in (_WRAPPED | NEWEST_WRAPPED).items()}
     configs |= {
-        name: {**own, "architectures": [name], "torch_dtype": "bfloat16"} for name, own in _FURTHER_WRAPPED.items()
+        name: {**own, "architectures": [name], "torch_dtype": "bfloat16"}
+        for name, own in (_FURTHER_WRAPPED | NEWEST_OWN_TEXT).items()
     }
     return {
         name: {key: value for key, value in config.items() if value is not None} for name, config in configs.items()

@@ -61,6 +61,34 @@ _DORY: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
+_NANBEIGE: dict[str, Any] = {
+    "architectures": ["NanbeigeForCausalLM"],
+    "model_type": "nanbeige",
+    "vocab_size": 166144,
+    "hidden_size": 3072,
+    "intermediate_size": 10752,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "attention_bias": False,
+    "loop_loss_weights": [],
+    "num_loops": 2,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""Nanbeige/Nanbeige4.2-3B, as others quote it."""
+
+
+def test_nanbeige_keeps_all_tokens_of_each_pass():
+    """3 B without embeddings, 4 B in all, as its makers state; 22 layers are gone through twice."""
+    spec = read_config(_NANBEIGE, model_id="nanbeige")
+    layer = 3072 * 128 * (48 + 8 + 8 + 48) + 3 * 3072 * 10752 + 2 * 3072
+    assert spec.num_parameters == 22 * layer + 2 * 166144 * 3072 + 3072
+    assert 22 * layer / 1e9 == pytest.approx(3.15, abs=0.05)
+    assert kept(spec) == [("softmax", 2 * 8 * 128, None)] * 44
+
 
 def test_loop_coder_keeps_all_tokens_once_and_a_window_of_each_further_pass():
     """Sizes of Llama with a gate of 40 x (128 + 1) in each of 80 layers (vllm: models/iquest_loopcoder.py)."""
@@ -94,7 +122,7 @@ def test_dory_has_the_parameters_of_its_class_and_caches_by_its_mode(mode, cache
     assert layers.count(("softmax", 2 * 4 * 256, 1024)) == caches - caches // 4
 
 
-@pytest.mark.parametrize("config", [_LOOP_CODER, _HRM, _DORY])
+@pytest.mark.parametrize("config", [_LOOP_CODER, _HRM, _DORY, _NANBEIGE])
 def test_weights_are_read_in_every_pass_and_held_once(config):
     """A step reads and multiplies as many weights as the passes have, beside the head."""
     spec = read_config(config, model_id="looped")
@@ -123,6 +151,9 @@ def test_vllm_divides_no_looped_model_into_stages():
         (_DORY, {"n_recurrent_layers": 30}),
         (_DORY, {"recurrent_kv_cache_mode": "first_loop"}),
         (_HRM, {"attention_bias": True}),
+        (_NANBEIGE, {"loop_share_kv": True}),
+        (_NANBEIGE, {"loop_loss_weights": [0.5]}),
+        (_NANBEIGE, {"emb_neighbor_num": 3}),
         (_LOOP_CODER, {"dual_chunk_attention_config": {"chunk_size": 8}}),
     ],
 )

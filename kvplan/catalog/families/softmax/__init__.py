@@ -11,6 +11,6 @@ gemma            Gemma 3n and 4: per-layer embeddings, shared caches
 domyn            heads of each layer's own size: Domyn Edge
 pangu            openPangu Pro MoE V2
 k2_horizon       values from a mixture: K2 Horizon
-loops            layers that are gone through again: HRM-Text, Dory, IQuest Loop Coder
+loops            layers that are gone through again: HRM-Text, Dory, Nanbeige, IQuest Loop Coder
 encoder_decoder  cross attention: T5, Whisper, Llama 3.2 Vision
 """

@@ -63,6 +63,31 @@ def read_loop_coder(view: ConfigView) -> Body:
     return replace(body, layers=(first,) * sizes.layers + (later,) * ((loops - 1) * sizes.layers))
 
 
+def read_nanbeige(view: ConfigView) -> Body:
+    """Nanbeige 4.2: Llama whose layers are all gone through ``num_loops`` times, with a cache for each pass.
+
+    NanbeigeLoopAttention of the published code has an attention of each pass, which vLLM's backend for transformers'
+    classes finds (github.com/vllm-project/vllm/pull/56071). What the released models leave off is refused.
+    """
+    for key in _UNKNOWN_OF_NANBEIGE:
+        if view.config.get(key):
+            raise view.reject(key, "off, as in the released models (what it adds is not known)")
+    loops = view.integer("num_loops", default=1, maximum=_MOST_PASSES)
+    sizes = read_sizes(view)
+    family = replace(LLAMA, max_positions=262144)
+    body = assemble(view, family, sizes, [dense_feed_forward(view, family, sizes)] * sizes.layers)
+    if loops > 1:
+        _assume_passes(view, sizes.layers, loops * sizes.layers)
+    (layer,) = set(body.layers)
+    return replace(body, layers=body.layers + (again(layer),) * ((loops - 1) * sizes.layers))
+
+
+_UNKNOWN_OF_NANBEIGE = (
+    *("enable_hyper_connection", "enable_depth_attention", "enable_double_loop_split", "loop_share_kv"),
+    *("loop_loss_weights", "emb_neighbor_num", "qk_layernorm", "attention_bias", "mlp_bias"),
+)
+
+
 def read_hrm_text(view: ConfigView) -> Body:
     """HRM-Text: two stacks, the fast one ``L_cycles`` times and then the slow one, ``H_cycles`` times over.
 

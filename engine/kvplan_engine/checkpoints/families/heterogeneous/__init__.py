@@ -12,7 +12,7 @@ dbrx        DBRX
 domyn       Domyn Edge
 pangu       openPangu Pro MoE V2
 k2_horizon  K2 Horizon
-loops       layers that are gone through again: HRM-Text, Dory, IQuest Loop Coder
+loops       layers that are gone through again: HRM-Text, Dory, Nanbeige, IQuest Loop Coder
 """
 
 from dataclasses import replace
@@ -24,7 +24,12 @@ from kvplan_engine.checkpoints.families.heterogeneous.decilm import read_decilm
 from kvplan_engine.checkpoints.families.heterogeneous.domyn import read_domyn_edge
 from kvplan_engine.checkpoints.families.heterogeneous.k2_horizon import read_k2_horizon
 from kvplan_engine.checkpoints.families.heterogeneous.laguna import read_laguna
-from kvplan_engine.checkpoints.families.heterogeneous.loops import read_dory, read_hrm_text, read_loop_coder
+from kvplan_engine.checkpoints.families.heterogeneous.loops import (
+    read_dory,
+    read_hrm_text,
+    read_loop_coder,
+    read_nanbeige,
+)
 from kvplan_engine.checkpoints.families.heterogeneous.mimo_v2 import read_mimo_v2
 from kvplan_engine.checkpoints.families.heterogeneous.minimax_m3 import read_minimax_m3
 from kvplan_engine.checkpoints.families.heterogeneous.pangu import read_pangu_pro
@@ -60,6 +65,7 @@ HETEROGENEOUS = (
     Family(("DbrxForCausalLM",), read_dbrx),
     Family(("IQuestLoopCoderForCausalLM",), read_loop_coder),
     Family(("HrmTextForCausalLM",), read_hrm_text),
+    Family(("NanbeigeForCausalLM",), read_nanbeige),
     Family(("DoryForCausalLM",), read_dory),
     Family(("DomynEdgeForCausalLM",), read_domyn_edge),
     Family(("PanguProMoEV2ForCausalLM",), read_pangu_pro),

@@ -31,6 +31,14 @@ def read_loop_coder(config: dict[str, Any]) -> ModelDescription:
     return model(config, layers, norms(config), max_positions=131072)
 
 
+def read_nanbeige(config: dict[str, Any]) -> ModelDescription:
+    """modeling_nanbeige.py of Nanbeige/Nanbeige4.2-3B: Llama, gone through ``num_loops`` times."""
+    mixer, number = attention(config), int(config["num_hidden_layers"])
+    layers = [Layer((mixer,), mlp(config), norms(config))] * number
+    layers += [_again(mixer)] * (number * (int(config.get("num_loops") or 1) - 1))
+    return model(config, layers, norms(config), max_positions=262144)
+
+
 def read_hrm_text(config: dict[str, Any]) -> ModelDescription:
     """transformers: HrmTextModel. A fast stack runs ``L_cycles`` times, then a slow one, ``H_cycles`` times over."""
     keys = {**with_heads_of(128, config), "num_key_value_heads": None, "attention_bias": False}

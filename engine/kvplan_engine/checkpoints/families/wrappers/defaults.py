@@ -22,6 +22,21 @@ NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
     },
+    "emu3_text_model": {
+        **_LLAMA,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 184622,
+        "max_position_embeddings": 9216,
+    },
+    "opt": {
+        "hidden_size": 768,
+        "ffn_dim": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+    },
     "qwen2": {"vocab_size": 151936, "max_position_embeddings": 32768},
     "gemma3_text": {
         "hidden_size": 2304,
