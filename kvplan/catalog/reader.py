@@ -140,8 +140,7 @@ def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
 
     def same(layer: LayerSpec) -> LayerSpec:
         parts = (layer.mixer, layer.parallel_state, layer.cross_attention, layer.feed_forward)
-        parts = (*parts, layer.tensors, layer.repeats)
-        return known.setdefault(tuple(map(id, parts)), layer)
+        return known.setdefault(tuple(map(id, (*parts, layer.tensors, layer.repeats))), layer)
 
     return tuple(map(same, layers))
 

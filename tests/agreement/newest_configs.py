@@ -176,10 +176,12 @@ NEWEST_OWN_TEXT: dict[str, dict[str, Any]] = {
 NEWEST_INNER: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "tie_word_embeddings": True},
     "emu3_text_model": {},
+    "cosmos3_edge_text": {"head_dim": 24, "hidden_act": "relu2"},
 }
 NEWEST_WRAPPED = {
     "Alpamayo2Super": "vlm_config.text_config:qwen3_vl_text",
     "Blip2ForConditionalGeneration": "text_config:opt",
+    "Cosmos3EdgeForConditionalGeneration": "text_config:cosmos3_edge_text",
     "Emu3ForConditionalGeneration": "text_config:emu3_text_model",
     "MossAudioModel": "language_config:qwen3",
     "VibeVoiceAsrForConditionalGeneration": "text_config:qwen2",

@@ -38,6 +38,7 @@ def _towers(spec: ModelSpec) -> list[tuple[str, int | None]]:
         ("Alpamayo2Super", ("vlm_config", "text_config"), "qwen3_vl_text", "Qwen3ForCausalLM"),
         ("VibeVoiceAsrForConditionalGeneration", ("text_config",), "qwen2", "Qwen2ForCausalLM"),
         ("Emu3ForConditionalGeneration", ("text_config",), "emu3_text_model", "LlamaForCausalLM"),
+        ("Cosmos3EdgeForConditionalGeneration", ("text_config",), "cosmos3_edge_text", "ArceeForCausalLM"),
     ],
 )
 def test_a_wrapper_holds_the_language_model_that_vllm_makes(architecture, path, kind, inside):
@@ -80,6 +81,15 @@ def test_emu_3_has_the_defaults_of_its_class_where_its_text_is_silent():
     assert spec.num_parameters == 8_492_011_520
     assert kept(spec) == [("softmax", 2 * 8 * 128, None)] * 32
     assert _towers(spec) == [("vision tower", None)]
+
+
+def test_cosmos_3_edge_has_a_feed_forward_without_a_gate():
+    """By transformers 5.24's Cosmos3EdgeTextModel of its defaults, with a head: two matrices of each feed-forward."""
+    text = {"model_type": "cosmos3_edge_text"}
+    spec = _read("Cosmos3EdgeForConditionalGeneration", text_config=text, vision_config={})
+    layer = 2048 * 128 * (16 + 8 + 8 + 16) + 2 * 2048 * 9216 + 2 * 2048
+    assert spec.num_parameters == 28 * layer + 2 * 131072 * 2048 + 2048
+    assert kept(spec) == [("softmax", 2 * 8 * 128, None)] * 28
 
 
 @pytest.mark.parametrize("architecture", ["HfMoondream", "Moondream3ForCausalLM"])

@@ -61,6 +61,16 @@ _NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
         "attention_bias": False,
     },
     "granite4_vision_text": _LLAMA,
+    "cosmos3_edge_text": {
+        "hidden_size": 2048,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "max_position_embeddings": 131072,
+    },
     "emu3_text_model": {
         **_LLAMA,
         "intermediate_size": 14336,

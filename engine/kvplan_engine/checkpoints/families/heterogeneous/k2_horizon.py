@@ -38,7 +38,10 @@ def _routed_values(config: dict[str, Any], layer: Layer, values: int) -> Layer:
         raise EngineError("the engine does not know biases beside routed values (attention_bias, mova_num_experts).")
     hidden = int(config["hidden_size"])
     size = mixer.num_kv_heads * mixer.value_size  # type: ignore[union-attr]
-    shapes = (Shape("value_router", (values, hidden)), Shape("value_experts", (values - 1, size, hidden)))
+    shapes: tuple[Shape, ...] = (
+        Shape("value_router", (values, hidden)),
+        Shape("value_experts", (values - 1, size, hidden)),
+    )
     if config.get("moe_gate_bias"):
         shapes += (Shape("value_router.bias", (values,)),)
     return replace(layer, others=shapes)

@@ -20,7 +20,7 @@ def read_pangu_pro(config: dict[str, Any]) -> ModelDescription:
         if config.get(key):
             raise EngineError(f"the engine does not know what layers of openPangu keep with {key}.")
     bias = bool(config.get("attention_bias") or config.get("bias"))
-    biases = {"qkv_bias": bool(config.get("qkv_bias", bias)), "output_bias": bias}
+    biases: dict[str, Any] = {"qkv_bias": bool(config.get("qkv_bias", bias)), "output_bias": bias}
     count = int(config.get("param_sink_number") or 0)
     norm = norms(config, places="both" if config.get("sandwich_norm") else "before")
     mixture = replace(_mixture(config), correction=bool(config.get("router_enable_expert_bias")))
@@ -39,7 +39,7 @@ def read_pangu_pro(config: dict[str, Any]) -> ModelDescription:
     return replace(found, layers=tuple[Layer, ...](changed[layer] for layer in found.layers))
 
 
-def _with_sinks(config: dict[str, Any], biases: dict[str, bool]) -> Attention:
+def _with_sinks(config: dict[str, Any], biases: dict[str, Any]) -> Attention:
     turned = int(config["qk_rope_dim"])
     size = int(config["qk_nope_dim"]) + turned
     positions = rope({"rope_theta": 10000.0}, size, rotary_size=turned, neighbours=True)
@@ -49,7 +49,7 @@ def _with_sinks(config: dict[str, Any], biases: dict[str, bool]) -> Attention:
 def _sinks(config: dict[str, Any], count: int) -> tuple[Shape, ...]:
     """Keys, values where they are not zeros, and the norm of each head's key."""
     heads, size = int(config["num_key_value_heads"]), int(config["qk_nope_dim"]) + int(config["qk_rope_dim"])
-    shapes = (Shape("sink_key", (count, heads, size)), Shape("k_layernorm", (size,)))
+    shapes: tuple[Shape, ...] = (Shape("sink_key", (count, heads, size)), Shape("k_layernorm", (size,)))
     if config.get("param_sink_with_value"):
         shapes += (Shape("sink_value", (count, heads, int(config["v_channels"]))),)
     return shapes
