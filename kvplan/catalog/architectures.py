@@ -28,12 +28,15 @@ _WRAPPER: Final = "wrappers.multimodal:read_multimodal"
 class ServedByVllm:
     """Which releases of vLLM have a class of it. first, last: None where 0.2.0, or the newest one, has it.
 
-    served: whether any release has one, or a backend for it.
+    served: whether any release has one, or a backend for it. stages, ranks: False where its class refuses pipeline
+    stages, or tensor parallelism, in so many words.
     """
 
     first: str | None = None
     last: str | None = None
     served: bool = True
+    stages: bool = True
+    ranks: bool = True
 
 
 @dataclass(frozen=True, slots=True)

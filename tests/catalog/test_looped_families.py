@@ -141,6 +141,13 @@ def test_vllm_divides_no_looped_model_into_stages():
         check_division(spec, ParallelLayout(pipeline_parallel_size=2))
 
 
+def test_vllm_divides_no_dory_over_ranks():
+    """DoryForCausalLM: "Dory currently supports tensor_parallel_size=1 only"."""
+    spec = read_config(_DORY, model_id="dory")
+    with pytest.raises(UsageError, match="DoryForCausalLM takes no --tensor-parallel-size above 1"):
+        check_division(spec, ParallelLayout(tensor_parallel_size=2))
+
+
 @pytest.mark.parametrize(
     ("config", "own"),
     [

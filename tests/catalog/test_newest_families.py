@@ -8,9 +8,10 @@ import pytest
 from kept_elements import kept
 
 from kvplan.catalog.reader import read_config
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import model_work
+from kvplan.estimate.vllm.division import check_division
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -327,6 +328,8 @@ def test_alice_has_kimi_states_gated_attention_and_weighed_residuals():
     assert spec.num_parameters == 3 * state + attending + 4 * (part + 2 * _NORM) + residuals + 2 * _EMBEDDING + _NORM
     assert kept(spec) == [("state", 4 * 16 * 16, None)] * 3 + [("softmax", 2 * 2 * 24, None)]
     assert spec.extras == ()
+    with pytest.raises(UsageError, match="AliceAIForCausalLM takes no --pipeline-parallel-size above 1"):
+        check_division(spec, ParallelLayout(pipeline_parallel_size=2))
 
 
 @pytest.mark.parametrize(
