@@ -30,13 +30,16 @@ class ServedByVllm:
 
     served: whether any release has one, or a backend for it. lora: what adapters correct: "layers", or
     the embedding and the head too ("embeddings": its class lists ``embedding_modules``); None where its class takes no
-    adapters (SupportsLoRA), or nobody has read it.
+    adapters (SupportsLoRA), or nobody has read it. stages, ranks: False where its class refuses pipeline
+    stages, or tensor parallelism, in so many words.
     """
 
     first: str | None = None
     last: str | None = None
     served: bool = True
     lora: Literal["embeddings", "layers"] | None = None
+    stages: bool = True
+    ranks: bool = True
 
 
 @dataclass(frozen=True, slots=True)

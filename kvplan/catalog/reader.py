@@ -139,8 +139,8 @@ def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     known: dict[tuple[int, ...], LayerSpec] = {}
 
     def same(layer: LayerSpec) -> LayerSpec:
-        parts = (layer.mixer, layer.parallel_state, layer.cross_attention, layer.feed_forward, layer.tensors)
-        return known.setdefault(tuple(map(id, parts)), layer)
+        parts = (layer.mixer, layer.parallel_state, layer.cross_attention, layer.feed_forward)
+        return known.setdefault(tuple(map(id, (*parts, layer.tensors, layer.repeats))), layer)
 
     return tuple(map(same, layers))
 
@@ -233,7 +233,7 @@ def _assumed_value(text: str) -> Any:
 
 def _dtype_sections(view: ConfigView) -> list[ConfigView]:
     """Where a config may name its dtype: at the top, else in the sections that hold the language model."""
-    thinker = view.section("thinker_config")
+    thinker = view.section("thinker_config") or view.section("vlm_config")
     outer = [view] if thinker is None else [view, thinker]
     names = ("text_config", "llm_config", "language_config")
     inner = [section for each in outer for name in names if (section := each.section(name)) is not None]

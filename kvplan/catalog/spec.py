@@ -193,6 +193,7 @@ class LayerSpec:
     """One decoder layer. ``tensors`` are those of no part: norms, scalars, per-layer embeddings' projections.
 
     ``parallel_state`` is a second mixer beside an attention (Falcon H1) or a state (Qwen 4) in the same layer.
+    ``repeats``: the weights of an earlier layer that this one is another pass through (Dory): held there, read again.
     """
 
     mixer: Mixer | None = None
@@ -200,6 +201,7 @@ class LayerSpec:
     feed_forward: FeedForward | None = None
     tensors: tuple[Tensor, ...] = ()
     parallel_state: StateMixer | None = None
+    repeats: tuple[Tensor, ...] = ()
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -422,6 +424,11 @@ class ModelSpec:
             for tensor in layer.all_tensors
             if tensor.role == "lookup"
         )
+
+    @cached_property
+    def repeated_elements(self) -> int:
+        """Parameters that a token meets again, in further passes through the same layers."""
+        return sum(count * count_active_elements(layer.repeats) for layer, count in self.distinct_layers())
 
     def distinct_layers(self) -> list[tuple[LayerSpec, int]]:
         """Layers that are one and the same object, once, with how often they occur; in order of appearance."""

@@ -30,7 +30,7 @@ class Tensor:
     role: Role = "linear"
     split: Split = "replicated"
     num_active: int | None = None
-    """Stacked experts: how many of ``shape[0]`` one token uses. None: all of the tensor."""
+    """Stacked matrices: how many of ``shape[0]`` one token uses. None: all of the tensor."""
     never_quantized: bool = False
     """In the model's dtype, however the checkpoint stores other matrices."""
     in_float32: bool = False
@@ -40,8 +40,8 @@ class Tensor:
 
     @property
     def is_stacked_experts(self) -> bool:
-        """Whether ``shape[0]`` counts experts of which a token uses some."""
-        return self.num_active is not None
+        """Whether ``shape[0]`` counts experts of a mixture, which ranks may divide among them."""
+        return self.num_active is not None and self.role != "linear"
 
     @property
     def num_elements(self) -> int:

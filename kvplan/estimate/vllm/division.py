@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvplan.catalog.architectures import architectures
 from kvplan.catalog.spec import LayerSpec, ModelSpec, MoeFeedForward, QuantizationSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
@@ -34,6 +35,12 @@ def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
             f"vLLM does not divide {spec.served_id} into stages: its tables of n-grams are for the first alone.",
             hint="use --pipeline-parallel-size 1",
         )
+    if layout.pipeline_parallel_size > 1 and spec.repeated_elements:  # classes without SupportsPP: hrm_text.py, dory.py
+        raise UsageError(
+            f"vLLM does not divide {spec.served_id} over pipeline stages: it goes through layers again.",
+            hint="use --pipeline-parallel-size 1",
+        )
+    _check_class(spec, layout)
     _check_groups(spec, layout)
     seen: set[int] = set()  # layers share their parts: most models have one or two kinds
     for index, layer in enumerate(spec.layers):
@@ -42,6 +49,19 @@ def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
         if isinstance(part, MoeFeedForward) and id(part) not in seen:
             seen.add(id(part))
             _check_experts(spec, index, part, layout)
+
+
+def _check_class(spec: ModelSpec, layout: ParallelLayout) -> None:
+    """UsageError for what the architecture's class refuses (vllm/model_executor/models: alice_ai.py, dory.py)."""
+    row = architectures().get(spec.architecture)
+    if row is None:
+        return
+    for is_taken, number, option in (
+        (row.vllm.stages, layout.pipeline_parallel_size, "--pipeline-parallel-size"),
+        (row.vllm.ranks, layout.tensor_parallel_size, "--tensor-parallel-size"),
+    ):
+        if not is_taken and number > 1:
+            raise UsageError(f"vLLM's class of {spec.architecture} takes no {option} above 1.", hint=f"use {option} 1")
 
 
 def _check_heads(layer: LayerSpec, tensor_parallel_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid, Kimi Linear and K3, MiniMax Text 01."""
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid, Kimi Linear and K3, MiniMax, Alice."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ _KIMI_MIXTURE = MixtureFamily(
     shared_count=("num_shared_experts",),
     router_bias=True,
     traits=MoeTraits(name="block_sparse_moe", shared_name="shared_experts"),
+)
+_ALICE_MIXTURE = MixtureFamily(
+    PlainFamily(),
+    expert_size=("moe_intermediate_size",),
+    shared_size=("shared_expert_intermediate_size",),
+    router_bias=True,
+    traits=MoeTraits(shared_gate=True),
 )
 
 
@@ -211,6 +218,34 @@ def _kimi_full_layers(view: ConfigView, keys: ConfigView, num_layers: int) -> se
 def _weighed_residual(name: str, hidden: int) -> tuple[Tensor, ...]:
     """A norm and one score: how much of each earlier block's output goes into the next input (Kimi K3)."""
     return norm(f"{name}_res_norm", hidden) + linear(f"{name}_res_proj", 1, hidden, role="router")
+
+
+def read_alice(view: ConfigView) -> Body:
+    """AliceAI: Kimi Delta Attention beside Qwen3-Next's, experts everywhere, weighed residuals (vllm: alice_ai.py).
+
+    vLLM loads no layers for multi-token prediction, which its checkpoints have.
+    """
+    for key, needed in (("router_bias_correction", True), ("kda_allow_negative_eigenvalues", False)):
+        if view.flag(key, default=needed) is not needed:
+            raise view.reject(key, f"{str(needed).lower()}, which vLLM needs")
+    view.integer("block_attn_res_block_size")
+    sizes = read_sizes(view, head_default=256)
+    heads, head = view.integer("linear_num_key_heads"), view.integer("linear_key_head_dim")
+    if (heads, head) != (view.integer("linear_num_value_heads"), view.integer("linear_value_head_dim")):
+        raise view.reject("linear_num_value_heads", "the heads and sizes of keys, which vLLM needs")
+    delta = kimi_delta(sizes.hidden, heads, head, view.integer("linear_conv_kernel_dim", default=4))
+    traits = AttentionTraits(qk_norm="head", output_gate="element")
+    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    (part, *_) = read_feed_forwards(view, _ALICE_MIXTURE, sizes)
+    mixed = norms(2, sizes.hidden) + _weighed_residual("mlp", sizes.hidden)
+    others = [mixed, *[mixed + _weighed_residual("attn", sizes.hidden)] * (sizes.layers - 1)]
+    layers = [
+        LayerSpec(delta if is_linear else softmax, None, part, tensors)
+        for is_linear, tensors in zip(linear_layers(view, sizes.layers), others, strict=True)
+    ]
+    untied = ConfigView({**view.config, "tie_word_embeddings": False}, path=view.path, assumptions=view.assumptions)
+    body = hybrid_body(untied, sizes, layers, rotary_share=0.25)
+    return replace(body, tensors=body.tensors + _weighed_residual("final", sizes.hidden))
 
 
 def read_bailing_hybrid(view: ConfigView) -> Body:

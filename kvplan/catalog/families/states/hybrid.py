@@ -1,4 +1,4 @@
-"""Hybrids of attention and Mamba: Jamba, Bamba, Granite 4, Falcon H1, Nemotron-H and Nemotron 3."""
+"""Hybrids of attention and Mamba: Jamba, Bamba, Granite 4, Falcon H1, Zamba 2."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
-from kvplan.catalog.families.multi_token import multi_token_layers
-from kvplan.catalog.families.softmax.mixtures import EXPERT_KEYS, TOP_K_KEYS
 from kvplan.catalog.families.states.state import (
     Mamba1Sizes,
     Mamba2Sizes,
@@ -27,7 +25,7 @@ from kvplan.catalog.parts import (
     norms,
     outside,
 )
-from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, Mixer, SoftmaxAttention, StateMixer
+from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, Mixer, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 
 
@@ -263,97 +261,3 @@ def _zamba2_block(view: ConfigView, sizes: Sizes, rank: int) -> tuple[tuple[Tens
         for each in ("q", "k", "v"):
             adapters += linear(f"{each}_adapter.0", rank, wide) + linear(f"{each}_adapter.1", wide, rank, "column")
     return block, adapters
-
-
-_NEMOTRON_LETTERS = {
-    "mamba": "M",
-    "linear_attention": "M",
-    "attention": "*",
-    "full_attention": "*",
-    "mlp": "-",
-    "moe": "E",
-}
-"""Names of each kind: the published ones, and those that transformers 5 writes."""
-
-
-def read_nemotron_h(view: ConfigView) -> Body:
-    """Nemotron-H and Nemotron 3: each layer is one thing: Mamba 2 (M), attention (*), MLP (-) or experts (E)."""
-    pattern = _nemotron_pattern(view)
-    counted = ConfigView(
-        {**view.config, "num_hidden_layers": len(pattern)}, path=view.path, assumptions=view.assumptions
-    )
-    sizes = read_sizes(counted, head_default=view.integer("attention_head_dim", default=128))
-    one_norm = norms(1, sizes.hidden)
-    kinds = {"*": LayerSpec(plain_attention(sizes), None, None, one_norm)}
-    if "M" in pattern:
-        kinds["M"] = LayerSpec(_nemotron_mamba(view, sizes), None, None, one_norm)
-    if "-" in pattern:
-        bias = view.flag("mlp_bias", default=False)
-        part = feed_forward(sizes.hidden, view.integer("intermediate_size"), gated=False, bias=bias, name="mixer")
-        kinds["-"] = LayerSpec(None, None, part, one_norm)
-    if "E" in pattern:
-        kinds["E"] = LayerSpec(None, None, _nemotron_mixture(view, sizes), one_norm)
-    layers = [kinds[letter] for letter in pattern]
-    return hybrid_body(view, sizes, layers, rotary=False, extras=_nemotron_extras(view, sizes))
-
-
-def _nemotron_pattern(view: ConfigView) -> str:
-    """One letter per layer; newer configs spell the kinds out and leave the number of layers to the list."""
-    types = view.texts("layers_block_type") or view.texts("layer_types")
-    if types is not None and set(types) <= set(_NEMOTRON_LETTERS):
-        pattern = "".join(_NEMOTRON_LETTERS[kind] for kind in types)
-    else:
-        pattern = view.text("hybrid_override_pattern")
-    stated = view.optional_integer("num_hidden_layers")
-    if not pattern or set(pattern) - set("M*-E") or stated not in (None, len(pattern)) or len(pattern) > 4096:
-        raise view.reject("hybrid_override_pattern", "one letter of M, *, - and E for each layer")
-    return pattern
-
-
-def _nemotron_mamba(view: ConfigView, sizes: Sizes) -> StateMixer:
-    heads, head = view.integer("mamba_num_heads"), view.integer("mamba_head_dim")
-    bias = view.flag("use_bias", "mamba_proj_bias", default=False)
-    mamba_sizes = Mamba2Sizes(
-        heads=heads,
-        head=head,
-        state=view.integer("ssm_state_size"),
-        groups=view.integer("n_groups"),
-        kernel=view.integer("conv_kernel", default=4),
-        intermediate=heads * head,
-        conv_bias=view.flag("use_conv_bias", default=True),
-        bias=bias,
-        output_bias=bias,
-    )
-    # a config that is silent: as vLLM (NemotronHForCausalLMConfig) and transformers' class have it
-    return mamba2(sizes.hidden, mamba_sizes, state_dtype=read_state_dtype(view) or "float32")
-
-
-def _nemotron_mixture(view: ConfigView, sizes: Sizes) -> FeedForward:
-    count = view.integer("n_shared_experts", default=1, minimum=0)
-    return mixture(
-        sizes.hidden,
-        view.integer(*EXPERT_KEYS),
-        view.integer(*TOP_K_KEYS),
-        view.integer("moe_intermediate_size"),
-        shared_intermediate=view.integer("moe_shared_expert_intermediate_size") if count else 0,
-        traits=MoeTraits(
-            name="mixer",
-            gated=False,
-            router_bias=True,
-            shared_name="shared_experts",
-            latent_size=view.optional_integer("moe_latent_size"),
-        ),
-    )
-
-
-def _nemotron_extras(view: ConfigView, sizes: Sizes) -> tuple[ExtraModule, ...]:
-    """One attention and one mixture together are a layer for multi-token prediction; other patterns are not counted."""
-    types = view.texts("mtp_layers_block_type")
-    pattern = view.text("mtp_hybrid_override_pattern", default="")
-    if types is not None:
-        pattern = "".join(_NEMOTRON_LETTERS.get(kind, "?") for kind in types)
-    if pattern == "*E":
-        layer = LayerSpec(plain_attention(sizes), None, _nemotron_mixture(view, sizes), norms(2, sizes.hidden))
-        return multi_token_layers(view, layer, sizes.hidden, keys=("num_nextn_predict_layers",))
-    count = view.integer("num_nextn_predict_layers", default=0, minimum=0, maximum=64)
-    return (ExtraModule("mtp", "multi_token_prediction", None, count),) if count else ()

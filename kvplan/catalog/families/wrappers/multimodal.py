@@ -61,6 +61,31 @@ _NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
         "attention_bias": False,
     },
     "granite4_vision_text": _LLAMA,
+    "cosmos3_edge_text": {
+        "hidden_size": 2048,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "max_position_embeddings": 131072,
+    },
+    "emu3_text_model": {
+        **_LLAMA,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 184622,
+        "max_position_embeddings": 9216,
+    },
+    "opt": {
+        "hidden_size": 768,
+        "ffn_dim": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+    },
     "qwen2": {"vocab_size": 151936, "max_position_embeddings": 32768},
 }
 """What transformers' configuration classes take for a key that a nested config leaves out; published ones do."""
@@ -84,8 +109,8 @@ def read_multimodal(view: ConfigView) -> Body:
 
 
 def thinking_part(view: ConfigView) -> ConfigView:
-    """Qwen's Omni models speak too: the part that reads and answers in text stands in ``thinker_config``."""
-    thinker = view.section("thinker_config")
+    """The part that reads and answers in text, where a model has others: Qwen's Omni models speak, Alpamayo drives."""
+    thinker = view.section("thinker_config") or view.section("vlm_config")
     if thinker is None:
         return view
     merged = {"architectures": view.config.get("architectures"), **thinker.config}

@@ -13,10 +13,11 @@ from kvplan.catalog.families.softmax.heterogeneous import read_chatglm
 from kvplan.catalog.families.softmax.mixtures import MixtureFamily, ernie_range, read_mixture
 from kvplan.catalog.families.softmax.muse import read_muse_spark
 from kvplan.catalog.families.softmax.plain import ATTENTION_BIAS, Flag, PlainFamily, read_plain
+from kvplan.catalog.families.wrappers.more_towers import moondream_modules
 from kvplan.catalog.families.wrappers.multimodal import text_section
 from kvplan.catalog.families.wrappers.towers import read_towers
-from kvplan.catalog.parts import MoeTraits, mixture
-from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, MoeFeedForward
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, mixture, norm, outside
+from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, MoeFeedForward, RopeSpec
 from kvplan.catalog.tensors import Tensor
 
 _MOLMO_ROWS = 128
@@ -91,6 +92,49 @@ def read_muse_spark_omni(view: ConfigView) -> Body:
     """Muse Spark, which sees and hears."""
     body = read_muse_spark(_text(view))
     return replace(body, extras=read_towers(view, body.hidden_size))
+
+
+def read_moondream3(view: ConfigView) -> Body:
+    """Moondream 3: attention beside a feed-forward or experts; each head's queries and values are scaled by two rows.
+
+    Read as vLLM does (models/moondream3.py and its Moondream3Config): an empty ``config`` is the released model's.
+    """
+    own = view.section("config") or ConfigView({}, path=view.path)
+    text = own.section("text") or ConfigView({})
+    experts = text.section("moe") or ConfigView({})
+    hidden, vocab = text.integer("dim", default=2048), text.integer("vocab_size", default=51200)
+    heads = text.integer("n_heads", default=32)
+    layers, first = text.layers("n_layers", default=24), experts.integer("start_layer", default=4, minimum=0)
+    if hidden % heads:
+        raise text.reject("dim", f"a multiple of the {heads} heads")
+    mixer = attention(
+        *(hidden, heads, text.integer("n_kv_heads", default=32), hidden // heads),
+        traits=AttentionTraits.biased(True, True, name="attn"),
+    )
+    dense = feed_forward(hidden, text.integer("ff_dim", default=8192), gated=False, bias=True)
+    routed = mixture(
+        hidden,
+        experts.integer("n_experts", default=64),
+        experts.integer("n_experts_per_tok", default=8),
+        experts.integer("expert_inner_dim", default=1024),
+        traits=MoeTraits(router_bias=True),
+    )
+    beside = (
+        *norm("ln", hidden, bias=True),
+        Tensor("attn.tau_alpha", (heads,), "state", "column"),
+        *(Tensor(f"attn.tau_w{name}", (heads, 3 * hidden), "state", "column") for name in "qv"),
+    )
+    vision = own.section("vision") or ConfigView({})
+    return Body(
+        layers=tuple(LayerSpec(mixer, None, routed if i >= first else dense, beside) for i in range(layers)),
+        tensors=outside(hidden, vocab, tied=False, norm_bias=True, head_bias=True),
+        hidden_size=hidden,
+        vocab_size=vocab,
+        tied=False,
+        max_position_embeddings=text.integer("max_context", default=4096),
+        rope=RopeSpec(text.number("rope_theta", default=1_500_000.0), min(32, hidden // heads)),
+        extras=moondream_modules(vision, hidden),
+    )
 
 
 def _text(view: ConfigView) -> ConfigView:

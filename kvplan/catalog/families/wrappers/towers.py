@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.wrappers.more_towers import blip2_modules, vibevoice_modules
 from kvplan.catalog.spec import ExtraModule
 
 _LAYER_KEYS = ("num_hidden_layers", "depth")
@@ -276,7 +277,12 @@ _OCR_TOWERS = {
 }
 """Encoders of one size whatever the config says (SAM and CLIP, SAM and Qwen2), and separators as wide as the text."""
 
-_VISION_SECTIONS = ("vision_config", "visual_tokenizer_config", "vit_config")
+_BY_ARCHITECTURE: dict[str, Callable[[ConfigView, int], tuple[ExtraModule, ...]]] = {
+    "Blip2ForConditionalGeneration": blip2_modules,
+    "VibeVoiceAsrForConditionalGeneration": vibevoice_modules,
+}
+
+_VISION_SECTIONS = ("vision_config", "visual_tokenizer_config", "vit_config", "vq_config")
 _AUDIO_SECTIONS = ("audio_config", "sound_config", "encoder_config", "audio_encoder_config")
 _HEARING = frozenset(("MoonshotKimiaForCausalLM",))
 """Architectures with an audio tower that their config does not describe."""
@@ -286,6 +292,8 @@ def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
     """The towers that a wrapper's config names, with their counts where the tower is known."""
     found: list[ExtraModule] = []
     architecture = (view.texts("architectures") or [""])[0]
+    if architecture in _BY_ARCHITECTURE:
+        return _BY_ARCHITECTURE[architecture](view, text_hidden)
     sections = [section for name in _VISION_SECTIONS if (section := view.section(name)) is not None]
     vision = sections[0] if sections else _default_vision(view)
     if architecture in _OCR_TOWERS:

@@ -93,7 +93,7 @@ def step_shape(spec: ModelSpec, *, element_bytes: float, kv_bytes_per_token: flo
     """The shape of a model whose weights and activations take ``element_bytes`` each. Embeddings are only looked up."""
     head = spec.vocab_size * spec.hidden_size
     looked_up = head if spec.tie_word_embeddings else 2 * head
-    body = max(spec.num_active_parameters - looked_up, 0)
+    body = max(spec.num_active_parameters - looked_up, 0) + spec.repeated_elements
     return StepShape(
         num_layers=spec.num_layers,
         body_parameters=body,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.spec import LatentAttention, ModelSpec, MoeFeedForward, QuantizationSpec, StateMixer
 from kvplan.catalog.tensors import count_elements
@@ -166,17 +166,18 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     rank_elements = max((held - experts.num_elements) / tp + rank_experts, 1.0)
     read_bytes = weight_bytes * (1 - (looked_up / tp + rank_idle) / (rank_elements + rank_idle))
     expert_share = rank_experts / rank_elements
+    again = weight_bytes * spec.repeated_elements / tp / (rank_elements + rank_idle)
     return ModelWork(
         layout=layout,
         num_layers=spec.num_layers,
         num_expert_layers=experts.num_layers,
         hidden_size=spec.hidden_size,
         activation_bytes=2,
-        dense_bytes=read_bytes * (1 - expert_share),
+        dense_bytes=read_bytes * (1 - expert_share) + again,
         expert_bytes=read_bytes * expert_share,
         num_experts=experts.num_experts,
         experts_per_token=experts.experts_per_token,
-        active_parameters=max(spec.num_active_parameters - looked_up, 1),
+        active_parameters=max(spec.num_active_parameters - looked_up, 1) + spec.repeated_elements,
         active_expert_parameters=experts.num_active_elements,
         attention=merged_spans(spec.layers),
         compute_dtype=compute_dtype(spec.quantization, dtype),
@@ -256,7 +257,10 @@ class _Experts:
 
 
 def _expert_elements(spec: ModelSpec) -> _Experts:
-    """The routed experts of all layers; the last mixture's counts, since all of a model's are alike."""
+    """The routed experts of all layers; their number and size are the last mixture's, since nearly all are alike.
+
+    Where layers differ in how many a token uses (Nemotron 3 Puzzle), it is the mean, weighed by their size.
+    """
     found = _Experts()
     for layer in spec.layers:
         part = layer.feed_forward
@@ -272,7 +276,10 @@ def _expert_elements(spec: ModelSpec) -> _Experts:
                 part.experts_per_token,
                 part.expert_intermediate_size,
             )
-    return found
+    if not found.num_elements:
+        return found
+    used = found.num_experts * found.num_active_elements / found.num_elements
+    return replace(found, experts_per_token=round(used))
 
 
 def kv_read_bytes(spec: ModelSpec, context_tokens: int, cache: CacheSettings) -> int:

@@ -9,6 +9,10 @@ mimo_v2     MiMo V2
 minimax_m3  MiniMax M3
 decilm      Nemotron-NAS
 dbrx        DBRX
+domyn       Domyn Edge
+pangu       openPangu Pro MoE V2
+k2_horizon  K2 Horizon
+loops       layers that are gone through again: HRM-Text, Dory, Nanbeige, IQuest Loop Coder
 """
 
 from dataclasses import replace
@@ -17,9 +21,18 @@ from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.heterogeneous.afmoe import read_afmoe
 from kvplan_engine.checkpoints.families.heterogeneous.dbrx import read_dbrx
 from kvplan_engine.checkpoints.families.heterogeneous.decilm import read_decilm
+from kvplan_engine.checkpoints.families.heterogeneous.domyn import read_domyn_edge
+from kvplan_engine.checkpoints.families.heterogeneous.k2_horizon import read_k2_horizon
 from kvplan_engine.checkpoints.families.heterogeneous.laguna import read_laguna
+from kvplan_engine.checkpoints.families.heterogeneous.loops import (
+    read_dory,
+    read_hrm_text,
+    read_loop_coder,
+    read_nanbeige,
+)
 from kvplan_engine.checkpoints.families.heterogeneous.mimo_v2 import read_mimo_v2
 from kvplan_engine.checkpoints.families.heterogeneous.minimax_m3 import read_minimax_m3
+from kvplan_engine.checkpoints.families.heterogeneous.pangu import read_pangu_pro
 from kvplan_engine.checkpoints.families.heterogeneous.step3 import read_step3
 from kvplan_engine.checkpoints.families.heterogeneous.step3p7 import read_step3p7
 from kvplan_engine.checkpoints.families.heterogeneous.step5 import read_step5
@@ -50,4 +63,11 @@ HETEROGENEOUS = (
     Family(("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"), read_minimax_m3),
     Family(("DeciLMForCausalLM",), read_decilm, TensorNames()),
     Family(("DbrxForCausalLM",), read_dbrx),
+    Family(("IQuestLoopCoderForCausalLM",), read_loop_coder),
+    Family(("HrmTextForCausalLM",), read_hrm_text),
+    Family(("NanbeigeForCausalLM",), read_nanbeige),
+    Family(("DoryForCausalLM",), read_dory),
+    Family(("DomynEdgeForCausalLM",), read_domyn_edge),
+    Family(("PanguProMoEV2ForCausalLM",), read_pangu_pro),
+    Family(("K2HorizonForCausalLM",), read_k2_horizon),
 )

@@ -6,6 +6,7 @@ bamba        Bamba, Granite 4
 falcon_h1    Falcon H1
 nemotron_h   Nemotron H, Nemotron 3
 zamba2       Zamba 2
+alice        AliceAI
 qwen3_next   Qwen3-Next, Qwen3.5 and 3.6, OLMo Hybrid
 kimi_linear  Kimi Linear and K3
 lfm2         LFM2
@@ -28,6 +29,7 @@ from kvplan_engine.checkpoints.families.states import (
     nemotron_h,
     qwen3_next,
 )
+from kvplan_engine.checkpoints.families.states.alice import read_alice
 from kvplan_engine.checkpoints.families.states.bailing import read_bailing_hybrid, read_bailing_v3
 from kvplan_engine.checkpoints.families.states.glm_next import read_glm_next
 from kvplan_engine.checkpoints.families.states.inkling import read_inkling
@@ -44,6 +46,7 @@ STATES = (
     *lfm2.FAMILIES,
     *qwen3_next.FAMILIES,
     *kimi_linear.FAMILIES,
+    Family(("AliceAIForCausalLM",), read_alice),
     Family(("Zamba2ForCausalLM",), read_zamba2),
     Family(("MiniMaxText01ForCausalLM",), read_minimax),
     Family(("BailingMoeV2_5ForCausalLM",), read_bailing_hybrid),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, model, norms
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.states.parts import mamba2, mamba2_names, refuse_other_activations, step_limits
-from kvplan_engine.checkpoints.fields import activation
+from kvplan_engine.checkpoints.fields import activation, window
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import Attention, State
@@ -27,6 +28,21 @@ def read_nemotron_h(config: dict[str, Any]) -> ModelDescription:
         is_mixer = isinstance(part, State | Attention)
         layers.append(Layer((part,), None, norm) if is_mixer else Layer((), part, norm))  # type: ignore[arg-type]
     return model(config, layers, norm, max_positions=4096)
+
+
+def read_nemotron_puzzle(config: dict[str, Any]) -> ModelDescription:
+    """Read it as vLLM does (vllm/model_executor/models/nemotron_h.py): each block has keys of its own."""
+    norm = norms(config, key="layer_norm_epsilon")
+    layers = []
+    for block in config["block_configs"]:
+        own, kind = {**config, **block}, block["block_type"]
+        if kind == "attention":
+            layers.append(Layer((replace(_attention(own), kept=window(own.get("sliding_window"))),), None, norm))
+        elif kind == "mamba":
+            layers.append(Layer((_mamba(own),), None, norm))
+        else:
+            layers.append(Layer((), _mlp(own) if kind == "mlp" else _mixture(own), norm))
+    return model(config, layers, norm, max_positions=None)
 
 
 def _kinds(config: dict[str, Any]) -> list[str]:
@@ -114,4 +130,7 @@ _NAMES = TensorNames(
     },
 )
 
-FAMILIES = (Family(("NemotronHForCausalLM",), read_nemotron_h, _NAMES),)
+FAMILIES = (
+    Family(("NemotronHForCausalLM",), read_nemotron_h, _NAMES),
+    Family(("NemotronHPuzzleForCausalLM",), read_nemotron_puzzle),
+)

@@ -13,7 +13,7 @@ from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
-_SECTIONS = ("thinker_config", "text_config", "llm_config", "language_config")
+_SECTIONS = ("thinker_config", "vlm_config", "text_config", "llm_config", "language_config")
 _DTYPES = ("dtype", "torch_dtype")
 _TIE = "tie_word_embeddings"
 _TIE_SAID_INSIDE = ("Mistral3ForConditionalGeneration",)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, norms
+from kvplan_engine.checkpoints.families.common import attention, norms, rope
 from kvplan_engine.checkpoints.families.dense.like_llama import CHATGLM
 from kvplan_engine.checkpoints.families.dense.llama import llama
 from kvplan_engine.checkpoints.families.family import Family
@@ -101,6 +101,43 @@ def _muse_spark(config: dict[str, Any]) -> ModelDescription:
     return read_muse_spark(_text(config))
 
 
+def _moondream3(config: dict[str, Any]) -> ModelDescription:
+    """Read it as vLLM does (vllm/model_executor/models/moondream3.py): an empty config is the released model's."""
+    own = (config.get("config") or {}).get("text") or {}
+    experts = own.get("moe") or {}
+    sizes = {
+        "hidden_size": own.get("dim", 2048),
+        "intermediate_size": own.get("ff_dim", 8192),
+        "num_hidden_layers": own.get("n_layers", 24),
+        "num_attention_heads": own.get("n_heads", 32),
+        "num_key_value_heads": own.get("n_kv_heads", 32),
+        "vocab_size": own.get("vocab_size", 51200),
+        "max_position_embeddings": own.get("max_context", 4096),
+        "rope_theta": own.get("rope_theta", 1500000.0),
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": False,
+    }
+    text = {**config, **sizes}
+    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    expert = mlp({**text, "intermediate_size": experts.get("expert_inner_dim", 1024)})
+    mixture = Mixture(
+        int(experts.get("n_experts", 64)),
+        int(experts.get("n_experts_per_tok", 8)),
+        expert,
+        scoring="softmax_of_top",
+        router_bias=True,
+    )
+    sparse = [index >= int(experts.get("start_layer", 4)) for index in range(int(text["num_hidden_layers"]))]
+    turns = rope(text, head_size(text), rotary_size=min(32, head_size(text)))
+    mixer = attention(text, qkv_bias=True, output_bias=True, rope=turns)
+    dense = mlp(text, gated=False, bias=True)
+    norm = norms(text, "layer", "parallel")
+    found = decoder(text, norm, mixer, mixture, sparse, dense=dense, head_bias=True)
+    scales = (Shape("tau_alpha", (heads,)), Shape("tau", (2, heads, 3 * hidden)))
+    beside = {layer: replace(layer, others=scales) for layer in found.distinct_layers}
+    return replace(found, layers=tuple(beside[layer] for layer in found.layers))
+
+
 def _changed(
     found: ModelDescription, attention_fields: dict[str, Any], shapes: tuple[Shape, ...] = ()
 ) -> ModelDescription:
@@ -126,6 +163,7 @@ OWN_TEXT = (
     Family(("GLM4VForCausalLM",), _glm4v),
     Family(("InternS1ProForConditionalGeneration",), _interns1_pro),
     Family(("MolmoForCausalLM",), _molmo),
+    Family(("Moondream3ForCausalLM", "HfMoondream"), _moondream3),
     Family(("Molmo2ForConditionalGeneration",), _molmo2),
     Family(("MuseSparkForConditionalGeneration",), _muse_spark),
 )
