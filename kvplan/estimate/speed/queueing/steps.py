@@ -33,14 +33,20 @@ class RooflineSteps(GroupSteps):
         rows, met = num_tokens * fullest, num_met / stages
         weights, products = work.weights_read(met), work.operations(rows, met)
         sent, spans, tp = roofline.collectives.seconds(rows, met), work.attention, work.layout.tensor_parallel_size
+        bandwidth, flops, of_step, counted = (
+            roofline.bandwidth,
+            roofline.flops,
+            roofline.step_seconds,
+            max(num_tokens, 1),
+        )
+        kv_bytes = self.kv_bytes_per_token
 
         def seconds(num_kv_tokens: float, num_pairs: float) -> float:
-            read = weights + num_kv_tokens * fullest * self.kv_bytes_per_token / stages
-            seen = num_pairs / max(num_tokens, 1)  # windows see what they see on average
+            read = weights + num_kv_tokens * fullest * kv_bytes / stages
+            seen = num_pairs / counted  # windows see what they see on average
             attended = num_tokens * sum([span.multiply_adds(seen) for span in spans])
             operations = products + 2 * attended / tp * fullest / stages
-            one = max(read / roofline.bandwidth, operations / roofline.flops)
-            return stages * one + sent + roofline.step_seconds
+            return stages * max(read / bandwidth, operations / flops) + sent + of_step
 
         return seconds
 
