@@ -281,11 +281,19 @@ class Frontier:
         goal = self.basis.request.goal
         return sorted(self._that_hold(choice, replicas), key=lambda each: round(each.rough_score(goal), 3))
 
-    def _that_hold(self, choice: DeploymentChoice, replicas: int) -> Iterator[Candidate]:
-        """``choice`` with each token budget that holds the load, the default first."""
+    def _that_hold(self, choice: DeploymentChoice, replicas: int, beside: int | None = None) -> Iterator[Candidate]:
+        """``choice`` with each token budget that holds the load, the default first.
+
+        ``beside``: another number of replicas, whose speeds say of some budgets that so many keep no goal: these are
+        left out before their start-up is predicted.
+        """
         for tokens in (None, *self.basis.other_step_tokens(choice.gpu)):
+            budget = replace(choice, max_num_batched_tokens=tokens)
+            known = None if beside is None else self._candidates.get((budget.key, beside))
+            if isinstance(known, Candidate) and not known.leaves_open(self.basis.request.goal, replicas):
+                continue
             try:
-                each = self._candidate(replace(choice, max_num_batched_tokens=tokens), replicas)
+                each = self._candidate(budget, replicas)
             except KvplanError:
                 continue
             if isinstance(each, Candidate):
@@ -308,7 +316,7 @@ class Frontier:
 
         def may_keep(count: int, share: float = 1.0) -> bool:
             if found is None or played is None:
-                return any(each.may_keep(goal) for each in self._that_hold(choice, count))
+                return any(each.may_keep(goal) for each in self._that_hold(choice, count, beside=entry.replicas))
             again = self._candidate(played.choice, count)
             return isinstance(again, Candidate) and _would_keep(again, found, played, share)
 
