@@ -23,7 +23,7 @@ from kvplan.planner.choices.formats import FormatPair
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
 MOST_PLAYS: Final = 24
-"""Of one search, which keeps a plan over all GPUs to two or three seconds on a slow core."""
+"""Of one search, which keeps a plan over all GPUs to about two seconds on a slow core."""
 THOROUGH_PLAYS: Final = 2000
 _PATIENCE: Final = 3
 """So many times as many loads are played while none of them keeps the goal."""
@@ -38,9 +38,11 @@ _NEARLY: Final = 1.05
 _LEFT_OF_QUEUES: Final = 0.5
 """Power of what a play has above averages: more replicas have shorter queues. It is counted on where nothing
 else leaves an answer."""
-_UNSIZED: Final = -2.0
+_UNSIZED: Final = -3.0
+_BOUNDED: Final = -2.0
 _UNKNOWN: Final = -1.0
-"""In place of how fast an entry is about: how many replicas it takes is not known yet, or how fast they are."""
+"""In place of how fast an entry is about: not known yet is how many replicas it takes, how many at least, or how fast
+they are."""
 Progress = Callable[[int, int], None]
 """Is told how many loads were played, of how many at most."""
 
@@ -159,9 +161,12 @@ class Frontier:
 
     def _pushed_back(self, entry: _Entry) -> bool:
         """Whether ``entry`` was sized, or asked how fast it is about, and comes again or not at all."""
-        if entry.rough == _UNSIZED:
+        if entry.rough in (_UNSIZED, _BOUNDED):
             try:
-                self._size(entry.choice)
+                if entry.rough == _UNSIZED:
+                    self._bound(entry.choice)
+                else:
+                    self._size(entry.choice, entry.replicas)
             except KvplanError as error:
                 self.basis.refusals.setdefault(entry.choice.gpu.id, error)
             return True
@@ -175,18 +180,29 @@ class Frontier:
         heapq.heappush(self._heap, replace(entry, rough=rough))
         return True
 
-    def _size(self, choice: DeploymentChoice) -> None:
-        """Push it with as few replicas as hold the load; a miss where the largest number does not."""
-        most, first = self.basis.most_replicas(choice), self._candidate(choice, 1)
+    def _bound(self, choice: DeploymentChoice) -> None:
+        """Push it with the replicas that it takes at least: most come at a higher price than the answer then."""
+        first = self._candidate(choice, 1)
         if isinstance(first, Miss) and first.is_final:
             self._misses.append(first)
             return
         least = min(least_replicas(self.basis, each) for each in self._with_budgets(choice))
-        fewest = None if least > most else _fewest(most, lambda count: self._holds(choice, count), max(int(least), 1))
-        if fewest is not None:
+        if least > self.basis.most_replicas(choice):
+            self._note_lack(choice)
+        else:
+            self._push(choice, max(int(least), 1), _BOUNDED)
+
+    def _size(self, choice: DeploymentChoice, least: int) -> None:
+        """Push it with as few replicas as hold the load, at least so many."""
+        fewest = _fewest(self.basis.most_replicas(choice), lambda count: self._holds(choice, count), least)
+        if fewest is None:
+            self._note_lack(choice)
+        else:
             self._push(choice, fewest)
-            return
-        last = self._candidate(choice, most)
+
+    def _note_lack(self, choice: DeploymentChoice) -> None:
+        """A miss: the largest number of replicas does not hold the load."""
+        last = self._candidate(choice, self.basis.most_replicas(choice))
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
 
