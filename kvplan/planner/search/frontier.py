@@ -1,8 +1,9 @@
 """The search itself: choices from cheap to dear, each with as few replicas as keep the goal under the played load.
 
-A closed form says for each choice from how many replicas on it holds the load. From there on, by price, the load is
-played, which takes a hundred times as long; a choice that does not keep the goal comes again with more replicas at a
-higher price. So what is found first is the cheapest, and all that cost the same are compared before anything dearer.
+A closed form says for each choice how many replicas it takes at least to hold the load and, when that price comes up,
+from how many on it does. From there on, by price, the load is played, which takes tens of times as long; a choice that
+does not keep the goal comes again with more replicas at a higher price. So what is found first is the cheapest, and all
+that cost the same are compared before anything dearer.
 """
 
 from __future__ import annotations
