@@ -8,6 +8,7 @@ two events (an end, an arrival, a full pool) are taken together, each as long as
 from __future__ import annotations
 
 import math
+from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -314,8 +315,13 @@ class InstancePlay:
         """A step in which ``count`` sequences of a group decode and ``met`` tokens of all groups meet."""
         step = self._decoding_steps.get((met, count))
         if step is None:
-            rows = self._rules.rows_per_sequence * count
-            step = self._decoding_steps[met, count] = step_of(self._clock, met, rows, count, rows)
+            clock, rows = self._clock, self._rules.rows_per_sequence * count
+            if isinstance(clock, GroupClock):
+                step = step_of(clock, met, rows, count, rows)
+            else:
+                assert met == rows, "steps of one group"
+                step = partial(clock.seconds, rows, count, rows)
+            self._decoding_steps[met, count] = step
         return step
 
     def _next_arrival(self) -> float:

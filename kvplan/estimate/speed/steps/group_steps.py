@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
+from kvplan.estimate.speed.simulation.interface import GroupClock
 
 AttendingStep = Callable[[float, float], float]
 """Seconds of a step, all else of which is known, by its num_kv_tokens and num_pairs (``simulation.GroupClock``)."""
@@ -52,11 +52,10 @@ class GroupSteps(ABC):
         """Return the seconds of steps that compute so much, by what they attend to."""
 
 
-def step_of(clock: StepClock, num_met: int, num_tokens: int, num_sequences: int, num_sampled: int) -> AttendingStep:
+def step_of(
+    clock: GroupClock, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float
+) -> AttendingStep:
     """Return ``clock``'s step of so much, by what it attends to."""
     if isinstance(clock, GroupSteps):
         return clock.step_of(num_met, num_tokens, num_sequences, num_sampled)
-    if num_met == num_tokens:
-        return partial(clock.seconds, num_tokens, num_sequences, num_sampled)
-    assert isinstance(clock, GroupClock), "steps of several groups"
     return partial(clock.seconds_beside, num_met, num_tokens, num_sequences, num_sampled)
