@@ -19,8 +19,9 @@ from kvplan.estimate.speed.queueing.instance import Group, Sequence
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.prefix_cache import PrefixCache
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.queueing.steps import step_of
 from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
-from kvplan.estimate.speed.steps.group_steps import AttendingStep, step_of
+from kvplan.estimate.speed.steps.group_steps import AttendingStep
 
 _SOON: Final = 1e-6
 """Seconds: shorter than any step."""

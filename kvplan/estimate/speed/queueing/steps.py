@@ -8,14 +8,24 @@ groups that share their experts take it together, and wait for the fullest of th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
-from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, reads_prompts, step_of
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, reads_prompts
 from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
 from kvplan.estimate.speed.steps.work import ModelWork
+
+
+def step_of(
+    clock: GroupClock, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float
+) -> AttendingStep:
+    """Return ``clock``'s step of so much, by what it attends to."""
+    if isinstance(clock, GroupSteps):
+        return clock.step_of(num_met, num_tokens, num_sequences, num_sampled)
+    return partial(clock.seconds_beside, num_met, num_tokens, num_sequences, num_sampled)
 
 
 @dataclass(frozen=True)
