@@ -33,14 +33,11 @@ from kvplan.commands.options.shared import (
     calibration_name,
 )
 from kvplan.commands.options.trace import TraceOptions
-from kvplan.commands.printing.fleet_progress import searching
-from kvplan.commands.printing.fleets import draw_picture, fleet_as_page, print_fleet
 from kvplan.commands.printing.likened import print_unlike
 from kvplan.commands.printing.plan_page import plan_page, write_page
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import chosen_format, print_notes
 from kvplan.foreign_text import unguarded
-from kvplan.planner.fleets.answering import plan_fleet
 from kvplan.planner.likeness import AskedPlan, likened
 from kvplan.planner.question.asking import PLAN_SETTINGS
 from kvplan.planner.question.request import PlanRequest
@@ -196,6 +193,11 @@ def _plan_trace(
     explain: bool,
 ) -> None:
     """Search the fleet of a trace, with what is found on stderr meanwhile."""
+    # Other plans need none of these rooms, which take a tenth of a second to import.
+    from kvplan.commands.printing.fleet_progress import searching
+    from kvplan.commands.printing.fleets import draw_picture, fleet_as_page, print_fleet
+    from kvplan.planner.fleets.answering import plan_fleet
+
     with searching() as listener:
         answer = plan_fleet(spec, request, measured, listener)
     version = request.engine.version

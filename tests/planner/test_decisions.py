@@ -16,7 +16,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.estimate.speed.latency import Range
 from kvplan.planner.choices.basis import PlanBasis
-from kvplan.planner.choices.candidate import Candidate, candidate
+from kvplan.planner.choices.candidate import Candidate, candidate, least_replicas
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.choices.verdict import share_at_most
 from kvplan.planner.question.asking import plan_request
@@ -185,3 +186,35 @@ def test_what_one_request_alone_rules_out_is_tried_with_one_budget() -> None:
     assert isinstance(hopeless, Candidate)
     assert hopeless.is_hopeless(request.goal)
     assert not hopeless.is_hopeless(replace(request, slo=parse_slo(["tpot:50"])).goal)
+
+
+# What is computed for choices that are not played
+
+
+@pytest.mark.parametrize(
+    "load", [{"users": 300, "ctx_avg": "4k"}, {"request_rate": 12.0, "input_len": "2000", "output_len": "200"}]
+)
+def test_a_load_takes_no_fewer_replicas_than_the_least(load: dict[str, Any]) -> None:
+    """The search looks from there on: by the pool of one with the fewest seats, or by what one with all can answer."""
+    spec = resolve_model("llama-3.1-8b")
+    asked = plan_request(EngineChoice("vllm"), ServingSettings(), gpu=["l40s"], max_gpus=12, **load)
+    basis = PlanBasis(asked, complete(asked, spec), MEASURED)
+    pair, gpu = formats_asked(spec, asked)[0][0], basis.gpus[0]
+    for layout in basis.layouts(pair.weights, gpu, across_nodes=False):
+        choice = DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype)
+        held = [isinstance(candidate(basis, choice, count), Candidate) for count in range(1, 1 + 12 // layout.num_gpus)]
+        fewest = 1 + held.index(True) if any(held) else math.inf
+        least = least_replicas(basis, choice)
+        assert least <= fewest
+        assert least > 0.4 * fewest or fewest in (1, math.inf)
+
+
+def test_start_ups_are_predicted_for_few_numbers_of_replicas() -> None:
+    """Nine layouts with five token budgets each, of up to 64 GPUs: 91 where each number that averages rule out had its
+    start-up predicted, and the search for the fewest replicas began at one."""
+    spec = resolve_model("llama-3.1-70b")
+    asked = plan_request(EngineChoice("vllm"), ServingSettings(), users=64, ctx_avg="4k", gpu=["l40s"], max_gpus=64)
+    basis = PlanBasis(asked, complete(asked, spec), MEASURED)
+    found = Frontier(basis, formats_asked(spec, asked)[0], None).run()
+    assert found.num_tried == 9 and found.num_played > 0
+    assert len(basis.predictions) < 70

@@ -6,6 +6,7 @@ _FLOAT16_NOT_SUPPORTED_MODELS), and get_min_capability in vllm/model_executor/la
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -31,8 +32,13 @@ _FORMATS_FROM: Final[dict[str, tuple[int, int]]] = {
 
 def capability_of(gpu: GpuProfile) -> tuple[int, int] | None:
     """(9, 0) for an NVIDIA profile that says "9.0"; None for other vendors."""
-    major, _, minor = gpu.compute_capability.partition(".")
-    return (int(major), int(minor)) if gpu.vendor == "nvidia" and major.isdigit() and minor.isdigit() else None
+    return _numbers(gpu.compute_capability) if gpu.vendor == "nvidia" else None
+
+
+@cache
+def _numbers(capability: str) -> tuple[int, int] | None:
+    major, _, minor = capability.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
 def compute_capability(gpu: GpuProfile) -> tuple[int, int]:

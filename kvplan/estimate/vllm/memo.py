@@ -16,12 +16,14 @@ class RankParts:
     """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels.
 
     ``cached``: its layers, the drafter's behind the model's; ``layer_kinds``: one of each kind.
+    ``buffer_bytes_per_token``: what the former hold for each token of a step's budget.
     """
 
     cached: tuple[LayerSpec, ...]
     layer_kinds: tuple[LayerSpec, ...]
     weight_bytes: int
     blocks: BlockPlan
+    buffer_bytes_per_token: int
 
     @property
     def num_layers(self) -> int:

@@ -52,9 +52,9 @@ from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
+    buffer_bytes_per_token,
     per_layer_input_bytes,
     rank_weight_bytes,
-    step_buffer_bytes,
     stream_buffer_bytes,
 )
 from kvplan.settings import FilledSettings, ServingSettings
@@ -262,7 +262,7 @@ def _rank_memory(
     graphs = _graph_bytes(spec, parts, gpu, settings, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     given = settings.kv_cache_memory_bytes
-    weights = parts.weight_bytes + step_buffer_bytes(parts.cached, settings)
+    weights = parts.weight_bytes + parts.buffer_bytes_per_token * settings.max_num_batched_tokens
     weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
     offloaded = offloaded_bytes(spec, part, gpu, settings, weights)
     return RankMemory(
@@ -343,7 +343,7 @@ def _rank_parts(
         layers += cached_layers(spec.drafter)
     kept = cache_settings(spec, settings)
     blocks = plan_blocks(layers, kept, settings.block_size, release, state_chunk=resolved.state_chunk)
-    found = RankParts(layers, _distinct(layers), weight_bytes, blocks)
+    found = RankParts(layers, _distinct(layers), weight_bytes, blocks, buffer_bytes_per_token(layers, settings.dtype))
     known.parts[key] = found
     return found
 

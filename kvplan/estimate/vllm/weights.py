@@ -142,8 +142,8 @@ def rank_weight_bytes(
     return total + rope_table_bytes(spec, dtype, max_model_len, qwen3_positions)
 
 
-def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> int:
-    """What layers hold for the tokens of a step: numbers of the tokens that an index chose, rows of a table.
+def buffer_bytes_per_token(layers: Iterable[LayerSpec], dtype: str) -> int:
+    """What layers hold for each token of a step's budget: numbers of the tokens that an index chose, rows of a table.
 
     Where latents are sparse all layers share one list of numbers (topk_indices_buffer in
     vllm/model_executor/models/deepseek_v2.py, read in 0.11.0 to 0.19.0, later vllm/models/deepseek_v32, deepseek_v4,
@@ -160,10 +160,10 @@ def step_buffer_bytes(layers: Iterable[LayerSpec], settings: FilledSettings) -> 
         elif isinstance(mixer, StateMixer):
             if mixer.kind == "ngram_conv":
                 values = next(tensor for tensor in mixer.tensors if tensor.name.endswith("value_proj"))
-                per_token += values.shape[1] * element_bytes(settings.dtype)
+                per_token += values.shape[1] * element_bytes(dtype)
         else:
             shared = max(shared, _chosen(mixer))
-    return (shared * _NUMBER_BYTES + per_token) * settings.max_num_batched_tokens
+    return shared * _NUMBER_BYTES + per_token
 
 
 def stream_buffer_bytes(spec: ModelSpec, settings: FilledSettings) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -67,6 +67,15 @@ class Candidate:
         return all(
             self.average(bound.name) <= bound.seconds * _PLAY_MAY_BE_SHORTER[bound.name] for bound in goal.slo.bounds()
         )
+
+    def leaves_open(self, goal: Goal, replicas: int) -> bool:
+        """Whether so many ``replicas`` could keep ``goal``, by this one's speeds.
+
+        Users see the same however many seats there are, as long as no pool decides what prompts find in the cache.
+        """
+        if self.basis.workload.num_users is None or self.model.hits is not None:
+            return True
+        return replace(self, replicas=replicas).may_keep(goal)
 
     def is_hopeless(self, goal: Goal) -> bool:
         """Whether one request alone misses a bound by so much that no play of any load, with any budget, keeps it.

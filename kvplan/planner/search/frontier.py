@@ -1,8 +1,9 @@
 """The search itself: choices from cheap to dear, each with as few replicas as keep the goal under the played load.
 
-A closed form says for each choice from how many replicas on it holds the load. From there on, by price, the load is
-played, which takes a hundred times as long; a choice that does not keep the goal comes again with more replicas at a
-higher price. So what is found first is the cheapest, and all that cost the same are compared before anything dearer.
+A closed form says for each choice how many replicas it takes at least to hold the load and, when that price comes up,
+from how many on it does. From there on, by price, the load is played, which takes tens of times as long; a choice that
+does not keep the goal comes again with more replicas at a higher price. So what is found first is the cheapest, and all
+that cost the same are compared before anything dearer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvplan.planner.choices.formats import FormatPair
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
 MOST_PLAYS: Final = 24
-"""Of one search, which keeps a plan over all GPUs to two or three seconds on a slow core."""
+"""Of one search, which keeps a plan over all GPUs to about two seconds on a slow core."""
 THOROUGH_PLAYS: Final = 2000
 _PATIENCE: Final = 3
 """So many times as many loads are played while none of them keeps the goal."""
@@ -38,9 +39,11 @@ _NEARLY: Final = 1.05
 _LEFT_OF_QUEUES: Final = 0.5
 """Power of what a play has above averages: more replicas have shorter queues. It is counted on where nothing
 else leaves an answer."""
-_UNSIZED: Final = -2.0
+_UNSIZED: Final = -3.0
+_BOUNDED: Final = -2.0
 _UNKNOWN: Final = -1.0
-"""In place of how fast an entry is about: how many replicas it takes is not known yet, or how fast they are."""
+"""In place of how fast an entry is about: not known yet is how many replicas it takes, how many at least, or how fast
+they are."""
 Progress = Callable[[int, int], None]
 """Is told how many loads were played, of how many at most."""
 
@@ -159,9 +162,12 @@ class Frontier:
 
     def _pushed_back(self, entry: _Entry) -> bool:
         """Whether ``entry`` was sized, or asked how fast it is about, and comes again or not at all."""
-        if entry.rough == _UNSIZED:
+        if entry.rough in (_UNSIZED, _BOUNDED):
             try:
-                self._size(entry.choice)
+                if entry.rough == _UNSIZED:
+                    self._bound(entry.choice)
+                else:
+                    self._size(entry.choice, entry.replicas)
             except KvplanError as error:
                 self.basis.refusals.setdefault(entry.choice.gpu.id, error)
             return True
@@ -175,18 +181,29 @@ class Frontier:
         heapq.heappush(self._heap, replace(entry, rough=rough))
         return True
 
-    def _size(self, choice: DeploymentChoice) -> None:
-        """Push it with as few replicas as hold the load; a miss where the largest number does not."""
-        most, first = self.basis.most_replicas(choice), self._candidate(choice, 1)
+    def _bound(self, choice: DeploymentChoice) -> None:
+        """Push it with the replicas that it takes at least: most come at a higher price than the answer then."""
+        first = self._candidate(choice, 1)
         if isinstance(first, Miss) and first.is_final:
             self._misses.append(first)
             return
         least = min(least_replicas(self.basis, each) for each in self._with_budgets(choice))
-        fewest = None if least > most else _fewest(most, lambda count: self._holds(choice, count), max(int(least), 1))
-        if fewest is not None:
+        if least > self.basis.most_replicas(choice):
+            self._note_lack(choice)
+        else:
+            self._push(choice, max(int(least), 1), _BOUNDED)
+
+    def _size(self, choice: DeploymentChoice, least: int) -> None:
+        """Push it with as few replicas as hold the load, at least so many."""
+        fewest = _fewest(self.basis.most_replicas(choice), lambda count: self._holds(choice, count), least)
+        if fewest is None:
+            self._note_lack(choice)
+        else:
             self._push(choice, fewest)
-            return
-        last = self._candidate(choice, most)
+
+    def _note_lack(self, choice: DeploymentChoice) -> None:
+        """A miss: the largest number of replicas does not hold the load."""
+        last = self._candidate(choice, self.basis.most_replicas(choice))
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
 
@@ -281,11 +298,19 @@ class Frontier:
         goal = self.basis.request.goal
         return sorted(self._that_hold(choice, replicas), key=lambda each: round(each.rough_score(goal), 3))
 
-    def _that_hold(self, choice: DeploymentChoice, replicas: int) -> Iterator[Candidate]:
-        """``choice`` with each token budget that holds the load, the default first."""
+    def _that_hold(self, choice: DeploymentChoice, replicas: int, beside: int | None = None) -> Iterator[Candidate]:
+        """``choice`` with each token budget that holds the load, the default first.
+
+        ``beside``: another number of replicas, whose speeds say of some budgets that so many keep no goal: these are
+        left out before their start-up is predicted.
+        """
         for tokens in (None, *self.basis.other_step_tokens(choice.gpu)):
+            budget = replace(choice, max_num_batched_tokens=tokens)
+            known = None if beside is None else self._candidates.get((budget.key, beside))
+            if isinstance(known, Candidate) and not known.leaves_open(self.basis.request.goal, replicas):
+                continue
             try:
-                each = self._candidate(replace(choice, max_num_batched_tokens=tokens), replicas)
+                each = self._candidate(budget, replicas)
             except KvplanError:
                 continue
             if isinstance(each, Candidate):
@@ -308,7 +333,7 @@ class Frontier:
 
         def may_keep(count: int, share: float = 1.0) -> bool:
             if found is None or played is None:
-                return any(each.may_keep(goal) for each in self._that_hold(choice, count))
+                return any(each.may_keep(goal) for each in self._that_hold(choice, count, beside=entry.replicas))
             again = self._candidate(played.choice, count)
             return isinstance(again, Candidate) and _would_keep(again, found, played, share)
 

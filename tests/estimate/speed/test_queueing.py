@@ -19,6 +19,7 @@ from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, 
 from kvplan.estimate.speed.simulation.batching import simulate_requests
 from kvplan.estimate.speed.simulation.figures import simulated_figures
 from kvplan.estimate.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.workload.requests import RequestSpec
 
@@ -223,3 +224,24 @@ def test_a_steady_rate_is_the_rate_that_was_asked_for_beside_those_in_progress()
     load = steady_rate(4.0, 100, 10, 10)
     coming = load.arrivals[load.num_warmups :]
     assert (len(coming) - 1) / (coming[-1] - coming[0]) == pytest.approx(4.0, rel=0.03)
+
+
+class AskedClock(GroupSteps):
+    """Notes what steps it is asked for."""
+
+    def __init__(self) -> None:
+        self.decoding: list[float] = []
+
+    def step_of(self, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float) -> AttendingStep:
+        if num_tokens == num_sequences:
+            self.decoding.append(num_sequences)
+        return lambda kv_tokens, pairs: FullClock().seconds(
+            int(num_tokens), int(num_sequences), int(num_sampled), int(kv_tokens), pairs
+        )
+
+
+def test_what_follows_from_the_number_of_sequences_is_computed_once() -> None:
+    """Thousands of steps of a play that only decode differ in nothing but the tokens that they attend to."""
+    clock = AskedClock()
+    assert play(STAGGERED, ROOMY, clock) == play(STAGGERED, ROOMY, FullClock())
+    assert sorted(clock.decoding) == [1, 2, 3, 4]

@@ -16,10 +16,10 @@ from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.prediction import as_loaded, predict_vllm
 from kvplan.estimate.vllm.weights import (
+    buffer_bytes_per_token,
     per_layer_input_bytes,
     rank_shape,
     rank_weight_bytes,
-    step_buffer_bytes,
     stored_formats,
 )
 from kvplan.settings import ServingSettings
@@ -85,7 +85,7 @@ def test_the_list_of_chosen_tokens_that_layers_share(model: str, chosen: int) ->
     spec = resolve_model(model)
     asked = ServingSettings(tensor_parallel_size=4, max_num_batched_tokens=4096, max_model_len=8192)
     settings = predict_vllm(spec, find_gpu("b200"), asked).settings.serving
-    assert step_buffer_bytes(spec.layers, settings) == 4 * chosen * 4096
+    assert buffer_bytes_per_token(spec.layers, settings.dtype) == 4 * chosen
 
 
 def test_a_steps_per_layer_inputs_are_kept_by_models_that_see() -> None:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps, step_of
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import BEST, USUAL, Efficiency, Roofline
-from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, step_of
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _USUAL: Final = (0.5, 0.9)

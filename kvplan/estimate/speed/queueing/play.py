@@ -8,6 +8,7 @@ two events (an end, an arrival, a full pool) are taken together, each as long as
 from __future__ import annotations
 
 import math
+from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -18,8 +19,9 @@ from kvplan.estimate.speed.queueing.instance import Group, Sequence
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.prefix_cache import PrefixCache
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.queueing.steps import step_of
 from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
-from kvplan.estimate.speed.steps.group_steps import AttendingStep, step_of
+from kvplan.estimate.speed.steps.group_steps import AttendingStep
 
 _SOON: Final = 1e-6
 """Seconds: shorter than any step."""
@@ -145,7 +147,8 @@ class InstancePlay:
 
     @property
     def _num_in_hand(self) -> int:
-        return sum([group.num_in_hand for group in self._groups])
+        groups = self._groups
+        return groups[0].num_in_hand if len(groups) == 1 else sum([group.num_in_hand for group in groups])
 
     def _emptiest(self) -> Group:
         """The group that is sent the next request: vLLM counts those in flight of each (DPLBAsyncMPClient)."""
@@ -262,7 +265,9 @@ class InstancePlay:
 
     @property
     def _decoding(self) -> list[Group]:
-        return [group for group in self._groups if group.num_decoding]
+        """Those in which a sequence decodes; a single group does where steps decode."""
+        groups = self._groups
+        return groups if len(groups) == 1 else [group for group in groups if group.num_decoding]
 
     def _alike_until(self, event: float) -> DecodeSteps:
         """As many decode steps as differ in lengths only: until a sequence ends, the pool may be full, or ``event``, in
@@ -286,8 +291,9 @@ class InstancePlay:
     def _take_steps(self, alike: DecodeSteps) -> None:
         steps, seconds = alike
         decoding = self._decoding
-        count = sum([group.num_decoding for group in decoding])
-        self.max_running = max(self.max_running, count)
+        count = decoding[0].num_decoding if len(decoding) == 1 else sum([group.num_decoding for group in decoding])
+        if count > self.max_running:
+            self.max_running = count
         first_step = self._now + seconds
         if self._unseen:
             self._see_first_tokens(min(first_step, self._now + self._rules.streams_late))
@@ -304,22 +310,31 @@ class InstancePlay:
 
     def _decode_seconds(self, decoding: list[Group], steps: int) -> float:
         """Return the seconds of the middle one of ``steps`` decode steps."""
-        rows, tokens = self._rules.rows_per_sequence, self._rules.tokens_per_step
-        held = [
-            (group.num_decoding, int(group.decoding_tokens + int(tokens * group.num_decoding * (steps + 1) / 2)))
-            for group in decoding
-        ]
+        rows = self._rules.rows_per_sequence
+        if len(decoding) == 1:
+            count, middle = self._midway(decoding[0], steps)
+            return self._decoding_step(rows * count, count)(middle, float(rows * middle))
+        held = [self._midway(group, steps) for group in decoding]
         met = rows * sum([count for count, _ in held])
-        if len(held) > 1:  # that with the most sequences, and that which holds the most tokens
-            held = [max(held), max(held, key=itemgetter(1))]
-        return max([self._decoding_step(met, count)(middle, float(rows * middle)) for count, middle in held])
+        fullest = (max(held), max(held, key=itemgetter(1)))  # the most sequences, and the most tokens
+        return max([self._decoding_step(met, count)(middle, float(rows * middle)) for count, middle in fullest])
+
+    def _midway(self, group: Group, steps: int) -> tuple[int, int]:
+        """How many sequences decode, and the tokens that they hold in the middle one of ``steps``."""
+        count = group.num_decoding
+        return count, int(group.decoding_tokens + int(self._rules.tokens_per_step * count * (steps + 1) / 2))
 
     def _decoding_step(self, met: int, count: int) -> AttendingStep:
         """A step in which ``count`` sequences of a group decode and ``met`` tokens of all groups meet."""
         step = self._decoding_steps.get((met, count))
         if step is None:
-            rows = self._rules.rows_per_sequence * count
-            step = self._decoding_steps[met, count] = step_of(self._clock, met, rows, count, rows)
+            clock, rows = self._clock, self._rules.rows_per_sequence * count
+            if isinstance(clock, GroupClock):
+                step = step_of(clock, met, rows, count, rows)
+            else:
+                assert met == rows, "steps of one group"
+                step = partial(clock.seconds, rows, count, rows)
+            self._decoding_steps[met, count] = step
         return step
 
     def _next_arrival(self) -> float:

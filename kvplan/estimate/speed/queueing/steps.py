@@ -8,14 +8,24 @@ groups that share their experts take it together, and wait for the fullest of th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.clocks import Roofline
-from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, reads_prompts, step_of
+from kvplan.estimate.speed.steps.group_steps import AttendingStep, GroupSteps, reads_prompts
 from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
 from kvplan.estimate.speed.steps.work import ModelWork
+
+
+def step_of(
+    clock: GroupClock, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float
+) -> AttendingStep:
+    """Return ``clock``'s step of so much, by what it attends to."""
+    if isinstance(clock, GroupSteps):
+        return clock.step_of(num_met, num_tokens, num_sequences, num_sampled)
+    return partial(clock.seconds_beside, num_met, num_tokens, num_sequences, num_sampled)
 
 
 @dataclass(frozen=True)
@@ -33,14 +43,20 @@ class RooflineSteps(GroupSteps):
         rows, met = num_tokens * fullest, num_met / stages
         weights, products = work.weights_read(met), work.operations(rows, met)
         sent, spans, tp = roofline.collectives.seconds(rows, met), work.attention, work.layout.tensor_parallel_size
+        bandwidth, flops, of_step, counted = (
+            roofline.bandwidth,
+            roofline.flops,
+            roofline.step_seconds,
+            max(num_tokens, 1),
+        )
+        kv_bytes = self.kv_bytes_per_token
 
         def seconds(num_kv_tokens: float, num_pairs: float) -> float:
-            read = weights + num_kv_tokens * fullest * self.kv_bytes_per_token / stages
-            seen = num_pairs / max(num_tokens, 1)  # windows see what they see on average
+            read = weights + num_kv_tokens * fullest * kv_bytes / stages
+            seen = num_pairs / counted  # windows see what they see on average
             attended = num_tokens * sum([span.multiply_adds(seen) for span in spans])
             operations = products + 2 * attended / tp * fullest / stages
-            one = max(read / roofline.bandwidth, operations / roofline.flops)
-            return stages * one + sent + roofline.step_seconds
+            return stages * max(read / bandwidth, operations / flops) + sent + of_step
 
         return seconds
 

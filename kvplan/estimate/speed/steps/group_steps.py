@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Final
-
-from kvplan.estimate.speed.simulation.interface import GroupClock, StepClock
 
 AttendingStep = Callable[[float, float], float]
 """Seconds of a step, all else of which is known, by its num_kv_tokens and num_pairs (``simulation.GroupClock``)."""
@@ -50,13 +47,3 @@ class GroupSteps(ABC):
     @abstractmethod
     def step_of(self, num_met: float, num_tokens: float, num_sequences: float, num_sampled: float) -> AttendingStep:
         """Return the seconds of steps that compute so much, by what they attend to."""
-
-
-def step_of(clock: StepClock, num_met: int, num_tokens: int, num_sequences: int, num_sampled: int) -> AttendingStep:
-    """Return ``clock``'s step of so much, by what it attends to."""
-    if isinstance(clock, GroupSteps):
-        return clock.step_of(num_met, num_tokens, num_sequences, num_sampled)
-    if num_met == num_tokens:
-        return partial(clock.seconds, num_tokens, num_sequences, num_sampled)
-    assert isinstance(clock, GroupClock), "steps of several groups"
-    return partial(clock.seconds_beside, num_met, num_tokens, num_sequences, num_sampled)

@@ -188,5 +188,6 @@ def attends(
 
 def attention_operations(work: ModelWork, tokens: float, pairs: float) -> float:
     """Operations of attention of ``tokens`` that attend to ``pairs``, in one stage on one rank."""
-    attended = tokens * sum([span.multiply_adds(pairs / tokens) for span in work.attention])
+    seen = pairs / tokens
+    attended = tokens * sum([span.multiply_adds(seen) for span in work.attention])
     return 2 * attended / work.layout.tensor_parallel_size / work.layout.pipeline_parallel_size
