@@ -19,7 +19,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 # pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
 KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
-.PHONY: sweep check quick docs check-install types-and-install check-kernels check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks check-web lint types imports test exhaustive clean
+.PHONY: sweep check quick docs check-install types-and-install check-kernels check-compilers check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks check-web lint types imports test exhaustive clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -67,6 +67,11 @@ docs:
 # CUDA kernels broken on purpose, one at a time: what the check of a first start makes of each, on the emulation; minutes
 check-kernels: $(STAMP_DEV)
 	$(BIN)/python tools/check_kernels.py
+
+# every CUDA kernel by the releases of NVRTC in LIBNVRTC, paths that are separated by spaces (tools/check_compilers.py)
+LIBNVRTC ?=
+check-compilers: $(STAMP_DEV)
+	$(BIN)/python tools/check_compilers.py $(LIBNVRTC)
 
 # the server: OpenAI's client, abusive clients, 10,000 requests of which a third leave; then real clients as published.
 # Those that are not on the PATH are named in CLIENTS (tools/check_clients.py says how); one that is missing is an error.
