@@ -151,8 +151,7 @@ class _Thread(threading.Thread):
 
     def __init__(self, connection: Connection, ranks: FakeRanks) -> None:
         super().__init__(daemon=True)
-        self._connection, self._ranks = connection, ranks
-        self.is_wrong = self._is_killed = False
+        self._connection, self._ranks, self.is_wrong = connection, ranks, False
 
     def run(self) -> None:
         try:
@@ -160,16 +159,14 @@ class _Thread(threading.Thread):
             self._ranks.following.append(rank)
             rank.run()
         except EOFError:
-            for collectives_of_rank in self._collectives():
-                collectives_of_rank._group.close()
-                collectives_of_rank._all.close()
+            self._close_groups()
         except EngineError as problem:
             self._connection.send(Refusal.of(problem))
             self.is_wrong = True
+            self._close_groups()
         except BaseException:
             self.is_wrong = True
-            if not self._is_killed:
-                raise
+            raise
         finally:
             self._connection.close()
 
@@ -177,13 +174,13 @@ class _Thread(threading.Thread):
         return None if self.is_alive() else int(self.is_wrong)
 
     def kill(self) -> None:
-        """It ends when its connection is closed, or in the collective that it waits in."""
-        self._is_killed = True
-        for collectives_of_rank in self._collectives():
-            collectives_of_rank.abort()
+        """It ends when its connection is closed."""
 
-    def _collectives(self) -> list[collectives.Collectives]:
-        return [rank._collectives for rank in self._ranks.following if rank._connection is self._connection]
+    def _close_groups(self) -> None:
+        for rank in self._ranks.following:
+            if rank._connection is self._connection:
+                rank._collectives._group.close()
+                rank._collectives._all.close()
 
     def wait(self) -> None:
         self.join(60)
