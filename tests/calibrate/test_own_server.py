@@ -82,7 +82,9 @@ def test_another_layout_is_scaled_with_the_interval_that_it_had(tmp_path: Path) 
     assert width(after[0]) < 0.95 * width(before[0])
     assert width(after[1]) > 0.95 * width(before[1])
     tpots = [each[1]["performance"]["queueing_alone"]["tpot_p50_ms"][1] for each in (before, after)]
-    assert tpots[1] > 1.15 * tpots[0]
+    scale = after[1]["performance"]["scaled_by"]["kernels"]
+    assert scale > 1.1
+    assert tpots[1] == pytest.approx(scale * tpots[0], rel=0.01)
 
 
 def test_requests_of_a_rate_are_played_as_they_came(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def test_weights_larger_than_the_card_are_not_answered_with_less_utilization() -
     assert (answer.log.model, answer.log.phase) == ("Qwen/Qwen3-32B", "loading")
     said = sentences(answer)
     assert "lower --gpu-memory-utilization" not in said and "raise --gpu-memory-utilization" not in said
-    assert "--tensor-parallel-size 4 (15.39 GiB of weights each)" in said
-    assert "a checkpoint in awq: 18.13 GiB instead of 61.03 GiB" in said and "checkpoint in fp8" not in said
+    assert "--tensor-parallel-size 4 (15.49 GiB of weights each)" in said
+    assert "a checkpoint in awq: 18.23 GiB instead of 61.03 GiB" in said and "checkpoint in fp8" not in said
 
 
 def test_a_vision_tower_that_ran_out_of_memory_is_named() -> None:
