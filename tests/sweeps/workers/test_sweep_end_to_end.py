@@ -151,7 +151,7 @@ def test_possible_and_impossible_settings_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trial_whose_worker_is_killed_is_begun_anew_and_says_so(tmp_path: Path) -> None:
-    lasts = {"num_prompts": 40, "request_rate": 20.0}  # two seconds of arrivals: the signal comes while they do
+    lasts = {"num_prompts": 24, "request_rate": 20.0}  # a second of arrivals: the signal comes while they do
     outcome, _ = run(tmp_path, {"max_num_seqs": "1..4*2"}, kill_at=2, **lasts)
     assert [row["status"] for row in outcome.rows] == ["ok", "ok", "ok"]
     assert [row["num_restarts"] for row in outcome.rows] == [0, 1, 0]
