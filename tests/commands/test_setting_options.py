@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from typing import Annotated, get_origin
 
 import pytest
+import typer
 
 from kvplan.catalog.engines import KVPLAN_DEFAULTS
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.cli import main
+from kvplan.commands.options.groups import annotations_of
 from kvplan.commands.options.settings import takes_settings
 from kvplan.errors import UsageError
 from kvplan.setting_values import read_settings
@@ -92,3 +95,12 @@ def test_an_estimate_takes_its_engines_default(capsys, engine: str) -> None:  # 
     release = KVPLAN_DEFAULTS if name == "kvplan" else vllm_release(version)
     (found,) = json.loads(capsys.readouterr().out)["deployments"]
     assert found["gpu_memory_utilization"] == release.gpu_memory_utilization
+
+
+def test_an_option_without_a_default_stays_one_on_every_python() -> None:
+    """Python 3.10's get_type_hints hides the option of a parameter whose default is None: MODEL was no argument."""
+
+    def command(model: Annotated[str | None, typer.Argument(metavar="MODEL")] = None, number: int = 1) -> None: ...
+
+    found = annotations_of(command)
+    assert (get_origin(found["model"]), found["number"]) == (Annotated, int)

@@ -29,8 +29,8 @@ _PANELS: dict[type[Any], str] = {}
 
 def takes_groups(function: Callable[..., Result]) -> Callable[..., Result]:
     """Let typer see the fields of every dataclass parameter as options of their own. Every field needs a default."""
-    hints = get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if name != "return" and is_dataclass(hint)}
+    hints = annotations_of(function)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     options: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         for option in _options_of(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]:
@@ -47,6 +47,14 @@ def takes_groups(function: Callable[..., Result]) -> Callable[..., Result]:
     with_groups.__annotations__ = {name: option.annotation for name, option in options.items()}
     del with_groups.__wrapped__
     return with_groups
+
+
+def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the evaluated annotation of each parameter.
+
+    Before Python 3.11 ``get_type_hints`` makes Optional[Annotated[...]] of a parameter whose default is None.
+    """
+    return {name: each.annotation for name, each in inspect.signature(function, eval_str=True).parameters.items()}
 
 
 def shown_under(panel: str) -> Callable[[type[Group]], type[Group]]:

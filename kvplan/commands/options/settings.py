@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from kvplan.commands.options.groups import annotations_of
 from kvplan.setting_values import read_settings
 from kvplan.settings import KNOBS, Knob, option_of
 
@@ -41,7 +42,7 @@ def takes_settings(
     """Replace the parameter ``settings`` by one option for each of ``names``; ``helps`` replaces their texts."""
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        hints = get_type_hints(function, include_extras=True)
+        hints = annotations_of(function)
         parameters: list[inspect.Parameter] = []
         for name, parameter in inspect.signature(function).parameters.items():
             if name == "settings":
