@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from counted_configs import SMALL
 from kept_elements import kept
 
 from kvplan.catalog.reader import read_config
@@ -13,17 +12,7 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import model_work
 from kvplan.estimate.vllm.division import check_division
 
-_SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
+_SMALL = {key: value for key, value in SMALL.items() if key != "head_dim"} | {"torch_dtype": "bfloat16"}
 _EMBEDDING, _NORM = 128 * 64, 64
 _LLAMA_LAYER = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * _NORM
 

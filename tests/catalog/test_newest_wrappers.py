@@ -5,22 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from counted_configs import SMALL
 from kept_elements import kept
 
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
-
-_TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
 
 
 def _read(architecture: str, **config: Any) -> ModelSpec:
@@ -42,10 +31,10 @@ def _towers(spec: ModelSpec) -> list[tuple[str, int | None]]:
     ],
 )
 def test_a_wrapper_holds_the_language_model_that_vllm_makes(architecture, path, kind, inside):
-    text: dict[str, Any] = {**_TEXT, "model_type": kind}
+    text: dict[str, Any] = {**SMALL, "model_type": kind}
     for section in reversed(path):
         text = {section: text}
-    spec, plain = _read(architecture, **text), _read(inside, **_TEXT)
+    spec, plain = _read(architecture, **text), _read(inside, **SMALL)
     assert (spec.layers, spec.tensors) == (plain.layers, plain.tensors)
 
 
@@ -70,7 +59,7 @@ def test_blip_2_of_opt_has_the_parameters_of_its_class():
 
 def test_vibevoice_hears_with_two_encoders():
     """Parameters of transformers 5.24's class of its config's defaults."""
-    text = {**_TEXT, "model_type": "qwen2", "hidden_size": 4096, "num_attention_heads": 32, "head_dim": None}
+    text = {**SMALL, "model_type": "qwen2", "hidden_size": 4096, "num_attention_heads": 32, "head_dim": None}
     spec = _read("VibeVoiceAsrForConditionalGeneration", text_config=text)
     assert _towers(spec) == [("audio tower", 343_696_032 + 344_613_600), ("audio projector", 34_365_440)]
 

@@ -36,7 +36,7 @@ _CORRECTION = 2
 _DIVIDED_EMBEDDING = 7
 """Beside the look-up: which tokens are another rank's (4), their rows left out before and behind it (2), the sum."""
 _GATHER = 1
-"""Of the logits; each rank's part is copied behind it."""
+"""The gathering of the logits; each rank's part is copied after it."""
 _ATTENTION = 4
 """qkv product, rotation with KV write, attention, output product."""
 _HEAD_NORMS = 2

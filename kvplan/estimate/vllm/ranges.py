@@ -76,7 +76,7 @@ SHARES: Final[frozenset[Cause]] = frozenset(CAUSES) - {
 """Causes whose spread is a share of bytes; the others' are GiB on each GPU."""
 
 WELL_COMPARED: Final = 20
-"""From so many start-ups of a GPU family and an older age of vLLM on, their own errors say how far the next may be off.
+"""Start-ups of a GPU family and an older age of vLLM from which on their own errors say how far the next may be off.
 
 Not of newer releases: there start-ups of one source err together, and twenty are of a handful of sources.
 """

@@ -23,7 +23,7 @@ _PLAY_MAY_BE_SHORTER: Final = {"ttft": 1.7, "tpot": 1.25, "e2el": 1.4}
 """By which factor averages in closed form may be above those of a play (docs/plan.md, "What comes out")."""
 
 _SURELY: Final = 0.95
-"""Of a number of replicas that is taken for the least: what it says of the pool is not exact."""
+"""The part that is taken of a least number of replicas, since the pool that it follows from is not exact."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from kvplan.planner.choices.formats import FormatPair
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
 MOST_PLAYS: Final = 24
-"""Of one search, which keeps a plan over all GPUs to about two seconds on a slow core."""
+"""Most plays of one search: a plan over all GPUs then takes about two seconds on a slow core."""
 THOROUGH_PLAYS: Final = 2000
 _PATIENCE: Final = 3
 """So many times as many loads are played while none of them keeps the goal."""

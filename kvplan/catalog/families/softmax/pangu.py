@@ -8,7 +8,7 @@ from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, read_sizes
 from kvplan.catalog.families.softmax import windows
 from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
-from kvplan.catalog.families.softmax.plain import MLP_BIAS, Flag, PlainFamily, assemble
+from kvplan.catalog.families.softmax.plain import Flag, assemble, pangu_family
 from kvplan.catalog.parts import FULL, AttentionTraits, Window, attention, norm, sliding
 from kvplan.catalog.spec import LayerSpec, RopeSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
@@ -23,14 +23,7 @@ def read_pangu_pro(view: ConfigView) -> Body:
     for key in ("kv_lora_rank", "qk_nope_head_dim"):
         if view.has(key):
             raise view.reject(key, "none (which of two attentions vLLM takes then is not known)")
-    bias = view.flag("attention_bias", default=False) or view.flag("bias", default=False)
-    plain = PlainFamily(
-        view.flag("qkv_bias", default=bias),
-        bias,
-        MLP_BIAS,
-        four_norms_flag=Flag(("sandwich_norm",), False),
-        windows=_interleaved,
-    )
+    plain = pangu_family(view, _interleaved)
     family = MixtureFamily(
         plain,
         after_dense_ones,
@@ -52,7 +45,7 @@ def read_pangu_pro(view: ConfigView) -> Body:
         sizes.kv_heads,
         sizes.head,
         head_v=view.integer("v_channels"),
-        traits=AttentionTraits.biased(bool(plain.qkv_bias), bias),
+        traits=AttentionTraits.biased(bool(plain.qkv_bias), bool(plain.output_bias)),
     )
     own = norm("self_attn.k_layernorm", sizes.head) + _sinks(view, mixer, sinks)
     layers = tuple(LayerSpec(mixer, None, each.feed_forward, each.tensors + own) for each in body.layers)

@@ -67,15 +67,15 @@ class PlainFamily:
     max_positions: int | None = None
     """The longest sequence where the config is silent: the default of the family's class in transformers."""
     rotary_share: float = 1.0
+    """The part of a head that turns, where the config is silent."""
     ropes: Callable[[ConfigView, int], tuple[RopeSpec, ...]] | None = None
     """Where layers of different kinds turn differently."""
-    """Of a head, where the config is silent."""
     sinks: bool = False
     output_gate: Literal["none", "element", "separate", "head"] = "none"
     gate_bias: bool = False
     """A number for each head beside the gate of the output."""
     down_bias: bool = False
-    """Of the feed-forward's last matrix alone."""
+    """A bias of the feed-forward's last matrix alone."""
 
 
 ATTENTION_BIAS = Flag(("attention_bias",), False)
@@ -212,20 +212,24 @@ def read_plain(view: ConfigView, family: PlainFamily) -> Body:
     return assemble(view, family, sizes, [part] * sizes.layers)
 
 
-def read_pangu(view: ConfigView) -> Body:
-    """openPangu Embedded: Llama with four norms where ``sandwich_norm`` says so, biased by keys of its own."""
-    for key in ("param_sink_number", "interleaved_sliding_window", "qk_nope_head_dim", "n_routed_experts"):
-        if view.config.get(key):
-            raise view.reject(key, "none (what its layers keep then is not known)")
+def pangu_family(view: ConfigView, of_layers: Callable[[ConfigView, int], list[Window]]) -> PlainFamily:
+    """Llama with four norms where ``sandwich_norm`` says so, biased by keys of its own, and windows ``of_layers``."""
     bias = view.flag("attention_bias", default=False) or view.flag("bias", default=False)
-    family = PlainFamily(
+    return PlainFamily(
         view.flag("qkv_bias", default=bias),
         bias,
         MLP_BIAS,
         four_norms_flag=Flag(("sandwich_norm",), False),
-        windows=windows.every_layer,
+        windows=of_layers,
     )
-    return read_plain(view, family)
+
+
+def read_pangu(view: ConfigView) -> Body:
+    """openPangu Embedded."""
+    for key in ("param_sink_number", "interleaved_sliding_window", "qk_nope_head_dim", "n_routed_experts"):
+        if view.config.get(key):
+            raise view.reject(key, "none (what its layers keep then is not known)")
+    return read_plain(view, pangu_family(view, windows.every_layer))
 
 
 def read_telechat2(view: ConfigView) -> Body:

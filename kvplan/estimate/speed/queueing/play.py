@@ -265,13 +265,13 @@ class InstancePlay:
 
     @property
     def _decoding(self) -> list[Group]:
-        """Those in which a sequence decodes; a single group does where steps decode."""
+        """Groups in which a sequence decodes; a single group does in a step that decodes."""
         groups = self._groups
         return groups if len(groups) == 1 else [group for group in groups if group.num_decoding]
 
     def _alike_until(self, event: float) -> DecodeSteps:
-        """As many decode steps as differ in lengths only: until a sequence ends, the pool may be full, or ``event``, in
-        whose step they end. An engine that looks seldom is asked up to its next look.
+        """Return the decode steps that differ in lengths only: until a sequence ends, the pool may be full, or
+        ``event``, in whose step they end. Those of an engine that looks seldom end at its next look.
         """
         decoding = self._decoding
         steps = max(min([min(group.steps_to_next_end, group.steps_that_fit()) for group in decoding]), 1)

@@ -204,7 +204,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
 
 
 def _recurrent(spec: ModelSpec) -> str:
-    """Of the first layer that has a recurrent state; "" where none has."""
+    """Return the kind of the first layer that has a recurrent state; "" where none has."""
     states = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, StateMixer))
     return next((mixer.kind for mixer in states if mixer.recurrent_shape), "")
 
