@@ -20,7 +20,7 @@ measurements lie in the interval (of CSV's rows in one that was learned without 
 that ships), the median of its high / low end, and its interval score: width and misses of logarithms in one number
 (published_speeds/scores.py), the smaller the better. "one factor for all" has the same rows with the baseline: one pair
 of factors, held out alike. TPOT is the mean over requests, where it was published, else the median; TTFT the median,
-else the mean.
+else the mean. The 99th percentiles, which a service level asks for, follow in a table of their own.
 
 Then come kinds of servers whose median exceeds 25 %, with the cause (published_speeds/causes.csv) or "not known"; and
 the groups with a row that its own source says was held back (published_speeds/hindered.py), without such rows.
@@ -55,6 +55,7 @@ from published_speeds.models import gpu_named  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
 from published_speeds.scores import (  # noqa: E402
     FIGURES,
+    TAIL_FIGURES,
     RowScore,
     Summary,
     bar_group,
@@ -78,6 +79,7 @@ _GROUPINGS: tuple[tuple[str, Callable[[RowScore], str]], ...] = (
     ("GPU", lambda score: score.gpu),
     ("source", lambda score: score.row.source),
 )
+_TAIL_GROUPINGS = tuple(each for each in _GROUPINGS if each[0] in ("all", "kind of model", "engine", "known since"))
 
 
 def main() -> None:
@@ -138,6 +140,8 @@ def _print_tables(scores: Sequence[RowScore], baseline: Sequence[RowScore]) -> N
         print_groups(name, grouped(scores, key))
         if name == "all" and baseline:
             print_groups("baseline", {"one factor for all": list(baseline)})
+    for name, key in _TAIL_GROUPINGS:
+        print_groups(name, grouped(scores, key), TAIL_FIGURES)
     print_far_off(scores)
     print_without_hindered(scores)
 
@@ -169,12 +173,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def print_groups(name: str, groups: dict[str, list[RowScore]]) -> None:
-    """A table: one line per group, three figures of seven columns."""
-    columns = "".join(f" | {figure:>10}: n  med%  p90%  bias%  held%  width score" for figure in FIGURES)
+def print_groups(name: str, groups: dict[str, list[RowScore]], figures: Sequence[str] = FIGURES) -> None:
+    """A table: one line per group, each of ``figures`` of seven columns."""
+    columns = "".join(f" | {figure:>10}: n  med%  p90%  bias%  held%  width score" for figure in figures)
     print(f"\n{name:34}{columns}")
     for group, scores in groups.items():
-        print(f"{group:34}" + "".join(f" | {_cell(scores, figure)}" for figure in FIGURES))
+        print(f"{group:34}" + "".join(f" | {_cell(scores, figure)}" for figure in figures))
 
 
 def print_without_hindered(scores: Sequence[RowScore]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.published_errors import (
+    Ends,
     ErrorGroup,
     ErrorInterval,
     PublishedErrors,
@@ -109,3 +110,20 @@ def test_factors_that_are_no_interval(low: float, high: float) -> None:
     record = {"engine": None, "kind": None, "figure": "tpot", "num_rows": 1, "num_sources": 1, "measured": {}}
     with pytest.raises(ValueError, match="no interval"):
         PublishedErrors.from_json([record | {"low": low, "high": high}])
+
+
+def test_p99_has_an_interval_of_its_own_where_one_was_learned() -> None:
+    vllm = server_kind("vLLM", "Hopper", is_mixture=False, is_latent=False)
+    tpot = published_errors().interval(vllm, "tpot")
+    ttft = published_errors().interval(vllm, "ttft")
+    assert tpot is not None and ttft is not None and tpot.tail is not None
+    assert tpot.at("p50") == tpot.at("mean") == (tpot.low, tpot.high) != tpot.at("p99") == tpot.tail
+    assert tpot.at("p95") == (min(tpot.low, tpot.tail.low), max(tpot.high, tpot.tail.high))
+    assert ttft.at("p99") == ttft.at("p50")  # the median's holds it
+
+
+def test_p99_keeps_its_distance_when_an_interval_moves() -> None:
+    published = ErrorInterval(0.8, 1.5, tail=Ends(0.4, 3.0))
+    assert ErrorInterval(0.9, 1.1).beyond(published).tail == pytest.approx((0.45, 2.2))
+    assert ErrorInterval(0.9, 1.1).beyond(ErrorInterval(0.8, 1.5)).tail is None
+    assert published.times(1.0, 2.0).tail == (0.4, 6.0)

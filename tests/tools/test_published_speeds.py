@@ -69,6 +69,12 @@ def test_which_figures_are_compared_and_throughput_is_of_output_tokens(tmp_path:
     assert _parsed(tmp_path, **stated).measured == Measured(40.0, 12.0, 1000.0, "median", "mean")
 
 
+def test_p99_of_few_requests_is_not_compared(tmp_path: Path) -> None:
+    stated = {"median_ttft_ms": "40", "p99_ttft_ms": "90", "mean_tpot_ms": "12", "p99_tpot_ms": "15"}
+    few, many = (_parsed(tmp_path, **stated, num_prompts=number).measured for number in ("199", "200"))
+    assert (few.ttft_p99_ms, few.tpot_p99_ms, many.ttft_p99_ms, many.tpot_p99_ms) == (None, None, 90.0, 15.0)
+
+
 def test_a_ttft_that_a_prefix_cache_served_is_not_scored(tmp_path: Path) -> None:
     assert _parsed(tmp_path, mean_ttft_ms="40", notes="later runs can hit the prefix cache").measured.ttft_ms is None
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
-from kvplan.catalog.published_errors import SCHEMA, ErrorGroup, ErrorInterval, FigureName, PublishedErrors
+from kvplan.catalog.published_errors import SCHEMA, TAILS, ErrorGroup, ErrorInterval, FigureName, PublishedErrors
 from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.predictions import Figure
 from published_speeds.scores import FIGURES, Compared, RowScore
@@ -59,7 +59,7 @@ def errors_of(scores: Iterable[RowScore]) -> Errors:
     """By figure and by every group that a row belongs to; without rows whose pool is known to be larger."""
     found: defaultdict[tuple[ErrorGroup, str], list[LogError]] = defaultdict(list)
     for score in scores:
-        for figure in () if score.is_memory_off else FIGURES:
+        for figure in () if score.is_memory_off else (*FIGURES, *TAILS.values()):
             if figure in score.figures:
                 server = score.server
                 error = LogError(score.row.source, score.figures[figure].log_error, server.name, server.kernels)
@@ -149,11 +149,13 @@ def with_intervals(score: RowScore, known: PublishedErrors) -> RowScore:
 
 def _within(compared: Compared, score: RowScore, figure: str, known: PublishedErrors) -> Compared:
     in_any_direction = score.origin != "roofline"
-    interval = known.interval(score.server, cast(FigureName, figure), in_any_direction=in_any_direction)
+    name, _, statistic = figure.partition("_")
+    interval = known.interval(score.server, cast(FigureName, name), in_any_direction=in_any_direction)
     middle = compared.predicted.middle
     if interval is None:
         return compared
-    return Compared(compared.measured, Figure(middle * interval.low, middle, middle * interval.high))
+    low, high = interval.at(statistic or "mean")
+    return Compared(compared.measured, Figure(middle * low, middle, middle * high))
 
 
 def write_intervals(scores: Sequence[RowScore], path: Path) -> None:

@@ -49,6 +49,8 @@ class Predicted:
     ttft_ms: Figure | None
     tpot_ms: Figure | None
     output_throughput: Figure | None
+    ttft_p99_ms: Figure | None = None
+    tpot_p99_ms: Figure | None = None
     pool_tokens: float = math.inf
     needed_tokens: float = 0.0
     format: str = ""
@@ -118,17 +120,19 @@ def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: 
     """With the intervals that ship."""
     kind = kind_of(found, format)
 
-    def figure(value: float, name: FigureName) -> Figure:
+    def figure(value: float, name: FigureName, statistic: str = "mean") -> Figure:
         interval = published_errors().interval(kind, name, in_any_direction=origin != "roofline")
-        factors = (1.0, 1.0) if interval is None else (interval.low, interval.high)
-        return Figure(value * factors[0], value, value * factors[1])
+        low, high = (1.0, 1.0) if interval is None else interval.at(statistic)
+        return Figure(value * low, value, value * high)
 
-    tpot = None if played.tpot is None else getattr(played.tpot, row.measured.tpot_kind)
+    ttft, tpot, measured = played.ttft, played.tpot, row.measured
     return Predicted(
         origin,
-        figure(1000 * getattr(played.ttft, row.measured.ttft_kind), "ttft"),
-        None if tpot is None else figure(1000 * tpot, "tpot"),
-        figure(found.replicas * played.output_throughput, "throughput"),
+        ttft_ms=figure(1000 * getattr(ttft, measured.ttft_kind), "ttft"),
+        tpot_ms=None if tpot is None else figure(1000 * getattr(tpot, measured.tpot_kind), "tpot"),
+        output_throughput=figure(found.replicas * played.output_throughput, "throughput"),
+        ttft_p99_ms=figure(1000 * ttft.p99, "ttft", "p99"),
+        tpot_p99_ms=None if tpot is None else figure(1000 * tpot.p99, "tpot", "p99"),
         format=format,
     )
 

@@ -29,6 +29,8 @@ class Measured:
     output_throughput: float | None
     ttft_kind: str = "mean"
     tpot_kind: str = "mean"
+    ttft_p99_ms: float | None = None
+    tpot_p99_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ def _instance_gpus(text: Mapping[str, str], of_the_layout: int) -> int:
     return min(counted, of_the_layout) if text["output_tput_per_gpu"] and text["tp"] else counted
 
 
+_LEAST_OF_TAIL = 200
+"""Requests of a run whose 99th percentile is compared: two are beyond it. Of fewer it is the slowest one, as a rule the
+first, for which kernels are compiled: a service meets that once a start."""
+
+
 def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float, num_gpus: int) -> Measured:
     """Throughputs that were published per GPU are of ``num_gpus`` then.
 
@@ -129,6 +136,7 @@ def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float
     unusable = text["unusable"].split()
     has_ttft = not text["prefix_hits"] and "ttft" not in unusable
     has_tpot = "tpot" not in unusable
+    has_p99 = (_number(text["num_prompts"]) or 0) >= _LEAST_OF_TAIL
     throughput = _number(text["output_throughput_tok_s"])
     if (per_gpu := _number(text["output_tput_per_gpu"])) is not None:
         throughput = per_gpu * num_gpus
@@ -139,6 +147,8 @@ def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float
     return Measured(
         ttft_ms=_number(text["median_ttft_ms"]) or _number(text["mean_ttft_ms"]) if has_ttft else None,
         tpot_ms=_number(text["mean_tpot_ms"]) or _number(text["median_tpot_ms"]) if has_tpot else None,
+        ttft_p99_ms=_number(text["p99_ttft_ms"]) if has_ttft and has_p99 and "ttft_p99" not in unusable else None,
+        tpot_p99_ms=_number(text["p99_tpot_ms"]) if has_tpot and has_p99 else None,
         output_throughput=None if text["warm_up"] == "included" else throughput,
         ttft_kind="median" if _number(text["median_ttft_ms"]) else "mean",
         tpot_kind="mean" if _number(text["mean_tpot_ms"]) else "median",

@@ -19,6 +19,8 @@ from published_speeds.settings import deployed
 
 _TOO_SMALL = 1.35
 FIGURES = ("tpot", "throughput", "ttft")
+TAIL_FIGURES = ("tpot_p99", "ttft_p99")
+"""The 99th percentiles over a run's requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
         "tpot": (row.measured.tpot_ms, predicted.tpot_ms),
         "throughput": (row.measured.output_throughput, predicted.output_throughput),
         "ttft": (row.measured.ttft_ms, predicted.ttft_ms),
+        "tpot_p99": (row.measured.tpot_p99_ms, predicted.tpot_p99_ms),
+        "ttft_p99": (row.measured.ttft_p99_ms, predicted.ttft_p99_ms),
     }
     figures = {
         name: Compared(seen, told) for name, (seen, told) in pairs.items() if seen is not None and told is not None

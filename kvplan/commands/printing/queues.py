@@ -87,7 +87,8 @@ def _rounded(value: float, form: str, inwards: Callable[[float], int], least: fl
 
 
 def _percentiles(queues: Queues, name: FigureName, found: Distribution) -> str:
-    p50, p99 = (within(value, queues.between(name, value), 1000) for value in (found.median, found.p99))
+    p50 = within(found.median, queues.between(name, found.median), 1000)
+    p99 = within(found.p99, queues.between(name, found.p99, "p99"), 1000)
     return f"p50 {p50} ms, p99 {p99} ms"
 
 

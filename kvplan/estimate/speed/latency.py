@@ -214,13 +214,13 @@ class SpeedModel:
         """
         found = self._error_interval(figure)
         if self.scale is not None:
-            found = self.scale.interval(figure, self.sensitivity(figure, num_users))
+            found = self.scale.interval(figure, self.sensitivity(figure, num_users)).beyond(found)
         if found is None or self.drafting is None or figure == "ttft":
             return found
         low, high = self.drafting.spread
         if figure == "tpot":
             low, high = 1 / high, 1 / low
-        return replace(found, low=found.low * low, high=found.high * high)
+        return found.times(low, high)
 
     def _error_interval(self, figure: FigureName) -> ErrorInterval | None:
         """Return the held-out errors of speeds measured on the device; of others what was published, by kind."""
@@ -236,7 +236,7 @@ class SpeedModel:
         if self.device_speed is None or (published is not None and self.origin not in ("measured", "calibrated")):
             return published
         error = self.device_speed.errors[_PROFILE_NAMES[figure]]
-        return ErrorInterval(1 / (1 + error), 1 / (1 - error))
+        return ErrorInterval(1 / (1 + error), 1 / (1 - error)).beyond(published)
 
     def sensitivity(self, figure: FigureName, num_users: float) -> Sensitivity:
         """How much of a figure is kernels' time and how much the host's, where ``num_users`` are in progress."""

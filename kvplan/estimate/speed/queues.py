@@ -31,12 +31,13 @@ class Queues:
     intervals: dict[FigureName, ErrorInterval | None]
     bounds: SpeedBounds = field(default=NO_BOUNDS)
 
-    def between(self, name: FigureName, value: float) -> Range | None:
+    def between(self, name: FigureName, value: float, statistic: Statistic = "p50") -> Range | None:
         """The interval around ``value`` (seconds; tokens per second); None where nothing was ever compared."""
         interval = self.intervals[name]
         if interval is None:
             return None
-        low, high = value * interval.low, value * interval.high
+        ends = interval.at(statistic)
+        low, high = value * ends.low, value * ends.high
         if name == "throughput":
             most = max(self.bounds.output_tokens_per_second, value)
             return Range(min(low, most), min(high, most), most=most)
@@ -166,9 +167,9 @@ def queues_document(found: Queues | None) -> dict[str, Any] | None:
     ttft, tpot = figures.ttft, figures.tpot
     percentiles: Sequence[Statistic] = ("p50", "p90", "p95", "p99")
     return {
-        **{f"ttft_{each}_ms": _triple(found, "ttft", ttft.at(each), 1000) for each in percentiles},
+        **{f"ttft_{each}_ms": _triple(found, "ttft", ttft.at(each), 1000, each) for each in percentiles},
         **{
-            f"tpot_{each}_ms": None if tpot is None else _triple(found, "tpot", tpot.at(each), 1000)
+            f"tpot_{each}_ms": None if tpot is None else _triple(found, "tpot", tpot.at(each), 1000, each)
             for each in percentiles
         },
         "output_throughput": _triple(found, "throughput", found.output_throughput),
@@ -187,6 +188,8 @@ def scale_document(scale: ServerScale | None) -> dict[str, Any] | None:
     return {"kernels": round(scale.kernels, 4), "host": round(scale.host, 4), "note": scale.note}
 
 
-def _triple(found: Queues, name: FigureName, value: float, unit: float = 1.0) -> list[float]:
-    ends = found.between(name, value) or Range(value, value)
+def _triple(
+    found: Queues, name: FigureName, value: float, unit: float = 1.0, statistic: Statistic = "p50"
+) -> list[float]:
+    ends = found.between(name, value, statistic) or Range(value, value)
     return [round(unit * each, 2) for each in (ends.low, value, ends.high)]

@@ -43,9 +43,9 @@ class Expected:
             return None
         middle = found.at(statistic)
         figure = _COMPARED.get(name)
-        ends = None if figure is None else self.queues.between(figure, middle)
+        ends = None if figure is None else self.queues.between(figure, middle, statistic)
         if ends is None:
-            low, high = self._factors(name, self.queues)
+            low, high = self._factors(name, statistic, self.queues)
             least = min(self.queues.bounds.e2el_seconds, middle) if name == "e2el" else 0.0
             ends = Range(max(middle * low, least), middle * high, least=least)
         return Figure(middle, ends)
@@ -71,13 +71,14 @@ class Expected:
             return Figure(math.inf, Range(math.inf, math.inf))
         return Figure(getattr(self.served.middle, field), getattr(self.served.speed, field))
 
-    def _factors(self, name: str, queues: Queues) -> tuple[float, float]:
+    def _factors(self, name: str, statistic: Statistic, queues: Queues) -> tuple[float, float]:
         """Where nothing was compared, the ends of the averages around their middle.
 
         A whole request is its first token and the others: both intervals hold it.
         """
         names = ("ttft", "tpot") if name == "e2el" else (name,)
-        found = [interval for each, interval in queues.intervals.items() if each in names and interval is not None]
+        known = (interval for each, interval in queues.intervals.items() if each in names)
+        found = [interval.at(statistic) for interval in known if interval is not None]
         if len(found) == len(names):
             return min(each.low for each in found), max(each.high for each in found)
         middle, between = self._average(name, "mean")

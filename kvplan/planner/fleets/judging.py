@@ -16,7 +16,7 @@ from kvplan.fleet.windows import TraceWindow, sent_by_window, window_of, windows
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.choices.verdict import ExpectedBound, share_at_most
 from kvplan.planner.question.goal import Goal
-from kvplan.planner.question.slo import Bound
+from kvplan.planner.question.slo import Bound, Statistic
 
 _COMPARED: dict[str, FigureName] = {"ttft": "ttft", "tpot": "tpot"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -37,10 +37,11 @@ class Bar:
         found = {name: model.error_interval(name, num_users) for name in FIGURES}
         return Bar(goal, found, share_of_windows)
 
-    def ends(self, name: str, middle: float) -> Range:
+    def ends(self, name: str, statistic: Statistic, middle: float) -> Range:
         """Between which 9 in 10 measurements of ``middle`` seconds lie. A request is its first token and the others."""
         names = [_COMPARED[name]] if name in _COMPARED else ["ttft", "tpot"]
-        known = [found for each in names if (found := self.intervals[each]) is not None]  # type: ignore[index]
+        found = (self.intervals[each] for each in names)  # type: ignore[index]
+        known = [each.at(statistic) for each in found if each is not None]
         if len(known) < len(names):
             return Range(0.0, math.inf)
         return Range(middle * min(each.low for each in known), middle * max(each.high for each in known))
@@ -51,7 +52,7 @@ class Bar:
         for bound in self.goal.slo.bounds():
             middle = window.at(bound.name, bound.statistic)
             if middle is not None:
-                figure = Figure(middle, self.ends(bound.name, middle))
+                figure = Figure(middle, self.ends(bound.name, bound.statistic, middle))
                 found.append(ExpectedBound(bound, figure, share_at_most(figure, bound.seconds)))
         return found
 
@@ -60,7 +61,8 @@ class Bar:
         without a service level is kept by the middle."""
         if not self.goal.is_asked:
             return bound.seconds
-        return ExpectedBound(bound, Figure(1.0, self.ends(bound.name, 1.0)), 0.0).shrunk_to(self.goal.confidence)
+        figure = Figure(1.0, self.ends(bound.name, bound.statistic, 1.0))
+        return ExpectedBound(bound, figure, 0.0).shrunk_to(self.goal.confidence)
 
     def judge(self, play: FleetPlay, seconds: float, judged_windows: frozenset[int] | None = None) -> FleetVerdict:
         """Judge the windows of ``play``."""
