@@ -189,7 +189,9 @@ def test_a_sweep_of_that_engine_predicts_its_speeds_and_no_other(own_profiles: P
     assert predicted.origin == "measured"
     assert predicted.figures is not None
     assert predicted.figures.output_throughput == pytest.approx(172.0, rel=0.15)  # trial 1 of gpt2-seats
-    assert replace(predictor, calibration=None).trial(settings).origin == "roofline"
+    unknown = replace(predictor, calibration=None)
+    assert unknown.trial(settings).origin is None
+    assert unknown.with_time_scale(0.5).trial(settings).origin == "roofline"
     on_two = predictor.trial(replace(settings, tensor_parallel_size=2))
     assert on_two.origin in (None, "roofline")
 

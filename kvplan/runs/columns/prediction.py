@@ -48,7 +48,7 @@ class PredictionColumns(TypedDict, total=False):
         About(
             "prediction",
             "source of the expected speeds, empty without any: measured (profile fitted to this model on this device), "
-            "calibrated (to another model on this device) or roofline (estimated)",
+            "calibrated (to another model on this device) or roofline (by a data sheet, or scaled by earlier trials)",
         ),
     ]
     learned_time_factor: Annotated[

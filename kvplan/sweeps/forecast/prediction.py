@@ -188,7 +188,11 @@ class Predictor:
     def _clock(self, settings: TrialSettings, memory: PoolPrediction) -> StepClock:
         return CountedStep() if self.is_counted else self.step_times(settings, memory)
 
-    def _origin(self, settings: TrialSettings, memory: PoolPrediction) -> Origin:
+    def _origin(self, settings: TrialSettings, memory: PoolPrediction) -> Origin | None:
+        """Return the source of the speeds; None of a guess: of a CPU, or of a GPU that the catalog does not know,
+        nothing is known before a calibration or a trial of this sweep."""
+        if self.calibration is None and self.time_scale == 1.0 and _known_gpu(self.device) is None:
+            return None
         if self.calibration is None or (self.engine is not None and not self._is_plain(settings, memory)):
             return "roofline"
         return self.calibration.origin_for(self.spec.id, self.dtype(settings))
@@ -265,8 +269,8 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def predicted_columns(prediction: TrialPrediction) -> Row:
-    """The prediction's part of a row."""
-    figures = prediction.figures
+    """The prediction's part of a row: no speeds without a source."""
+    figures = prediction.figures if prediction.origin else None
     return {
         "dtype": prediction.dtype,
         "weights_bytes_predicted": prediction.weight_bytes,
@@ -277,7 +281,7 @@ def predicted_columns(prediction: TrialPrediction) -> Row:
         "kv_cache_tokens_vllm": None if prediction.deployed is None else prediction.deployed.vllm.kv_cache_tokens,
         "predicted_status": prediction.status,
         "pred_max_concurrency": prediction.max_concurrency,
-        "pred_output_throughput": prediction.output_throughput,
+        "pred_output_throughput": figures.output_throughput if figures else None,
         "pred_median_ttft_ms": _milliseconds(figures.median_ttft_seconds) if figures else None,
         "pred_median_tpot_ms": _milliseconds(figures.median_tpot_seconds) if figures else None,
         "pred_median_itl_ms": _milliseconds(figures.median_itl_seconds) if figures else None,

@@ -1,6 +1,7 @@
 """What a step costs on a device that was never calibrated: estimates good enough for time left and time-outs.
 
-The runner scales them by what its first trials took; ``kvplan calibrate`` replaces them for good.
+The runner scales them by what its first trials took; ``kvplan calibrate`` replaces them for good. A guessed speed of a
+CPU is shown to nobody: it depends on units (AVX2, AVX512-BF16, AMX), clock and memory, of which it knows nothing.
 """
 
 from __future__ import annotations
