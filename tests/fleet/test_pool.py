@@ -63,20 +63,13 @@ def _outcome(seen: Seen) -> tuple[float, float, int, int]:
 
 SMALL, TIGHT, TIGHTER, WIDE = (8, 64, 400), (4, 40, 60), (16, 40, 36), (16, 4096, 48)
 """Seats, token budget, blocks."""
-DENSE = [
-    (groups, None, setting)
+SETTINGS = [
+    (groups, interval, setting)
     for groups in (FULL, WINDOWED, SHORT_WINDOWS, CHUNKED, WITH_STATES)
+    for interval in ((0, None) if groups in (FULL, CHUNKED) else (0, None, 32))
     for setting in (SMALL, TIGHT, TIGHTER, WIDE)
 ]
-SPARSE = [
-    *((groups, 0, setting) for groups in (FULL, CHUNKED) for setting in (SMALL, WIDE)),
-    *((groups, 0, setting) for groups in (WINDOWED, SHORT_WINDOWS) for setting in (SMALL, TIGHT, TIGHTER, WIDE)),
-    *((WITH_STATES, 0, setting) for setting in (SMALL, TIGHT, WIDE)),
-    *((SHORT_WINDOWS, 32, setting) for setting in (SMALL, TIGHT, TIGHTER, WIDE)),
-    (WINDOWED, 32, SMALL),
-    (WITH_STATES, 32, SMALL),
-    (WITH_STATES, 32, TIGHT),
-]
+"""vLLM refuses an interval where nothing is kept by it."""
 
 
 def prompt_of(number: int, *lengths: tuple[int, int]) -> FleetRequest:
@@ -113,8 +106,8 @@ def test_a_drafter_has_both_places_kept_one_block_earlier() -> None:
     assert resumed_at(70, 16, drops_a_block=True) == (48,)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("groups", "interval", "setting"), [*DENSE, *SPARSE])
+@pytest.mark.parametrize("seed", [2, 12, 14])
+@pytest.mark.parametrize(("groups", "interval", "setting"), SETTINGS)
 def test_every_request_sees_what_it_sees_block_by_block(
     groups: tuple[CacheGroup, ...], interval: int | None, setting: tuple[int, int, int], seed: int
 ) -> None:

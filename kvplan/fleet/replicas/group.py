@@ -54,6 +54,8 @@ class BlockGroup(Group):
         self._decoding: dict[BlockSequence, None] = {}
         self._num_started = 0
         self._drafted: dict[BlockSequence, int] = {}
+        #: of those that are read, where the next step has its blocks already (``_compose_in_order``)
+        self._chunks: dict[Sequence, int] | None = None
 
     # ---- admission
 
@@ -63,6 +65,10 @@ class BlockGroup(Group):
         match = self.pool.find(sequence.held.runs, sequence.known)
         sequence.match = match
         sequence.found = max(match.num_tokens, min(sequence.given, sequence.known - 1))
+
+    def next_chunk(self, sequence: Sequence, budget: int) -> int:
+        """See ``Group``; where the step was composed in order already, what was taken then."""
+        return super().next_chunk(sequence, budget) if self._chunks is None else self._chunks[sequence]
 
     def clipped(self, sequence: Sequence, begun: int, number: int) -> int:
         """See ``Group``: models with states read prompts up to places whose state is kept."""
@@ -98,13 +104,14 @@ class BlockGroup(Group):
     def reserve(self, sequence: Sequence, number: int) -> None:
         """See ``Group``."""
         assert isinstance(sequence, BlockSequence)
-        begun = sequence.computed
-        self.pool.grow(sequence.held, begun, begun + number)
+        if self._chunks is None or sequence not in self._chunks:
+            self.pool.grow(sequence.held, sequence.computed, sequence.computed + number)
 
     def compose(self) -> None:
         """Compose a step: those that decode are before prompts, and take their blocks first."""
-        self._take_until(self.ticks + 1)
-        self.pool.begin_step()
+        if self._chunks is None:
+            self._take_until(self.ticks + 1)
+            self.pool.begin_step()
 
     # ---- decoding
 
@@ -305,34 +312,61 @@ class BlockGroup(Group):
     def make_room(self) -> None:
         """The newest are preempted while the next step's blocks are more than are free, and nobody joins it.
 
-        Sequences take their blocks in the order in which they were admitted (vllm/v1/core/sched/scheduler.py).
+        Sequences let go and take their blocks in the order in which they were admitted (vllm/v1/core/sched/
+        scheduler.py). That is done one by one only where it shows: where blocks are short, or a prompt that is read
+        stands before a sequence that decodes.
         """
-        self.may_admit = True
-        if self._next_blocks() <= self.pool.queue.num_free:
-            return
-        needed, place = 0, 0
-        self._order = [each for each in self._order if each.is_running]
-        while place < len(self._order):
-            if self._order[place] not in self._decoding and self._decoding_is_first(place):
-                self._take_until(self.ticks + 1)
-                needed = 0
-            self._leave_behind(self._order[place])
-            needed += self._blocks_of(self._order[place])
-            while needed > self.pool.queue.num_free and place < len(self._order):
-                newest = self._order.pop()
-                self._preempt(newest)
-                self.may_admit = False
-            place += 1
+        self.may_admit, self._chunks = True, None
+        if self._reads_amid() or self._next_blocks() > self.pool.queue.num_free:
+            self._compose_in_order()
 
-    def _decoding_is_first(self, place: int) -> bool:
-        """Whether all that decode come before ``place``, and take their blocks before what is there lets go its own."""
-        ahead = self._taken_ticks > self.ticks or not self._decoding
-        return (
-            self._in_order
-            and not ahead
-            and all(each in self._decoding for each in self._order[:place])
-            and not any(each in self._decoding for each in self._order[place:])
-        )
+    def _reads_amid(self) -> bool:
+        """Whether others were admitted behind a prompt that is read in whole states, and decode already."""
+        if not self.pool.state_tokens or not self.reading:
+            return False
+        first = self.reading[0]
+        assert isinstance(first, BlockSequence)
+        return any(each.order > first.order for each in self._decoding)
+
+    def _compose_in_order(self) -> None:
+        order = self._order = [each for each in self._order if each.is_running]
+        self.pool.begin_step()
+        self._chunks, place, budget = {}, 0, self._rules.max_num_batched_tokens
+        while place < len(order):
+            sequence = order[place]
+            assert isinstance(sequence, BlockSequence)
+            number = self._coming_tokens(sequence, budget)
+            if number:
+                self._leave_behind(sequence)
+            while self._blocks_of(sequence, number) > self.pool.queue.num_free:
+                self._preempt(order[-1])
+                self.may_admit = False
+                if order.pop() is sequence:
+                    break
+            else:
+                self._take(sequence, number)
+                budget -= number
+                place += 1
+        if self._decoding:
+            self._taken_ticks = self.ticks + 1
+
+    def _coming_tokens(self, sequence: BlockSequence, budget: int) -> int:
+        """What the next step computes of ``sequence``."""
+        if sequence in self._decoding:
+            return self._rows
+        missing = min(sequence.known - sequence.computed, budget)
+        return max(self.clipped(sequence, sequence.computed, missing), 0)
+
+    def _take(self, sequence: BlockSequence, number: int) -> None:
+        """The blocks of the next step."""
+        if sequence not in self._decoding:
+            assert self._chunks is not None
+            self._chunks[sequence] = number
+            if number:
+                self.pool.grow(sequence.held, sequence.computed, sequence.computed + number)
+        elif self._taken_ticks <= self.ticks:
+            takes = self._takes(sequence, 0, self.ticks, self.ticks + 1)
+            self.pool.queue.take(sum(weight for *_, weight, _ in takes))
 
     def _leave_behind(self, sequence: Sequence) -> None:
         assert isinstance(sequence, BlockSequence)
@@ -345,29 +379,23 @@ class BlockGroup(Group):
 
     def _next_blocks(self) -> int:
         ahead = self._taken_ticks > self.ticks
-        decoding = 0 if ahead or not self._decoding else self._peeked(self.ticks + 1)
-        return decoding + sum(self._blocks_of(sequence) for sequence in self.reading)
+        needed = 0 if ahead or not self._decoding else self._peeked(self.ticks + 1)
+        budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
+        for sequence in self.reading:
+            assert isinstance(sequence, BlockSequence)
+            number = self._coming_tokens(sequence, budget)
+            needed += self._blocks_of(sequence, number)
+            budget -= number
+        return needed
 
     def _peeked(self, tick: int) -> int:
         if self._even:
             return self._blocks_between(self._taken_ticks, tick)
-        return sum(map(self._blocks_of, self._decoding))
+        return sum(self._blocks_of(sequence, self._rows) for sequence in self._decoding)
 
-    def _coming_chunks(self) -> dict[Sequence, int]:
-        """Tokens that the next step reads of each prompt that is being read."""
-        budget = self._rules.max_num_batched_tokens - self._rows * self.num_decoding
-        found = {}
-        for sequence in self.reading:
-            number = self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
-            found[sequence] = max(number, 0)
-            budget -= found[sequence]
-        return found
-
-    def _blocks_of(self, sequence: Sequence) -> int:
-        """What the next step takes for it."""
-        assert isinstance(sequence, BlockSequence)
+    def _blocks_of(self, sequence: BlockSequence, number: int) -> int:
+        """What the next step takes for it, which computes ``number`` tokens of it."""
         if sequence not in self._decoding:
-            number = self._coming_chunks().get(sequence, 0)
             return self.pool.needed(sequence.held, sequence.computed, sequence.computed + number)
         if self._taken_ticks > self.ticks:
             return 0

@@ -220,13 +220,18 @@ class Lane:
             self.fresh.add((key, end - 1))
         if holding.extents:
             last = holding.extents[-1]
-            if last.key == key and last.last == begin and len(last.holders) == 1:
+            if last.key == key and last.last == begin and len(last.holders) == 1 and not self._has(key, begin, end):
                 last.last = end
                 return
         extent = Extent(key, begin, end, self._found)
         self._found.setdefault(key, []).append(extent)
         extent.holders.append(holding)
         holding.extents.append(extent)
+
+    def _has(self, key: int, begin: int, end: int) -> bool:
+        """Whether somebody filled one of these blocks before: of several copies the first one is found."""
+        alike = self._found[key]
+        return len(alike) > 1 and any(each.first < end and begin < each.last for each in alike)
 
     def num_kept(self, holding: LaneHolding, first: int, last: int) -> int:
         """How many of the blocks are kept when they are full."""

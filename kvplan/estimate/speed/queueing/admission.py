@@ -17,7 +17,7 @@ def next_chunks(group: Group, rules: SchedulingRules) -> list[Chunk]:
     group.compose()
     found: list[Chunk] = []
     for sequence in group.reading:
-        number = group.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
+        number = group.next_chunk(sequence, budget)
         if number > 0:
             group.reserve(sequence, number)
             found.append((sequence, number))

@@ -123,6 +123,10 @@ class Group:
     def compose(self) -> None:
         """A step is composed in which a prompt may be read."""
 
+    def next_chunk(self, sequence: Sequence, budget: int) -> int:
+        """How many tokens the next step reads of ``sequence``, which is being read, with ``budget`` left."""
+        return self.clipped(sequence, sequence.computed, min(sequence.known - sequence.computed, budget))
+
     def clipped(self, sequence: Sequence, begun: int, number: int) -> int:
         """How many of ``number`` tokens after the first ``begun`` a step reads, where it may not end anywhere."""
         return number
