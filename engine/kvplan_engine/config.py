@@ -274,8 +274,8 @@ class EngineConfig:
         metadata={
             "knob": Knob(
                 "what proposes tokens that the next step verifies, as vLLM takes it: {'method': 'ngram', "
-                "'num_speculative_tokens': 4}, with prompt_lookup_min and prompt_lookup_max, or a 'draft_model'; "
-                "None: nothing",
+                "'num_speculative_tokens': 4}, with prompt_lookup_min and prompt_lookup_max, a 'draft_model', or the "
+                "model's own layer for multi-token prediction, 'mtp'; None: nothing",
                 reconfigurable=True,
             )
         },
@@ -310,7 +310,7 @@ class EngineConfig:
             )
         if self.drafts_with_model and (self.num_ranks > 1 or self.is_counted):
             raise SettingsError(
-                "a draft model runs in one process beside a model that is computed.",
+                f"{self._drafter_name} runs in one process beside a model that is computed.",
                 hint="leave out tensor_parallel_size, pipeline_parallel_size and load_format 'none', or use 'ngram'",
             )
 
@@ -387,9 +387,14 @@ class EngineConfig:
         return model_dtype if self.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[self.kv_cache_dtype]
 
     @property
+    def _drafter_name(self) -> str:
+        """Who proposes tokens, as a setting."""
+        return "" if self.speculative_config is None else f"speculative_config '{self.speculative_config.method}'"
+
+    @property
     def drafts_with_model(self) -> bool:
-        """Whether a second model proposes tokens."""
-        return self.speculative_config is not None and self.speculative_config.method == "draft_model"
+        """Whether layers beside the model's own propose tokens: a second model's, or for multi-token prediction."""
+        return self.speculative_config is not None and self.speculative_config.method != "ngram"
 
     @property
     def most_drafts(self) -> int:
@@ -426,7 +431,7 @@ class EngineConfig:
             "quantization": self.quantization is not None,
             "activation_quantization": self.rounds_activations,
             "linear_backend": self.linear_backend != "auto",
-            "speculative_config 'draft_model'": self.drafts_with_model,
+            self._drafter_name: self.drafts_with_model,
         }
         return next((name for name, is_on in in_use.items() if is_on), None)
 

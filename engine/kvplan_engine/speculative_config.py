@@ -55,11 +55,6 @@ def _method(value: Mapping[str, Any]) -> str:
         raise SettingsError(
             f"speculative_config has method {method!r}, which is not one of {', '.join(METHODS)}.", hint=_EXAMPLE
         )
-    if method == "mtp":
-        raise SettingsError(
-            "speculative_config has method 'mtp', and the engine does not run layers for multi-token prediction.",
-            hint="use method 'ngram' or 'draft_model'; kvplan estimate and kvplan plan size and price the others",
-        )
     if method == "draft_model" and model is None:
         raise SettingsError("speculative_config has method 'draft_model' and no model.", hint="add 'model'")
     return str(method)

@@ -52,6 +52,7 @@ def decoder(
         tie_word_embeddings=bool(config.get("tie_word_embeddings", tied)),
         dtype=dtype_name(config),
         eos_token_ids=eos_token_ids(config),
+        num_multi_token=int(config.get("num_nextn_predict_layers") or 0),
         **(sizes | others),
     )
 

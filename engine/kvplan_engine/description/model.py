@@ -87,6 +87,20 @@ class Stage:
         return self.index == self.count - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """How multi-token prediction joins its inputs: the next token's embedding and a hidden state, each normalised, side
+    by side, and projected to one width (DeepSeek V3, arXiv:2412.19437, section 2.2).
+
+    hidden_first: which of them comes first. hands_on_normed: the hidden state of the next draft is what the last norm
+    gives, as of the model's own; else what it reads. behind: layers of the model before it.
+    """
+
+    hidden_first: bool = False
+    hands_on_normed: bool = True
+    behind: int = 0
+
+
 @dataclass(frozen=True)
 class ModelDescription:
     """A causal language model, as its config.json describes it. Equal layers are one object.
@@ -100,6 +114,8 @@ class ModelDescription:
     head_bias: the output head has one. dtype: that the weights were published in. others: parameters of no part.
     num_ranks: what a layer has is one rank's part of it, among so many, and so are embedding and head
     (``description/division.py``); 1 for a whole model. stage: which part of the stack ``layers`` are.
+    num_multi_token: layers for multi-token prediction that a checkpoint has behind its own; they are not ``layers``.
+    joined: the model is such a layer, whose embedding and head are another's; None for a model of its own.
     """
 
     architecture: str
@@ -123,6 +139,8 @@ class ModelDescription:
     others: tuple[Shape, ...] = ()
     num_ranks: int = 1
     stage: Stage = Stage()
+    num_multi_token: int = 0
+    joined: Joined | None = None
 
     @property
     def vocab_rows(self) -> int:

@@ -1,8 +1,9 @@
 """A draft model beside the engine's own: its KV lies in the same blocks, and it runs before each step.
 
 Its layers are further layers of the pool's blocks, behind the model's. So one block table serves both, and what is
-shared, copied, swapped or evicted takes the draft model's KV with it. Before a step it computes the same known tokens
-as the step, and then, for the sequences that are to verify drafts, one token after the other:
+shared, copied, swapped or evicted takes the draft model's KV with it. The same is true of a model's own layer that
+drafts (``multi_token``). Before a step a draft model computes the same known tokens as the step, and then, for the
+sequences that are to verify drafts, one token after the other:
 
     step computes       t  d1 d2 d3        t: the last token of a sequence
     draft model   1   s t                  s: the one before, whose KV is not there where it was an accepted draft
@@ -31,8 +32,10 @@ from kvplan_engine.memory.step_buffers import DRAFT_PREFIX
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.kv_pool import KvPool, places_of
 from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.request import Request, ScheduledSequence, Sequence
 from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.sampling.sampler import SampledTokens
 from kvplan_engine.transformers_backend.model import RunnableModel
 
 
@@ -50,6 +53,9 @@ class _Row:
 class DraftRunner:
     """Runs the draft model over its part of the workspace and of the pool. first_layer: of its layers in the layout."""
 
+    reads_hidden = False
+    """Whether it reads the last layer's output of every row of a step."""
+
     def __init__(self, model: LoadedModel, workspace: Workspace, layout: KvLayout, names: Rows[str], first_layer: int):
         self._model, self._layout, self._first_layer = model, layout, first_layer
         self._space = workspace.part(DRAFT_PREFIX)
@@ -58,6 +64,8 @@ class DraftRunner:
         self._best = torch.empty(self._space["logits"].shape[0], dtype=torch.int64)
         self._kv: KvPool | None = None
         self.fill_tables()
+        self.first_drafts: dict[int, int] = {}
+        """Tokens behind the last step's, by the numbers of their sequences, until they are proposed."""
 
     def fill_tables(self) -> None:
         """Write the cosines and sines, which somebody else may have overwritten."""
@@ -86,11 +94,19 @@ class DraftRunner:
         for sequence, found in zip(drafting, drafts, strict=True):
             sequence.draft_token_ids = found
 
+    def follow(self, plan: StepPlan, sampled: SampledTokens, hidden: torch.Tensor) -> None:
+        """See StepRunner.follow. A draft model reads tokens alone."""
+
     def _run(self, items: list[ScheduledSequence]) -> list[int]:
         """The likeliest token behind each of ``items`` that is sampled."""
         assert self._kv is not None
+        return self._likeliest(self._model.decoder.forward(self._build(items), self._kv, self._space))
+
+    def _build(self, items: list[ScheduledSequence]) -> StepBatch:
         plan = StepPlan(chunks=items, num_tokens=sum(item.num_new_tokens for item in items))
-        logits = self._model.decoder.forward(self._batches.build(plan), self._kv, self._space)
+        return self._batches.build(plan)
+
+    def _likeliest(self, logits: torch.Tensor) -> list[int]:
         best = self._best[: logits.shape[0]]
         self._model.ops.argmax_rows(logits, best)
         tokens: list[int] = best.tolist()
@@ -103,8 +119,13 @@ def _known(item: ScheduledSequence) -> ScheduledSequence:
     first = sequence.num_computed_tokens
     if item.num_drafts and first:
         first, number = first - 1, number + 1
+    return row_of(sequence, first, number, is_sampled=item.num_drafts > 0)
+
+
+def row_of(sequence: Sequence, first: int, number: int, *, is_sampled: bool) -> ScheduledSequence:
+    """``number`` tokens of ``sequence`` from its ``first`` on, computed without a trace in it."""
     row = _Row(sequence.request, sequence.table, sequence.token_ids, first)
-    return ScheduledSequence(row, number, item.num_drafts > 0)  # type: ignore[arg-type]  # what a batch reads of one
+    return ScheduledSequence(row, number, is_sampled)  # type: ignore[arg-type]  # what a batch reads of one
 
 
 def _behind(sequence: Sequence, drafts: list[int]) -> ScheduledSequence:
@@ -119,8 +140,13 @@ def drafter_of(model: RunnableModel, config: EngineConfig) -> LoadedModel | None
     if not config.drafts_with_model:
         return None
     drafter = model.drafter if isinstance(model, LoadedModel) else None
-    assert config.speculative_config is not None
-    if drafter is None or drafter.name != config.speculative_config.model:
+    asked = config.speculative_config
+    assert asked is not None
+    if asked.method == "mtp" and (drafter is None or drafter.config.joined is None):
+        raise EngineError(
+            "the engine was started without the layer for multi-token prediction.", hint="start a new one"
+        )
+    if asked.method != "mtp" and (drafter is None or drafter.name != asked.model or drafter.config.joined is not None):
         raise EngineError("the engine was started without this draft model.", hint="start a new one")
     return drafter
 
@@ -139,5 +165,6 @@ def refuse_pair(model: RunnableModel, drafter: LoadedModel, layout: KvLayout) ->
         )
     if not (layout.is_uniform and layout.groups[0].kept == FULL):
         raise EngineError(
-            "a draft model is for models whose layers all keep every token alike.", hint="use method 'ngram'"
+            "methods 'draft_model' and 'mtp' are for models whose layers all keep every token alike.",
+            hint="use method 'ngram'",
         )

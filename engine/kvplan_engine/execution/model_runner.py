@@ -24,6 +24,7 @@ from kvplan_engine.execution.inputs.staging import InputStage
 from kvplan_engine.execution.inputs.step_indices import StepIndices
 from kvplan_engine.execution.inputs.step_inputs import SAMPLED_ROWS, sampled_buffers
 from kvplan_engine.execution.inputs.step_tables import state_tables_name
+from kvplan_engine.execution.multi_token import MultiTokenRunner
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import BufferSpec, rope_tables
 from kvplan_engine.memory.device_buffers import LORA_ROWS
@@ -38,7 +39,7 @@ from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import BlockMover, Mover
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
-from kvplan_engine.sampling.sampler import Sampler
+from kvplan_engine.sampling.sampler import SampledTokens, Sampler
 from kvplan_engine.transformers_backend.model import RunnableModel, TransformersDecoder
 
 
@@ -77,11 +78,15 @@ class ModelRunner:
         self._places = places_of(layout, model.config)
         names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
         self._stage = self._make_stage(names)
-        self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._stage)
         drafter = drafter_of(model, config)
         self._drafts: DraftRunner | None = None
         if drafter is not None:
-            self._drafts = DraftRunner(drafter, self.workspace, layout, names, model.config.num_layers)
+            kind = DraftRunner if drafter.config.joined is None else MultiTokenRunner
+            self._drafts = kind(drafter, self.workspace, layout, names, model.config.num_layers)
+        self._batches = BatchBuilder(
+            *(self.workspace, layout, names, self._places, self._stage),
+            keeps_rows=self._drafts is not None and self._drafts.reads_hidden,
+        )
         self.kv: KvPool | None = None
         self.graphs: StepGraphs | None = None
 
@@ -179,6 +184,16 @@ class ModelRunner:
         assert self.graphs is not None
         self.graphs.replay(batch.graph)
         return self.workspace["logits"][: batch.sampled_rows.shape[0]]
+
+    def follow(self, plan: StepPlan, sampled: SampledTokens) -> None:
+        """See StepRunner.follow."""
+        if self._drafts is not None:
+            self._drafts.follow(plan, sampled, self.workspace["normed"])
+
+    @property
+    def first_drafts(self) -> dict[int, int]:
+        """See StepRunner.first_drafts."""
+        return {} if self._drafts is None else self._drafts.first_drafts
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """See StepRunner.take_prompt_logprobs."""

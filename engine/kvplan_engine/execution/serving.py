@@ -60,12 +60,12 @@ def make_serving(
         output_processor,
         partial(count_step, scheduler, memory.block_bytes),
         runs_ahead=runs_ahead,
-        proposer=_make_proposer(config, carving.layout),
+        proposer=_make_proposer(config, carving.layout, carving.runner),
     )
     return Serving(carving.runner, prefix_cache, offload, scheduler, requests, output_processor, loop)
 
 
-def _make_proposer(config: EngineConfig, layout: KvLayout) -> Proposer | None:
+def _make_proposer(config: EngineConfig, layout: KvLayout, runner: StepRunner) -> Proposer | None:
     """Who proposes drafts; None where nobody does. EngineError for a model whose steps cannot be taken back."""
     speculative = config.speculative_config
     if speculative is None:
@@ -75,6 +75,7 @@ def _make_proposer(config: EngineConfig, layout: KvLayout) -> Proposer | None:
             "speculative_config does not go with a model that keeps states, which no rejected token can leave again.",
             hint="leave speculative_config out, or use a model whose layers all attend",
         )
-    if speculative.method == "draft_model":
-        return PlaceholderProposer(speculative.num_speculative_tokens)
+    if speculative.method != "ngram":
+        first = runner.first_drafts if speculative.method == "mtp" else None
+        return PlaceholderProposer(speculative.num_speculative_tokens, first)
     return NgramProposer(speculative)

@@ -104,24 +104,32 @@ def _load(config: EngineConfig, source: Any) -> Started:
         else:
             model = TransformersModel(config, source, device, dtype_of)
     if config.drafts_with_model and isinstance(model, LoadedModel):
-        _add_drafter(model, config, device)
+        _add_drafter(model, config, source, device)
     if isinstance(model, TransformersModel):
         choose_way(model, config, device)
     return Started(device, model, MemoryCarver(model, device))
 
 
-def _add_drafter(model: LoadedModel, config: EngineConfig, device: Device) -> None:
-    """Load the draft model that ``config`` names, as it is stored. OutOfDeviceMemory or EngineError."""
+def _add_drafter(model: LoadedModel, config: EngineConfig, source: Any, device: Device) -> None:
+    """Load what ``config`` names to draft, as it is stored. OutOfDeviceMemory or EngineError."""
     assert config.speculative_config is not None
+    is_own, name = config.speculative_config.method == "mtp", config.speculative_config.model
     if device.is_asynchronous:
-        raise EngineError("a draft model runs on the CPU alone.", hint="use device='cpu', or method 'ngram'")
-    name = config.speculative_config.model
-    kept = ("device", "dtype", "load_format", "seed", "attention_backend")
-    own = EngineConfig(name, **{setting: getattr(config, setting) for setting in kept})
-    with loading_weights():
-        model.drafter = LoadedModel(
-            own, resolve_source(name, config.load_format).loadable, device, _dtype_on(device, own)
+        raise EngineError(
+            "a drafter with layers of its own runs on the CPU alone.", hint="use device='cpu', or method 'ngram'"
         )
+    kept = ("device", "dtype", "load_format", "seed", "attention_backend")
+    if is_own:
+        name, kept = config.model, (*kept, "quantization", "group_size")
+        if str(source).endswith(".gguf"):
+            raise EngineError(
+                "layers for multi-token prediction are not read from GGUF files.", hint="use method 'ngram'"
+            )
+    own = EngineConfig(name, **{setting: getattr(config, setting) for setting in kept})
+    loadable = source if is_own else resolve_source(name, config.load_format).loadable
+    with loading_weights():
+        target = model if is_own else None
+        model.drafter = LoadedModel(own, loadable, device, _dtype_on(device, own), target=target)
     model.weight_bytes += model.drafter.weight_bytes
 
 

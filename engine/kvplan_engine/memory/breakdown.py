@@ -124,7 +124,8 @@ def rope_tables(model: ModelDescription) -> dict[str, Rope]:
 def scratch_columns(model: ModelDescription) -> int:
     """Elements of scratch memory per token: the most that any part of a layer needs at once."""
     parts = [part for layer in model.distinct_layers for part in (*layer.mixers, layer.feed_forward)]
-    return max([layer_input_columns(model), *map(_part_columns, parts)])
+    joined = 0 if model.joined is None else 2 * model.hidden_size
+    return max([joined, layer_input_columns(model), *map(_part_columns, parts)])
 
 
 def layer_input_columns(model: ModelDescription) -> int:

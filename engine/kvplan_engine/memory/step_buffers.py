@@ -12,6 +12,8 @@ from kvplan_engine.memory.breakdown import LOGITS, BufferSpec, sampling_buffers,
 from kvplan_engine.memory.index_buffers import index_buffers
 
 DRAFT_PREFIX = "draft."
+HANDED_ON = "handed_on"
+"""The workspace's buffer of hidden states that a layer for multi-token prediction reads for a sequence's next draft."""
 _ROW_MULTIPLE = 8  # of 16 bits are the 16 bytes that a kernel reads at once
 
 
@@ -76,6 +78,8 @@ def draft_buffers(
         *(each for each in computing if each.name != "sampler"),
         *step_index_buffers(config, layout, max_model_len),
     ]
+    if drafter.joined is not None:
+        buffers.append(BufferSpec(HANDED_ON, (config.max_num_seqs, drafter.hidden_size), dtype))
     return [replace(each, name=DRAFT_PREFIX + each.name) for each in buffers]
 
 

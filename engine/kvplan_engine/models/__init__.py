@@ -7,6 +7,7 @@
     device_kernels   DeviceKernels, what computes a model on a device, and select_kernels, which chooses it
     decoder          the decoder that all families share
     stage_decoder    a decoder's part of the stack, between the stages before and after it
+    joined_decoder   a layer for multi-token prediction, behind the decoder whose embedding and head it shares
     embedding        from token ids to the residual stream
     residual_stream  the buffers that a step's hidden states go through
     decoder_layer    the parts of one layer

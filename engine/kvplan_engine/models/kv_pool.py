@@ -135,7 +135,8 @@ class KvPool:
 
     def _latent_cache(self, index: int, attention: LatentAttention) -> LayerCache:
         if attention.indexer is not None:
-            self._indexes[index] = self._index_cache(index, attention.indexer.head_size)
+            self._indexes[index] = self._index_cache(self._first_layer + index, attention.indexer.head_size)
+        index += self._first_layer
         tables = tables_of(self.layout, index)
         place = self.layout.groups[tables.group].places[index, "latent"]
         rows = self._pages(place, (1, self.layout.block_size, attention.row_size))

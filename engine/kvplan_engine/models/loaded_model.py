@@ -10,6 +10,7 @@ import torch
 from kvplan_engine.adapters.library import AdapterLibrary
 from kvplan_engine.adapters.sites import sites_of
 from kvplan_engine.adapters.slots import AdapterSlots
+from kvplan_engine.checkpoints.families.multi_token import multi_token_model
 from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, read_config
 from kvplan_engine.checkpoints.shared_layers import weight_owners
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, unowned, weight_fingerprint
@@ -24,6 +25,7 @@ from kvplan_engine.memory.device_buffers import cuda_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.device_kernels import select_kernels
+from kvplan_engine.models.joined_decoder import JoinedDecoder
 from kvplan_engine.models.known_parts import refuse_unknown_parts
 from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.stage_decoder import StageDecoder
@@ -33,7 +35,8 @@ class LoadedModel:
     """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing.
 
     weight_bytes: slots of adapters included, which take adapter_bytes. adapters: None where none are served.
-    collectives: of the ranks that share every layer, None where there are none; config is then a rank's part.
+    collectives: of the ranks that share every layer, None where there are none; config is then a rank's part. target:
+    the model whose layer for multi-token prediction is loaded, in place of the model itself.
     """
 
     implementation = "native"
@@ -47,9 +50,12 @@ class LoadedModel:
         device: Device,
         dtype_of: Any,
         collectives: Collectives | None = None,
+        target: LoadedModel | None = None,
     ) -> None:
         self.name = config.model
         whole = read_config(source, whole_experts=config.enable_expert_parallel)
+        if target is not None:
+            whole = multi_token_model(whole)
         refuse_unknown_parts(whole)
         rank = Rank() if collectives is None else collectives.rank
         self.config: ModelDescription = part_of(whole, rank)
@@ -93,7 +99,9 @@ class LoadedModel:
         self.verdicts, self._waits_for_nothing = kernels.verdicts, kernels.is_capturable
         self.attention = kernels.attention
         parts = (self.config, self.weights, kernels, owners)
-        if collectives is None or rank.num_stages == 1:
+        if target is not None:
+            self.decoder = JoinedDecoder(*parts, target.decoder)
+        elif collectives is None or rank.num_stages == 1:
             self.decoder = Decoder(*parts)
         else:
             self.decoder = StageDecoder(*parts, collectives)

@@ -2,5 +2,5 @@
 
 The step loop asks for proposals behind each step; ``requests.drafts`` says which of them are accepted.
 
-    proposer    the protocol; n-grams of the sequence itself, or places that a draft model fills
+    proposer    the protocol; n-grams of the sequence itself, or places that a drafter fills
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from kvplan_engine.requests.ngrams import NgramIndex
@@ -31,11 +32,17 @@ class NgramProposer:
 
 
 class PlaceholderProposer:
-    """Keeps ``number`` places behind each sequence, which a draft model fills before the step."""
+    """Keeps ``number`` places behind each sequence, which a draft model fills before the step.
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    first: the first drafts, by the numbers of their sequences, where the step before has given them; None: it has not.
+    """
+
+    def __init__(self, number: int, first: Mapping[int, int] | None = None) -> None:
+        self._number, self._first = number, first
 
     def propose(self, sequence: Sequence) -> list[int]:
         """See Proposer.propose."""
-        return [0] * self._number
+        if self._first is None:
+            return [0] * self._number
+        first = self._first.get(sequence.number)
+        return [] if first is None else [first] + [0] * (self._number - 1)

@@ -1,6 +1,7 @@
 """The families of models that the engine knows: tables and readers in rooms by kind, registered in ``FAMILIES``.
 
     family   what a family has to say: architectures, config.json, tensor names, GGUF
+    multi_token  layers for multi-token prediction, a row for each family that the engine runs them of
     names    what a config calls an architecture, and what a wrapper holds: profiles/architectures.json
     dense/   attention and an MLP in every layer
     mixtures/   attention in every layer, experts in some or all of them
@@ -21,6 +22,7 @@ from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.heterogeneous import HETEROGENEOUS
 from kvplan_engine.checkpoints.families.latent import LATENT
 from kvplan_engine.checkpoints.families.mixtures import MIXTURES
+from kvplan_engine.checkpoints.families.multi_token import multi_token_names
 from kvplan_engine.checkpoints.families.names import architecture_names
 from kvplan_engine.checkpoints.families.states import STATES
 from kvplan_engine.checkpoints.families.windows import WINDOWS
@@ -66,6 +68,8 @@ def names_of(model: ModelDescription) -> tuple[TensorNames | None, tuple[str, ..
 
     Inside of a vision or audio model these are the language model's.
     """
+    if model.joined is not None:
+        return multi_token_names(model, family_of(model.architecture).names), ("",)
     family = family_of(model.language_model or model.architecture)
     if model.language_model is None:
         return family.names, family.prefixes

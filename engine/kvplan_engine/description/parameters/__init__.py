@@ -10,7 +10,7 @@ name (TypeError).
     cross       attention over an encoder's outputs
     mlp         the MLP: gate and up as one matrix, and down
     mixture     a mixture of experts: the router, all experts' matrices below each other, the shared expert
-    ends        layers' own inputs, and what ends a layer
+    ends        joined inputs, layers' own inputs, and what ends a layer
     norms       a layer's norms, wherever they stand
     model       all of them, layer by layer, and what stands around the layers
 """

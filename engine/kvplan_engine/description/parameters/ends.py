@@ -1,4 +1,4 @@
-"""The parameters of layers' own inputs, and of what ends a layer."""
+"""The parameters of joined inputs, of layers' own inputs, and of what ends a layer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def layer_input_parameters(model: ModelDescription) -> Iterator[Parameter]:
     yield from projection("layer_inputs.embedding", inputs.rows, columns)
     yield from projection("layer_inputs.projection", columns, model.hidden_size)
     yield from norm("layer_inputs.norm", model.norm.kind, inputs.size)
+
+
+def joined_parameters(model: ModelDescription) -> Iterator[Parameter]:
+    """The norms of both inputs of multi-token prediction, and the projection [hidden, 2 hidden] of both."""
+    for part in ("joined.embedding_norm", "joined.hidden_norm"):
+        yield from norm(part, model.norm.kind, model.hidden_size)
+    yield from projection("joined.projection", model.hidden_size, 2 * model.hidden_size)
 
 
 def layer_end_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:

@@ -18,7 +18,11 @@ from kvplan_engine.description.model import Layer, ModelDescription, Shape
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.description.parameters.attention import attention_parameters
 from kvplan_engine.description.parameters.cross import cross_parameters
-from kvplan_engine.description.parameters.ends import layer_end_parameters, layer_input_parameters
+from kvplan_engine.description.parameters.ends import (
+    joined_parameters,
+    layer_end_parameters,
+    layer_input_parameters,
+)
 from kvplan_engine.description.parameters.latent import compressed_parameters, latent_parameters
 from kvplan_engine.description.parameters.mixture import mixture_parameters
 from kvplan_engine.description.parameters.mlp import mlp_parameters
@@ -35,14 +39,18 @@ def num_parameters(model: ModelDescription) -> int:
 def model_parameters(model: ModelDescription) -> Iterator[Parameter]:
     """Every parameter once: the embedding, layer by layer, the head. Of a stage, those that it has."""
     hidden, stage = model.hidden_size, model.stage
+    of_layer = {layer: list(layer_parameters(layer, hidden)) for layer in model.distinct_layers}
+    of_layers = [replace(each, layer=index) for index, layer in enumerate(model.layers) for each in of_layer[layer]]
+    if model.joined is not None:
+        yield from joined_parameters(model)
+        yield from of_layers
+        yield from norm("final_norm", model.norm.kind, hidden)
+        return
     if stage.is_first or (stage.is_last and model.tie_word_embeddings):
         yield from projection("embedding", model.vocab_rows, hidden, split="vocabulary")
     if stage.is_first:
         yield from _after_embedding(model)
-    of_layer = {layer: list(layer_parameters(layer, hidden)) for layer in model.distinct_layers}
-    for index, layer in enumerate(model.layers):
-        for parameter in of_layer[layer]:
-            yield replace(parameter, layer=index)
+    yield from of_layers
     if not stage.is_last:
         return
     yield from norm("final_norm", model.norm.kind, hidden)

@@ -40,6 +40,7 @@ class CapacityRunner:
         self.chooser = self
         self._vocab_size = vocab_size
         self._seed = seed
+        self.first_drafts: dict[int, int] = {}
 
     def touch(self, num_blocks: int) -> None:
         """Blocks have no memory."""
@@ -87,6 +88,9 @@ class CapacityRunner:
         if plan.stop_ids:
             _avoid(tokens, plan.stop_ids, self._vocab_size)
         return tokens
+
+    def follow(self, plan: StepPlan, sampled: SampledTokens) -> None:
+        """There are no hidden states."""
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """Nothing was computed that could say something of a prompt."""

@@ -31,6 +31,7 @@ class BatchBuilder:
     grow by one, and from time to time its row of the block tables by a block. All other rows are written anew.
 
     buffers: the names of the index buffers. tables: of each layer with keys and values, which tables it reads.
+    keeps_rows: every step computes the last layer for all rows.
     """
 
     def __init__(
@@ -40,7 +41,10 @@ class BatchBuilder:
         buffers: Sequence[str],
         tables: Sequence[TablePlace],
         stage: InputStage | None = None,
+        *,
+        keeps_rows: bool = False,
     ) -> None:
+        self._keeps_rows = keeps_rows
         self._workspace = workspace
         self._places, self._last_place = tuple(dict.fromkeys(tables)), tables[-1] if tables else None
         self._inputs = inputs = StepInputs(workspace, layout, buffers, self._places, stage)
@@ -79,7 +83,7 @@ class BatchBuilder:
             num_sampled_rows = len(sampled) + plan.num_draft_tokens
         if pending is not None:
             self._token_ids[pending.places] = pending.values
-        skips_rows = 2 * num_sampled_rows <= num_tokens and not plan.wants_prompt_logprobs
+        skips_rows = 2 * num_sampled_rows <= num_tokens and not (plan.wants_prompt_logprobs or self._keeps_rows)
         if plan.has_adapters and (self._inputs.stage is not None or plan.num_draft_tokens):
             skips_rows = False  # the groups of sampled rows would have to be staged too, or have several of a sequence
         of_sampled = {SAMPLED_ROWS: self._sampled_rows(plan)} if plan.chunks else {}

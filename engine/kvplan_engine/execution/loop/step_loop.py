@@ -162,6 +162,7 @@ class StepLoop:
         sampled = runner.chooser.sample_step(logits, plan)
         if plan.wants_prompt_logprobs:
             runner.take_prompt_logprobs(plan)
+        runner.follow(plan, sampled)
         return _Choice(lambda: sampled, is_pending=False)
 
     def _propose(self, proposer: Proposer, plan: StepPlan) -> None:

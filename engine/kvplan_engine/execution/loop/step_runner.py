@@ -48,6 +48,11 @@ class StepRunner(Protocol):
     def chooser(self) -> StepChooser: ...
 
     @property
+    def first_drafts(self) -> dict[int, int]:
+        """What ``follow`` proposes behind the last step's tokens, by the numbers of the sequences."""
+        ...
+
+    @property
     def num_graph_replays(self) -> int: ...
 
     def touch(self, num_blocks: int) -> None:
@@ -64,6 +69,9 @@ class StepRunner(Protocol):
     def forward(self, batch: Any) -> Any:
         """One step over ``batch``: what ``chooser`` chooses from."""
         ...
+
+    def follow(self, plan: StepPlan, sampled: SampledTokens) -> None:
+        """Let what drafts from hidden states read those of the step that has just been sampled."""
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """Give the requests of ``plan`` that ask for them the log-probabilities of their prompts' tokens.
