@@ -32,20 +32,16 @@ CONTEXT_BYTES = GIB // 2
 _CPU_EXTRA_GIB = 1.0
 """On a CPU, what the build for CPUs takes of the host beside the weights."""
 _HOPPER = 9
-_GRAPH_SIZES_AT_512 = 51
 _LARGEST_GRAPH, _LARGEST_GRAPH_ON_BLACKWELL = 512, 1024
 _LARGE_GRAPH_MODELS = ("GptOssForCausalLM",)
 _BLACKWELL = 10
-_GRAPH_FIXED_GIB = 0.40
-_GRAPH_LAYER_GIB = 0.0125
-"""Estimates that vLLM 0.19 logged for 35 models on H100 with all 51 sizes: 0.5 to 1.8 GiB, by number of layers."""
-_GRAPH_SHARE_ELSEWHERE = 0.63
-"""On other GPUs, of what capture took: median of ten start-ups from seven sources on A100, A40, A6000, L4 and GB10
-(0.4 to 0.8)."""
-_ESTIMATED_SHARE_ELSEWHERE = 0.9
-"""On other GPUs, of what the first runner estimates beforehand, which is what the budget loses from 0.21 on: median of
-the estimates that six sources logged on A100, A6000, RTX 3090 Ti, L40S and L4 (0.72 to 1.03). An estimate takes the
-first capture for whole and the second for each of the others, and so is above what they take in the end."""
+_FIRST_CAPTURE_GIB = 0.04
+_PIECES_LAYER_MIB = 0.3
+"""Of each batch size and layer where pieces between attention layers are captured: 0.28 to 0.37 in the median of eleven
+start-ups of 0.8 to 0.10, which capture nothing else."""
+_WHOLE_LAYER_MIB, _WHOLE_LAYER_MIB_ON_HOPPER = 0.1, 0.2
+"""The same of whole decode steps: what estimates of vLLM 0.18 to 0.29 have beyond pieces and the first capture, on A100,
+A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and 0.3)."""
 
 
 def non_torch_bytes(
@@ -92,40 +88,33 @@ def largest_graph(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, re
     return min(2 * step, most, settings.max_num_batched_tokens)
 
 
-def capture_sizes(rows: int, largest: int = _LARGEST_GRAPH) -> int:
-    """How many batch sizes are captured: 1, 2, 4, every 8 to 256, every 16 to the largest, at most 2 ``rows``."""
-    largest = min(2 * rows, largest)
-    small = sum(1 for size in (1, 2, 4) if size <= largest)
-    middle = min(largest, 256) // 8
-    return small + middle + max(largest - 256, 0) // 16
+def capture_sizes(largest: int, step: int = 1) -> tuple[int, ...]:
+    """Return the batch sizes that are captured: 1, 2, 4, every 8 to 256, every 16 to the largest.
 
-
-def cudagraph_bytes(
-    num_layers: int, gpu: GpuProfile, settings: FilledSettings, largest: int, *, is_estimate: bool
-) -> int:
-    """Memory of the captured graphs (0 with enforce_eager and on CPUs): a share for each size, larger with every layer.
-
-    largest: ``largest_graph``. is_estimate: what vLLM says of them before they are captured.
-
-    Those of the second model runner are taken for as large: of one published start-up they were 0.7 GiB larger, for no
-    reason that its source gives away but that what the second of its largest graphs takes is counted for each of the
-    others.
+    step: tokens of one sequence. With a drafter sizes are multiples of it (vllm/config/compilation.py,
+    adjust_cudagraph_sizes_for_spec_decode).
     """
-    if settings.enforce_eager or gpu.is_cpu:
-        return 0
-    share = capture_sizes(largest, largest) / _GRAPH_SIZES_AT_512
-    if compute_capability(gpu)[0] != _HOPPER:
-        share *= _ESTIMATED_SHARE_ELSEWHERE if is_estimate else _GRAPH_SHARE_ELSEWHERE
-    return max(int(share * (_GRAPH_FIXED_GIB + _GRAPH_LAYER_GIB * num_layers) * GIB), MIB)
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
+    whole_steps = {-(-size // step) * step for size in sizes}
+    return tuple(sorted(size for size in whole_steps if size <= largest))
 
 
-def piece_graph_bytes(step_bytes: int, largest: int) -> int:
-    """vLLM's estimate where only the pieces between attention layers are captured.
+def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings, largest: int, *, whole: bool) -> int:
+    """Memory of the captured graphs, which is also what vLLM estimates of them before they are captured.
 
-    The first size takes what a step of so many tokens does (``step_bytes``), each other at least 1 MiB
-    (vllm/v1/worker/gpu_model_runner.py, profile_cudagraph_memory): about 0.1 GiB in all.
+    The estimate is the first capture and, for each further size, what the second took
+    (vllm/v1/worker/gpu_model_runner.py, profile_cudagraph_memory; vllm/v1/worker/gpu/cudagraph_utils.py for the second
+    runner): in pieces for all sizes up to ``largest`` (``largest_graph``), and as whole steps for those that all
+    sequences can fill. Each takes memory for every layer.
+
+    whole: whether decode steps are captured whole, too.
     """
-    return step_bytes + (capture_sizes(largest, largest) - 1) * MIB
+    step = 1 + settings.num_speculative_tokens if whole else 1
+    sizes = capture_sizes(largest, step)
+    whole_sizes = sum(step <= size <= settings.max_num_seqs * step for size in sizes) if whole else 0
+    whole_mib = _WHOLE_LAYER_MIB_ON_HOPPER if compute_capability(gpu)[0] == _HOPPER else _WHOLE_LAYER_MIB
+    further = max(len(sizes) - 1, 0) * _PIECES_LAYER_MIB + max(whole_sizes - 1, 0) * whole_mib
+    return int(_FIRST_CAPTURE_GIB * GIB + num_layers * further * MIB)
 
 
 def requested_bytes(settings: FilledSettings, release: VllmRelease) -> int:

@@ -19,13 +19,12 @@ from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak, decoder_bytes
+from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm.budget import (
     cudagraph_bytes,
     largest_graph,
     non_torch_bytes,
     others_bytes,
-    piece_graph_bytes,
     requested_bytes,
 )
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
@@ -292,13 +291,9 @@ def _graph_bytes(
         return 0
     largest, layers = largest_graph(spec, gpu, settings, release), parts.layer_kinds
     whole = captures_whole_steps(spec, gpu, settings, release)
-    scores = index_graph_bytes(layers, settings, largest, whole=whole)
-    if whole:
-        workspace = attention_workspace_bytes(layers, gpu, settings, release)
-        graphs = cudagraph_bytes(parts.num_layers, gpu, settings, largest, is_estimate=release.graphs_in_budget)
-        return graphs + workspace + scores
-    step = replace(settings, max_num_batched_tokens=largest)
-    return piece_graph_bytes(decoder_bytes(spec, layers, step, release), largest)
+    graphs = cudagraph_bytes(parts.num_layers, gpu, settings, largest, whole=whole and release.captures_whole_steps)
+    workspace = attention_workspace_bytes(layers, gpu, settings, release) if whole else 0
+    return graphs + workspace + index_graph_bytes(layers, settings, largest, whole=whole)
 
 
 def _rank_parts(

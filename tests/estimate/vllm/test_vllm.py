@@ -111,9 +111,13 @@ def test_graphs_cost_nothing_in_eager_mode() -> None:
     assert predict("0.22.1", enforce_eager=True).rank.cudagraph_bytes == 0
 
 
-@pytest.mark.parametrize(("rows", "sizes"), [(1024, 51), (256, 51), (32, 11), (1, 2)])
-def test_capture_sizes(rows: int, sizes: int) -> None:
-    assert capture_sizes(rows) == sizes
+@pytest.mark.parametrize(
+    ("largest", "step", "sizes"),
+    [(512, 1, 51), (64, 1, 11), (2, 1, 2), (1024, 1, 83), (300, 1, 37), (16, 4, 3), (8, 4, 2), (48, 3, 8)],
+)
+def test_capture_sizes(largest: int, step: int, sizes: int) -> None:
+    """Those of 512, 16 and 8 tokens as logs print them ("PIECEWISE=51", "PIECEWISE=3 (largest=16), FULL=2")."""
+    assert len(capture_sizes(largest, step)) == sizes
 
 
 def test_too_long_is_refused_with_the_longest_that_fits() -> None:

@@ -63,7 +63,7 @@ def test_where_flashinfer_attends() -> None:
     assert workspace("llama-3.1-8b", "l40s") == 394 * MIB
     assert workspace("gpt-oss-20b", "l40s") == 0  # no attention sinks in FlashInfer there
     assert workspace("llama-3.1-8b", "l40s", enforce_eager=True) == 0
-    plain = [predict("llama-3.1-8b", gpu).rank.cudagraph_bytes for gpu in ("b200", "a100-80gb-sxm")]
+    plain = [predict("llama-3.1-8b", gpu, max_num_seqs=256).rank.cudagraph_bytes for gpu in ("b200", "a100-80gb-sxm")]
     assert plain[0] - plain[1] == 8192 * 32 * 128 * 16  # the default on Blackwell data-centre GPUs
 
 
@@ -75,20 +75,21 @@ def drafted_graphs(gpu: str, version: str, **settings: object) -> float:
 def test_pieces_alone_are_captured_where_flashinfer_takes_one_token_of_each_sequence() -> None:
     """An 8-bit cache is FlashInfer's on Ampere: with drafts pieces between attention layers alone, and no workspace.
 
-    The estimate is what a step of 512 tokens takes, and 1 MiB for each of the other 50 sizes.
+    Two RTX 3090 estimated 0.17 GiB for 7 sizes of a 27B hybrid (pull request 44 of noonghunna/club-3090).
     """
-    inside = 512 * (3 * 17_408 + 3 * 5_120) * 2
-    assert drafted_graphs("rtx-3090", "0.23.0") == pytest.approx((inside + 50 * MIB) / GIB, rel=1e-6)
-    assert drafted_graphs("rtx-3090", "0.23.0", num_speculative_tokens=0) > 0.8  # whole steps and 394 MiB
-    assert drafted_graphs("rtx-3090", "0.33.0") > 0.8
-    assert drafted_graphs("rtx-3090", "0.23.0", kv_cache_dtype="auto") > 0.4  # FlashAttention 2 takes several
+    assert drafted_graphs("rtx-3090", "0.23.0", max_num_seqs=4) == pytest.approx(0.17, abs=0.04)
+    whole = drafted_graphs("rtx-3090", "0.33.0")  # with FlashInfer's 394 MiB
+    assert whole - drafted_graphs("rtx-3090", "0.23.0") > 0.394
+    assert drafted_graphs("rtx-3090", "0.23.0", num_speculative_tokens=0) > whole - 0.1
+    plain = drafted_graphs("rtx-3090", "0.23.0", kv_cache_dtype="auto")  # FlashAttention 2 takes several
+    assert whole - 0.45 < plain < whole - 0.35
     assert drafted_graphs("rtx-3090", "0.23.0", enforce_eager=True) == 0
 
 
 def test_drafts_are_captured_whole_on_hopper_and_consumer_blackwell_before_ampere() -> None:
     """By XQA in 0.32.0, by FlashAttention 2 in 0.33.0 (flashinfer.py, get_cudagraph_support)."""
     whole = {
-        (gpu, version): drafted_graphs(gpu, version, kv_cache_dtype="fp8_e5m2") > 0.4
+        (gpu, version): drafted_graphs(gpu, version, kv_cache_dtype="fp8_e5m2") > 1.2
         for gpu in ("h100-sxm", "rtx-pro-6000", "l40s")
         for version in ("0.23.0", "0.32.0", "0.33.0")
     }

@@ -66,8 +66,9 @@ def test_eager_steps_have_no_graphs_to_set_aside() -> None:
     [
         ("qwen3.5-27b", "0.25.0", None, 1),
         ("qwen3.5-27b", "0.25.0", True, 2),
-        ("qwen3.5-27b", "0.27.0", None, 2),
-        ("qwen3.5-27b", "0.27.0", False, 1),
+        ("qwen3.5-27b", "0.27.0", None, 1),  # supported, and left to be asked for
+        ("qwen3.5-27b", "0.28.0", None, 2),
+        ("qwen3.5-27b", "0.28.0", False, 1),
         ("mamba-2.8b", "0.33.0", None, 1),  # states alone: no prefix caching by itself
     ],
 )
@@ -86,15 +87,15 @@ def test_mamba_kept_the_state_behind_every_block_in_some_releases() -> None:
     vllm/v1/kv_cache_interface.py, MambaSpec.max_memory_usage_bytes of 0.26.0; vllm/platforms/interface.py,
     _align_hybrid_block_size.
     """
-    for found in (hybrid("0.26.0"), hybrid("0.25.0", True)):
+    for found in (hybrid("0.26.0", True), hybrid("0.25.0", True)):
         blocks = -(-65_536 // found.block_size)
         assert found.block_size % 128 == 0
         assert found.blocks_per_request == found.num_groups * blocks
-    without, later = hybrid("0.26.0", False), hybrid("0.28.0")
+    without, later = hybrid("0.26.0"), hybrid("0.28.0")
     attention = -(-65_536 // without.block_size)
     assert without.blocks_per_request == attention + without.num_groups - 1
     assert later.blocks_per_request == attention + 2 * (later.num_groups - 1)  # two states
-    assert any("--no-enable-prefix-caching" in note for note in hybrid("0.27.1").settings.notes)
+    assert any("--no-enable-prefix-caching" in note for note in hybrid("0.27.1", True).settings.notes)
 
 
 def test_offloaded_weights_are_not_on_the_gpu() -> None:
