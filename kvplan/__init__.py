@@ -23,6 +23,7 @@ workers, metrics    worker processes and their messages; what engines' metrics p
 settings            every knob of a deployment, declared once; setting_values: its values as people write them
 files, foreign_text files that a user names, of bounded size; what others wrote, without orders to a terminal
 units, paths, errors  amounts as text, where data lies, the one error a user sees
+caveats             assumptions that change what a number means
 
 Rooms only import rooms below them: the order is in pyproject.toml.
 """

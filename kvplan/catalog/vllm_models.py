@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplan.catalog.architectures import ServedByVllm, architectures
 from kvplan.catalog.releases.vllm import vllm_release
+from kvplan.caveats import Caveat
 
 _SERVED = ServedByVllm()
 
@@ -24,13 +25,13 @@ def service_note(architecture: str, version: str) -> str | None:
     if has_class(architecture, version):
         return None
     if is_never_served(architecture):
-        return f"vLLM serves no {architecture}: sized as if it did."
+        return Caveat(f"vLLM serves no {architecture}: sized as if it did.")
     served, release = _of(architecture), vllm_release(version).text
     if _is_before(served.first, version):
         has_none = f"vLLM {release} has no class of {architecture}; the first release that has one is {served.first}"
-        return f"{has_none} (--engine vllm@{served.first})."
+        return Caveat(f"{has_none} (--engine vllm@{served.first}).")
     ended = f"vLLM {release} no longer serves {architecture}"
-    return f"{ended}; the last release that does is {served.last} (--engine vllm@{served.last})."
+    return Caveat(f"{ended}; the last release that does is {served.last} (--engine vllm@{served.last}).")
 
 
 def _is_before(first: str | None, version: str) -> bool:

@@ -12,6 +12,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_models import service_note
+from kvplan.caveats import Caveat, said_of
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Placement, SizedDeployment, check_options, place
 from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
@@ -191,7 +192,7 @@ def _gathered(placements: list[Placement]) -> list[str]:
     for placement in placements:
         for note in placement.notes:
             gpus.setdefault(note, []).append(placement.deployment.gpu)
-    return [note if len(names) == len(placements) else f"{', '.join(names)}: {note}" for note, names in gpus.items()]
+    return [note if len(names) == len(placements) else said_of(", ".join(names), note) for note, names in gpus.items()]
 
 
 def with_quantization(spec: ModelSpec, asked: ServingSettings) -> ModelSpec:
@@ -230,7 +231,8 @@ def _cache_settings(
     stated = cache_of_checkpoint(spec, asked, release) if release is not None else None
     kv_dtype = stated or cache_dtype(dtype, asked.kv_cache_dtype)
     if spec.has_only_states and kv_dtype != dtype:
-        notes.append(f"{spec.served_id} keeps states and no keys: --kv-cache-dtype {kv_dtype} changes nothing.")
+        said = f"{spec.served_id} keeps states and no keys: --kv-cache-dtype {kv_dtype} changes nothing."
+        notes.append(Caveat(said))
         kv_dtype = dtype
     if kv_dtype == "fp8_ds_mla" and not spec.is_latent:
         raise UsageError(
@@ -241,7 +243,8 @@ def _cache_settings(
     if asked.encoder_tokens is None and tokens is not None:
         notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
     elif tokens is not None and fixed is not None and tokens > fixed:
-        notes.append(f"--encoder-tokens {tokens:,} is more than the {fixed:,} that {spec.served_id} gives a sequence.")
+        said = f"--encoder-tokens {tokens:,} is more than the {fixed:,} that {spec.served_id} gives a sequence."
+        notes.append(Caveat(said))
     published = spec.quantization.kv_cache_dtype if spec.quantization else None
     if stated is not None and release is not None:
         notes.append(stated_cache_note(stated, release))

@@ -12,6 +12,7 @@ from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
+from kvplan.caveats import Caveat
 from kvplan.errors import UsageError
 from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
@@ -158,7 +159,7 @@ def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ..
     if gpu.id != "cpu" or settings.device_memory_bytes is not None:
         return ()
     memory = format_bytes(gpu.memory_bytes)
-    return (f"{gpu.id} stands in for a host with {memory} of memory: give yours with --device-memory.",)
+    return (Caveat(f"{gpu.id} stands in for a host with {memory} of memory: give yours with --device-memory."),)
 
 
 def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from kvplan.catalog.devices.gpus import GpuCount
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
+from kvplan.caveats import Caveat, said_of
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import EstimateAnswer, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
@@ -177,36 +178,15 @@ def _assumptions(parts: Sequence[EstimateAnswer]) -> Iterator[str]:
         for sentence in part.assumptions:
             is_common = all(sentence in other.assumptions for other in parts)
             is_named = any(sentence.startswith(each.gpu) for each in part.deployments)
-            yield sentence if is_common or is_named else f"{names}: {sentence}"
+            yield sentence if is_common or is_named else said_of(names, sentence)
 
 
 def notes_on(answer: EstimateAnswer) -> Iterator[str]:
-    """Assumptions that change what the numbers mean.
-
-    A length past the model's or its drafter's, a dtype or a bridge that GPUs lack, an unknown network, a model that
-    vLLM does not serve, a host's memory.
-    """
+    """A length past the model's positions, and every ``Caveat`` among the assumptions."""
     longest = answer.spec.longest_context
     if longest is not None and answer.context_tokens > longest:
         yield (
             f"{format_tokens(answer.context_tokens)} tokens are beyond the {format_tokens(longest)} positions of "
             f"{answer.spec.served_id}: engines refuse them unless the rotary positions are scaled."
         )
-    marks = (
-        " has no bfloat16",
-        "NVLink bridge",
-        "The network between ",
-        " is a MIG slice: ",
-        "--reserve ",
-        " does not run on ",
-        " serves ",
-        " has no class of ",
-        " is more than the ",
-        " changes nothing.",
-        " lowers max_model_len ",
-        " stands in for ",
-        " of the log",
-        "The log ",
-        "settings that decide it differ",
-    )
-    yield from (each for each in answer.assumptions if any(mark in each for mark in marks))
+    yield from (each for each in answer.assumptions if isinstance(each, Caveat))

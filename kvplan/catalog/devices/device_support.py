@@ -12,6 +12,7 @@ from typing import Final
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import last_release_with_kernels, vllm_release
 from kvplan.catalog.spec import ModelSpec
+from kvplan.caveats import Caveat
 from kvplan.errors import UsageError
 
 _BFLOAT16_FROM: Final = (8, 0)
@@ -66,7 +67,7 @@ def dtype_on(gpu: GpuProfile, spec: ModelSpec, dtype: str, *, asked: str, versio
 def fallback_note(gpu: GpuProfile, dtype: str) -> str:
     """Why ``gpu`` is sized in ``dtype``."""
     reason = " and this model overflows in float16" if dtype == "float32" else ""
-    return f"{gpu.id} has no bfloat16{reason}: vLLM serves in {dtype} there."
+    return Caveat(f"{gpu.id} has no bfloat16{reason}: vLLM serves in {dtype} there.")
 
 
 def check_formats(gpu: GpuProfile, spec: ModelSpec, kv_cache_dtype: str, *, version: str) -> None:
@@ -96,7 +97,7 @@ def missing_kernels_note(gpu: GpuProfile, version: str) -> str | None:
     if capability is None or capability >= release.oldest_capability:
         return None
     least = ".".join(map(str, release.oldest_capability))
-    return (
+    return Caveat(
         f"vLLM {release.text} does not run on {gpu.id}: its wheels and images hold kernels from compute capability "
         f"{least} on, and {gpu.id} has {gpu.compute_capability}."
     )

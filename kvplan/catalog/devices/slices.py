@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kvplan.catalog.devices.gpu_profile import GpuProfile
+from kvplan.caveats import Caveat
 from kvplan.errors import KvplanError, UsageError
 from kvplan.paths import profiles_dir
 
@@ -82,7 +83,7 @@ def sliced(gpu: GpuProfile, name: str) -> GpuProfile:
 
 def slice_note(gpu: GpuProfile) -> str:
     """What a slice has of its GPU, and what its speeds are taken from."""
-    return (
+    return Caveat(
         f"{gpu.id} is a MIG slice: {gpu.note}. Its speeds are scaled by these shares; none was measured on a slice. "
         "Slices cannot be joined to serve one model."
     )

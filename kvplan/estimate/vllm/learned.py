@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
+from kvplan.caveats import Caveat
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm
@@ -86,7 +87,8 @@ def predict_as_learned(
     found = predict_vllm(spec, gpu, asked, version)
     filled = found.settings.serving
     if gpu.id != learned.gpu_id or ParallelLayout.of(filled) != ParallelLayout.of(learned.settings):
-        return LearnedPrediction(found, ("Nothing of the log is kept: it is of another GPU or other parallel sizes.",))
+        nothing = Caveat("Nothing of the log is kept: it is of another GPU or other parallel sizes.")
+        return LearnedPrediction(found, (nothing,))
     figures = (
         _Kept("weights", learned.weight_bytes, _LOADED),
         _Kept("outside torch", learned.non_torch_bytes, ()),
@@ -110,7 +112,8 @@ def predict_as_learned(
         if found.version == learned.version
         else frozenset()
     )
-    return LearnedPrediction(adjusted, tuple(_notes(figures, kept, learned, filled, found.version)), explained)
+    notes = map(Caveat, _notes(figures, kept, learned, filled, found.version))
+    return LearnedPrediction(adjusted, tuple(notes), explained)
 
 
 def _holds(figure: _Kept, asked: FilledSettings, logged: FilledSettings) -> bool:

@@ -9,6 +9,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec, StateMixer
 from kvplan.catalog.vllm_refusals import drafter_refusal, vllm_refusal
+from kvplan.caveats import Caveat
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import encoder_tokens_of
@@ -135,8 +136,10 @@ def _draft_limit(spec: ModelSpec, release: VllmRelease, max_model_len: int) -> l
     if longest is None or longest >= max_model_len:
         return []
     return [
-        f"vLLM {release.text} lowers max_model_len from {max_model_len:,} to {longest:,}, the longest of the draft "
-        "model: longer sequences are refused."
+        Caveat(
+            f"vLLM {release.text} lowers max_model_len from {max_model_len:,} to {longest:,}, the longest of the draft "
+            "model: longer sequences are refused."
+        )
     ]
 
 
@@ -148,7 +151,7 @@ def _default_utilization(total: int, asked: ServingSettings, release: VllmReleas
     share = shared_utilization(total, others, default, release)
     counted = f" + {others / GIB:.2f}" if release.counts_other_processes else ""
     rule = "what others hold counts as its own" if counted else "as much must be free when it starts"
-    return share, (
+    return share, Caveat(
         f"--reserve {format_bytes(others)}: gpu_memory_utilization {share:g} = ({default} x ({total / GIB:.2f} - "
         f"{others / GIB:.2f}){counted}) / {total / GIB:.2f} of this GPU, as vLLM {release.text}'s share is of the "
         f"whole memory and {rule}. Speeds are of a GPU that nobody else computes on."

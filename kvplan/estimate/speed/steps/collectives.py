@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import NETWORK_GIVEN, GpuProfile
+from kvplan.caveats import Caveat
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import ModelWork
 
@@ -96,8 +97,10 @@ def bridge_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
     if gpu.bridged_gpus is None or layout.num_gpus == 1:
         return None
     if not gpu.has_bridge:
-        return "Cards are taken to have no NVLink bridges and to talk over PCIe; --nvlink-bridge puts one on each pair."
-    return "NVLink bridges join the cards in pairs; more than two talk over PCIe."
+        return Caveat(
+            "Cards are taken to have no NVLink bridges and to talk over PCIe; --nvlink-bridge puts one on each pair."
+        )
+    return Caveat("NVLink bridges join the cards in pairs; more than two talk over PCIe.")
 
 
 def network_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
@@ -112,7 +115,7 @@ def network_note(gpu: GpuProfile, layout: ParallelLayout) -> str | None:
     between = "racks" if gpu.nvlink_gpus > gpu.max_gpus_per_node else "nodes"
     speed = f"{gpu.network_bytes_per_second * 8 / 1e9:,.3g} Gb/s"
     if not gpu.has_known_network:
-        return (
+        return Caveat(
             f"The network between {between} of {gpu.id} is not known: {speed} for each GPU is an assumption (100 Gb/s "
             "for a node); --network 400 says that each GPU has 400 Gb/s."
         )
