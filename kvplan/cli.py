@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import typer
 
@@ -169,7 +169,10 @@ def _run(words: list[str]) -> int:
     except OSError as error:
         return _output_lost(error)
     except _CLICK_ERROR as error:
-        return _complain(_plain_message(error.format_message()), _help_hint(wanted), 2)  # type: ignore[attr-defined]
+        message, longer = error.format_message(), _longer_names(error)  # type: ignore[attr-defined]
+        if longer:
+            return _complain(f"No such option: {error.option_name}", f"is it {longer}?", 2)  # type: ignore[attr-defined]
+        return _complain(_plain_message(message), _help_hint(wanted), 2)
     return code if isinstance(code, int) else 0
 
 
@@ -213,6 +216,20 @@ def _output_lost(error: OSError) -> int:
 def _discard_output() -> None:
     """Nobody can have our output: say nothing more, neither now nor when Python flushes at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _longer_names(error: Exception) -> str | None:
+    """Options that have all words of one that does not exist, and more: ``--rate`` is ``--request-rate`` here."""
+    asked, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    words = set(asked.strip("-").split("-"))
+    if context is None or not words - {""}:
+        return None
+    options = (name for each in context.command.params for name in (*each.opts, *each.secondary_opts))
+    longer = [name for name in options if words <= set(name.strip("-").split("-"))]
+    return " or ".join(longer) if len(longer) <= _MOST_NAMES else None
+
+
+_MOST_NAMES: Final = 3
 
 
 def _help_hint(wanted: str | None) -> str:

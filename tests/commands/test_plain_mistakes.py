@@ -186,3 +186,17 @@ def test_an_option_named_model_behind_the_dashes_is_the_pasted_commands() -> Non
     for words in (["plan", "--model"], ["plan", "--model", "--json"], ["plan", "--model="]):
         with pytest.raises(UsageError, match="--model has no value"):
             with_named_model(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("plan gpt2 --ctx 8k", "is it --ctx-avg or --ctx-max?"),
+        ("plan gpt2 --rate 5", "is it --request-rate or --prefix-hit-rate or --acceptance-rate?"),
+        ("sweep gpt2 --seqs 3", "is it --max-num-seqs?"),
+        ("plan gpt2 --zzz", "kvplan plan --help lists the options"),
+    ],
+)
+def test_part_of_an_options_name(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = run(words, capsys)
+    assert code == 2 and error == f"error: No such option: {words.split()[2]}\nhint: {hint}\n"
