@@ -145,6 +145,13 @@ def test_zamba_caches_in_every_layer_that_passes_a_shared_block():
     assert {layer.mixer.cache_elements_per_token for layer in cached} == {2 * 4 * 32}
 
 
+def test_zamba_reads_a_shared_block_again_at_each_further_pass():
+    """Three layers pass through two blocks in turn."""
+    more = read_config({**_config("zamba 2"), "num_mem_blocks": 3}, model_id="zamba 2")
+    assert _read("zamba 2").repeated_elements == more.num_parameters - _read("zamba 2").num_parameters
+    assert more.repeated_elements == 0
+
+
 def test_bailing_counts_shared_experts_of_their_own_size():
     """Ling 2.0's keys; its code comes with the checkpoint. One dense layer, then experts and a shared one each."""
     own = {"first_k_dense_replace": 1, "moe_shared_expert_intermediate_size": 40, "use_qk_norm": True, "head_dim": 16}

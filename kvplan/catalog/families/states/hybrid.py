@@ -207,7 +207,7 @@ def read_zamba2(view: ConfigView) -> Body:
     """Zamba 2: Mamba 2 in every layer; some layers also pass through one of a few attention blocks they share.
 
     The shared blocks' weights stand once, outside the layers; each layer that passes through one has K and V of its
-    own there, low-rank adapters of its own, and a projection back.
+    own there, low-rank adapters of its own, and a projection back. A block is read again at each further pass.
     """
     types = view.texts("layers_block_type")
     if types is None:
@@ -228,9 +228,11 @@ def read_zamba2(view: ConfigView) -> Body:
         norms(1, sizes.hidden) + linear("linear", sizes.hidden, sizes.hidden) + adapters,
         parallel_state=state,
     )
-    layers = [passing if kind == "hybrid" else plain for kind in types]
+    again, num_blocks = replace(passing, repeats=block), view.integer("num_mem_blocks", default=1, maximum=64)
+    passes = iter([passing] * num_blocks)
+    layers = [next(passes, again) if kind == "hybrid" else plain for kind in types]
     body = hybrid_body(view, sizes, layers, tied=True, rotary=view.flag("use_mem_rope", default=False))
-    return replace(body, tensors=body.tensors + block * view.integer("num_mem_blocks", default=1, maximum=64))
+    return replace(body, tensors=body.tensors + block * num_blocks)
 
 
 def _zamba2_mamba(view: ConfigView, hidden: int) -> Mamba2Sizes:
