@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -100,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", type=int, nargs="*", default=range(1, len(FLEETS) + 1))
     given = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
+    check_loads.leave_a_core()
     with ExitStack() as stack:
         out = given.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out.mkdir(parents=True, exist_ok=True)
@@ -152,6 +151,7 @@ def served(asked: AskedFleet, path: Path, out: Path) -> Times:
     model = check_loads._model(resolve_model(check_loads.MODEL), out)
     replicas = ["--data-parallel-size", str(asked.replicas)] if asked.replicas > 1 else []
     with Server(model, [*check_loads.SERVED, *replicas]) as server:
+        check_loads.give_engines_a_core(server)
         command = ["load", server.url, "--workload", str(path), "--speed", str(asked.speed), "--out", str(out / "load")]
         check_loads._run(*command)
     row = pd.read_csv(out / "load" / "results.csv").iloc[0]

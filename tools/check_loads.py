@@ -1,6 +1,7 @@
 """Has kvplan's own engine judge what a plan says of a load. Run on a quiet machine: python tools/check_loads.py
 
-    --out DIR   keeps the sweep, the profile and every load's directory (default: a temporary one)
+    --out DIR   keeps the sweep, the profile and every load's directory, and measures what is not there (default: a
+                temporary one)
     --only N    these loads alone (repeatable; numbers as printed)
 
 A sweep of this machine's CPU is calibrated, and the server's own work on a request measured before a model of one small
@@ -8,8 +9,9 @@ layer, whose steps take next to no time. Ten loads are then planned with that pr
 ``kvplan plan`` decides by plays them, and says whether a service level is met. Then ``kvplan serve`` serves them and
 ``kvplan load`` sends them. The levels were set before the first run and are the same for all loads.
 
-Every engine has one thread, so that its server and the client have a core where there are two: a planner has no word
-for clients that take the engine's time. Two replicas have half of the users each, as plans take it.
+An engine has one thread and a core of its own; its server and the client share the others. Without that they take the
+engine's time, of which a planner has no word, as on a GPU they do not. Two replicas have half of the users each, as
+plans take it, and are measured one after the other, as machines of their own would be.
 """
 
 from __future__ import annotations
@@ -148,7 +150,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", type=int, nargs="*", default=range(1, len(LOADS) + 1))
     given = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
+    leave_a_core()
     with ExitStack() as stack:
         out = given.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out.mkdir(parents=True, exist_ok=True)
@@ -165,11 +167,27 @@ def main() -> None:
     _print_summary(pairs)
 
 
+_CORES: Final = sorted(os.sched_getaffinity(0))
+
+
+def leave_a_core() -> None:
+    """One thread for every engine, and the first core for engines alone, where there are several."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.sched_setaffinity(0, set(_CORES[1:] or _CORES))
+
+
+def give_engines_a_core(server: Server) -> None:
+    """The engines of a server run on the first core; of several, which is more than this is for, on the first few."""
+    for place, task in enumerate(server.engine_processes()):
+        for thread in Path(f"/proc/{task}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {_CORES[place % len(_CORES)]})
+
+
 def calibrate(out: Path, sweep: Sequence[str] = SWEEP) -> Path:
     """A profile of one core, by the ``sweep`` of these options."""
     profile = out / "profile.json"
     if not profile.exists():
-        _run("sweep", *sweep, "--out", str(out / "sweep"))
+        _wait(_start("sweep", *sweep, "--out", str(out / "sweep"), core=_CORES[0]))
         _run("calibrate", str(out / "sweep"), "--out", str(profile))
     return profile
 
@@ -180,6 +198,7 @@ def measured_front_end(out: Path) -> FrontEnd:
     folder.mkdir(exist_ok=True)
     model = _model(replace(spec, raw_config={**spec.raw_config, **_SMALL}), folder)
     with Server(model, list(SERVED)) as server:
+        give_engines_a_core(server)
         asked = Asked("front end", users=1, requests=100)
         _run("load", server.url, *asked.arguments(seed=0), "--out", str(folder / "load"))
     row = pd.read_csv(folder / "load" / "results.csv").iloc[0]
@@ -271,17 +290,15 @@ def _with_lengths(speed: DeploymentSpeed, asked: Asked) -> SpeedModel:
 
 def judged(number: int, out: Path) -> Figures:
     """The same load, served and sent."""
-    asked = LOADS[number - 1]
-    model, clients = _model(resolve_model(MODEL), out), []
-    with ExitStack() as stack:
-        servers = [stack.enter_context(Server(model, list(SERVED))) for _ in range(asked.replicas)]
-        for index, server in enumerate(servers):
-            folder = out / f"load-{number}-{index}"
-            command = ["load", server.url, *asked.arguments(seed=number + 100 * index), "--out", str(folder)]
-            clients.append((_start(*command), folder))
-        for process, _ in clients:
-            _wait(process)
-    rows = [pd.read_csv(folder / "results.csv").iloc[0] for _, folder in clients]
+    asked, rows = LOADS[number - 1], []
+    model = _model(resolve_model(MODEL), out)
+    for index in range(asked.replicas):
+        folder = out / f"load-{number}-{index}"
+        if not folder.exists():
+            with Server(model, list(SERVED)) as server:
+                give_engines_a_core(server)
+                _run("load", server.url, *asked.arguments(seed=number + 100 * index), "--out", str(folder))
+        rows.append(pd.read_csv(folder / "results.csv").iloc[0])
     return _measured(rows)
 
 
@@ -310,10 +327,10 @@ def _measured(rows: Sequence[Any]) -> Figures:
     )
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "kvplan", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def _start(*arguments: str, core: int | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "kvplan", *arguments]
+    pinned = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    return subprocess.Popen([*pinned, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _wait(process: subprocess.Popen[str]) -> None:

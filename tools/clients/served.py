@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,17 @@ class Served:
         self._process.terminate()
         self._process.wait(60)
         self._log.close()
+
+    def engine_processes(self) -> list[int]:
+        """Process ids of its engines, in order."""
+        found = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                parent = int(status.read_text().rpartition(")")[2].split()[1])
+                command = status.with_name("cmdline").read_bytes()
+                if parent == self._process.pid and b"kvplan_engine.server.engine_process" in command:
+                    found.append(int(status.parent.name))
+        return sorted(found)
 
     def _said(self) -> str:
         self._log.seek(0)
