@@ -17,6 +17,7 @@ from kvplan.estimate.speed.steps.kernels.few_bits import with_few_bits
 from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
 from kvplan.estimate.speed.steps.kernels.routing_kernels import with_routing
 from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
+from kvplan.estimate.speed.steps.kernels.state_scans import with_state_scans
 from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
 from kvplan.estimate.speed.steps.work import ModelWork
@@ -58,6 +59,7 @@ def engine_speed_model(
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
             device_speed = with_tiles(device_speed, work, gpu, engine)
             device_speed = with_routing(device_speed, work, engine)
+            device_speed = with_state_scans(device_speed, work, gpu, engine.name)
     host = host.with_latents(work.num_latent_layers / work.num_layers)
     groups = work.layout.data_parallel_size
     return SpeedModel(
