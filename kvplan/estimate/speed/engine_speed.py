@@ -61,7 +61,10 @@ def engine_speed_model(
             device_speed = with_routing(device_speed, work, engine)
             device_speed = with_state_scans(device_speed, work, gpu, engine.name)
     host = host.with_latents(work.num_latent_layers / work.num_layers)
-    groups = work.layout.data_parallel_size
+    front_end = NO_FRONT_END
+    if engine.name == "vllm":
+        groups = work.layout.data_parallel_size
+        front_end = vllm_front_end(release, chats=True, groups=groups, model_type=work.model_type)
     return SpeedModel(
         work,
         gpu,
@@ -72,7 +75,7 @@ def engine_speed_model(
         engine.name,
         host,
         mixed_tile_rows=tile_rows,
-        engine_front_end=vllm_front_end(release, chats=True, groups=groups) if engine.name == "vllm" else NO_FRONT_END,
+        engine_front_end=front_end,
         is_first_engine=engine.name == "vllm" and not release.v1,
         step_tokens=step_tokens,
         steps_before=1.5 if engine.name == "vllm" and release.schedules_ahead else 0.5,
@@ -84,7 +87,7 @@ def engine_rules(
 ) -> SchedulingRules:
     """Return the rules of an instance of ``work``'s layout. ``pool_tokens``: those of all its data-parallel groups."""
     if engine.name == "vllm":
-        rules = vllm_rules(settings, vllm_release(engine.version), pool_tokens)
+        rules = vllm_rules(settings, vllm_release(engine.version), pool_tokens, model_type=work.model_type)
     else:
         rules = kvplan_rules(settings, pool_tokens)
     layout = work.layout
