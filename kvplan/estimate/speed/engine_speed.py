@@ -18,6 +18,7 @@ from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
 from kvplan.estimate.speed.steps.kernels.routing_kernels import with_routing
 from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
 from kvplan.estimate.speed.steps.kernels.state_scans import with_state_scans
+from kvplan.estimate.speed.steps.kernels.static_scales import with_static_scales
 from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
 from kvplan.estimate.speed.steps.work import ModelWork
@@ -57,6 +58,7 @@ def engine_speed_model(
             device_speed = with_few_bits(device_speed, work, gpu, engine)
             device_speed = with_choice(older_blocks(device_speed, work, engine), work, gpu)
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
+            device_speed = with_static_scales(device_speed, work, gpu, engine)
             device_speed = with_tiles(device_speed, work, gpu, engine)
             device_speed = with_routing(device_speed, work, engine)
             device_speed = with_state_scans(device_speed, work, gpu, engine.name)

@@ -68,8 +68,8 @@ SGLANG_FRONT_END: Final = FrontEnd(parsing_seconds=0.001)
 
 
 _HARMONY: Final = ("gpt_oss",)
-"""Kinds of model whose chats vLLM has openai_harmony render, in Rust and without a template
-(``_make_request_with_harmony``, vllm/entrypoints/openai/serving_chat.py, from the first release that has gpt-oss on)."""
+"""Kinds of model whose chats vLLM has openai_harmony render, in Rust and without a template: from the first release
+that has gpt-oss on (``_make_request_with_harmony``, vllm/entrypoints/openai/serving_chat.py)."""
 
 
 def vllm_front_end(release: VllmRelease, *, chats: bool, groups: int = 1, model_type: str = "") -> FrontEnd:

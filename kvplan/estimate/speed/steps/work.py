@@ -30,6 +30,7 @@ class ModelWork:
     that choose these tokens, ``scored_keys`` for each token before. ``model_type``: that of the checkpoint's config, by
     which engines choose kernels. ``four_bits``: "mxfp4" or "int4" where weights are so beside activations in 16 bits.
     ``recurrent``: the kind of its recurrent state, where it has one, of ``num_recurrent_layers`` layers.
+    ``has_static_scales``: of activations, in the checkpoint.
     """
 
     layout: ParallelLayout
@@ -63,6 +64,7 @@ class ModelWork:
     four_bits: str = ""
     recurrent: str = ""
     num_recurrent_layers: int = 0
+    has_static_scales: bool = False
 
     @property
     def kernel_format(self) -> str:
@@ -204,6 +206,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         four_bits=_four_bits(spec.quantization, dtype),
         recurrent=recurrent[0] if recurrent else "",
         num_recurrent_layers=len(recurrent),
+        has_static_scales=spec.quantization is not None and spec.quantization.static_input_scale,
     )
 
 
