@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from published_speeds.rows import PUBLISHED  # noqa: E402
-from published_speeds.stated import COLUMNS, stated_columns  # noqa: E402
+from published_speeds.stated import COLUMNS, is_open, stated_columns  # noqa: E402
 
 
 def main() -> None:
@@ -32,8 +32,9 @@ def main() -> None:
         writer = csv.DictWriter(file, [*collected, *COLUMNS], lineterminator="\n")
         writer.writeheader()
         for row in rows.values():
-            said = {column: row[column] for column in collected if row.get(column)}
-            writer.writerow(dict.fromkeys(collected, "") | stated_columns(row) | said | {"seen": _seen(row)})
+            stated = stated_columns(row)
+            said = {each: row[each] for each in collected if each not in stated or not is_open(row[each])}
+            writer.writerow(dict.fromkeys(collected, "") | stated | said | {"seen": _seen(row)})
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -102,8 +102,13 @@ class CacheEntry:
         return kept // self.tokens_per_row * self.token_bytes + self.state_bytes
 
     def read_bytes(self, context_tokens: int) -> int:
-        """Bytes that a new token after ``context_tokens`` others makes an engine read."""
-        return self.kept_bytes(context_tokens if self.read_tokens is None else min(context_tokens, self.read_tokens))
+        """Bytes that a new token after ``context_tokens`` others makes an engine read, and of states write back.
+
+        aiconfigurator-core 0.12.0 has Qwen3.5-27B's recurrence for 64 sequences at 104 us a layer on an H200 and at 70
+        on a B200 (vLLM 0.24): twice its 201 MB in float32 at 0.80 and 0.73 of the memory's bandwidth.
+        """
+        read = self.kept_bytes(context_tokens if self.read_tokens is None else min(context_tokens, self.read_tokens))
+        return read + self.state_bytes
 
 
 @dataclass(frozen=True, slots=True)

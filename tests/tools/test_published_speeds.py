@@ -24,7 +24,7 @@ from published_speeds.predictions import Figure, predict, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore, bar_group, grouped, score_row, summarize
 from published_speeds.settings import deployed
-from published_speeds.stated import COLUMNS, Page, stated_columns, stated_pages
+from published_speeds.stated import COLUMNS, Page, stated_columns, stated_pages, with_stated
 
 
 def _collected() -> list[str]:
@@ -100,6 +100,7 @@ def test_rows_that_lack_something_say_what(tmp_path: Path, cells: dict[str, str]
         ({"max_concurrency": "8"}, 8, 1),
         ({"max_concurrency": "8", "notes": "the label does not bind"}, 64, 1),
         ({"max_concurrency": "8", "dp": "4", "gpu_count": "4"}, 2, 4),
+        ({"max_concurrency": "1", "dp": "4", "gpu_count": "4"}, 1, 1),  # the others have nothing to do
     ],
 )
 def test_the_load_of_one_replica(tmp_path: Path, cells: dict[str, str], users: int, replicas: int) -> None:
@@ -629,6 +630,16 @@ def test_a_page_says_it_of_the_rows_that_meet_its_conditions() -> None:
     assert not page.is_about(row | {"source_url": "github.com/b"})
     assert not page.is_about(row | {"source_url": "github.com/a", "gpu": "H200"})
     assert not page.is_about(row | {"source_url": "github.com/a", "max_concurrency": ""})
+
+
+def test_a_page_is_more_particular_than_the_format_that_a_collector_took() -> None:
+    """Of eight H100 27.4 GiB each are weights, so that gpt-oss-120b is in 16 bits there."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        shipped = {row["id"]: row for row in csv.DictReader(file)}["benchmaxxing-066"]
+    collected = {column: text for column, text in shipped.items() if column not in COLUMNS}
+    assert shipped["quantization"] == "none (bf16)"
+    assert with_stated(collected | {"quantization": "mxfp4 (native)"})["quantization"] == "none (bf16)"
+    assert with_stated(collected | {"quantization": "mxfp4"})["quantization"] == "mxfp4"
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

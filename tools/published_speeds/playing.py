@@ -160,8 +160,9 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens, chunks_prompts=chunks)
     else:
         chats = row.text["api"] == "chat"
-        rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens, chats=chats)
-        is_shared = not row.says("independent_replicas") and not vllm_release(found.version).server_per_group
+        serving, release, kind = start.settings.serving, vllm_release(found.version), found.spec.model_type
+        rules = vllm_rules(serving, release, pool_tokens, chats=chats, model_type=kind)
+        is_shared = not row.says("independent_replicas") and not release.server_per_group
         if is_shared:  # groups are beside each other, behind one API server
             rules = replace(rules, front_end=rules.front_end.shared_by(found.replicas))
     if row.text["api"] == "offline":

@@ -76,6 +76,7 @@ def deployed(row: PublishedRow) -> Deployed:
         raise UsageError(f"the engine is {engine}")
     weights = _weights(row.text["model"], row.text["quantization"])
     layout, replicas = _layout(row, weights.spec)
+    replicas = min(replicas, row.max_concurrency or replicas)  # no more than those who ask keep busy
     kv_cache_dtype = row.text["kv_cache_dtype"] or _cache_of_checkpoint(row)
     return Deployed(
         engine=engine,

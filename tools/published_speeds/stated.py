@@ -108,7 +108,7 @@ def with_stated(text: Mapping[str, str]) -> Mapping[str, str]:
     if all(column in text for column in COLUMNS):
         return text
     found = stated_columns(text)
-    return found | {column: value for column, value in text.items() if value or column not in found}
+    return found | {column: value for column, value in text.items() if column not in found or not is_open(value)}
 
 
 def stated_columns(text: Mapping[str, str]) -> dict[str, str]:
@@ -137,8 +137,10 @@ def stated_columns(text: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_open(said: str) -> bool:
-    """Whether nothing more particular has been said; a page is more particular than "offline", an open word."""
-    return said in ("", "offline")
+    """Whether nothing more particular has been said; a page is more particular than "offline", an open word, and than
+    the checkpoint's own format, which whoever collected a row took where it names none ("mxfp4 (native)").
+    """
+    return said in ("", "offline") or said.endswith("(native)")
 
 
 def _range_ratio(said: str) -> str:

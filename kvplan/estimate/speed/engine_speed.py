@@ -17,6 +17,8 @@ from kvplan.estimate.speed.steps.kernels.few_bits import with_few_bits
 from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
 from kvplan.estimate.speed.steps.kernels.routing_kernels import with_routing
 from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
+from kvplan.estimate.speed.steps.kernels.state_scans import with_state_scans
+from kvplan.estimate.speed.steps.kernels.static_scales import with_static_scales
 from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
 from kvplan.estimate.speed.steps.work import ModelWork
@@ -56,10 +58,15 @@ def engine_speed_model(
             device_speed = with_few_bits(device_speed, work, gpu, engine)
             device_speed = with_choice(older_blocks(device_speed, work, engine), work, gpu)
             device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
+            device_speed = with_static_scales(device_speed, work, gpu, engine)
             device_speed = with_tiles(device_speed, work, gpu, engine)
             device_speed = with_routing(device_speed, work, engine)
+            device_speed = with_state_scans(device_speed, work, gpu, engine.name)
     host = host.with_latents(work.num_latent_layers / work.num_layers)
-    groups = work.layout.data_parallel_size
+    front_end = NO_FRONT_END
+    if engine.name == "vllm":
+        groups = work.layout.data_parallel_size
+        front_end = vllm_front_end(release, chats=True, groups=groups, model_type=work.model_type)
     return SpeedModel(
         work,
         gpu,
@@ -70,7 +77,7 @@ def engine_speed_model(
         engine.name,
         host,
         mixed_tile_rows=tile_rows,
-        engine_front_end=vllm_front_end(release, chats=True, groups=groups) if engine.name == "vllm" else NO_FRONT_END,
+        engine_front_end=front_end,
         is_first_engine=engine.name == "vllm" and not release.v1,
         step_tokens=step_tokens,
         steps_before=1.5 if engine.name == "vllm" and release.schedules_ahead else 0.5,
@@ -82,7 +89,7 @@ def engine_rules(
 ) -> SchedulingRules:
     """Return the rules of an instance of ``work``'s layout. ``pool_tokens``: those of all its data-parallel groups."""
     if engine.name == "vllm":
-        rules = vllm_rules(settings, vllm_release(engine.version), pool_tokens)
+        rules = vllm_rules(settings, vllm_release(engine.version), pool_tokens, model_type=work.model_type)
     else:
         rules = kvplan_rules(settings, pool_tokens)
     layout = work.layout

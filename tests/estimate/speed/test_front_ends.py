@@ -151,6 +151,7 @@ def test_releases_that_parse_the_template_of_each_chat(version: str, parses: boo
     release = vllm_release(version)
     assert vllm_front_end(release, chats=True).parsing_seconds == (VLLM_TEMPLATE_SECONDS if parses else 0)
     assert vllm_front_end(release, chats=False) == VLLM_FRONT_END
+    assert vllm_front_end(release, chats=True, model_type="gpt_oss") == VLLM_FRONT_END  # rendered by openai_harmony
 
 
 def test_a_request_with_its_tokens_costs_what_was_measured() -> None:

@@ -67,13 +67,18 @@ SGLANG_FRONT_END: Final = FrontEnd(parsing_seconds=0.001)
 ``tools/score_published_speeds.py`` scores: these are not held out for it. TensorRT-LLM has none."""
 
 
-def vllm_front_end(release: VllmRelease, *, chats: bool, groups: int = 1) -> FrontEnd:
+_HARMONY: Final = ("gpt_oss",)
+"""Kinds of model whose chats vLLM has openai_harmony render, in Rust and without a template: from the first release
+that has gpt-oss on (``_make_request_with_harmony``, vllm/entrypoints/openai/serving_chat.py)."""
+
+
+def vllm_front_end(release: VllmRelease, *, chats: bool, groups: int = 1, model_type: str = "") -> FrontEnd:
     """Return the front end of ``vllm serve`` where nothing is said of API servers, before ``groups`` data-parallel
     groups.
 
-    ``chats``: requests are messages (/v1/chat/completions), not prompts.
+    ``chats``: requests are messages (/v1/chat/completions), not prompts. ``model_type``: as the model's config has it.
     """
-    is_parsed = chats and release.parses_templates
+    is_parsed = chats and release.parses_templates and model_type not in _HARMONY
     return replace(
         VLLM_FRONT_END,
         parsing_seconds=VLLM_TEMPLATE_SECONDS if is_parsed else 0.0,

@@ -90,11 +90,11 @@ class SchedulingRules:
 
 
 def vllm_rules(
-    settings: FilledSettings, release: VllmRelease, pool_tokens: float, *, chats: bool = True
+    settings: FilledSettings, release: VllmRelease, pool_tokens: float, *, chats: bool = True, model_type: str = ""
 ) -> SchedulingRules:
     """The first engine read whole prompts, unless they could be so long that it chunked by itself.
 
-    ``chats``: as for ``vllm_front_end``.
+    ``chats``, ``model_type``: as for ``vllm_front_end``.
     """
     chunks = release.v1 or settings.max_num_batched_tokens < settings.max_model_len
     return SchedulingRules(
@@ -104,7 +104,7 @@ def vllm_rules(
         prompts_first=not chunks,
         chunks_prompts=chunks,
         schedules_ahead=release.schedules_ahead,
-        front_end=vllm_front_end(release, chats=chats, groups=settings.data_parallel_size),
+        front_end=vllm_front_end(release, chats=chats, groups=settings.data_parallel_size, model_type=model_type),
     )
 
 

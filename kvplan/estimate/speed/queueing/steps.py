@@ -149,7 +149,7 @@ class HostedSteps(GroupSteps):
 
     clock: GroupClock
     host: HostWork
-    num_layers: int
+    num_layers: float
     num_mixtures: int
     mixed_tile_rows: int = 1
     rows_per_sequence: int = 1

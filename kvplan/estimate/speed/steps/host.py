@@ -100,7 +100,7 @@ class Launches:
         """Return the same for a model that has latent attention in ``share`` of its layers."""
         return replace(self, layer_seconds=self.layer_seconds + share * self.latent_seconds, latent_seconds=0.0)
 
-    def seconds(self, num_layers: int, num_mixtures: int) -> float:
+    def seconds(self, num_layers: float, num_mixtures: int) -> float:
         """Return the seconds of a step with so many layers, of which so many are mixtures."""
         return self.layer_seconds * num_layers + self.mixture_seconds * num_mixtures
 
@@ -155,7 +155,7 @@ class HostWork:
     def decode_seconds(
         self,
         gpu_seconds: float,
-        num_layers: int,
+        num_layers: float,
         num_mixtures: int,
         num_sequences: float,
         context_tokens: float,
@@ -166,7 +166,7 @@ class HostWork:
         return step(gpu_seconds, context_tokens)
 
     def decoding_step(
-        self, num_layers: int, num_mixtures: int, num_sequences: float, rows_per_sequence: int = 1
+        self, num_layers: float, num_mixtures: int, num_sequences: float, rows_per_sequence: int = 1
     ) -> Callable[[float, float], float]:
         """Return the seconds of such a step by (gpu_seconds, context_tokens), as for ``decode_seconds``."""
         captured = self.decoding if self._has_graph(rows_per_sequence * num_sequences) else self.beyond
@@ -186,13 +186,13 @@ class HostWork:
         return num_rows <= self.largest_captured
 
     def mixed_seconds(
-        self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float, num_tokens: float
+        self, gpu_seconds: float, num_layers: float, num_mixtures: int, num_sequences: float, num_tokens: float
     ) -> float:
         """A step of ``num_tokens`` that reads prompts, alone or beside decoding sequences."""
         return self.mixed_step(num_layers, num_mixtures, num_sequences, num_tokens)(gpu_seconds)
 
     def mixed_step(
-        self, num_layers: int, num_mixtures: int, num_sequences: float, num_tokens: float
+        self, num_layers: float, num_mixtures: int, num_sequences: float, num_tokens: float
     ) -> Callable[[float], float]:
         """Return the seconds of such a step by its gpu_seconds, as for ``mixed_seconds``."""
         beyond = self.beyond if self.reading_beyond is None else self.reading_beyond

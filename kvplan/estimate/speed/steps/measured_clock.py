@@ -162,6 +162,7 @@ def rank_rows(
         num_latent_layers=work.num_latent_layers / stages,
         latent_tokens=tokens * work.num_latent_layers / tp / stages,
         reads_prompts=reads_prompts(tokens, sequences, rows_per_sequence),
+        num_tokens=tokens / stages,
         num_choosing_layers=work.num_choosing_layers / stages,
         choosing_tokens=tokens * work.num_choosing_layers / stages,
     )

@@ -7,6 +7,7 @@
             + hidden vectors routed to experts / routed bandwidth
             + per latent layer x latent layers, in place of "per layer", + per latent token x tokens of its heads
             + what choosing the tokens to attend to costs (``SparseSpeed``), where latent attention does
+            + per token of prompts in layers that scan a state x tokens
 
 ``join`` is that of ``step_time``. Mixtures and latent attention have coefficients of their own: their kernels launch
 more, and reach less of the bandwidth, than dense products and K and V do. Without them a mixture's experts count as
@@ -145,6 +146,7 @@ class KernelSpeed:
     """All coefficients of a device, an engine and a format.
 
     tile_rows: rows of a product that are multiplied together, however few there are; 1 where it makes no difference.
+    scan_seconds: of a token of a step that reads prompts, in all layers with a recurrent state, on every rank.
     """
 
     base: Speed
@@ -153,6 +155,7 @@ class KernelSpeed:
     links: LinkSpeed | None = None
     sparse: SparseSpeed | None = None
     tile_rows: float = 1.0
+    scan_seconds: float = 0.0
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> KernelSpeed:
@@ -212,6 +215,8 @@ class RankStep(NamedTuple):
     """Tokens x latent layers x the rank's share of the heads."""
     reads_prompts: Any = False
     """Whether a sequence has more than one token in it."""
+    num_tokens: Any = 0.0
+    """Of a stage, in all of its layers: of several stages each has its share."""
     num_choosing_layers: Any = 0
     choosing_tokens: Any = 0.0
     """Tokens x layers that choose which tokens to attend to, for themselves or for later ones too."""
@@ -234,6 +239,7 @@ def seconds_of_rows(speed: KernelSpeed, step: RankStep) -> Any:
     """Seconds of all but attention."""
     base = speed.base
     seconds = base.step_seconds + base.layer_seconds * step.num_layers + base.sequence_seconds * step.num_sequences
+    seconds = seconds + speed.scan_seconds * step.num_tokens * step.reads_prompts
     body_bytes, body_operations = step.body_bytes, step.body_operations
     if speed.experts is None:
         body_bytes, body_operations = body_bytes + step.expert_bytes, body_operations + step.expert_operations

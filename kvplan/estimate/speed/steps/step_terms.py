@@ -147,6 +147,7 @@ def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[fl
         weights += step.routed_bytes / experts.routed_bandwidth
     products = (step.body_operations + step.head_operations) / base.flops
     products += step.expert_operations / (base if experts is None else experts).flops
+    products += speed.scan_seconds * step.num_tokens * step.reads_prompts
     if latent is not None:
         products += latent.token_seconds * step.latent_tokens
     if latent is not None and speed.sparse is not None and step.num_choosing_layers:

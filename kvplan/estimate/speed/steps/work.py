@@ -24,15 +24,17 @@ class ModelWork:
     ``head_bytes``: of the dense bytes, those of the output head on one rank. ``step_activation_bytes``: written and
     read per token, all layers together; ``whole_activation_bytes`` of them on every rank of a group.
     ``multiplies_weights_as_stored``: not widened to the activations' format first. ``widens_weights``: activations stay
-    in 16 bits beside weights in fewer. ``num_sparse_layers``: of the latent ones, those whose tokens attend to
+    in 16 bits beside weights in fewer. ``num_layers``: a mixer and a feed-forward part each, so that one of them alone
+    counts half (Nemotron-H's blocks). ``num_sparse_layers``: of the latent ones, those whose tokens attend to
     ``chosen_tokens`` at most; ``num_heads``: of one of these, over all ranks; ``num_choosing_layers``: of them, those
     that choose these tokens, ``scored_keys`` for each token before. ``model_type``: that of the checkpoint's config, by
     which engines choose kernels. ``four_bits``: "mxfp4" or "int4" where weights are so beside activations in 16 bits.
-    ``recurrent``: the kind of its recurrent state, where it has one.
+    ``recurrent``: the kind of its recurrent state, where it has one, of ``num_recurrent_layers`` layers.
+    ``has_static_scales``: of activations, in the checkpoint.
     """
 
     layout: ParallelLayout
-    num_layers: int
+    num_layers: float
     num_expert_layers: int
     hidden_size: int
     activation_bytes: int
@@ -61,6 +63,8 @@ class ModelWork:
     model_type: str = ""
     four_bits: str = ""
     recurrent: str = ""
+    num_recurrent_layers: int = 0
+    has_static_scales: bool = False
 
     @property
     def kernel_format(self) -> str:
@@ -151,6 +155,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     Layers' own tables are in no rank's ``weight_bytes``.
     """
     experts = _expert_elements(spec)
+    recurrent = _recurrent_kinds(spec)
     looked_up = count_elements(tuple(tensor for tensor in spec.tensors if tensor.role in ("embedding", "position")))
     if spec.tie_word_embeddings:
         looked_up = 0
@@ -169,7 +174,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     again = weight_bytes * spec.repeated_elements / tp / (rank_elements + rank_idle)
     return ModelWork(
         layout=layout,
-        num_layers=spec.num_layers,
+        num_layers=sum((each.mixer is not None) + (each.feed_forward is not None) for each in spec.layers) / 2,
         num_expert_layers=experts.num_layers,
         hidden_size=spec.hidden_size,
         activation_bytes=2,
@@ -199,14 +204,16 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         num_heads=sparse[0].num_heads if sparse else 0,
         model_type=spec.model_type,
         four_bits=_four_bits(spec.quantization, dtype),
-        recurrent=_recurrent(spec),
+        recurrent=recurrent[0] if recurrent else "",
+        num_recurrent_layers=len(recurrent),
+        has_static_scales=spec.quantization is not None and spec.quantization.static_input_scale,
     )
 
 
-def _recurrent(spec: ModelSpec) -> str:
-    """Return the kind of the first layer that has a recurrent state; "" where none has."""
+def _recurrent_kinds(spec: ModelSpec) -> list[str]:
+    """Return the kinds of the layers that have a recurrent state."""
     states = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, StateMixer))
-    return next((mixer.kind for mixer in states if mixer.recurrent_shape), "")
+    return [mixer.kind for mixer in states if mixer.recurrent_shape]
 
 
 def _head_bytes(spec: ModelSpec, dtype: str, dense_bytes: float, tensor_parallel_size: int) -> float:

@@ -9,6 +9,8 @@ block_kernels       8-bit floats in blocks, and latent attention with them, of s
 sparse_latents      latent attention that chooses the tokens to attend to
 few_bits            experts in MXFP4 and in integers of 4 bits
 widened_weights     weights in few bits that Marlin widens on A100
+state_scans         prompts through gated delta layers
+static_scales       8-bit products whose activations' scales the checkpoint has
 tile_rows           whole tiles of rows, which an H20 does not hide
 amd_kernels         what AMD's GPUs reach of their data sheets
 """
