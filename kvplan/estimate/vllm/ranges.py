@@ -94,8 +94,8 @@ Group = Literal[
 
 Errors say something about a further start-up where the same is unknown of it. Releases that set graphs aside (0.21 and
 newer) err by what they estimate of them, which older ones do not subtract at all: the two ages have nothing to learn
-from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones, whose
-weights and encoders have been wrong by a GiB. Of older releases both are too few.
+from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones,
+whose weights and encoders have been wrong by a GiB. Of older releases both are too few.
 """
 
 
