@@ -110,8 +110,8 @@ def hint_of(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "llama-3.1-8b --gpu l4 --ctx 128k",
-            "--ctx 28272, or --gpu 2xl4",
-            "llama-3.1-8b --gpu l4 --ctx 28272",
+            "--ctx 29120, or --gpu 2xl4",
+            "llama-3.1-8b --gpu l4 --ctx 29120",
         ),
         ("llama-3.1-70b --gpu l4 --ctx 4k --tp 2", "--tp 8", "llama-3.1-70b --gpu l4 --ctx 4k --tp 8"),
         (

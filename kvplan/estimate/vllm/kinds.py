@@ -31,6 +31,16 @@ _BEFORE_GRAPHS: Final = "vLLM 0.8 to 0.20"
 OLDER: Final = frozenset({_FIRST_ENGINE, _BEFORE_GRAPHS})
 """Ages of vLLM whose budget has no estimate of the CUDA graphs."""
 
+_PLAIN: Final = {
+    "weights": "16-bit weights",
+    "attention": "full attention",
+    "feed forward": "no experts",
+    "inputs": "text alone",
+    "drafter": "no drafter",
+    "KV cache": "a KV cache in the model's dtype",
+}
+"""What most deployments that vLLM's own tests run are like: its profile run meets one kernel of each sort."""
+
 LAYOUT: Final = ("attention", "KV cache", "drafter")
 """Aspects that decide, with the release, how many tokens a byte of the pool holds."""
 
@@ -49,6 +59,11 @@ def deployment_kinds(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction
         "parallel": _parallel(spec, ParallelLayout.of(settings)),
         "KV cache": _cache(settings.kv_cache_dtype),
     }
+
+
+def is_plain(kinds: Kinds) -> bool:
+    """Return whether a deployment is of a dense model of text in 16 bits, with no drafter."""
+    return _PLAIN.items() <= kinds.items()
 
 
 def _era(release: VllmRelease) -> str:

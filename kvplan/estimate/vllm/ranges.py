@@ -31,7 +31,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.startup_errors import Evidence, StartupErrors, startup_errors
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.kinds import LAYOUT, OLDER, PLACE, UNIFIED, Kinds, deployment_kinds
+from kvplan.estimate.vllm.kinds import LAYOUT, OLDER, PLACE, UNIFIED, Kinds, deployment_kinds, is_plain
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, printed_tokens
 from kvplan.estimate.vllm.weights import stored_formats
 from kvplan.units import GIB
@@ -87,12 +87,15 @@ _HALVED_AFTER: Final = 5
 FIRST_CAPTURE_GIB: Final = 0.4
 """The part of graphs' memory that does not follow the number of sizes (kvplan.estimate.vllm.budget)."""
 
-Group = Literal["well compared", "unified memory", "rare kind", "older releases", "newer releases"]
+Group = Literal[
+    "well compared", "unified memory", "rare kind", "older releases", "plain, newer releases", "newer releases"
+]
 """Groups of deployments whose errors were compared with each other, each with a factor of its own.
 
 Errors say something about a further start-up where the same is unknown of it. Releases that set graphs aside (0.21 and
 newer) err by what they estimate of them, which older ones do not subtract at all: the two ages have nothing to learn
-from each other's outliers.
+from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones,
+whose weights and encoders have been wrong by a GiB. Of older releases both are too few.
 """
 
 
@@ -189,7 +192,9 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
         if not evidence.of_layouts.alike({"release": named["release"], aspect: named[aspect]}).startups
     )
     unseen = next(unseen_layouts, None)
-    group: Group = "older releases" if named["release"] in OLDER else "newer releases"
+    group: Group = "plain, newer releases" if is_plain(named) else "newer releases"
+    if named["release"] in OLDER:
+        group = "older releases"
     if named["GPU"] == UNIFIED:
         group = "unified memory"
     elif unseen is not None or sources[rarest] < 2:

@@ -171,7 +171,20 @@ def _group(gpu: str, version: str) -> str:
 
 def test_each_age_of_vllm_has_a_factor_of_its_own() -> None:
     found = [_group("rtx-3090", version) for version in ("0.7", "0.19", "0.25", "0.30")]
-    assert found == ["older releases", "older releases", "newer releases", "newer releases"]
+    assert found == ["older releases", "older releases", "plain, newer releases", "plain, newer releases"]
+
+
+def test_plain_models_of_newer_releases_have_a_narrower_interval_than_others() -> None:
+    factors = startup_errors().factors
+    assert factors["plain, newer releases"] < factors["newer releases"] / 1.5
+    found = {
+        version: _placed("llama-3.1-8b", "rtx-3090", version, quantization="fp8").kv_range
+        for version in ("0.19", "0.25")
+    }
+    groups = {
+        version: each.known.group for version, each in found.items() if each is not None and each.known is not None
+    }
+    assert groups == {"0.19": "older releases", "0.25": "newer releases"}
 
 
 def test_a_family_of_gpus_that_nobody_published_is_rare() -> None:
