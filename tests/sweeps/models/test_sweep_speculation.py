@@ -30,8 +30,8 @@ NGRAM = '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}'
     [
         ("ngram", "is not a JSON object"),
         ("[1]", "is not a JSON object"),
-        ('{"method": "eagle"}', "proposes by 'ngram' or 'draft_model'"),
-        ('{"num_speculative_tokens": 2}', "proposes by 'ngram' or 'draft_model'"),
+        ('{"method": "eagle"}', "proposes by 'ngram', 'draft_model' or 'mtp'"),
+        ('{"num_speculative_tokens": 2}', "proposes by 'ngram', 'draft_model' or 'mtp'"),
         ('{"method": "draft_model"}', "has method 'draft_model' and no model"),
         ('{"method": "ngram", "depth": 2}', "does not know 'depth'"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "'num_speculative_tokens' of --speculative-config"),
@@ -124,6 +124,26 @@ def test_a_draft_model_is_in_the_prediction(tmp_path: Path, monkeypatch: pytest.
     assert drafted["block_bytes"] == 2 * plain["block_bytes"]
     (gain,) = outcome.summary["speculation"]
     assert gain["num_speculative_tokens"] == 2
+
+
+def test_a_layer_of_the_models_own_is_in_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights, a layer more in every block, and its buffers."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
+    config = {"architectures": ["MiMoForCausalLM"], "vocab_size": 128, "num_nextn_predict_layers": 1} | sizes
+    config |= {"max_position_embeddings": 256, "eos_token_id": 0}
+    (tmp_path / "tiny-model").mkdir()
+    (tmp_path / "tiny-model" / "config.json").write_text(json.dumps(config))
+    axes = {"num_speculative_tokens": "2,0", "max_num_seqs": "4"}
+    lengths = {"num_prompts": 4, "input_len": "8", "output_len": "12"}
+    plan = tiny_plan(tmp_path, axes=axes, speculative_config='{"method": "mtp"}', **lengths)
+    plain, drafted = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="kvplan sweep").rows
+    for row in (plain, drafted):
+        assert row["status"] == "ok"
+        for figure in ("num_blocks", "weights_bytes", "block_bytes"):
+            assert row["num_blocks_total" if figure == "num_blocks" else figure] == row[f"{figure}_predicted"]
+    assert 2 * drafted["block_bytes"] == 3 * plain["block_bytes"]
+    assert drafted["num_draft_tokens"] > 0 and len(drafted["accepted_per_position"].split()) == 2
 
 
 def test_figures_of_drafts_are_those_between_two_readings() -> None:
