@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvplan.runs.answers.speculation import speculation_gains
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import empty_row
 from kvplan.sweeps.drafting import read_drafting, with_drafts
-from kvplan.sweeps.forecast.drafting import gain_at
+from kvplan.sweeps.forecast.drafting import Passes, gain_at
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
@@ -194,6 +195,15 @@ def test_the_predicted_gain_is_that_of_the_steps() -> None:
     assert gain_at(clock(), served(num_steps=10)) == pytest.approx(1.5 * 40 / 80)
     assert gain_at(clock(), served(num_accepted_tokens=0, num_draft_tokens=30, num_steps=30)) == pytest.approx(30 / 40)
     assert gain_at(clock(), served(total_output_tokens=2)) is None, "nothing was decoded"
+
+
+def test_passes_of_a_drafter_take_their_time() -> None:
+    """Beside 50 ms: a pass over 1.5 tokens, or 2.5 of a draft model, and one over one token; 10 ms + 1 ms each."""
+    cheap = replace(clock(), speed=replace(clock().speed, step_seconds=0.01, flops=2e9))
+    assert gain_at(clock(), served(), Passes(cheap, 0)) == pytest.approx(1.5 * 30 / (50 + 11.5 + 11))
+    assert gain_at(clock(), served(), Passes(cheap, 1)) == pytest.approx(1.5 * 30 / (50 + 12.5 + 11))
+    one_each = served(num_accepted_tokens=0, num_draft_tokens=30, num_steps=30)
+    assert gain_at(clock(), one_each, Passes(cheap, 0)) == pytest.approx(30 / (40 + 11))
 
 
 def test_the_summary_puts_the_gain_beside_its_prediction() -> None:
