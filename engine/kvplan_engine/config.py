@@ -397,6 +397,11 @@ class EngineConfig:
         return self.speculative_config is not None and self.speculative_config.method != "ngram"
 
     @property
+    def drafts_with_own_layer(self) -> bool:
+        """Whether the model's own layer for multi-token prediction proposes tokens."""
+        return self.speculative_config is not None and self.speculative_config.method == "mtp"
+
+    @property
     def most_drafts(self) -> int:
         """Most tokens of a sequence that a step verifies."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens

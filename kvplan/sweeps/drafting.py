@@ -18,6 +18,7 @@ AXIS: Final = "num_speculative_tokens"
 _OPTION: Final = "--speculative-config"
 _EXAMPLE: Final = f"""for example {_OPTION} '{{"method": "ngram", "num_speculative_tokens": 4}}'"""
 _DRAFT_MODEL: Final = "draft_model"
+_METHODS: Final = ("ngram", _DRAFT_MODEL, "mtp")
 _LOOKUPS: Final = ("prompt_lookup_min", "prompt_lookup_max")
 
 
@@ -33,9 +34,10 @@ def read_drafting(text: str) -> dict[str, Any]:
     if unknown is not None:
         raise UsageError(f"kvplan's engine does not know '{unknown}' of {_OPTION}.", hint=_EXAMPLE)
     method = method_of(found)
-    if method not in ("ngram", _DRAFT_MODEL):
+    if method not in _METHODS:
         raise UsageError(
-            f"kvplan's engine proposes by 'ngram' or 'draft_model', and {_OPTION} says {method!r}.", hint=_EXAMPLE
+            f"kvplan's engine proposes by 'ngram', 'draft_model' or 'mtp', and {_OPTION} says {method!r}.",
+            hint=_EXAMPLE,
         )
     if method == _DRAFT_MODEL and not isinstance(found.get("model"), str):
         raise UsageError(f"{_OPTION} has method 'draft_model' and no model.", hint="add its 'model'")
@@ -62,11 +64,13 @@ def with_absolute_path(text: str) -> str:
 
 
 def swept_model(name: str, text: str | None) -> ModelSpec:
-    """The model ``name``, with the draft model that the JSON names, if it names one."""
+    """The model ``name``, with the drafter that the JSON names, if it has layers."""
     spec, found = resolve_model(name), {} if text is None else read_drafting(text)
-    if method_of(found) != _DRAFT_MODEL:
+    method = str(method_of(found)) if found else "ngram"
+    if method == "ngram":
         return spec
-    asked = ServingSettings(speculative_method=_DRAFT_MODEL, speculative_model=found["model"], num_speculative_tokens=1)
+    drafter = found.get("model") if method == _DRAFT_MODEL else None
+    asked = ServingSettings(speculative_method=method, speculative_model=drafter, num_speculative_tokens=1)
     return with_speculation(spec, asked).spec
 
 
@@ -90,8 +94,8 @@ def check_drafting(axes: Mapping[str, str], text: str | None) -> None:
 
 
 def loads_draft_model(text: str | None, num_tokens: int) -> bool:
-    """Whether the engine of a trial has weights of a draft model, which one without drafts has not."""
-    return text is not None and num_tokens > 0 and method_of(read_drafting(text)) == _DRAFT_MODEL
+    """Whether the engine of a trial has weights of a drafter, which one without drafts has not."""
+    return text is not None and num_tokens > 0 and method_of(read_drafting(text)) != "ngram"
 
 
 def engine_config(text: str, num_tokens: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine import ContextTooLong, EngineConfig, OutOfDeviceMemory
+from kvplan_engine.checkpoints.families.multi_token import multi_token_model
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.description.division import Rank, part_of
@@ -40,10 +41,12 @@ def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[
 
 
 def _drafter(config: EngineConfig) -> ModelDescription | None:
-    """The draft model, where there is one."""
-    return (
-        read_config(config.speculative_config.model) if config.speculative_config and config.drafts_with_model else None
-    )
+    """What drafts, where it has layers."""
+    if config.speculative_config is None or not config.drafts_with_model:
+        return None
+    if config.drafts_with_own_layer:
+        return multi_token_model(read_config(config.model))
+    return read_config(config.speculative_config.model)
 
 
 def _needs(

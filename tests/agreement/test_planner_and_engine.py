@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from engine_account import engine_outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multi_token_models import MULTI_TOKEN, MultiTokenCheckpoint
 
 from kvplan.catalog.models import profile_names, resolve_model
 from kvplan.catalog.spec import MoeFeedForward
@@ -141,6 +143,37 @@ def test_a_draft_model_takes_the_same_bytes(name: str, drafter: str) -> None:
         engine = engine_outcome(config, "bfloat16", 64 * GIB)
         assert planner.outcome == engine.pop("outcome") == "ok"
         assert {figure: getattr(planner, figure) for figure in engine} == engine
+
+
+@pytest.mark.parametrize("name", ["mimo-7b-base", "glm-4.5-air", "deepseek-v3"])
+def test_a_layer_for_multi_token_prediction_takes_the_same_bytes(name: str) -> None:
+    """Its weights, without embedding and head; a layer more in every block; buffers of its own for its passes."""
+    for seqs, tokens, num_drafts, block_size in ((4, 512, 3, 16), (64, 32, 1, 8)):
+        common: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": block_size}
+        common |= {"max_model_len": 512, "dtype": "bfloat16"}
+        drafting: Any = {"method": "mtp", "num_speculative_tokens": num_drafts}
+        engine = engine_outcome(EngineConfig(name, **common, speculative_config=drafting), "bfloat16", 2048 * GIB)
+        asked = ServingSettings(
+            **common, speculative_method="mtp", num_speculative_tokens=num_drafts, quantization="none"
+        )
+        found = with_speculation(resolve_model(name), asked)
+        planner = predict(found.spec, found.settings, EngineDevice(2048 * GIB))
+        assert planner.outcome == engine.pop("outcome") == "ok"
+        assert {figure: getattr(planner, figure) for figure in engine} == engine
+
+
+@pytest.mark.parametrize("name", MULTI_TOKEN)
+def test_an_engine_with_such_a_layer_allocates_what_is_predicted(name: str, tmp_path: Path) -> None:
+    path = str(MultiTokenCheckpoint(name, tmp_path).path)
+    common: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 96, "max_num_batched_tokens": 64, "dtype": "float32"}
+    asked = ServingSettings(**common, speculative_method="mtp", num_speculative_tokens=3)
+    found = with_speculation(resolve_model(path), asked)
+    planner = predict(found.spec, found.settings, EngineDevice(GIB // 2))
+    drafting: Any = {"method": "mtp", "num_speculative_tokens": 3}
+    config = EngineConfig(path, **common, device="cpu", device_memory=GIB // 2, speculative_config=drafting)
+    with closing(Engine(config)) as engine:
+        for figure in ("weight_bytes", "activation_bytes", "block_bytes", "num_blocks"):
+            assert getattr(planner, figure) == getattr(engine.memory, figure), figure
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "xielu": "xielu",
     "situ": "situ",
 }
+_MULTI_TOKEN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -52,7 +53,7 @@ def decoder(
         tie_word_embeddings=bool(config.get("tie_word_embeddings", tied)),
         dtype=dtype_name(config),
         eos_token_ids=eos_token_ids(config),
-        num_multi_token=int(config.get("num_nextn_predict_layers") or 0),
+        num_multi_token=max(int(config.get(key) or 0) for key in _MULTI_TOKEN_KEYS),
         **(sizes | others),
     )
 

@@ -140,14 +140,12 @@ def drafter_of(model: RunnableModel, config: EngineConfig) -> LoadedModel | None
     if not config.drafts_with_model:
         return None
     drafter = model.drafter if isinstance(model, LoadedModel) else None
-    asked = config.speculative_config
-    assert asked is not None
-    if asked.method == "mtp" and (drafter is None or drafter.config.joined is None):
-        raise EngineError(
-            "the engine was started without the layer for multi-token prediction.", hint="start a new one"
-        )
-    if asked.method != "mtp" and (drafter is None or drafter.name != asked.model or drafter.config.joined is not None):
-        raise EngineError("the engine was started without this draft model.", hint="start a new one")
+    assert config.speculative_config is not None
+    is_own = config.drafts_with_own_layer
+    name = config.model if is_own else config.speculative_config.model
+    if drafter is None or drafter.name != name or (drafter.config.joined is not None) != is_own:
+        what = "the layer for multi-token prediction" if is_own else "this draft model"
+        raise EngineError(f"the engine was started without {what}.", hint="start a new one")
     return drafter
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kvplan_engine.checkpoints.families.multi_token import multi_token_model
 from kvplan_engine.checkpoints.hub import resolve_source
 from kvplan_engine.checkpoints.loaders import plan_held_weights, read_config
 from kvplan_engine.checkpoints.quantised.held import refuse_held
@@ -96,6 +97,8 @@ def _dtype_on(device: Device, config: EngineConfig) -> Callable[[str], str]:
 def _load(config: EngineConfig, source: Any) -> Started:
     implementation = chosen_implementation(config, source)  # imports what it needs before memory is measured
     device = _open_partly_backed(config) if config.shares_layers else open_device(config.device, config.device_memory)
+    if config.drafts_with_model:
+        _refuse_drafter(config, source, device)
     dtype_of = _dtype_on(device, config)
     model: RunnableModel
     with loading_weights():
@@ -110,26 +113,33 @@ def _load(config: EngineConfig, source: Any) -> Started:
     return Started(device, model, MemoryCarver(model, device))
 
 
-def _add_drafter(model: LoadedModel, config: EngineConfig, source: Any, device: Device) -> None:
-    """Load what ``config`` names to draft, as it is stored. OutOfDeviceMemory or EngineError."""
-    assert config.speculative_config is not None
-    is_own, name = config.speculative_config.method == "mtp", config.speculative_config.model
+def _refuse_drafter(config: EngineConfig, source: Any, device: Device) -> None:
+    """EngineError for a drafter that cannot run, before anything is loaded."""
     if device.is_asynchronous:
         raise EngineError(
             "a drafter with layers of its own runs on the CPU alone.", hint="use device='cpu', or method 'ngram'"
         )
-    kept = ("device", "dtype", "load_format", "seed", "attention_backend")
-    if is_own:
-        name, kept = config.model, (*kept, "quantization", "group_size")
+    if config.drafts_with_own_layer:
         if str(source).endswith(".gguf"):
             raise EngineError(
-                "layers for multi-token prediction are not read from GGUF files.", hint="use method 'ngram'"
+                "no layer for multi-token prediction is read from a .gguf file.", hint="use method 'ngram'"
             )
+        multi_token_model(read_config(source))
+
+
+def _add_drafter(model: LoadedModel, config: EngineConfig, source: Any, device: Device) -> None:
+    """Load what ``config`` names to draft, as it is stored. OutOfDeviceMemory or EngineError."""
+    assert config.speculative_config is not None
+    kept = ["device", "dtype", "load_format", "seed", "attention_backend"]
+    name, target = config.speculative_config.model, None
+    if config.drafts_with_own_layer:
+        name, target = config.model, model
+        kept += ["quantization", "group_size"]
+    else:
+        source = resolve_source(name, config.load_format).loadable
     own = EngineConfig(name, **{setting: getattr(config, setting) for setting in kept})
-    loadable = source if is_own else resolve_source(name, config.load_format).loadable
     with loading_weights():
-        target = model if is_own else None
-        model.drafter = LoadedModel(own, loadable, device, _dtype_on(device, own), target=target)
+        model.drafter = LoadedModel(own, source, device, _dtype_on(device, own), target=target)
     model.weight_bytes += model.drafter.weight_bytes
 
 

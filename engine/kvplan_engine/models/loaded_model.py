@@ -99,6 +99,7 @@ class LoadedModel:
         self.verdicts, self._waits_for_nothing = kernels.verdicts, kernels.is_capturable
         self.attention = kernels.attention
         parts = (self.config, self.weights, kernels, owners)
+        self.decoder: Decoder
         if target is not None:
             self.decoder = JoinedDecoder(*parts, target.decoder)
         elif collectives is None or rank.num_stages == 1:

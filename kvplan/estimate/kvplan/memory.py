@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.models import resolve_model
-from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
+from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention
 from kvplan.errors import UsageError
 from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
@@ -219,8 +219,10 @@ def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _Ran
     layout = engine_layout(spec if drafter is None else _behind(spec, drafter), settings)
     buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
     if drafter is not None:
-        weight_bytes += held_weight_bytes(drafter, settings.dtype, "auto", None, on_gpu=False)
-        buffers |= _draft_buffers(drafter, settings, layout)
+        as_target = spec.drafter is not None and spec.drafter.method == "mtp"
+        recipe = (settings.quantization, settings.group_size) if as_target else ("auto", None)
+        weight_bytes += held_weight_bytes(drafter, settings.dtype, *recipe, on_gpu=False)
+        buffers |= _draft_buffers(drafter, settings, layout, is_joined=as_target)
     activation_bytes = sum(map(_aligned, buffers.values()))
     graphs = _graphs(spec, resolved)
     graph_bytes = device.graph_bytes
@@ -231,10 +233,12 @@ def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _Ran
 
 
 def _draft_model(spec: ModelSpec, settings: FilledSettings) -> ModelSpec | None:
-    """The model that drafts, in these settings; None where none does. It shares nothing with the other, nor a table."""
+    """The model that drafts, in these settings; None where none does. Nor does it share tables of cosines and sines."""
     drafter = spec.drafter
     if drafter is None or drafter.model is None or not settings.num_speculative_tokens:
         return None
+    if drafter.method == "mtp":
+        return replace(drafter.model, rope=spec.rope)
     return resolve_model(drafter.name)
 
 
@@ -243,17 +247,27 @@ def _behind(spec: ModelSpec, drafter: ModelSpec) -> ModelSpec:
     joined = replace(spec, layers=(*spec.layers, *drafter.layers))
     for layer in joined.layers:
         for mixer in layer.mixers:
-            if not isinstance(mixer, SoftmaxAttention) or mixer.window_kind != "full":
+            is_full = isinstance(mixer, SoftmaxAttention) and mixer.window_kind == "full"
+            if not is_full and not isinstance(mixer, LatentAttention):
                 raise UsageError(
-                    "kvplan's engine runs a draft model beside models whose layers all keep every token alike.",
+                    "kvplan's engine runs drafters with layers beside models whose layers all keep every token alike.",
                     hint="use --engine vllm, or the speculative method ngram",
                 )
     return joined
 
 
-def _draft_buffers(drafter: ModelSpec, settings: FilledSettings, layout: KvLayout) -> dict[str, int]:
-    """Buffers of its passes, which compute no more tokens than a step has and take each sequence's likeliest token."""
+def _draft_buffers(
+    drafter: ModelSpec, settings: FilledSettings, layout: KvLayout, *, is_joined: bool
+) -> dict[str, int]:
+    """Buffers of its passes, which compute no more tokens than a step has and take each sequence's likeliest token.
+
+    is_joined: it reads embeddings and hidden states side by side, and leaves a hidden state for each sequence.
+    """
     buffers = workspace_buffers(drafter, replace(settings, num_speculative_tokens=0), layout)
+    if is_joined:
+        width = drafter.hidden_size * element_bytes(settings.dtype)
+        buffers["scratch"] = max(buffers["scratch"], settings.max_num_batched_tokens * 2 * width)
+        buffers["handed_on"] = settings.max_num_seqs * width
     return {f"draft.{name}": size for name, size in buffers.items() if name != "sampler"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kvplan.catalog.engines import KVPLAN_DEFAULTS
 from kvplan.catalog.spec import ModelSpec
@@ -28,6 +28,12 @@ class EngineDevice:
     is_counted: bool = False
     overhead_bytes: int | None = None
     graph_bytes: int | None = None
+
+
+_WITH_MULTI_TOKEN: Final = (
+    *("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "HYV3ForCausalLM", "MiMoForCausalLM"),
+)
+"""Architectures whose layer for multi-token prediction the engine runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +77,21 @@ def _refuse_drafter(spec: ModelSpec, asked: ServingSettings, device: EngineDevic
     drafter = spec.drafter
     if drafter is None or not asked.num_speculative_tokens or drafter.method == "ngram":
         return
-    if drafter.method != "draft_model" or drafter.model is None:
+    if drafter.method not in ("draft_model", "mtp") or drafter.model is None:
         raise UsageError(
-            f"kvplan's engine proposes tokens by n-grams or a draft model, not by {drafter.method}.",
+            f"kvplan's engine proposes tokens by n-grams, a draft model or a layer of the model's own, not by "
+            f"{drafter.method}.",
             hint="use --engine vllm",
+        )
+    is_own = drafter.method == "mtp"
+    if is_own and (spec.architecture not in _WITH_MULTI_TOKEN or drafter.model.num_layers > 1):
+        raise UsageError(
+            f"kvplan's engine does not run the layers for multi-token prediction of {spec.served_id}.",
+            hint="use --engine vllm, or the speculative method ngram",
         )
     if device.kind != "cpu" or device.is_counted or asked.tensor_parallel_size * asked.pipeline_parallel_size > 1:
         raise UsageError(
-            "kvplan's engine runs a draft model on a CPU, in one process, beside a model that is computed.",
+            "kvplan's engine runs a drafter with layers on a CPU, in one process, beside a model that is computed.",
             hint="use --engine vllm",
         )
     if engine_dtype(drafter.model, asked.dtype, device) != engine_dtype(spec, asked.dtype, device):

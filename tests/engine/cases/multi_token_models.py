@@ -44,12 +44,21 @@ MULTI_TOKEN = {
         ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_proj"),
         hidden_first=True,
     ),
-    "deepseek_v3": MultiToken("DeepseekV3Config", LATENTS["deepseek_v3"].values, "DeepseekV3ForCausalLM", "model.layers.{}"),
+    "deepseek_v3": MultiToken(
+        "DeepseekV3Config", LATENTS["deepseek_v3"].values, "DeepseekV3ForCausalLM", "model.layers.{}"
+    ),
     "glm4_moe": MultiToken(
-        "Glm4MoeConfig", MIXTURES["glm4_moe"].values, "Glm4MoeForCausalLM", "model.layers.{}", hands_on_normed=False
+        "Glm4MoeConfig",
+        MIXTURES["glm4_moe"].values,
+        "Glm4MoeForCausalLM",
+        "model.layers.{}",
+        hands_on_normed=False,
     ),
     "glm4_moe_lite": MultiToken(
-        "Glm4MoeLiteConfig", LATENTS["glm4_moe_lite"].values, "Glm4MoeLiteForCausalLM", "model.layers.{}",
+        "Glm4MoeLiteConfig",
+        LATENTS["glm4_moe_lite"].values,
+        "Glm4MoeLiteForCausalLM",
+        "model.layers.{}",
         hands_on_normed=False,
     ),
     "hy_v3": MultiToken(
@@ -59,7 +68,7 @@ MULTI_TOKEN = {
         "model.layers.{}",
         ("enorm", "hnorm", "final_layernorm", "eh_proj"),
     ),
-}  # fmt: skip
+}
 
 
 class MultiTokenCheckpoint:

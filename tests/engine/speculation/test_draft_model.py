@@ -114,8 +114,8 @@ def test_its_bytes_are_in_the_account(checkpoints: dict[str, Checkpoint], drafte
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"tensor_parallel_size": 2}, "a draft model runs in one process"),
-        ({"load_format": "none"}, "a draft model runs in one process"),
+        ({"tensor_parallel_size": 2}, "speculative_config 'draft_model' runs in one process"),
+        ({"load_format": "none"}, "speculative_config 'draft_model' runs in one process"),
         ({"model_impl": "transformers"}, "speculative_config 'draft_model' is for the engine's own decoder"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,19 @@ from covering import covering_part
 from engine_answers import ragged_prompts
 from matrix_cells import CELLS, Cell, Watch, add_greedy, greedy_tokens, set_up
 from multi_token_models import MULTI_TOKEN, MultiTokenCheckpoint
-from small_models import Checkpoint, greedy
+from safetensors.torch import load_file
+from small_models import greedy
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError, SamplingParams
 from kvplan_engine.description.kept_units import kept_units
+from kvplan_engine.paths import model_profile_folders
 from kvplan_engine.requests.step_plan import StepPlan
 
 NUM_TOKENS = 24
-GRID = covering_part([(name, cell) for name in MULTI_TOKEN for cell in CELLS], strength=2, values_of=lambda c: (c[0], *c[1].values))
+CHUNKS = {"max_num_batched_tokens": 16, "max_num_seqs": 3, "block_size": 4}
+GRID = covering_part(
+    [(name, cell) for name in MULTI_TOKEN for cell in CELLS], strength=2, values_of=lambda c: (c[0], *c[1].values)
+)
 
 
 def prompts() -> list[list[int]]:
@@ -70,11 +76,11 @@ def record_drafts(llm: LLM) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("name", MULTI_TOKEN)
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 3, "block_size": 4}], ids=["plain", "chunks"])
+@pytest.mark.parametrize("settings", [{}, CHUNKS], ids=["plain", "chunks"])
 def test_drafts_are_those_of_the_definition(
     models: dict[str, MultiTokenCheckpoint], expected: dict[str, list[list[int]]], name: str, settings: dict[str, Any]
 ) -> None:
-    """Written in torch from vLLM's files, without a cache: after right drafts and wrong ones, in one pass and several."""
+    """Written in torch from vLLM's files, without a cache; behind drafts that were right and behind wrong ones."""
     with load(models[name].path, **settings) as llm:
         drafts = record_drafts(llm)
         requests = add_greedy(llm.engine, prompts(), NUM_TOKENS)
@@ -113,7 +119,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 def test_drawn_tokens_are_those_without_drafts(models: dict[str, MultiTokenCheckpoint]) -> None:
-    """Samples of one prompt share their blocks, whose MTP KV is the first one's; prompts' log-probabilities beside it."""
+    """Samples of one prompt share its last block, whose MTP KV is the first one's."""
     params = SamplingParams(n=3, temperature=0.8, seed=3, top_p=0.9, max_tokens=20, ignore_eos=True, prompt_logprobs=1)
     asked = [{"prompt_token_ids": prompt} for prompt in prompts()]
     with load(models["mimo"].path, None) as plain, load(models["mimo"].path, max_num_batched_tokens=48) as drafting:
@@ -155,9 +161,11 @@ def test_its_bytes_are_in_the_account(models: dict[str, MultiTokenCheckpoint], n
     """A layer more in each block, whose weights are counted."""
     with load(models[name].path, None) as plain, load(models[name].path) as drafting:
         alone, both = plain.engine.memory, drafting.engine.memory
-        model, drafter = drafting.engine.model.config, drafting.engine.model.drafter
-        held = {part.data_ptr(): part for part in drafter.decoder._norm_tensors()} if False else None
-        assert held is None
+        model = drafting.engine.model.config
+        layer = models[name].row.layer.format(model.num_layers) + "."
+        stored = load_file(models[name].path / "model.safetensors").items()
+        elements = sum(tensor.numel() for tensor_name, tensor in stored if tensor_name.startswith(layer))
+        assert both.weight_bytes - alone.weight_bytes == 4 * elements
         layers = model.num_layers
         assert both.block_bytes * layers == alone.block_bytes * (layers + 1)
         elements = sum(unit.row_elements for unit in kept_units(model)) // layers
@@ -183,12 +191,27 @@ def test_what_it_does_not_go_with_is_one_sentence(
         load(models["mimo"].path, **settings)
 
 
-def test_models_without_are_refused_by_name(checkpoints: dict[str, Checkpoint], models: dict[str, MultiTokenCheckpoint]) -> None:
-    with pytest.raises(EngineError, match="LlamaForCausalLM names no layer for multi-token prediction"):
-        load(checkpoints["llama"].path)
-    asked = {"method": "mtp", "num_speculative_tokens": 2}
-    for name, sentence in (("minimax-m3-nvfp4", "keeps|lacks"), ("step-3.7-flash", "does not run"), ("qwen3.5-27b", "names no layer|does not run")):
-        with pytest.raises(EngineError, match=sentence):
-            LLM(name, speculative_config=asked, load_format="dummy", dummy_layers="shared", device="cpu", device_memory="999GiB", max_model_len=64)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("gpt2", "the config of this GPT2LMHeadModel names no layer for multi-token prediction"),
+        ("qwen3.5-27b", "does not run the layers for multi-token prediction of Qwen3_5ForConditionalGeneration"),
+        ("deepseek-v3.2", "does not run the layers for multi-token prediction of DeepseekV32ForCausalLM"),
+        ("step-3.7-flash", "does not run Step3p7ForConditionalGeneration"),
+    ],
+)
+def test_models_without_are_refused_by_name(name: str, sentence: str) -> None:
+    with pytest.raises(EngineError, match=sentence):
+        load(name, load_format="dummy")  # type: ignore[arg-type]
+
+
+def test_several_layers_and_gguf_files_are_refused(tmp_path: Path) -> None:
+    config = json.loads((model_profile_folders()[0] / "mimo-7b-base.json").read_text())["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 3}))
+    with pytest.raises(EngineError, match="does not run 3 of the layers for multi-token prediction of MiMo"):
+        load(tmp_path, load_format="dummy")
+
+
+def test_an_engine_started_without_cannot_be_given_one(models: dict[str, MultiTokenCheckpoint]) -> None:
     with load(models["mimo"].path, None) as llm, pytest.raises(EngineError, match="without the layer for multi-token"):
-        llm.engine.reconfigure(speculative_config=asked)
+        llm.engine.reconfigure(speculative_config={"method": "mtp", "num_speculative_tokens": 2})

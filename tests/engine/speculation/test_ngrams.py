@@ -86,7 +86,6 @@ def test_settings_are_read_as_vllm_reads_them() -> None:
         ({"method": "ngram", "num_speculative_tokens": True}, "from 1 to 64, got True"),
         ({"method": "medusa", "num_speculative_tokens": 3}, "has method 'medusa', which is not one of"),
         ({"num_speculative_tokens": 3}, "has method None"),
-        ({"method": "mtp", "num_speculative_tokens": 3}, "has method 'mtp'"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "has method 'draft_model' and no model"),
         ({"method": "ngram", "num_speculative_tokens": 3, "depth": 1}, "has no 'depth' here"),
         (

@@ -120,6 +120,10 @@ def test_without_a_drafter_there_is_no_such_part() -> None:
     assert estimate("llama-3.1-8b").speculation is None
 
 
-def test_kvplans_engine_does_not_speculate_by_a_models_own_layers() -> None:
-    with pytest.raises(UsageError, match="by n-grams or a draft model, not by mtp"):
-        estimate("mimo-7b-base", engine="kvplan", num_speculative_tokens=1)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("mimo-7b-base", "runs a drafter with layers on a CPU"), ("deepseek-v3.2", "does not run the layers")],
+)
+def test_kvplans_engine_speculates_by_some_models_own_layers(name: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        estimate(name, engine="kvplan", num_speculative_tokens=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvplan.runs.answers.speculation import speculation_gains
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import empty_row
 from kvplan.sweeps.drafting import read_drafting, with_drafts
-from kvplan.sweeps.forecast.drafting import gain_at
+from kvplan.sweeps.forecast.drafting import Passes, gain_at
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
@@ -30,8 +31,8 @@ NGRAM = '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}'
     [
         ("ngram", "is not a JSON object"),
         ("[1]", "is not a JSON object"),
-        ('{"method": "eagle"}', "proposes by 'ngram' or 'draft_model'"),
-        ('{"num_speculative_tokens": 2}', "proposes by 'ngram' or 'draft_model'"),
+        ('{"method": "eagle"}', "proposes by 'ngram', 'draft_model' or 'mtp'"),
+        ('{"num_speculative_tokens": 2}', "proposes by 'ngram', 'draft_model' or 'mtp'"),
         ('{"method": "draft_model"}', "has method 'draft_model' and no model"),
         ('{"method": "ngram", "depth": 2}', "does not know 'depth'"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "'num_speculative_tokens' of --speculative-config"),
@@ -129,6 +130,26 @@ def test_a_draft_model_is_in_the_prediction(tmp_path: Path, monkeypatch: pytest.
     assert gain["num_speculative_tokens"] == 2
 
 
+def test_a_layer_of_the_models_own_is_in_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights, a layer more in every block, and its buffers."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
+    config = {"architectures": ["MiMoForCausalLM"], "vocab_size": 128, "num_nextn_predict_layers": 1} | sizes
+    config |= {"max_position_embeddings": 256, "eos_token_id": 0}
+    (tmp_path / "tiny-model").mkdir()
+    (tmp_path / "tiny-model" / "config.json").write_text(json.dumps(config))
+    axes = {"num_speculative_tokens": "2,0", "max_num_seqs": "4"}
+    lengths = {"num_prompts": 4, "input_len": "8", "output_len": "12"}
+    plan = tiny_plan(tmp_path, axes=axes, speculative_config='{"method": "mtp"}', **lengths)
+    plain, drafted = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="kvplan sweep").rows
+    for row in (plain, drafted):
+        assert row["status"] == "ok"
+        for figure in ("num_blocks", "weights_bytes", "block_bytes"):
+            assert row["num_blocks_total" if figure == "num_blocks" else figure] == row[f"{figure}_predicted"]
+    assert 2 * drafted["block_bytes"] == 3 * plain["block_bytes"]
+    assert drafted["num_draft_tokens"] > 0 and len(drafted["accepted_per_position"].split()) == 2
+
+
 def test_figures_of_drafts_are_those_between_two_readings() -> None:
     before = {"num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3}
     after = {"num_drafts": 6, "num_draft_tokens": 18, "num_accepted_tokens": 9}
@@ -177,6 +198,15 @@ def test_the_predicted_gain_is_that_of_the_steps() -> None:
     assert gain_at(clock(), served(num_steps=10)) == pytest.approx(1.5 * 40 / 80)
     assert gain_at(clock(), served(num_accepted_tokens=0, num_draft_tokens=30, num_steps=30)) == pytest.approx(30 / 40)
     assert gain_at(clock(), served(total_output_tokens=2)) is None, "nothing was decoded"
+
+
+def test_passes_of_a_drafter_take_their_time() -> None:
+    """Beside 50 ms: a pass over 1.5 tokens, or 2.5 of a draft model, and one over one token; 10 ms + 1 ms each."""
+    cheap = replace(clock(), speed=replace(clock().speed, step_seconds=0.01, flops=2e9))
+    assert gain_at(clock(), served(), Passes(cheap, 0)) == pytest.approx(1.5 * 30 / (50 + 11.5 + 11))
+    assert gain_at(clock(), served(), Passes(cheap, 1)) == pytest.approx(1.5 * 30 / (50 + 12.5 + 11))
+    one_each = served(num_accepted_tokens=0, num_draft_tokens=30, num_steps=30)
+    assert gain_at(clock(), one_each, Passes(cheap, 0)) == pytest.approx(30 / (40 + 11))
 
 
 def test_the_summary_puts_the_gain_beside_its_prediction() -> None:
