@@ -1,6 +1,7 @@
-"""Plain-text help in sections: options and commands stand under the title that their ``rich_help_panel`` names.
+"""Commands whose help is plain text in sections: options and commands under the titles of their ``rich_help_panel``.
 
-Typer would draw boxes with Rich, which takes twice the time that the whole of `kvplan --help` takes.
+Typer would draw boxes with Rich, which takes twice the time that the whole of `kvplan --help` takes, and read every
+value with pydantic, whose import takes longer than an estimate computes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ _PYTHON_TYPE = re.compile(r"<(?:list\[(\w+)]|(\w+) range)>")
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose help shows its options panel by panel."""
+    """A command whose help shows its options panel by panel, and that takes words as they are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _take_as_typed(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_parameters(self.get_params(ctx), ctx, formatter)
@@ -30,6 +35,10 @@ class SectionedCommand(TyperCommand):
 
 class SectionedGroup(TyperGroup):
     """A group whose help shows its commands panel by panel, before its own options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _take_as_typed(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
@@ -42,6 +51,41 @@ class SectionedGroup(TyperGroup):
             if not command.hidden
         )
         _write_sections(entries, formatter)
+
+
+def _take_as_typed(parameters: Iterable[Any]) -> None:
+    """Have values read by ``_AsTyped`` first, where this release of Typer has a reader for each parameter."""
+    for parameter in parameters:
+        if hasattr(parameter, "get_runtime_param"):
+            parameter.get_runtime_param = _AsTyped(parameter).reader
+
+
+class _AsTyped:
+    """Reads the values of a parameter that Typer would not change: none, texts, lists of texts, and defaults of the
+    parameter's type. What has to be converted or refused is left to Typer."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._typers = parameter.get_runtime_param
+        self._annotation = parameter.type_descriptor.annotation
+        self._is_parsed = parameter.type_descriptor.parameter_info.parser is not None
+
+    def reader(self) -> _AsTyped:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return ``value`` as the command takes it, as Typer's own method of this name does."""
+        is_list = param.multiple or param.nargs == -1
+        if value is None:
+            return () if is_list else None
+        if self._is_parsed:
+            pass
+        elif self._annotation == list[str] and is_list and all(type(each) is str for each in value):
+            return list(value)
+        elif type(value) is self._annotation and not is_list:
+            return value
+        elif self._annotation is str and type(value) is int:  # a default
+            return str(value)
+        return self._typers().coerce(value, param=param, ctx=ctx)
 
 
 def _write_parameters(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:

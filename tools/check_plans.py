@@ -4,14 +4,18 @@
     python tools/check_plans.py --only 3 7   # some of them
 
 The grid has every layout within a node, every token budget and every number of replicas that costs no more than the
-answer, all played. The answer is dominated where one of them serves the load as asked for less, or at the same price
-with 2 % more room within the bounds (without bounds: 2 % sooner). An answer that says that it keeps its service level
+answer, all played: with a seat for every request and, under bounds, where that is cheaper than the answer or the answer
+has fewer itself, for three quarters, half and a quarter of those that users send; without graphs where those with
+graphs do not hold as many. The answer is dominated where one of them serves the load as asked for less, or at the same
+price with a seat for everybody where the answer has not, or with 2 % more room within the bounds (without bounds, and
+of what has fewer seats: 2 % sooner). An answer that says that it keeps its service level
 is then played again under 20 other seeds of its load. Exit code 1 where an answer is dominated.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,14 +26,16 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
+from kvplan.commands.printing.plan_tables import full_name
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queues import Queues
 from kvplan.planner.choices.basis import PlanBasis
-from kvplan.planner.choices.candidate import Candidate, candidate
+from kvplan.planner.choices.candidate import Candidate, with_seats
 from kvplan.planner.choices.deployment import DeploymentChoice, PlannedDeployment
 from kvplan.planner.choices.evaluation import evaluate
 from kvplan.planner.choices.expected import Expected
 from kvplan.planner.choices.played import PlayedReplica
+from kvplan.planner.choices.sizing import for_all
 from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.request import PlanRequest, complete
@@ -38,6 +44,7 @@ from kvplan.planner.search.ranking import price_of, score
 from kvplan.settings import ServingSettings
 
 _NOTICEABLE = 0.98
+_SEATS = (1.0, 0.75, 0.5, 0.25)
 _SEEDS = range(1, 21)
 
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -107,14 +114,32 @@ def whole_grid(
     for choice in _choices(basis, spec):
         for replicas in range(1, basis.most_replicas(choice) + 1):
             price = price_of(choice.gpu, replicas * choice.layout.num_gpus)
-            if best is not None and price > price_of(best.choice.gpu, best.num_gpus):
+            dearest = None if best is None else price_of(best.choice.gpu, best.num_gpus)
+            if dearest is not None and price > dearest:
                 break
+            waits = request.goal.is_asked and (best is None or best.waits or dearest is None or price < dearest)
             try:
-                each = candidate(basis, choice, replicas)
+                yield from map(evaluate, _with_settings(basis, choice, replicas, waits=waits))
             except KvplanError:
                 break
-            if isinstance(each, Candidate):
-                yield evaluate(each)
+
+
+def _with_settings(basis: PlanBasis, choice: DeploymentChoice, replicas: int, *, waits: bool) -> Iterator[Candidate]:
+    """``choice`` with each number of seats, without graphs where it holds them only so."""
+    users, groups = basis.workload.num_users, choice.layout.data_parallel_size
+    eager = replace(choice, enforce_eager=True)
+    for share in _SEATS if waits and users is not None and not basis.workload.pattern.think_seconds else (1.0,):
+        seats = int(share * math.ceil((users or 0) / replicas) / groups)
+        for each in (choice, eager):
+            if share == 1.0:
+                found = for_all(basis, each, replicas)
+            elif seats:
+                found = with_seats(basis, replace(each, max_num_seqs=seats), replicas, seats)
+            else:
+                continue
+            if isinstance(found, Candidate) and (share == 1.0 or found.held >= groups * seats):
+                yield found
+                break
 
 
 def _choices(basis: PlanBasis, spec: ModelSpec) -> Iterator[DeploymentChoice]:
@@ -132,7 +157,9 @@ def _dominates(each: PlannedDeployment, best: PlannedDeployment | None) -> bool:
     if best is None:
         return True
     price, answer = (price_of(found.choice.gpu, found.num_gpus) for found in (each, best))
-    return price < answer or (price == answer and score(each) < _NOTICEABLE * score(best))
+    if price != answer or each.waits != best.waits:
+        return (price, each.waits) < (answer, best.waits)
+    return score(each) < _NOTICEABLE * score(best)
 
 
 def num_kept(best: PlannedDeployment, workload: Any) -> int:
@@ -161,12 +188,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dominated += bool(found.better)
         if found.kept is not None:
             promises, kept = promises + 1, kept + (found.kept >= 18)
-        name = "nothing serves it" if found.best is None else found.best.name
+        name = "nothing serves it" if found.best is None else full_name(found.best)
         seeds = "" if found.kept is None else f", {found.kept} of 20 seeds"
         print(f"{number:2d} {model}: {name}; {found.num_in_grid} in the grid{seeds}, {found.seconds:.2f} s", flush=True)
         for each in found.better[:3]:
             tokens = each.prediction.settings.serving.max_num_batched_tokens
-            print(f"     better: {each.name}, {tokens} tokens a step, {each.usd_per_hour} $/h", flush=True)
+            print(f"     better: {full_name(each)}, {tokens} tokens a step, {each.usd_per_hour} $/h", flush=True)
     print(f"{dominated} answers dominated; of {promises} promises {kept} are kept under 18 of 20 seeds or more")
     return 1 if dominated else 0
 

@@ -16,9 +16,10 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.estimate.speed.latency import Range
 from kvplan.planner.choices.basis import PlanBasis
-from kvplan.planner.choices.candidate import Candidate, candidate, least_replicas
+from kvplan.planner.choices.candidate import Candidate
 from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.choices.expected import Figure
+from kvplan.planner.choices.sizing import candidate, least_replicas
 from kvplan.planner.choices.verdict import share_at_most
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
@@ -180,8 +181,8 @@ def test_what_one_request_alone_rules_out_is_tried_with_one_budget() -> None:
     found = Frontier(basis, formats_asked(spec, request)[0], None).run()
     assert found.misses
     assert all(each.is_final and each.reason == "tpot" for each in found.misses)
-    budgets = {key[0][-1] for key in basis.models}  # type: ignore[index]
-    assert budgets == {None}
+    settings = {key[0][-2:] for key in basis.models}  # type: ignore[index]
+    assert settings == {(None, False)}  # token budget, eager
     hopeless = candidate(basis, found.misses[0].choice, 1)
     assert isinstance(hopeless, Candidate)
     assert hopeless.is_hopeless(request.goal)
@@ -211,10 +212,10 @@ def test_a_load_takes_no_fewer_replicas_than_the_least(load: dict[str, Any]) -> 
 
 def test_start_ups_are_predicted_for_few_numbers_of_replicas() -> None:
     """Nine layouts with five token budgets each, of up to 64 GPUs: 91 where each number that averages rule out had its
-    start-up predicted, and the search for the fewest replicas began at one."""
+    start-up predicted, and the search for the fewest replicas began at one; a few are without graphs."""
     spec = resolve_model("llama-3.1-70b")
     asked = plan_request(EngineChoice("vllm"), ServingSettings(), users=64, ctx_avg="4k", gpu=["l40s"], max_gpus=64)
     basis = PlanBasis(asked, complete(asked, spec), MEASURED)
     found = Frontier(basis, formats_asked(spec, asked)[0], None).run()
     assert found.num_tried == 9 and found.num_played > 0
-    assert len(basis.predictions) < 70
+    assert len(basis.predictions) < 80

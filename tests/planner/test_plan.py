@@ -454,3 +454,12 @@ def test_a_group_size_goes_to_the_formats_that_have_groups() -> None:
     assert sizes == {"fp8": None, "awq": 32}
     with pytest.raises(UsageError, match="is for weights in groups"):
         weight_formats(spec, ("fp8",), group_size=32)
+
+
+@pytest.mark.parametrize("option", ["--ctx", "--max-model-len"])
+def test_the_longest_sequence_has_the_names_that_estimate_has(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for name in ("--ctx-max", option):
+        assert main(["plan", "gpt2", "--users", "4", "--gpu", "l4", name, "512"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "sequences of 512 on average, 512 at most" in said[0]

@@ -53,7 +53,12 @@ class PlanLoadOptions:
     ctx_avg: Annotated[str | None, typer.Option(help="Tokens that a sequence holds on average, such as 8k.")] = None
     ctx_max: Annotated[
         str | None,
-        typer.Option("--ctx-max", "--max-model-len", help="Longest sequence that must be served, such as 32k."),
+        typer.Option(
+            "--ctx-max",
+            "--max-model-len",
+            "--ctx",
+            help="Longest sequence to serve, such as 32k; without --ctx-avg the average too.",
+        ),
     ] = None
     input_len: Annotated[str | None, typer.Option(help="Tokens per prompt.")] = None
     output_len: Annotated[str | None, typer.Option(help="Tokens per answer.")] = None

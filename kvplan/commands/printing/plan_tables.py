@@ -42,9 +42,9 @@ def deployment_rows(deployments: Sequence[PlannedDeployment]) -> list[tuple[str,
 
 
 def full_name(deployment: PlannedDeployment) -> str:
-    """``2 x l40s, tp 2, fp8 KV``: with the formats that are not as published."""
-    formats = formats_text(deployment.choice)
-    return f"{deployment.name}, {formats}" if formats else deployment.name
+    """``2 x l40s, tp 2, fp8 KV, 96 seats``: with what is not as published, or not for everybody."""
+    choice = deployment.choice
+    return ", ".join(filter(None, [deployment.name, formats_text(choice), choice.settings_text]))
 
 
 def print_memory(found: PlanAnswer, deployments: Sequence[PlannedDeployment]) -> None:

@@ -30,6 +30,7 @@ from kvplan.planner.answer.document import (
 )
 from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.money import break_even_text
+from kvplan.planner.answer.seats import graphs_sentence, seats_sentence
 from kvplan.planner.answer.sharing import hits_sentence
 from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.choices.deployment import PlannedDeployment
@@ -295,7 +296,14 @@ _ALWAYS = ("vllm", "kvplan")
 
 def fact_lines(best: PlannedDeployment, plan: PlanAnswer) -> Iterator[str]:
     """What the prefix cache finds, a drafter yields, the server can take, and what an API would cost."""
-    for name, sentence in (("Prefix cache", hits_sentence(best)), ("Drafter", drafting_sentence(best))):
+    sentences = {
+        "Prefix cache": hits_sentence,
+        "Drafter": drafting_sentence,
+        "Seats": seats_sentence,
+        "Graphs": graphs_sentence,
+    }
+    for name, sentence_of in sentences.items():
+        sentence = sentence_of(best)
         if sentence is not None:
             yield f"{name}: {sentence}"
     server = server_text(best.served.server_share, best.speed_model.front_end.servers)

@@ -10,4 +10,5 @@ picture    a plan as a plot
 steps      what the steps of a deployment consist of
 drafting   what a drafter yields
 sharing    what the prefix cache finds of a load
+seats      who waits for a seat, and what is without graphs
 """

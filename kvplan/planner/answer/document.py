@@ -218,6 +218,7 @@ def deployment_document(
         "kv_cache_dtype": settings.kv_cache_dtype,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "max_num_seqs": settings.max_num_seqs,
+        "enforce_eager": settings.enforce_eager,
         "max_model_len": settings.max_model_len,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "block_size": prediction.block_size,
@@ -259,7 +260,7 @@ def memory_document(deployment: PlannedDeployment) -> dict[str, int]:
     """Where each byte of one GPU goes, with the pool's use at average and at worst case."""
     rank, settings = deployment.prediction.rank, deployment.prediction.settings.serving
     pool = max(rank.available_kv_bytes, 0)
-    users = -(-int(deployment.users_per_replica) // deployment.choice.layout.data_parallel_size)
+    users = -(-int(deployment.served.num_running) // deployment.choice.layout.data_parallel_size)
     return {
         "total_bytes": settings.device_memory_bytes,
         "budget_bytes": rank.requested_bytes,

@@ -12,7 +12,7 @@ def _found_tokens(deployment: PlannedDeployment) -> float | None:
     middle, hits = deployment.served.middle, deployment.speed_model.hits
     if hits is None or middle is None:
         return None
-    return hits.found(middle.num_users, middle.e2el_seconds)
+    return hits.found(deployment.served.num_running, middle.e2el_seconds)
 
 
 def hits_document(deployment: PlannedDeployment) -> dict[str, Any] | None:

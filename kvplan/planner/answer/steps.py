@@ -9,6 +9,6 @@ from kvplan.planner.question.request import Workload
 
 def explained_steps(deployment: PlannedDeployment, workload: Workload) -> list[ExplainedStep]:
     """A step that decodes for everybody, and one that reads a prompt too."""
-    running, context = max(round(deployment.served.num_users), 1), workload.average_context
+    running, context = max(round(deployment.served.num_running), 1), workload.average_context
     model = deployment.speed_model
     return [decode_step(model, running, context), mixed_step(model, running, context)]

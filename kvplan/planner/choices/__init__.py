@@ -10,7 +10,8 @@ expected     what requests see: figures of the play, each with its interval
 verdict      how sure it is that they are within the bounds of the goal
 deployment   what is tried and found, as types
 basis        what the candidates of one plan share: start-ups, speeds, pools
-candidate    a choice with so many replicas in closed form: does it hold the load, how fast about
+candidate    a choice with so many replicas in closed form: its room, how fast about
+sizing       whether it holds the load: with a seat for every request, or with fewer seats, or without graphs
 evaluation   a candidate played: a deployment with its verdict
 misses       what a choice lacks, in bytes and in a sentence
 """

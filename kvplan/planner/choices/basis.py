@@ -60,6 +60,8 @@ class PlanBasis:
     """The first of each GPU, by its id."""
     predictions: dict[tuple[object, ...], VllmPrediction] = field(default_factory=dict)
     models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
+    usual_models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
+    """By layout and formats: speeds with graphs and the default token budget."""
     plays: dict[tuple[object, ...], Queues | None] = field(default_factory=dict)
     """By choice and replicas: no bound decides how a load is served."""
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
@@ -126,10 +128,11 @@ class PlanBasis:
         return (first, *self.other_step_tokens(gpu))
 
     def most_sequences(self, choice: DeploymentChoice) -> int:
-        """Sequences per engine in one step: no more than it has tokens, as vLLM refuses settings with fewer."""
+        """Seats of an engine at most: no more than a step has tokens, as vLLM refuses settings with fewer."""
         asked = self.request.settings
         tokens = choice.max_num_batched_tokens or asked.max_num_batched_tokens
-        return min(self.given_sequences(choice.gpu) or MOST_SEQUENCES, tokens or self.default_step_tokens(choice.gpu))
+        seats = choice.max_num_seqs or self.given_sequences(choice.gpu) or MOST_SEQUENCES
+        return min(seats, tokens or self.default_step_tokens(choice.gpu))
 
     def refuses(self, formats: FormatPair, gpu: GpuProfile) -> bool:
         """Whether the engine has no kernels for these formats there; the reason is kept."""
@@ -155,7 +158,7 @@ def predict(basis: PlanBasis, choice: DeploymentChoice, users: float) -> VllmPre
     That are those for which even the low end of the pool has blocks, where each needs one for its states.
     """
     rows = max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP)
-    rows = min(basis.given_sequences(choice.gpu) or rows, basis.most_sequences(choice))
+    rows = min(choice.max_num_seqs or basis.given_sequences(choice.gpu) or rows, basis.most_sequences(choice))
     key = (choice.key, rows)
     if key not in basis.predictions:
         found = _predict_rows(basis, choice, rows)
@@ -178,6 +181,7 @@ def _predict_rows(basis: PlanBasis, choice: DeploymentChoice, rows: int) -> Vllm
         data_parallel_size=layout.data_parallel_size,
         enable_expert_parallel=layout.enable_expert_parallel,
         kv_cache_dtype=choice.kv_cache_dtype,
+        enforce_eager=asked.enforce_eager or choice.enforce_eager,
     )
     return predict_vllm(spec, choice.gpu, settings, version, memo=basis.memo)
 
@@ -191,7 +195,7 @@ def speed_model(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPred
     shares = basis.workload.pattern.sharing.finds_anything
     capacity = capacity_of(basis, choice, prediction) if shares else None
     hits = None if capacity is None else expected_hits(basis.workload, choice, prediction, capacity)
-    key = (choice.key, settings.dtype, settings.max_num_batched_tokens, hits)
+    key = (choice.speed_key, settings.dtype, settings.max_num_batched_tokens, hits)
     if key not in basis.models:
         drafting = drafting_of(basis.request, basis.workload, choice, prediction)
         basis.models[key] = replace(_speed_model(basis, choice, prediction), hits=hits, drafting=drafting)
@@ -215,7 +219,7 @@ def _speed_model(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPre
         measured,
         basis.request.settings.moe_backend,
         prediction.settings.serving.max_num_batched_tokens,
-        is_eager=basis.request.settings.enforce_eager,
+        is_eager=prediction.settings.serving.enforce_eager,
         captures_prompts=_captures_prompts(basis, choice),
     )
     scale = basis.measured.server_scale(choice.gpu, choice.layout.sizes, work.speed_format)

@@ -1,4 +1,4 @@
-"""A choice with so many replicas in closed form: whether it holds the load and keeps up, and how fast about."""
+"""A choice with so many replicas in closed form: how many requests it has room for, and how fast it is about."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ from kvplan.estimate.vllm.ranges import kv_pool_low_bytes, sure_num_seqs
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.basis import MOST_SEQUENCES, PlanBasis, capacity_of, predict, speed_model
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice, Miss
-from kvplan.planner.choices.load import LoadedReplica, most_requests_per_second, replica_load, serve_users
-from kvplan.planner.question.goal import Goal
+from kvplan.planner.choices.load import LoadedReplica, replica_load
+from kvplan.planner.question.goal import READABLE, Goal
 from kvplan.planner.question.slo import SLO_FIELDS
 
-_BUNCHED: Final = 3.0
-"""Standard deviations of the number in progress that have a seat: more are there once in a thousand moments."""
-_PLAY_MAY_BE_SHORTER: Final = {"ttft": 1.7, "tpot": 1.25, "e2el": 1.4}
+PLAY_MAY_BE_SHORTER: Final = {"ttft": 1.7, "tpot": 1.25, "e2el": 1.4}
 """By which factor averages in closed form may be above those of a play (docs/plan.md, "What comes out")."""
-
-_SURELY: Final = 0.95
-"""The part that is taken of a least number of replicas, since the pool that it follows from is not exact."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,18 @@ class Candidate:
         """One replica under its share of the load, which under users nobody needs to know whether it holds them."""
         return replica_load(self.basis.workload, self.replicas, self.model, self.room)
 
+    @cached_property
+    def held(self) -> int:
+        """Sequences that the pool of one replica holds, however many seats there are."""
+        capacity = self.capacity
+        return capacity.worst_sequences if self.basis.request.worst_case else capacity.average_sequences
+
+    @cached_property
+    def surely_held(self) -> int:
+        """The same at the low end of the pool."""
+        low = kv_pool_low_bytes(self.choice.weights.spec, self.choice.gpu, self.prediction)
+        return int(self.held * low / max(self.prediction.rank.available_kv_bytes, 1))
+
     @property
     def num_gpus(self) -> int:
         """Number of GPUs, those of the spare replicas too."""
@@ -62,10 +69,17 @@ class Candidate:
             return middle.e2el_seconds
         return max(self.average(bound.name) / bound.seconds for bound in goal.slo.bounds())
 
+    @property
+    def waits(self) -> bool:
+        """Whether more requests come at once than have a seat."""
+        return self.served.num_running < self.served.num_users
+
     def may_keep(self, goal: Goal) -> bool:
-        """Whether a play could find ``goal`` kept."""
+        """Whether a play could find ``goal`` kept, and nobody waits for a seat longer than ``longest_wait``."""
+        if self.waits and self.average("ttft") > longest_wait(goal):
+            return False
         return all(
-            self.average(bound.name) <= bound.seconds * _PLAY_MAY_BE_SHORTER[bound.name] for bound in goal.slo.bounds()
+            self.average(bound.name) <= bound.seconds * PLAY_MAY_BE_SHORTER[bound.name] for bound in goal.slo.bounds()
         )
 
     def leaves_open(self, goal: Goal, replicas: int) -> bool:
@@ -73,7 +87,7 @@ class Candidate:
 
         Users see the same however many seats there are, as long as no pool decides what prompts find in the cache.
         """
-        if self.basis.workload.num_users is None or self.model.hits is not None:
+        if self.basis.workload.num_users is None or self.model.hits is not None or self.waits:
             return True
         return replace(self, replicas=replicas).may_keep(goal)
 
@@ -86,7 +100,7 @@ class Candidate:
         names = ("ttft", "tpot") if whole else ("tpot",)
         return goal.is_asked and any(
             getattr(self.model.steady(1, "middle"), SLO_FIELDS[bound.name])
-            > bound.seconds * _PLAY_MAY_BE_SHORTER[bound.name]
+            > bound.seconds * PLAY_MAY_BE_SHORTER[bound.name]
             for bound in goal.slo.bounds()
             if bound.name in names
         )
@@ -97,49 +111,16 @@ class Candidate:
         return math.inf if middle is None else float(getattr(middle, SLO_FIELDS[name]))
 
 
-def candidate(basis: PlanBasis, choice: DeploymentChoice, replicas: int) -> Candidate | Miss:
-    """``choice`` with ``replicas`` under their share of the load, or what it lacks. KvplanError as ``predict``."""
-    users, groups = basis.workload.num_users, choice.layout.data_parallel_size
-    at_once = MOST_SEQUENCES if users is None else math.ceil(users / replicas)
-    found = _with_seats(basis, choice, replicas, at_once / groups)
-    if isinstance(found, Miss):
-        return found
-    if users is not None and not basis.workload.pattern.think_seconds:
-        return found if at_once <= found.room else _lacks_room(found, serve_users(found.model, at_once))
-    served = found.served
-    if served.keeps_up:
-        # Fewer seats than at first: less for the sampler, more for the pool. As many as are in progress at the slowest
-        # speed: too few make requests wait that could run, and more cost little. Requests come in bunches, so more than
-        # there are on average: arrivals at random have a standard deviation of the square root of their mean.
-        used = min(served.most_users, found.room) / groups
-        smaller = _with_seats(basis, choice, replicas, used + _BUNCHED * used**0.5)
-        if isinstance(smaller, Candidate) and served.num_users <= min(found.seats, smaller.room):
-            smaller.__dict__["served"] = served
-            return smaller
-    return _lacks_room(found, served)
+def longest_wait(goal: Goal) -> float:
+    """Seconds until a first token, on average in closed form, that nobody is made to exceed for want of a seat.
 
-
-def least_replicas(basis: PlanBasis, choice: DeploymentChoice) -> float:
-    """How many replicas of ``choice`` the load takes at least, by what one holds; infinite where none starts.
-
-    Under users the pool is largest with the fewest seats. Under a rate a replica has as many seats however many there
-    are, and answers no more requests than it does with all of them taken.
+    By what the goal says of first tokens or whole requests; where it says nothing of them, by what is readable.
     """
-    users, groups = basis.workload.num_users, choice.layout.data_parallel_size
-    if users is not None and basis.workload.pattern.think_seconds:
-        return 1.0
-    found = _with_seats(basis, choice, 1, 1.0 if users is not None else MOST_SEQUENCES / groups)
-    if isinstance(found, Miss):
-        return math.inf
-    if users is not None:
-        capacity = found.capacity
-        held = capacity.worst_sequences if basis.request.worst_case else capacity.average_sequences
-        return _SURELY * users / max(held, 1)
-    answered = most_requests_per_second(found.model, found.room, "middle")
-    return _SURELY * (basis.workload.requests_per_second or 0.0) / answered
+    bounds = [bound for bound in goal.slo.bounds() if bound.name != "tpot"] or [READABLE.bounds()[0]]
+    return min(bound.seconds * PLAY_MAY_BE_SHORTER[bound.name] for bound in bounds)
 
 
-def _with_seats(basis: PlanBasis, choice: DeploymentChoice, replicas: int, users: float) -> Candidate | Miss:
+def with_seats(basis: PlanBasis, choice: DeploymentChoice, replicas: int, users: float) -> Candidate | Miss:
     """Seats for ``users`` requests in each data-parallel group."""
     prediction = predict(basis, choice, users)
     if not prediction.fits:
@@ -148,20 +129,6 @@ def _with_seats(basis: PlanBasis, choice: DeploymentChoice, replicas: int, users
     capacity = capacity_of(basis, choice, prediction)
     room = capacity.worst_sequences if basis.request.worst_case else capacity.average_sequences
     return Candidate(basis, choice, replicas, prediction, capacity, min(room, seats), seats)
-
-
-def _lacks_room(found: Candidate, served: LoadedReplica) -> Miss:
-    request = found.basis.request
-    return misses.lacks_room(
-        found.basis.workload,
-        found.choice,
-        found.replicas,
-        found.prediction,
-        found.capacity,
-        served,
-        found.seats,
-        request.worst_case,
-    )
 
 
 def _most_seats(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction) -> int:
@@ -177,10 +144,13 @@ _AT_THE_LOW_END: Final = 0.95
 
 def pool_confidence(found: Candidate) -> float:
     """How much of the range of KV pools holds so many sequences; 1 where its low end does."""
-    choice, prediction, room, num_users = found.choice, found.prediction, found.room, found.served.num_users
-    pool = max(prediction.rank.available_kv_bytes, 1)
-    low = kv_pool_low_bytes(choice.weights.spec, choice.gpu, prediction)
-    least = int(room * low / pool)
-    if num_users <= least:
+    room, least, running = found.held, found.surely_held, found.served.num_running
+    if running <= least:
         return 1.0
-    return _AT_THE_PREDICTION + (_AT_THE_LOW_END - _AT_THE_PREDICTION) * (room - num_users) / max(room - least, 1)
+    return _AT_THE_PREDICTION + (_AT_THE_LOW_END - _AT_THE_PREDICTION) * (room - running) / max(room - least, 1)
+
+
+def held_with(found: Candidate, confidence: float) -> int:
+    """How many sequences the pool holds with so much confidence, from 0.5 on."""
+    share = min((confidence - _AT_THE_PREDICTION) / (_AT_THE_LOW_END - _AT_THE_PREDICTION), 1.0)
+    return int(found.held - share * (found.held - found.surely_held))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -17,13 +17,16 @@ from kvplan.planner.choices.formats import WeightFormat
 from kvplan.planner.choices.layouts import num_nodes
 from kvplan.planner.choices.load import LoadedReplica
 from kvplan.planner.choices.verdict import Verdict
+from kvplan.units import plural
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentChoice:
     """What is varied. ``weights`` carries the model in that format.
 
-    ``max_num_batched_tokens``: None for what was asked for, or else the engine's default.
+    ``max_num_batched_tokens``: None for what was asked for, or else the engine's default. ``max_num_seqs``: seats of an
+    engine where more requests come at once than have one; None where all have. ``enforce_eager``: without graphs, whose
+    memory the KV cache has then.
     """
 
     gpu: GpuProfile
@@ -31,6 +34,8 @@ class DeploymentChoice:
     weights: WeightFormat
     kv_cache_dtype: str
     max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enforce_eager: bool = False
 
     @property
     def name(self) -> str:
@@ -47,9 +52,33 @@ class DeploymentChoice:
         return self.weights.name, self.kv_cache_dtype
 
     @property
+    def layout_key(self) -> tuple[object, ...]:
+        """Equal for choices of one plan that differ in batch settings alone."""
+        return (self.gpu.id, self.layout, *self.formats)
+
+    @property
+    def speed_key(self) -> tuple[object, ...]:
+        """Equal for choices of one plan whose steps take as long."""
+        return (*self.layout_key, self.max_num_batched_tokens, self.enforce_eager)
+
+    @property
     def key(self) -> tuple[object, ...]:
         """Equal for equal choices of one plan."""
-        return (self.gpu.id, self.layout, *self.formats, self.max_num_batched_tokens)
+        return (*self.speed_key, self.max_num_seqs)
+
+    def for_all(self, max_num_batched_tokens: int | None) -> DeploymentChoice:
+        """The same with that token budget, a seat for every request, and graphs."""
+        return replace(self, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=None, enforce_eager=False)
+
+    def has_budget_of(self, other: DeploymentChoice) -> bool:
+        """Whether a step has as many tokens."""
+        return self.max_num_batched_tokens == other.max_num_batched_tokens
+
+    @property
+    def settings_text(self) -> str:
+        """``96 seats, no graphs``: of an engine; "" where everybody has a seat and steps have graphs."""
+        parts = [] if self.max_num_seqs is None else [plural(self.max_num_seqs, "seat")]
+        return ", ".join([*parts, "no graphs"] if self.enforce_eager else parts)
 
 
 def instance_name(num_gpus: int, gpu: GpuProfile, layout: ParallelLayout) -> str:
@@ -121,6 +150,11 @@ class PlannedDeployment:
     @property
     def users_per_replica(self) -> float:
         return self.served.num_users
+
+    @property
+    def waits(self) -> bool:
+        """Whether more requests come at once than have a seat."""
+        return self.served.num_running < self.served.num_users
 
     @property
     def usd_per_hour(self) -> float | None:

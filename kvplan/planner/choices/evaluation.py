@@ -14,7 +14,7 @@ from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.choices.load import serve_users
 from kvplan.planner.choices.played import PlayedReplica
 from kvplan.planner.choices.verdict import Verdict, share_at_most
-from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.goal import READABLE, Goal
 from kvplan.planner.question.slo import SLO_FIELDS
 
 _NEVER_COMPARED: Final = 0.5
@@ -29,7 +29,8 @@ def evaluate(found: Candidate) -> PlannedDeployment:
     if key not in basis.plays:
         basis.plays[key] = _replica(found).play(served)
     queues = basis.plays[key]
-    verdict = Verdict.of(basis.request.goal, Expected(served, queues), _other_confidences(found, rate))
+    expected = Expected(served, queues)
+    verdict = Verdict.of(basis.request.goal, expected, _other_confidences(found, expected, rate))
     return PlannedDeployment(
         choice=found.choice,
         replicas=found.replicas,
@@ -66,9 +67,14 @@ def _replica(found: Candidate) -> PlayedReplica:
     )
 
 
-def _other_confidences(found: Candidate, rate: float | None) -> Iterator[float]:
-    """Yield how sure it is that the pool holds the load, and that a replica answers as many requests as come."""
+def _other_confidences(found: Candidate, expected: Expected, rate: float | None) -> Iterator[float]:
+    """Yield how sure it is that the pool holds the load, that nobody waits too long for a seat where the goal does not
+    say how long, and that a replica answers as many requests as come."""
     yield pool_confidence(found)
+    if found.waits and all(bound.name == "tpot" for bound in found.basis.request.goal.slo.bounds()):
+        first = expected.time("ttft", "p50")
+        assert first is not None, "every request has a first token"
+        yield share_at_most(first, READABLE.bounds()[0].seconds)
     if found.model.offloaded_bytes:
         yield _NEVER_COMPARED
     supply = found.served.supply
@@ -87,6 +93,8 @@ def _limit(goal: Goal, found: Candidate) -> str:
             if full is None or getattr(full, SLO_FIELDS[bound.name]) > bound.seconds:
                 return bound.name
     served = found.served
+    if found.waits:
+        return "ttft"
     if served.server_share > BUSIEST:
         return "server"
     if found.room < 1.5 * served.num_users:

@@ -28,6 +28,7 @@ class LoadedReplica:
     """One replica under its share of the load.
 
     ``num_users``: requests in progress, at the middle of the predicted speeds; infinite where the queue grows.
+    ``seats``: which so many of them have, and the others wait for one.
     ``most_users``: the same at the slowest of them. ``middle``: None in that case. ``find_speed``: computes ``speed``,
     which is asked of few of the replicas that a plan looks at. ``supply``: requests per second that the replica can
     answer, None for a closed load. ``share``: how much of the range of speeds keeps up with the load, from 0 to 1.
@@ -41,6 +42,12 @@ class LoadedReplica:
     supply: Range | None = None
     share: float = 1.0
     server_share: float = 0.0
+    seats: float = math.inf
+
+    @property
+    def num_running(self) -> float:
+        """Requests that have a seat."""
+        return min(self.num_users, self.seats)
 
     @cached_property
     def speed(self) -> ServingSpeed:
@@ -52,10 +59,26 @@ class LoadedReplica:
         return self.middle is not None
 
 
-def serve_users(model: SpeedModel, num_users: int) -> LoadedReplica:
-    """``num_users`` requests in progress at all times."""
-    middle, server_share = model.steady(num_users, "middle"), model.server_share(num_users)
-    return LoadedReplica(num_users, num_users, middle, lambda: model.speed(num_users), server_share=server_share)
+def serve_users(model: SpeedModel, num_users: int, seats: float = math.inf) -> LoadedReplica:
+    """``num_users`` requests in progress at all times, of which those without one of the ``seats`` wait."""
+    running = min(num_users, max(seats, 1))
+
+    def find_speed() -> ServingSpeed:
+        best, worst = (_in_line(model.steady(running, end), num_users) for end in ("best", "worst"))
+        return model.between(best, worst, running)
+
+    middle, server_share = _in_line(model.steady(running, "middle"), num_users), model.server_share(running)
+    return LoadedReplica(num_users, num_users, middle, find_speed, server_share=server_share, seats=running)
+
+
+def _in_line(state: SteadyState, num_users: int) -> SteadyState:
+    """What ``num_users`` see of whom those in ``state`` have a seat: as many are before one who comes as wait."""
+    line = (num_users - state.num_users) / state.requests_per_second
+    if not line:
+        return state
+    return replace(
+        state, num_users=num_users, ttft_seconds=state.ttft_seconds + line, e2el_seconds=state.e2el_seconds + line
+    )
 
 
 def serve_thinking(model: SpeedModel, num_users: int, think_seconds: float) -> LoadedReplica:
@@ -147,10 +170,10 @@ def most_requests_per_second(model: SpeedModel, room: int, end: End) -> float:
 
 
 def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> LoadedReplica:
-    """The share of ``workload`` that falls on one of ``replicas``."""
+    """The share of ``workload`` that falls on one of ``replicas``, which has ``room`` for so many at once."""
     if workload.requests_per_second is not None:
         return serve_rate(model, workload.requests_per_second / replicas, room)
     num_users = math.ceil((workload.num_users or 1) / replicas)
     if workload.pattern.think_seconds:
         return serve_thinking(model, num_users, workload.pattern.think_seconds)
-    return serve_users(model, num_users)
+    return serve_users(model, num_users, room)

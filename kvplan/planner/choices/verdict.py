@@ -12,7 +12,7 @@ from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.slo import Bound
 
-_OF_AN_END: Final = 1.6448536269514722
+OF_AN_END: Final = 1.6448536269514722
 """Standard deviations from the middle of a normal distribution to an end of what holds 9 in 10."""
 
 
@@ -32,7 +32,7 @@ def share_at_most(figure: Figure, bound: float) -> float:
     width, distance = math.log(end / middle), math.log(bound / middle)
     if width == 0.0:
         return 1.0 if bound >= middle else 0.0
-    return 0.5 * (1 + math.copysign(math.erf(_OF_AN_END * abs(distance / width) / 2**0.5), distance))
+    return 0.5 * (1 + math.copysign(math.erf(OF_AN_END * abs(distance / width) / 2**0.5), distance))
 
 
 class ExpectedBound(NamedTuple):
@@ -47,7 +47,7 @@ class ExpectedBound(NamedTuple):
         middle, ends = self.figure
         if not math.isfinite(middle) or not math.isfinite(ends.high) or confidence <= 0.5:
             return self.bound.seconds
-        deviations = NormalDist().inv_cdf(confidence) / _OF_AN_END
+        deviations = NormalDist().inv_cdf(confidence) / OF_AN_END
         return self.bound.seconds * (middle / ends.high) ** deviations
 
     @property

@@ -266,7 +266,7 @@ def _llama_cpp(deployment: PlannedDeployment, model_id: str) -> str:
     It counts tokens, whatever one takes: layers with windows and states have caches of their own beside it.
     """
     settings, choice = deployment.prediction.settings.serving, deployment.choice
-    slots = max(int(deployment.users_per_replica), 1)
+    slots = max(int(deployment.served.num_running), 1)
     context = max(slots * deployment.capacity.planned_tokens, settings.max_model_len)
     form = _gguf_form(choice.weights.spec.quantization)
     is_file = choice.weights.spec.is_gguf

@@ -2,6 +2,7 @@
 
 plan            ``make_plan``: the search as asked, and other formats beside it
 frontier        the search: choices from cheap to dear, each with as few replicas as keep the goal
+averages        what averages say of more replicas or fewer seats, beside a play
 ranking         which of two deployments is the better answer
 left_out        why GPUs that were named are in no deployment
 fixes           where nothing serves: the cheapest change after which something does

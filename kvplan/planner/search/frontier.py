@@ -12,15 +12,17 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.errors import KvplanError
 from kvplan.planner.choices.basis import PlanBasis
-from kvplan.planner.choices.candidate import Candidate, candidate, least_replicas
+from kvplan.planner.choices.candidate import Candidate
 from kvplan.planner.choices.deployment import DeploymentChoice, Miss, PlannedDeployment
 from kvplan.planner.choices.evaluation import evaluate, too_slow
 from kvplan.planner.choices.formats import FormatPair
+from kvplan.planner.choices.sizing import candidate, least_replicas, with_fewer_seats
+from kvplan.planner.search.averages import cost_of_tokens, fewest, tpot_to_keep, would_keep
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
 MOST_PLAYS: Final = 24
@@ -34,11 +36,13 @@ not played."""
 _NAMED: Final = 6
 """GPUs that somebody names, of each of which the answer says what becomes of it."""
 _NOT_FASTER: Final = 0.95
-_NEARLY: Final = 1.05
-"""What averages say of more replicas is played where it is so little beyond a bound."""
 _LEFT_OF_QUEUES: Final = 0.5
 """Power of what a play has above averages: more replicas have shorter queues. It is counted on where nothing
 else leaves an answer."""
+_MOST_BUDGETS: Final = 2
+"""Token budgets of a choice, of which the quickest by averages, that are played before more replicas are."""
+_PLAYS_OF_SEATS: Final = 2
+"""In which a number of seats is found that keeps the goal, or more of them than the first that did."""
 _UNSIZED: Final = -3.0
 _BOUNDED: Final = -2.0
 _UNKNOWN: Final = -1.0
@@ -72,6 +76,13 @@ class _Entry:
     number: int
     choice: DeploymentChoice = field(compare=False)
     replicas: int = field(compare=False)
+
+
+class _Played(NamedTuple):
+    """A candidate and what its play says."""
+
+    found: Candidate
+    deployment: PlannedDeployment
 
 
 @dataclass
@@ -195,11 +206,11 @@ class Frontier:
 
     def _size(self, choice: DeploymentChoice, least: int) -> None:
         """Push it with as few replicas as hold the load, at least so many."""
-        fewest = _fewest(self.basis.most_replicas(choice), lambda count: self._holds(choice, count), least)
-        if fewest is None:
+        count = fewest(self.basis.most_replicas(choice), lambda count: self._holds(choice, count), least)
+        if count is None:
             self._note_lack(choice)
         else:
-            self._push(choice, fewest)
+            self._push(choice, count)
 
     def _note_lack(self, choice: DeploymentChoice) -> None:
         """A miss: the largest number of replicas does not hold the load."""
@@ -216,7 +227,7 @@ class Frontier:
         """``choice`` with the token budgets that decide how many replicas hold the load."""
         others = self.basis.other_step_tokens(choice.gpu)
         for tokens in (None, *(others if self.basis.workload.num_users is None else others[:1])):
-            yield replace(choice, max_num_batched_tokens=tokens)
+            yield choice.for_all(tokens)
 
     def _candidate(self, choice: DeploymentChoice, replicas: int) -> Candidate | Miss:
         """See ``candidate``: the same choice is asked about for its room, its speed, and beside others."""
@@ -270,28 +281,48 @@ class Frontier:
 
     def _look_at(self, entry: _Entry) -> None:
         """Play the choice with the token budgets that are quickest by averages; again with more replicas if need be."""
-        goal = self.basis.request.goal
-        found = self._budgets(entry.choice, entry.replicas)
+        goal, best_price = self.basis.request.goal, self._best_price
+        may_wait = best_price is None or entry.price <= best_price  # for a seat: nobody pays more for that
+        found = [each for each in self._budgets(entry.choice, entry.replicas) if may_wait or not each.waits]
         hopeful = [each for each in found if each.may_keep(goal)]
-        if not hopeful:
+        fewer = map(with_fewer_seats, found[:_MOST_BUDGETS] if may_wait and not hopeful else ())
+        tried = hopeful or [each for each in fewer if each is not None]
+        if not tried:
             self._slow += found[:1]
-            self._more(entry, found[0] if found else None, None)
+            self._more(entry, found[0] if found else None, None, for_all=not may_wait)
             return
-        played: list[PlannedDeployment] = []
-        for each in hopeful[: 2 if not self.is_thorough else None]:
-            played.append(self._play(each))
-            if played[-1].verdict.meets and not self.is_thorough:
+        played: list[_Played] = []
+        for each in tried[: _MOST_BUDGETS if not self.is_thorough else None]:
+            played.append(_Played(each, self._play(each)))
+            if played[-1].deployment.verdict.meets and not self.is_thorough:
                 break
-        best = min(played, key=rank)
-        if best.verdict.meets:
-            self._met.append(best)
-            key = (best.choice.gpu.id, entry.price, best.choice.formats)
-            self._rough_of[key] = min(hopeful[played.index(best)].rough_score(goal), self._rough_of.get(key, math.inf))
+        best = min(played, key=_rank_of)
+        served = best if best.deployment.verdict.meets else None
+        if served is None and may_wait:
+            served = self._with_fewer_seats(best)
+        if served is not None:
+            self._met.append(served.deployment)
+            key = (entry.choice.gpu.id, entry.price, entry.choice.formats)
+            self._rough_of[key] = min(served.found.rough_score(goal), self._rough_of.get(key, math.inf))
+            if served.deployment.waits:  # what makes nobody wait for a seat costs more, and stands beside it
+                self._more(entry, *(best if hopeful else (found[0], None)), for_all=True)
             return
-        if best.verdict.possible and (goal.is_asked or best.verdict.broken is None):
-            self._likely.setdefault((*best.choice.key[:-1],), best)
-        self._slow.append(hopeful[played.index(best)])
-        self._more(entry, hopeful[played.index(best)], best)
+        verdict = best.deployment.verdict
+        if verdict.possible and (goal.is_asked or verdict.broken is None):
+            self._likely.setdefault(entry.choice.layout_key, best.deployment)
+        self._slow.append(best.found)
+        self._more(entry, *(best if hopeful else (found[0], None)))
+
+    def _with_fewer_seats(self, played: _Played) -> _Played | None:
+        """What writes too slowly to everybody, or may not hold everybody, with so few seats that it keeps the goal."""
+        for _ in range(_PLAYS_OF_SEATS):
+            found = with_fewer_seats(played.found, tpot_to_keep(played.deployment))
+            if found is None:
+                return None
+            played = _Played(found, self._play(found))
+            if played.deployment.verdict.meets:
+                return played
+        return None
 
     def _budgets(self, choice: DeploymentChoice, replicas: int) -> list[Candidate]:
         """``choice`` with each token budget, the quickest by averages first; the default before its like."""
@@ -305,7 +336,7 @@ class Frontier:
         left out before their start-up is predicted.
         """
         for tokens in (None, *self.basis.other_step_tokens(choice.gpu)):
-            budget = replace(choice, max_num_batched_tokens=tokens)
+            budget = choice.for_all(tokens)
             known = None if beside is None else self._candidates.get((budget.key, beside))
             if isinstance(known, Candidate) and not known.leaves_open(self.basis.request.goal, replicas):
                 continue
@@ -322,8 +353,13 @@ class Frontier:
             self.progress(self.num_played, self.most_plays)
         return evaluate(found)
 
-    def _more(self, entry: _Entry, found: Candidate | None, played: PlannedDeployment | None) -> None:
-        """Enter the choice again with more replicas, or note what it lacks with all that are allowed."""
+    def _more(
+        self, entry: _Entry, found: Candidate | None, played: PlannedDeployment | None, *, for_all: bool = False
+    ) -> None:
+        """Enter the choice again with more replicas, or note what it lacks with all that are allowed.
+
+        ``for_all``: where nobody waits for a seat.
+        """
         choice, most, goal = entry.choice, self.basis.most_replicas(entry.choice), self.basis.request.goal
         verdict = None if played is None else played.verdict
         miss = None if found is None else too_slow(found, verdict)
@@ -333,14 +369,17 @@ class Frontier:
 
         def may_keep(count: int, share: float = 1.0) -> bool:
             if found is None or played is None:
-                return any(each.may_keep(goal) for each in self._that_hold(choice, count, beside=entry.replicas))
-            again = self._candidate(played.choice, count)
-            return isinstance(again, Candidate) and _would_keep(again, found, played, share)
+                holding = self._that_hold(choice, count, beside=entry.replicas)
+                return any(each.may_keep(goal) and not (for_all and each.waits) for each in holding)
+            again = self._candidate(played.choice.for_all(played.choice.max_num_batched_tokens), count)
+            if not isinstance(again, Candidate) or (for_all and again.waits):
+                return False
+            return would_keep(again, found, played, share)
 
         next_count = entry.replicas + 1
-        more = None if next_count > most else _fewest(most, may_keep, next_count)
+        more = None if next_count > most else fewest(most, may_keep, next_count)
         if more is None and next_count <= most:
-            more = _fewest(most, lambda count: may_keep(count, _LEFT_OF_QUEUES), next_count)
+            more = fewest(most, lambda count: may_keep(count, _LEFT_OF_QUEUES), next_count)
         if more is not None:
             self._push(choice, more)
         elif miss is not None:
@@ -350,15 +389,25 @@ class Frontier:
         """The answer with every token budget: the one that is played first is the quickest by averages only."""
         if not self._met:
             return
-        best = min(self._met, key=rank)
-        others = self._budgets(replace(best.choice, max_num_batched_tokens=None), best.replicas)
+        first = best = min(self._met, key=rank)
+        plain = self._budgets(best.choice.for_all(None), best.replicas)
+        best = self._best_of(best, plain)
+        for _ in range(_PLAYS_OF_SEATS if best.waits else 0):
+            best = self._best_of(best, [each for each in plain if each.choice.has_budget_of(best.choice)])
+        self._met = [best if each is first else each for each in self._met]
+
+    def _best_of(self, best: PlannedDeployment, others: Sequence[Candidate]) -> PlannedDeployment:
+        """``best``, or what is better of ``others``: with as many seats as keep the goal, where ``best`` lacks some."""
+        if best.waits:
+            goal, most_tpot = self.basis.request.goal, tpot_to_keep(best)
+            others = [with_fewer_seats(each, most_tpot) or each for each in others]
+            others = [each for each in others if each.may_keep(goal)]
         played = [self._play(each) for each in others if each.choice != best.choice]
-        better = min([best, *played], key=rank)
-        self._met = [better if each is best else each for each in self._met]
+        return min([best, *played], key=rank)
 
     def _play_slow(self) -> None:
         """Where nothing is readable, what is quickest for its price all the same."""
-        by_cost = sorted(self._slow, key=_cost_of_tokens)
+        by_cost = sorted(self._slow, key=cost_of_tokens)
         chosen: dict[tuple[str, int], Candidate] = {}
         for each in by_cost:
             chosen.setdefault((each.choice.gpu.id, each.replicas * each.choice.layout.num_gpus), each)
@@ -366,40 +415,5 @@ class Frontier:
             self._likely[each.choice.key] = self._play(each)
 
 
-def _would_keep(again: Candidate, found: Candidate, played: PlannedDeployment, share: float) -> bool:
-    """Whether ``again``, with more replicas than ``found``, keeps the goal if averages miss the play by as much, or by
-    a ``share`` of it."""
-    confidence = played.verdict.goal.confidence if played.verdict.goal.is_asked else 0.5
-    for seen in played.verdict.seen:
-        name = seen.bound.name
-        missed = (seen.figure.middle / found.average(name)) ** share
-        if again.average(name) * missed > seen.shrunk_to(confidence) * _NEARLY:
-            return False
-    return True
-
-
-def _cost_of_tokens(found: Candidate) -> float:
-    """Dollars for requests by averages; infinite where nobody knows the price."""
-    price = price_of(found.choice.gpu, found.num_gpus)
-    middle = found.served.middle
-    rate = 0.0 if middle is None else found.replicas * middle.requests_per_second
-    return math.inf if rate == 0 or not price.is_known else price.amount / rate
-
-
-def _fewest(most: int, serves: Callable[[int], bool], least: int = 1) -> int | None:
-    """The smallest number from ``least`` to ``most`` that serves: more replicas never serve less.
-
-    It is mostly not far above ``least``, so that steps from there on double before the interval is halved.
-    """
-    if serves(least):
-        return least
-    if most <= least or not serves(most):
-        return None
-    low, step = least, 1
-    while low + step < most and not serves(low + step):
-        low, step = low + step, 2 * step
-    high = min(low + step, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if serves(middle) else (middle, high)
-    return high
+def _rank_of(played: _Played) -> tuple[object, ...]:
+    return rank(played.deployment)

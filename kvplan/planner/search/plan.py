@@ -207,7 +207,9 @@ def _is_better(deployment: PlannedDeployment, best: PlannedDeployment) -> bool:
     if deployment.verdict.meets != best.verdict.meets:
         cheap = price.is_unknown == dearer.is_unknown and price.amount < _WORTH_SHOWING * dearer.amount
         return deployment.verdict.meets or (cheap and deployment.verdict.goal.is_asked)
-    return price < dearer or (price == dearer and score(deployment) < _WORTH_SHOWING * score(best))
+    if price != dearer or deployment.waits != best.waits:
+        return (price, deployment.waits) < (dearer, best.waits)
+    return score(deployment) < _WORTH_SHOWING * score(best)
 
 
 def nearest(misses: Sequence[Miss]) -> Miss:

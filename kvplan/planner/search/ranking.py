@@ -37,19 +37,23 @@ def within_budget(price: Price, usd_per_hour: float | None) -> bool:
 def rank(deployment: PlannedDeployment) -> tuple[object, ...]:
     """What serves the load as asked, then the cheapest as a whole, then the fastest, then few and small GPUs.
 
-    Of what costs the same, the fastest is what has the most room within the bounds that were asked for, or else what
-    answers a request soonest. Of what is slower than anybody reads, the cheapest tokens come first.
+    Of what costs the same, what has a seat for everybody comes first, and the fastest is what has the most room within
+    the bounds that were asked for, or else what answers a request soonest. Of what is slower than anybody reads, the
+    cheapest tokens come first.
     """
     verdict, price = deployment.verdict, price_of(deployment.choice.gpu, deployment.num_gpus)
     if not verdict.meets and not verdict.goal.is_asked:
         return (True, price.is_unknown, _dollars_per_token(deployment, price), deployment.num_gpus)
     gpu_bytes = deployment.num_gpus * deployment.choice.gpu.memory_bytes
-    return (not verdict.meets, *price, round(score(deployment), 4), deployment.num_gpus, gpu_bytes)
+    return (not verdict.meets, *price, deployment.waits, round(score(deployment), 4), deployment.num_gpus, gpu_bytes)
 
 
 def score(deployment: PlannedDeployment) -> float:
-    """The smaller the faster: the largest ratio to a bound that was asked for, or else seconds of a request."""
-    if deployment.verdict.goal.is_asked:
+    """The smaller the faster: the largest ratio to a bound that was asked for, or else seconds of a request.
+
+    Where some wait for a seat it is seconds: as few seats as give the most room within a bound would help nobody.
+    """
+    if deployment.verdict.goal.is_asked and not deployment.waits:
         return deployment.verdict.margin
     whole = deployment.expected.time("e2el", "mean")
     assert whole is not None, "every request takes some time"
