@@ -31,7 +31,8 @@ class EngineDevice:
 
 
 _WITH_MULTI_TOKEN: Final = (
-    *("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "HYV3ForCausalLM", "MiMoForCausalLM"),
+    *("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
+    *("HYV3ForCausalLM", "MiMoForCausalLM"),
 )
 """Architectures whose layer for multi-token prediction the engine runs."""
 

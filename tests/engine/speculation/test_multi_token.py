@@ -196,7 +196,7 @@ def test_what_it_does_not_go_with_is_one_sentence(
     [
         ("gpt2", "the config of this GPT2LMHeadModel names no layer for multi-token prediction"),
         ("qwen3.5-27b", "does not run the layers for multi-token prediction of Qwen3_5ForConditionalGeneration"),
-        ("deepseek-v3.2", "does not run the layers for multi-token prediction of DeepseekV32ForCausalLM"),
+        ("glm-5.1", "does not run the layers for multi-token prediction of GlmMoeDsaForCausalLM"),
         ("step-3.7-flash", "does not run Step3p7ForConditionalGeneration"),
     ],
 )
