@@ -19,8 +19,8 @@ class SpeculativeConfig:
     """What proposes up to ``num_speculative_tokens`` tokens behind each sequence, which the next step verifies.
 
     prompt_lookup_min, prompt_lookup_max: with method ngram, of how many tokens the sequence's end is looked up in it.
-    model: with method draft_model, the smaller model, named as ``model`` of the engine is. With method mtp the model's own
-    layer for multi-token prediction proposes, and there is neither.
+    model: with method draft_model, the smaller model, named as ``model`` of the engine is. With method mtp the model's
+    own layer for multi-token prediction proposes, and there is neither.
     """
 
     method: str
