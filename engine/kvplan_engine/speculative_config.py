@@ -48,8 +48,13 @@ def read_speculative_config(value: Any) -> SpeculativeConfig | None:
 
 
 def _method(value: Mapping[str, Any]) -> str:
-    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method."""
+    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method.
+
+    "mimo_mtp" and the like are older names of "mtp".
+    """
     method, model = value.get("method"), value.get("model")
+    if str(method).endswith("_mtp"):
+        method = "mtp"
     if method is None and model is not None:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
     if method not in METHODS:

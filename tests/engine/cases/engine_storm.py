@@ -58,7 +58,7 @@ class Storm:
 
 
 def run_storm(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | MultiTokenCheckpoint,
     num_requests: int,
     *,
     per_round: int = 100,
