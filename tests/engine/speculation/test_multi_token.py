@@ -180,7 +180,6 @@ def test_its_bytes_are_in_the_account(models: dict[str, MultiTokenCheckpoint], n
     ("settings", "sentence"),
     [
         ({"tensor_parallel_size": 2}, "speculative_config 'mtp' runs in one process"),
-        ({"load_format": "none"}, "speculative_config 'mtp' runs in one process"),
         ({"model_impl": "transformers"}, "speculative_config 'mtp' is for the engine's own decoder"),
     ],
 )
