@@ -308,10 +308,11 @@ class EngineConfig:
                 "one's tokens.",
                 hint="leave async_scheduling out",
             )
-        if self.drafts_with_model and (self.num_ranks > 1 or self.is_counted):
+        is_divided = self.pipeline_parallel_size > 1 or (self.num_ranks > 1 and self.rank_accounts is None)
+        if self.drafts_with_model and is_divided:
             raise SettingsError(
-                f"{self._drafter_name} runs in one process beside a model that is computed.",
-                hint="leave out tensor_parallel_size, pipeline_parallel_size and load_format 'none', or use 'ngram'",
+                f"{self._drafter_name} runs in one process.",
+                hint="leave out tensor_parallel_size and pipeline_parallel_size, or use 'ngram'",
             )
 
     def _check_ranks(self) -> None:

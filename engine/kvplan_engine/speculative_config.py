@@ -19,7 +19,8 @@ class SpeculativeConfig:
     """What proposes up to ``num_speculative_tokens`` tokens behind each sequence, which the next step verifies.
 
     prompt_lookup_min, prompt_lookup_max: with method ngram, of how many tokens the sequence's end is looked up in it.
-    model: with method draft_model, the smaller model, named as ``model`` of the engine is.
+    model: with method draft_model, the smaller model, named as ``model`` of the engine is. With method mtp the model's
+    own layer for multi-token prediction proposes, and there is neither.
     """
 
     method: str
@@ -47,8 +48,13 @@ def read_speculative_config(value: Any) -> SpeculativeConfig | None:
 
 
 def _method(value: Mapping[str, Any]) -> str:
-    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method."""
+    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method.
+
+    "mimo_mtp" and the like are older names of "mtp".
+    """
     method, model = value.get("method"), value.get("model")
+    if str(method).endswith("_mtp"):
+        method = "mtp"
     if method is None and model is not None:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
     if method not in METHODS:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kvplan.engines.interface import argument_pairs
 from kvplan.errors import UsageError
+from kvplan.estimate.llamacpp import PADDING
 from kvplan.pasted.command import read_command
 from kvplan.pasted.options import SETTING_OF, setting_value
 from kvplan.settings import option_of
@@ -33,7 +34,6 @@ _LLAMACPP: Final[Mapping[str, str]] = {
     "batch-size": "max_num_batched_tokens",
     "b": "max_num_batched_tokens",
 }
-"""Its ``ctx-size`` is the product of two settings, and stays an option of its own that the prediction reads."""
 
 
 def _named(settings: frozenset[str]) -> dict[str, str]:
@@ -76,7 +76,36 @@ def settle_arguments(engine: str, arguments: Sequence[str], axes: Mapping[str, s
                 f"--engine-arg {argument} contradicts {option_of(name)} {found[name]}.", hint="leave one of them out"
             )
         found[name] = text
+    if engine == "llamacpp":
+        return _with_slot_lengths(found, left)
     return SettledArguments(found, tuple(left))
+
+
+def _with_slot_lengths(axes: dict[str, str], arguments: list[str]) -> SettledArguments:
+    """llama.cpp's ``ctx-size`` as ``max_model_len``: it is shared by the slots, whose lengths are whole paddings.
+
+    It stays an argument, which the prediction reads, where there are several numbers of slots, where these share their
+    cells, and where the length would be another. UsageError where it contradicts ``max_model_len``.
+    """
+    given = argument_pairs(arguments)
+    option = next((name for name in ("ctx-size", "c") if name in given), None)
+    slots = parse_values(AXES["max_num_seqs"], axes["max_num_seqs"]) if "max_num_seqs" in axes else ()
+    is_shared = "kv-unified" in given or "kvu" in given or "kv_cache_memory_bytes" in axes
+    if option is None or is_shared or len(slots) != 1 or not given[option].isdecimal():
+        return SettledArguments(axes, tuple(arguments))
+    tokens, number = int(given[option]), int(slots[0])
+    if not tokens or tokens % (number * PADDING):
+        return SettledArguments(axes, tuple(arguments))
+    text = str(tokens // number)
+    asked = axes.get("max_model_len")
+    if asked is not None and parse_values(AXES["max_model_len"], asked) != parse_values(AXES["max_model_len"], text):
+        raise UsageError(
+            f"--engine-arg {option}={tokens} is {text} tokens for each of {number} slots, and --max-model-len is "
+            f"{asked}.",
+            hint="leave one of them out",
+        )
+    left = [each for each in arguments if option not in argument_pairs([each])]
+    return SettledArguments({**axes, "max_model_len": text}, tuple(left))
 
 
 def _axis_text(name: str, option: str, value: str) -> str:

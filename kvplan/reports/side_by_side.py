@@ -30,6 +30,7 @@ FIGURES: Final = (
     "kv_cache_tokens",
     "kv_cache_tokens_predicted",
 )
+_SMALL_RATIO: Final = 0.1
 _KEYS: Final = (*MATCHED_SETTINGS, "kv_cache_memory_bytes")
 
 
@@ -179,10 +180,15 @@ def _speed_sentences(compared: SideBySide, place: int) -> list[str]:
         ratios = compared.ratios(place, column)
         if ratios.empty:
             continue
-        spread = f"median of {len(ratios)} shared settings; range {ratios.min():.2f} to {ratios.max():.2f}"
+        spread = f"median of {len(ratios)} shared settings; range {_times(ratios.min())} to {_times(ratios.max())}"
         over = spread if len(ratios) > 1 else "one shared setting"
-        lines.append(f"{noun} of {other} is {ratios.median():.2f} times that of {first} ({over}).")
+        lines.append(f"{noun} of {other} is {_times(ratios.median())} times that of {first} ({over}).")
     return lines
+
+
+def _times(ratio: float) -> str:
+    """``0.25``, and ``1/40`` where two places would leave one digit."""
+    return f"{ratio:.2f}" if ratio >= _SMALL_RATIO else f"1/{1 / ratio:.0f}"
 
 
 def _token_sentence(compared: SideBySide, place: int) -> list[str]:

@@ -49,10 +49,14 @@ def read_drafting(text: str) -> dict[str, Any]:
 
 
 def method_of(found: Mapping[str, Any]) -> object:
-    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method."""
+    """Find it as vLLM does: a model without a method is a draft model, unless it is called after a method.
+
+    "mimo_mtp" and the like are older names of "mtp".
+    """
     model = found.get("model")
     inferred = None if model is None else "ngram" if model in ("ngram", "[ngram]") else _DRAFT_MODEL
-    return found.get("method", inferred)
+    method = found.get("method", inferred)
+    return "mtp" if str(method).endswith("_mtp") else method
 
 
 def with_absolute_path(text: str) -> str:

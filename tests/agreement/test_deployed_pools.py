@@ -13,6 +13,7 @@ import pytest
 
 from kvplan.catalog.devices.gpus import GpuCount, find_gpu
 from kvplan.catalog.models import find_profile, profile_names, resolve_model
+from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.errors import KvplanError
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.vllm.memo import Memo
@@ -115,13 +116,19 @@ def test_every_profile_has_the_pool_that_was_predicted() -> None:
         ("deepseek-v3", "h200", {"tensor_parallel_size": 8}),
         ("deepseek-v3", "h200", {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}),
         ("deepseek-v3", "h200", {"tensor_parallel_size": 8, "enable_expert_parallel": True, "kv_cache_dtype": "fp8"}),
+        ("deepseek-v3", "h200", {"tensor_parallel_size": 8, "num_speculative_tokens": 1}),
+        ("glm-4.5", "h200", {"tensor_parallel_size": 8, "num_speculative_tokens": 3}),
+        ("mimo-7b-base", "h100-sxm", {"num_speculative_tokens": 1}),
         ("gemma-3-27b", "h100-sxm", {"pipeline_parallel_size": 4}),
         ("nemotron-3-nano-30b", "h100-sxm", {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}),
         ("llama-3.1-8b", "l4", {"quantization": "awq", "max_loras": 4, "max_lora_rank": 16}),
     ],
 )
 def test_an_engine_that_counts_starts_with_that_pool(model: str, gpu: str, settings: dict[str, Any]) -> None:
-    pool = _predict(model, gpu, max_model_len=8192, **settings)
+    asked = with_speculation(resolve_model(model), ServingSettings(**settings))
+    pool = _predict(asked.spec, gpu, max_model_len=8192, **settings)
+    drafts = settings.get("num_speculative_tokens")
+    drafting: Any = {"method": "mtp", "num_speculative_tokens": drafts} if drafts else None
     serving = pool.vllm.settings.serving
     engine = Engine(
         EngineConfig(
@@ -138,6 +145,7 @@ def test_an_engine_that_counts_starts_with_that_pool(model: str, gpu: str, setti
             tensor_parallel_size=serving.tensor_parallel_size,
             pipeline_parallel_size=serving.pipeline_parallel_size,
             enable_expert_parallel=serving.enable_expert_parallel,
+            speculative_config=drafting,
             rank_accounts=tuple(RankAccount(**asdict(rank)) for rank in pool.ranks),
         )
     )

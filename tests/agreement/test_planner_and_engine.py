@@ -145,7 +145,7 @@ def test_a_draft_model_takes_the_same_bytes(name: str, drafter: str) -> None:
         assert {figure: getattr(planner, figure) for figure in engine} == engine
 
 
-@pytest.mark.parametrize("name", ["mimo-7b-base", "glm-4.5-air", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["mimo-7b-base", "glm-4.5-air", "deepseek-v3", "deepseek-v3.2"])
 def test_a_layer_for_multi_token_prediction_takes_the_same_bytes(name: str) -> None:
     """Its weights, without embedding and head; a layer more in every block; buffers of its own for its passes."""
     for seqs, tokens, num_drafts, block_size in ((4, 512, 3, 16), (64, 32, 1, 8)):
@@ -162,10 +162,11 @@ def test_a_layer_for_multi_token_prediction_takes_the_same_bytes(name: str) -> N
         assert {figure: getattr(planner, figure) for figure in engine} == engine
 
 
-@pytest.mark.parametrize("name", MULTI_TOKEN)
-def test_an_engine_with_such_a_layer_allocates_what_is_predicted(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "quantization"), [*product(MULTI_TOKEN, ["none"]), ("deepseek_v3", "int4")])
+def test_an_engine_with_such_a_layer_allocates_what_is_predicted(name: str, quantization: str, tmp_path: Path) -> None:
     path = str(MultiTokenCheckpoint(name, tmp_path).path)
     common: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 96, "max_num_batched_tokens": 64, "dtype": "float32"}
+    common |= {"quantization": quantization}
     asked = ServingSettings(**common, speculative_method="mtp", num_speculative_tokens=3)
     found = with_speculation(resolve_model(path), asked)
     planner = predict(found.spec, found.settings, EngineDevice(GIB // 2))

@@ -7,6 +7,7 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.commands.options.sweep.engine import settled
 from kvplan.engines.arguments import given_settings, settle_arguments
+from kvplan.engines.llamacpp.options import server_options
 from kvplan.engines.registry import swept_engine
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.errors import UsageError
@@ -102,6 +103,34 @@ def test_a_contradiction_of_a_swept_axis_is_one_sentence() -> None:
     assert (same.axes, same.arguments) == ({"max_num_seqs": "4"}, ("swap-space=1",))
     with pytest.raises(UsageError, match="max-num-seqs=many is no value of max_num_seqs"):
         settle_arguments("vllm", ("max-num-seqs=many",), {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "axes", "length", "left"),
+    [
+        (("np=4", "ctx-size=8192", "fa=on"), {}, "2048", ("fa=on",)),
+        (("c=8192",), {"max_num_seqs": "2"}, "4096", ()),
+        (("ctx-size=8192",), {"max_num_seqs": "4", "max_model_len": "2k"}, "2048", ()),
+        (("ctx-size=8192",), {"max_num_seqs": "2,4"}, None, ("ctx-size=8192",)),
+        (("ctx-size=8192",), {}, None, ("ctx-size=8192",)),
+        (("ctx-size=1000",), {"max_num_seqs": "4"}, None, ("ctx-size=1000",)),
+        (("ctx-size=8192", "kv-unified"), {"max_num_seqs": "4"}, None, ("ctx-size=8192", "kv-unified")),
+    ],
+)
+def test_the_context_of_llamacpp_is_that_of_its_slots(
+    arguments: tuple[str, ...], axes: dict[str, str], length: str | None, left: tuple[str, ...]
+) -> None:
+    found = settle_arguments("llamacpp", arguments, axes)
+    assert (found.axes.get("max_model_len"), found.arguments) == (length, left)
+    if length is not None:
+        (seqs,) = SweepOptions(model="gpt2", axes=found.axes).parsed_axes()["max_num_seqs"]
+        settings = TrialSettings(0.9, int(seqs), 1, int(length), 512)
+        assert server_options(settings, {})["ctx-size"] == "8192", "what was given"
+
+
+def test_a_context_that_contradicts_the_length_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="ctx-size=8192 is 2048 tokens for each of 4 slots, and --max-model-len is 1k"):
+        settle_arguments("llamacpp", ("ctx-size=8192",), {"max_num_seqs": "4", "max_model_len": "1k"})
 
 
 def test_settings_that_no_sweep_varies_are_predicted_with() -> None:

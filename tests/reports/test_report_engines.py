@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from report_helpers import sample_directory, write_trials
 
@@ -69,6 +70,14 @@ def test_runs_are_matched_by_what_any_of_them_varied(tmp_path: Path) -> None:
     assert blocks.values == ("16", "1", "128")
     assert list(found.ratios(1)) == pytest.approx([0.5, 0.25])
     assert list(found.ratios(2)) == pytest.approx([0.8])
+
+
+def test_a_small_ratio_is_said_as_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SideBySide, "ratios", lambda *_: pd.Series([1 / 40, 1 / 50]))
+    said = side_sentences(compared(tmp_path))[0]
+    assert said.startswith(
+        "Output throughput of llamacpp b11434 is 1/44 times that of kvplan (median of 2 shared settings; range 1/50"
+    )
 
 
 def test_what_is_said_of_them(tmp_path: Path) -> None:

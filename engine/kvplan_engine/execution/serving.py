@@ -76,6 +76,6 @@ def _make_proposer(config: EngineConfig, layout: KvLayout, runner: StepRunner) -
             hint="leave speculative_config out, or use a model whose layers all attend",
         )
     if speculative.method != "ngram":
-        first = runner.first_drafts if config.drafts_with_own_layer else None
+        first = runner.first_drafts if config.drafts_with_own_layer and not config.is_counted else None
         return PlaceholderProposer(speculative.num_speculative_tokens, first)
     return NgramProposer(speculative)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from kvplan_engine.adapters.library import AdapterLibrary
 from kvplan_engine.adapters.sites import slot_bytes
+from kvplan_engine.checkpoints.families.multi_token import multi_token_model
+from kvplan_engine.checkpoints.hub import resolve_source
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.quantised.held import rounded_weight_bytes
 from kvplan_engine.checkpoints.weights import num_parameters
@@ -43,7 +46,8 @@ class EngineModel(Protocol):
 class CountedModel:
     """A model without weights: its config, and the bytes that they would take. Of several ranks, those of the first.
 
-    other_stages: what a rank of each further stage has, and the bytes of its weights.
+    other_stages: what a rank of each further stage has, and the bytes of its weights. drafter: what a rank has of
+    layers that draft, whose weights are counted among the model's; None without any.
     EngineError when there is no such model, or when its config is not one the engine reads.
     """
 
@@ -56,6 +60,10 @@ class CountedModel:
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
         whole = read_config(source, whole_experts=config.enable_expert_parallel)
         self.dtype = resolve_dtype(config.dtype, whole.dtype, device)
+        drafter = _drafter(config, whole)
+        if drafter is not None and config.rank_accounts is not None:
+            drafter = counted_part(drafter, range(drafter.num_layers), config.tensor_parallel_size)
+        self.drafter = drafter
         if config.rank_accounts is not None:
             stages = list(_given_stages(whole, config.rank_accounts, config.tensor_parallel_size))
             first = config.rank_accounts[0]
@@ -73,7 +81,20 @@ class CountedModel:
             loras, rank = config.max_loras, config.max_lora_rank
             self.adapter_bytes = slot_bytes(self.config, element_bytes, max_loras=loras, max_lora_rank=rank)
         self.weight_bytes = _counted_bytes(config, self.config, element_bytes) + self.adapter_bytes
+        if drafter is not None and config.weight_bytes is None:
+            as_stored = config if config.drafts_with_own_layer else replace(config, quantization=None)
+            self.weight_bytes += _counted_bytes(as_stored, drafter, element_bytes)
         self.other_stages = [(stage, _counted_bytes(config, stage, element_bytes)) for stage in stages[1:]]
+
+
+def _drafter(config: EngineConfig, model: ModelDescription) -> ModelDescription | None:
+    """What drafts for ``model``, where it has layers."""
+    if not config.drafts_with_model:
+        return None
+    if config.drafts_with_own_layer:
+        return multi_token_model(model)
+    assert config.speculative_config is not None
+    return read_config(resolve_source(config.speculative_config.model, config.load_format).loadable)
 
 
 def _given_stages(

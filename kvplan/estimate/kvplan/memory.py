@@ -220,8 +220,8 @@ def _on_rank(spec: ModelSpec, resolved: KvplanSettings, room_bytes: int) -> _Ran
     buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
     if drafter is not None:
         as_target = spec.drafter is not None and spec.drafter.method == "mtp"
-        recipe = (settings.quantization, settings.group_size) if as_target else ("auto", None)
-        weight_bytes += held_weight_bytes(drafter, settings.dtype, *recipe, on_gpu=False)
+        stored = settings if as_target else replace(settings, quantization="auto", group_size=None)
+        weight_bytes += _weight_bytes(drafter, stored, device)
         buffers |= _draft_buffers(drafter, settings, layout, is_joined=as_target)
     activation_bytes = sum(map(_aligned, buffers.values()))
     graphs = _graphs(spec, resolved)

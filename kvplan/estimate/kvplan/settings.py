@@ -31,7 +31,8 @@ class EngineDevice:
 
 
 _WITH_MULTI_TOKEN: Final = (
-    *("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "HYV3ForCausalLM", "MiMoForCausalLM"),
+    *("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
+    *("HYV3ForCausalLM", "MiMoForCausalLM"),
 )
 """Architectures whose layer for multi-token prediction the engine runs."""
 
@@ -83,19 +84,26 @@ def _refuse_drafter(spec: ModelSpec, asked: ServingSettings, device: EngineDevic
             f"{drafter.method}.",
             hint="use --engine vllm",
         )
-    is_own = drafter.method == "mtp"
-    if is_own and (spec.architecture not in _WITH_MULTI_TOKEN or drafter.model.num_layers > 1):
+    refuse_multi_token(spec)
+    is_on_gpu = device.kind != "cpu" and not device.is_counted
+    if is_on_gpu or asked.tensor_parallel_size * asked.pipeline_parallel_size > 1:
+        raise UsageError(
+            "kvplan's engine runs a drafter with layers on a CPU, in one process.", hint="use --engine vllm"
+        )
+    if engine_dtype(drafter.model, asked.dtype, device) != engine_dtype(spec, asked.dtype, device):
+        raise UsageError("kvplan's engine runs a draft model in the dtype of the model.", hint="name one: --dtype")
+
+
+def refuse_multi_token(spec: ModelSpec) -> None:
+    """UsageError where layers for multi-token prediction draft that the engine does not have."""
+    drafter = spec.drafter
+    if drafter is None or drafter.method != "mtp" or drafter.model is None:
+        return
+    if spec.architecture not in _WITH_MULTI_TOKEN or drafter.model.num_layers > 1:
         raise UsageError(
             f"kvplan's engine does not run the layers for multi-token prediction of {spec.served_id}.",
             hint="use --engine vllm, or the speculative method ngram",
         )
-    if device.kind != "cpu" or device.is_counted or asked.tensor_parallel_size * asked.pipeline_parallel_size > 1:
-        raise UsageError(
-            "kvplan's engine runs a drafter with layers on a CPU, in one process, beside a model that is computed.",
-            hint="use --engine vllm",
-        )
-    if engine_dtype(drafter.model, asked.dtype, device) != engine_dtype(spec, asked.dtype, device):
-        raise UsageError("kvplan's engine runs a draft model in the dtype of the model.", hint="name one: --dtype")
 
 
 def engine_dtype(spec: ModelSpec, requested: str, device: EngineDevice) -> str:

@@ -21,7 +21,7 @@ from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.kept_parts import kept_part
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.memory import EnginePrediction, start_outcome
-from kvplan.estimate.kvplan.settings import EngineDevice, KvplanSettings
+from kvplan.estimate.kvplan.settings import EngineDevice, KvplanSettings, refuse_multi_token
 from kvplan.estimate.question import settings_on, tensor_parallel_size
 from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, fill_smallest, predict_ranks
@@ -75,17 +75,18 @@ def predict_deployed(
     spec: ModelSpec, counted: GpuCount, asked: ServingSettings, device: EngineDevice, memo: Memo
 ) -> DeployedPool:
     """The pool of one server on ``counted`` GPUs. UsageError where vLLM, or the engine's layout, has no such thing."""
+    if not asked.num_speculative_tokens:
+        spec = replace(spec, drafter=None)
     settings = settings_on(counted, spec, replace(asked, device_memory_bytes=device.memory_bytes), DEPLOYED_AS)
     found = predict_ranks(with_quantization(spec, settings), counted.gpu, settings, memo=memo)
     serving = found.resolved.serving
     _refuse_cache(serving.kv_cache_dtype)
     cache = CacheSettings(model_dtype=serving.dtype, kv_dtype=serving.kv_cache_dtype)
     block_size = asked.block_size or serving.block_size
+    kept = [kept_part(spec, part, serving.tensor_parallel_size) for part in found.parts]
     layouts = [
-        plan_layout(
-            kept_part(spec, part, serving.tensor_parallel_size), cache, block_size, encoder_tokens=serving.max_model_len
-        )
-        for part in found.parts
+        plan_layout(part, cache, block_size, encoder_tokens=serving.max_model_len)
+        for part in _with_drafter(spec, kept, serving.tensor_parallel_size)
     ]
     budget_bytes = int(device.memory_bytes * serving.gpu_memory_utilization)
     ranks = tuple(
@@ -94,6 +95,21 @@ def predict_deployed(
     )
     engine = _prediction(spec, KvplanSettings(serving, device), budget_bytes, ranks, layouts)
     return DeployedPool(engine, ranks, fill_smallest(found))
+
+
+def _with_drafter(spec: ModelSpec, kept: list[ModelSpec], num_ranks: int) -> list[ModelSpec]:
+    """``kept`` by the stages, with what a rank keeps for the layers of a drafter. UsageError over several stages."""
+    refuse_multi_token(spec)
+    if spec.drafter is None or spec.drafter.model is None:
+        return kept
+    if len(kept) > 1:
+        raise UsageError(
+            "kvplan's engine counts the blocks of a drafter with layers in one pipeline stage.",
+            hint="use --tensor-parallel-size, or the speculative method ngram",
+        )
+    model = spec.drafter.model
+    behind = kept_part(model, range(model.num_layers), num_ranks)
+    return [replace(kept[0], layers=(*kept[0].layers, *behind.layers))]
 
 
 def sequence_bytes(memory: EnginePrediction) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from engine_answers import shrink_pool
+from multi_token_models import MultiTokenCheckpoint
 from small_models import VOCAB_SIZE, Checkpoint
 
 from kvplan_engine import LLM, SamplingParams
@@ -58,7 +59,7 @@ class Storm:
 
 
 def run_storm(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | MultiTokenCheckpoint,
     num_requests: int,
     *,
     per_round: int = 100,

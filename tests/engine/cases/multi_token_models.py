@@ -47,6 +47,9 @@ MULTI_TOKEN = {
     "deepseek_v3": MultiToken(
         "DeepseekV3Config", LATENTS["deepseek_v3"].values, "DeepseekV3ForCausalLM", "model.layers.{}"
     ),
+    "deepseek_v32": MultiToken(
+        "DeepseekV32Config", LATENTS["deepseek_v32"].values, "DeepseekV32ForCausalLM", "model.layers.{}"
+    ),
     "glm4_moe": MultiToken(
         "Glm4MoeConfig",
         MIXTURES["glm4_moe"].values,

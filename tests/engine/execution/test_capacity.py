@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from multi_token_models import MultiTokenCheckpoint
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, Engine, EngineConfig, EngineError, SamplingParams
@@ -65,6 +67,25 @@ def test_the_account_is_that_of_an_engine_with_tensors(name: str, checkpoints: d
         # what the profile step took is measured, not counted
         assert counted.memory == replace(loaded.memory, activation_peak_bytes=0)
         assert counted.max_model_len == loaded.max_model_len
+
+
+def test_the_account_of_a_drafter_is_that_of_an_engine_with_tensors(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    """A second model and a layer of the model's own; random tokens accept hardly any draft."""
+    llama = str(checkpoints["llama"].path)
+    layered = str(MultiTokenCheckpoint("mimo", tmp_path).path)
+    for path, drafting in ((llama, {"model": llama}), (layered, {"method": "mtp"})):
+        settings = {"speculative_config": {**drafting, "num_speculative_tokens": 2}, "block_size": 8}
+        counted, loaded = _engine(path, **settings), _engine(path, "dummy", **settings)
+        assert counted.memory == replace(loaded.memory, activation_peak_bytes=0)
+        _counts(counted, _requests(4))
+        assert counted.draft_counts.num_draft_tokens > counted.draft_counts.num_accepted_tokens
+        loaded.close()
+        counted.reconfigure(speculative_config=None)
+        assert counted.memory.block_bytes < loaded.memory.block_bytes
+    with pytest.raises(EngineError, match="started without this drafter"):
+        _engine(llama).reconfigure(speculative_config=settings["speculative_config"])
 
 
 @pytest.mark.parametrize(

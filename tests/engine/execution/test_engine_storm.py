@@ -12,6 +12,7 @@ import pytest
 import torch
 from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool
 from engine_storm import run_storm
+from multi_token_models import MultiTokenCheckpoint
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, SamplingParams
@@ -40,6 +41,16 @@ def test_a_storm_with_a_draft_model(checkpoints: dict[str, Checkpoint], tmp_path
     assert storm.num_lost == storm.num_leaked_blocks == storm.num_steps_ahead == 0
     assert storm.wrong == []
     assert 100 < storm.num_accepted < storm.num_drafts - 100
+    assert min(storm.num_aborted, storm.num_preemptions, storm.num_swaps, storm.num_hits) > 10, storm
+
+
+def test_a_storm_with_a_layer_for_multi_token_prediction(tmp_path: Path) -> None:
+    """The same with drafts that follow from the hidden states of the step before."""
+    drafting: dict[str, object] = {"method": "mtp", "num_speculative_tokens": 3}
+    storm = run_storm(MultiTokenCheckpoint("mimo", tmp_path), 100, per_round=20, seed=3, speculative_config=drafting)
+    assert storm.num_lost == storm.num_leaked_blocks == storm.num_steps_ahead == 0
+    assert storm.wrong == []
+    assert 20 < storm.num_accepted < storm.num_drafts - 100
     assert min(storm.num_aborted, storm.num_preemptions, storm.num_swaps, storm.num_hits) > 10, storm
 
 

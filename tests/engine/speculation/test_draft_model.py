@@ -115,7 +115,6 @@ def test_its_bytes_are_in_the_account(checkpoints: dict[str, Checkpoint], drafte
     ("settings", "sentence"),
     [
         ({"tensor_parallel_size": 2}, "speculative_config 'draft_model' runs in one process"),
-        ({"load_format": "none"}, "speculative_config 'draft_model' runs in one process"),
         ({"model_impl": "transformers"}, "speculative_config 'draft_model' is for the engine's own decoder"),
     ],
 )

@@ -180,7 +180,6 @@ def test_its_bytes_are_in_the_account(models: dict[str, MultiTokenCheckpoint], n
     ("settings", "sentence"),
     [
         ({"tensor_parallel_size": 2}, "speculative_config 'mtp' runs in one process"),
-        ({"load_format": "none"}, "speculative_config 'mtp' runs in one process"),
         ({"model_impl": "transformers"}, "speculative_config 'mtp' is for the engine's own decoder"),
     ],
 )
@@ -196,7 +195,7 @@ def test_what_it_does_not_go_with_is_one_sentence(
     [
         ("gpt2", "the config of this GPT2LMHeadModel names no layer for multi-token prediction"),
         ("qwen3.5-27b", "does not run the layers for multi-token prediction of Qwen3_5ForConditionalGeneration"),
-        ("deepseek-v3.2", "does not run the layers for multi-token prediction of DeepseekV32ForCausalLM"),
+        ("glm-5.1", "does not run the layers for multi-token prediction of GlmMoeDsaForCausalLM"),
         ("step-3.7-flash", "does not run Step3p7ForConditionalGeneration"),
     ],
 )

@@ -75,6 +75,7 @@ def test_settings_are_read_as_vllm_reads_them() -> None:
     assert config(method="ngram", num_speculative_tokens=1, prompt_lookup_min=1, prompt_lookup_max=4) == (
         SpeculativeConfig("ngram", 1, 1, 4)
     )
+    assert config(method="mimo_mtp", num_speculative_tokens=1) == SpeculativeConfig("mtp", 1)
     assert EngineConfig("gpt2").speculative_config is None
 
 

@@ -122,7 +122,7 @@ def test_without_a_drafter_there_is_no_such_part() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("mimo-7b-base", "runs a drafter with layers on a CPU"), ("deepseek-v3.2", "does not run the layers")],
+    [("mimo-7b-base", "runs a drafter with layers on a CPU"), ("glm-5.1", "does not run the layers")],
 )
 def test_kvplans_engine_speculates_by_some_models_own_layers(name: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):

@@ -16,7 +16,7 @@ from kvplan.runs.answers.deploy import deployment_of
 from kvplan.runs.answers.speculation import speculation_gains
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import empty_row
-from kvplan.sweeps.drafting import read_drafting, with_drafts
+from kvplan.sweeps.drafting import method_of, read_drafting, with_drafts
 from kvplan.sweeps.forecast.drafting import Passes, gain_at
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 from kvplan.sweeps.progress import SilentProgress
@@ -49,6 +49,7 @@ def test_the_number_is_the_axis_s_or_the_json_s() -> None:
     assert with_drafts({}, text) == {"num_speculative_tokens": "3"}
     assert with_drafts({"num_speculative_tokens": "0,2"}, text) == {"num_speculative_tokens": "0,2"}
     assert with_drafts({}, None) == {}
+    assert method_of({"method": "deepseek_mtp"}) == "mtp"
 
 
 def test_a_draft_model_s_path_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 A layer is like the model's last one, between two norms with a projection in front (``description.model.Joined``) and a
 norm behind; embedding and head are the model's, though some checkpoints repeat them. vLLM: ``mimo_mtp.py``,
-``deepseek_mtp.py``, ``glm4_moe_mtp.py``, ``glm4_moe_lite_mtp.py``, ``hy_v3_mtp.py`` in vllm/model_executor/models.
+``deepseek_mtp.py``, ``glm4_moe_mtp.py``, ``glm4_moe_lite_mtp.py``, ``hy_v3_mtp.py`` in vllm/model_executor/models, and
+vllm/models/deepseek_v32/nvidia/mtp.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class MultiToken:
 _GLM = MultiToken(joined=Joined(hands_on_normed=False))
 _ROWS = {
     "DeepseekV3ForCausalLM": MultiToken(),
+    "DeepseekV32ForCausalLM": MultiToken(),
     "Glm4MoeForCausalLM": _GLM,
     "Glm4MoeLiteForCausalLM": _GLM,
     "HYV3ForCausalLM": MultiToken(final_norm="final_layernorm"),

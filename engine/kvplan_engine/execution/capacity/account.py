@@ -25,7 +25,7 @@ from kvplan_engine.memory.device_buffers import cuda_buffers
 from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
 from kvplan_engine.memory.ranks import Needs, plan_ranks
 from kvplan_engine.memory.reserve import Reserve
-from kvplan_engine.memory.step_buffers import step_buffers
+from kvplan_engine.memory.step_buffers import draft_buffers, step_buffers
 from kvplan_engine.models.counted_model import CountedModel
 from kvplan_engine.requests.sampling_params import SamplingParams
 
@@ -61,9 +61,12 @@ class CapacityCarver:
         """See MemoryCarver.carve: the same errors, nothing allocated."""
         model = self._model
         max_model_len = resolve_max_model_len(config, model.config)
-        layout = kv_layout(config, model.config, model.dtype, max_model_len)
+        if config.drafts_with_model and model.drafter is None:
+            raise EngineError("the engine was started without this drafter.", hint="start a new one")
+        drafter = model.drafter if config.drafts_with_model else None
+        layout = kv_layout(config, model.config, model.dtype, max_model_len, drafter)
         stages = [(model.config, model.weight_bytes), *model.other_stages]
-        needs = [self._needs(config, *stage, max_model_len) for stage in stages]
+        needs = [self._needs(config, *stage, max_model_len, drafter) for stage in stages]
         if config.rank_accounts is not None:
             needs = [
                 replace(each, workspace_bytes=account.activation_bytes, overhead_bytes=account.overhead_bytes)
@@ -74,10 +77,19 @@ class CapacityCarver:
         runner = CapacityRunner(model.config.vocab_size, config.seed)
         return Carving(runner, memory, layout, max_model_len, _UNKNOWN_SECONDS_PER_TOKEN)
 
-    def _needs(self, config: EngineConfig, part: ModelDescription, weight_bytes: int, max_model_len: int) -> Needs:
+    def _needs(
+        self,
+        config: EngineConfig,
+        part: ModelDescription,
+        weight_bytes: int,
+        max_model_len: int,
+        drafter: ModelDescription | None,
+    ) -> Needs:
         dtype = self._model.dtype
-        layout = kv_layout(config, part, dtype, max_model_len)
+        layout = kv_layout(config, part, dtype, max_model_len, drafter)
         of_kernels = cuda_buffers(config, part, holds_few_bits=False) if self._device.kind == "cuda" else []
         buffers = step_buffers(part, dtype, config, layout, max_model_len, of_kernels=of_kernels)
+        if drafter is not None:
+            buffers += draft_buffers(drafter, dtype, config, layout, max_model_len)
         workspace_bytes = sum(buffer.num_bytes for buffer in buffers)
         return Needs(weight_bytes, workspace_bytes, self._device.overhead_bytes, layout.block_bytes)
