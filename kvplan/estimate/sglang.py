@@ -24,18 +24,22 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
-from kvplan.catalog.spec import LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention, SparseIndexer
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
 from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.sglang_share import static_fraction
+from kvplan.estimate.sglang_share import DATA_CENTRE_BLACKWELL, generation_of, image_bytes, static_fraction
 from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
 from kvplan.settings import ServingSettings
 
 WINDOW_POOL_SHARE = 0.8
 STATE_POOL_RATIO = 0.9
+_EVICTION_INTERVAL = 128
+"""Decode steps between two looks for tokens that have left the window (SGLANG_SWA_EVICTION_INTERVAL)."""
+_PAGE_ON_BLACKWELL = 64
+"""Tokens of a page of trtllm_mha, by which models with windows attend there; of one token elsewhere."""
 _WINDOWLESS_TYPES = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "olmo2", "olmo3")
 """Models whose windows SGLang keeps like full attention (server_args.py: disable_hybrid_swa_memory)."""
 
@@ -66,11 +70,15 @@ class SglangPrediction:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Bytes on one rank: of a token in all layers that keep it, of one in all windows, of one sequence's states."""
+    """Bytes on one rank: of a token in all layers that keep it, of one in all windows, of one sequence's states.
+
+    ``window_tokens``: of the longest window.
+    """
 
     token_bytes: int
     window_token_bytes: int
     state_bytes: int
+    window_tokens: int
 
 
 def predict_sglang(
@@ -105,7 +113,7 @@ def _predict_stage(
     """The pools of a GPU that has ``layers``."""
     release, layout = sglang_release(version), ParallelLayout.of(settings)
     dtype = serving_dtype(spec.dtype, settings.dtype)
-    cells = _cells(spec, settings, dtype, release, layers)
+    cells = _cells(spec, gpu, settings, dtype, release, layers)
     weight_bytes = rank_weight_bytes(
         spec,
         layers,
@@ -119,19 +127,25 @@ def _predict_stage(
     groups = settings.data_parallel_size if dp_attention else 1
     static = settings.gpu_memory_utilization
     if static is None:
-        static = static_fraction(spec, total, layout, groups, release)
+        static = static_fraction(spec, gpu, settings, groups, release)
     free = free_bytes or total - CONTEXT_BYTES
-    rest = int(free * static) - weight_bytes
-    slots = _state_slots(rest, cells.state_bytes)
-    if settings.enable_prefix_caching is False and settings.max_num_seqs is not None:
-        slots = min(slots, settings.max_num_seqs // groups)
-    states = (slots + 1) * cells.state_bytes if cells.state_bytes else 0
-    pool = max(rest - states, 0)
+    rest = int(free * static) - weight_bytes - image_bytes(spec, gpu, settings.max_num_seqs, release)
+    padding = 1 if release.pads_states else 0
+    slots = _state_slots(rest, cells.state_bytes, padding)
+    own_seats = settings.max_num_seqs if settings.enable_prefix_caching is False else None
+    if own_seats is not None:
+        own_seats = max(own_seats // groups, 1)
+        slots = min(slots, own_seats)
+    pool = max(rest - (states := (slots + padding) * cells.state_bytes), 0)
+    each = cells.token_bytes + int(WINDOW_POOL_SHARE * cells.window_token_bytes)
     if not cells.token_bytes:
-        tokens = windows = pool // max(cells.window_token_bytes, 1)
         each = cells.window_token_bytes
+        tokens = windows = pool // max(each, 1)
+    elif release.caps_windows and own_seats is not None and cells.window_token_bytes:
+        each, chunk = cells.token_bytes, settings.max_num_batched_tokens or release.chunked_prefill_tokens(total)
+        windows = _capped_windows(cells.window_tokens, own_seats, chunk, gpu)
+        tokens = max(pool - windows * cells.window_token_bytes, 0) // each
     else:
-        each = cells.token_bytes + int(WINDOW_POOL_SHARE * cells.window_token_bytes)
         tokens = pool // each
         windows = int(tokens * WINDOW_POOL_SHARE) if cells.window_token_bytes else 0
     seats = _seats(spec, settings, tokens, slots if cells.state_bytes else None, groups, release)
@@ -146,7 +160,7 @@ def _seats(
     groups: int,
     release: SglangRelease,
 ) -> int:
-    """Requests of one of ``groups`` that run at most (max_running_requests; resolve_max_num_reqs in 0.5.16)."""
+    """Requests of one of ``groups`` that run at most (max_running_requests; resolve_max_num_reqs in 0.5.23)."""
     longest = settings.max_model_len or spec.longest_context or 1
     usual = min(max(tokens * _TOKENS_PER_SEAT // longest, _FEWEST_SEATS), _MOST_SEATS)
     seats = usual if settings.max_num_seqs is None else max(settings.max_num_seqs // groups, 1)
@@ -156,12 +170,19 @@ def _seats(
     return min(seats, state_slots // release.state_slots(spec.architecture) if keeps_prefixes else state_slots)
 
 
-def _state_slots(rest_bytes: int, state_bytes: int) -> int:
-    """Sequences whose states fit into their share of the rest; one more slot is padding."""
+def _state_slots(rest_bytes: int, state_bytes: int, padding: int) -> int:
+    """Sequences whose states fit into their share of the rest, beside ``padding`` slots."""
     if not state_bytes:
         return 0
     budget = max(rest_bytes, 0) * STATE_POOL_RATIO / (1 + STATE_POOL_RATIO)
-    return max(int((budget - state_bytes) // state_bytes), 0)
+    return max(int(budget // state_bytes) - padding, 0)
+
+
+def _capped_windows(window_tokens: int, num_seqs: int, chunk_tokens: int, gpu: GpuProfile) -> int:
+    """Tokens of the window pool that ``num_seqs`` sequences and two chunks of prompts need (``caps_windows``)."""
+    page = _PAGE_ON_BLACKWELL if generation_of(gpu) == DATA_CENTRE_BLACKWELL else 1
+    each = window_tokens + _EVICTION_INTERVAL + 2 * page
+    return -(-(each * num_seqs + 2 * chunk_tokens + page) // page) * page
 
 
 def sglang_cache_dtype(spec: ModelSpec, asked: str, release: SglangRelease | None = None) -> str:
@@ -172,20 +193,27 @@ def sglang_cache_dtype(spec: ModelSpec, asked: str, release: SglangRelease | Non
     return "fp8" if found.startswith("fp8") else found
 
 
-def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: SglangRelease, layers: range) -> _Cells:
+def _cells(
+    spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, dtype: str, release: SglangRelease, layers: range
+) -> _Cells:
     kv_dtype = sglang_cache_dtype(spec, settings.kv_cache_dtype, release)
     if head_scale_bytes(kv_dtype):
         raise UsageError(f"SGLang has no KV cache in {kv_dtype}.", hint="use --kv-cache-dtype fp8, or --engine vllm")
-    is_sparse = spec.has_indexer
+    indexer = None
+    if spec.has_indexer:
+        kv_dtype = _sparse_cache_dtype(kv_dtype, gpu, release)
+        if not release.elides_index_keys:
+            mixers = (layer.mixer for layer in spec.layers)
+            indexer = next(each.indexer for each in mixers if isinstance(each, LatentAttention) and each.indexer)
     cache = CacheSettings(
         model_dtype=dtype,
         kv_dtype=cache_dtype(dtype, kv_dtype),
         tensor_parallel_size=settings.tensor_parallel_size,
-        indexer_dtype="fp8" if is_sparse else None,
+        indexer_dtype="fp8" if spec.has_indexer else None,
     )
     keeps_windows = str(spec.raw_config.get("model_type", "")) not in _WINDOWLESS_TYPES
-    tokens = windows = states = 0
-    for layer in (_with_own_cache(spec.layers[index]) for index in layers):
+    tokens = windows = states = longest = 0
+    for layer in (_with_own_cache(spec.layers[index], indexer) for index in layers):
         is_convolved = layer.parallel_state is not None and layer.parallel_state.kind == "stream_conv"
         if layer.cross_attention is not None or is_convolved:
             raise _not_modelled(spec)
@@ -195,16 +223,31 @@ def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str, release: Sgla
             states += entry.state_bytes
             if _is_window(entry) and keeps_windows:
                 windows += entry.token_bytes
+                longest = max(longest, entry.window_tokens or 0)
             else:
                 tokens += entry.token_bytes
-    return _Cells(tokens, windows, states)
+    return _Cells(tokens, windows, states, longest)
 
 
-def _with_own_cache(layer: LayerSpec) -> LayerSpec:
-    """The layer as if it kept K and V itself, where it reads another one's."""
+def _sparse_cache_dtype(kv_dtype: str, gpu: GpuProfile, release: SglangRelease) -> str:
+    """The KV cache's of sparse latents (``_dsa_kv_cache_dtype_default``), as pools are sized.
+
+    Kernels of Blackwell keep latents and rotary keys in 8 bits, Hopper's keep scales and rotary keys in 16
+    (``calculate_mla_kv_cache_dim``).
+    """
+    is_blackwell = generation_of(gpu) >= DATA_CENTRE_BLACKWELL
+    if kv_dtype == "auto" and is_blackwell:
+        return release.sparse_cache_on_blackwell
+    return "fp8_ds_mla" if kv_dtype == "fp8" and release.counts_sparse_scales and not is_blackwell else kv_dtype
+
+
+def _with_own_cache(layer: LayerSpec, indexer: SparseIndexer | None) -> LayerSpec:
+    """The layer as if it kept K and V itself where it reads another one's, and keys of ``indexer`` if it has none."""
     mixer = layer.mixer
     if isinstance(mixer, SoftmaxAttention) and mixer.kv_shared_with is not None:
         return replace(layer, mixer=replace(mixer, kv_shared_with=None))
+    if isinstance(mixer, LatentAttention) and mixer.indexer is None and indexer is not None:
+        return replace(layer, mixer=replace(mixer, indexer=indexer))
     return layer
 
 

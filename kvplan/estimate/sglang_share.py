@@ -1,10 +1,10 @@
 """SGLang's ``mem_fraction_static`` where nobody sets it: what is not left for activations and CUDA graphs.
 
-Read in server_args.py and configs/model_config.py of the releases named:
+Read in server_args.py (from 0.5.19 on arg_groups/memory_hook.py) and configs/model_config.py of the releases named:
 
 0.4.6, 0.4.7     a share by the number of GPUs that share the layers, larger on GPUs of more than 96 GiB
 0.4.8 to 0.5.2   so many GiB free by the GPU's memory, and more with every GPU
-0.5.3 to 0.5.16  a sum: attention's own buffers, the activations of a prefill chunk, CUDA graphs, and more with every
+0.5.3 to 0.5.23  a sum: attention's own buffers, the activations of a prefill chunk, CUDA graphs, and more with every
                  GPU and every group that attends beside others; at least 10 GiB on GPUs of more than 60
 
 GPUs that share the layers are those of tensor and pipeline parallelism alike. From 0.4.8 on a model that sees images
@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
 from kvplan.catalog.spec import LatentAttention, ModelSpec
-from kvplan.estimate.parallel import ParallelLayout
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB
 
 _META_MIB, _PREFILL_MIB_PER_TOKEN, _GRAPH_MIB_PER_ROW, _GPU_MIB = 512, 1.5, 2, 128
@@ -32,6 +33,11 @@ _FREE_GIB: Final = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5))
 _FREE_GIB_OF_LARGEST, _GIB_OF_GROUPS = 32.0, 4.0
 _IMAGES_SHARE, _ENCODER_SHARE, _LEAST_ENCODER, _MOST_ENCODER = 0.95, 0.1, 0.8, 1.05
 _USUAL_ENCODER: Final = (24, 1024)
+_HOPPER, DATA_CENTRE_BLACKWELL = 9, 10
+"""Major compute capabilities."""
+_LARGE_HOPPER_BYTES, _MOST_RAISED_ROWS = 60 * GIB, 512
+_FEATURES_MIB, _FEATURES_MIB_OF_MANY, _MANY_REQUESTS = 1024, 3072, 400
+"""Room on the GPU for features of images where ``serves_images_on_hopper`` (model_overrides/qwen3_vl.py)."""
 
 
 def default_static_fraction(
@@ -41,11 +47,13 @@ def default_static_fraction(
     release: SglangRelease | None = None,
     prompt_graphs_mib: float = 0.0,
     *,
-    tensor_parallel_size: int | None = None,
+    graph_rows: int | None = None,
+    chunk_tokens: int | None = None,
 ) -> float:
     """Return the share of a model without images on GPUs of ``memory_bytes``.
 
-    ``num_gpus`` share the layers, of which ``tensor_parallel_size`` share each layer (all, where it is None).
+    ``num_gpus`` share the layers. ``graph_rows``: sequences of the largest decode step that is captured;
+    ``chunk_tokens``: of prompts in a step. None: the release's, where all GPUs share each layer.
     """
     release = release or sglang_release()
     total_mib = memory_bytes / MIB
@@ -54,8 +62,8 @@ def default_static_fraction(
     if release.static_share == "tiers":
         reserved = _reserved_by_memory(memory_bytes / GIB, num_gpus) + 1024 * _GIB_OF_GROUPS * (attention_groups > 1)
         return max(round((total_mib - reserved) / total_mib, 3), 0.0)
-    chunk = max(release.chunked_prefill_tokens(memory_bytes), _LEAST_CHUNK)
-    graphs = release.largest_graph_rows(memory_bytes, tensor_parallel_size or num_gpus)
+    chunk = max(chunk_tokens or release.chunked_prefill_tokens(memory_bytes), _LEAST_CHUNK)
+    graphs = release.largest_graph_rows(memory_bytes, num_gpus) if graph_rows is None else graph_rows
     reserved = _META_MIB + chunk * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW + num_gpus * _GPU_MIB
     if attention_groups > 1:
         each = _GROUP_MIB_PER_ROW + (_GROUP_MIB_PER_ROW_OF_MANY if graphs > _MANY_ROWS else 0)
@@ -67,25 +75,51 @@ def default_static_fraction(
 
 
 def static_fraction(
-    spec: ModelSpec, memory_bytes: int, layout: ParallelLayout, attention_groups: int, release: SglangRelease
+    spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, attention_groups: int, release: SglangRelease
 ) -> float:
-    """Return the share of ``spec`` on the GPUs of ``layout``, whose groups attend beside each other or are one."""
-    tensor = layout.tensor_parallel_size * attention_groups
+    """Return the share of ``spec`` on GPUs of ``settings``, whose groups attend beside each other or are one."""
+    tensor = settings.tensor_parallel_size * attention_groups
+    memory, seats = settings.device_memory_bytes or gpu.memory_bytes, settings.max_num_seqs
+    rows = release.largest_graph_rows(memory, tensor, seats)
+    if seats is not None and seats <= _MOST_RAISED_ROWS and _serves_images_on_hopper(spec, gpu, release):
+        rows = max(rows, seats)
+    chunk = settings.max_num_batched_tokens or release.chunked_prefill_tokens(memory)
     share = default_static_fraction(
-        memory_bytes,
-        tensor * layout.pipeline_parallel_size,
+        memory,
+        tensor * settings.pipeline_parallel_size,
         attention_groups,
         release,
-        _prompt_graphs_mib(spec, memory_bytes, layout, attention_groups, release),
-        tensor_parallel_size=tensor,
+        _prompt_graphs_mib(spec, chunk, settings.pipeline_parallel_size, attention_groups, release),
+        graph_rows=rows,
+        chunk_tokens=chunk,
     )
     return share * _share_beside_images(spec, release)
+
+
+def image_bytes(spec: ModelSpec, gpu: GpuProfile, max_num_seqs: int | None, release: SglangRelease) -> int:
+    """Return what is kept off the pools for images (``mm_runtime_reservation_gb``), on one node."""
+    if not sees_images(spec, release):
+        return 0
+    if not _serves_images_on_hopper(spec, gpu, release):
+        return release.image_cache_mib * MIB
+    return MIB * (_FEATURES_MIB_OF_MANY if (max_num_seqs or 0) >= _MANY_REQUESTS else _FEATURES_MIB)
 
 
 def sees_images(spec: ModelSpec, release: SglangRelease) -> bool:
     """Return whether SGLang serves ``spec`` with its encoder of images."""
     has_encoder = isinstance(spec.raw_config.get("vision_config"), Mapping)
     return has_encoder and spec.architecture not in release.without_images
+
+
+def _serves_images_on_hopper(spec: ModelSpec, gpu: GpuProfile, release: SglangRelease) -> bool:
+    """Whether ``spec`` is served by the settings that large GPUs of Hopper have for it."""
+    is_large = generation_of(gpu) == _HOPPER and gpu.memory_bytes >= _LARGE_HOPPER_BYTES
+    return is_large and spec.architecture in release.serves_images_on_hopper
+
+
+def generation_of(gpu: GpuProfile) -> int:
+    """Return the major compute capability; 0 of other makers' GPUs."""
+    return int((gpu.compute_capability or "0").partition(".")[0])
 
 
 def _share_by_gpus(total_mib: float, num_gpus: int) -> float:
@@ -104,21 +138,42 @@ def _reserved_by_memory(total_gib: float, num_gpus: int) -> float:
 
 
 def _prompt_graphs_mib(
-    spec: ModelSpec, memory_bytes: int, layout: ParallelLayout, attention_groups: int, release: SglangRelease
+    spec: ModelSpec, chunk_tokens: int, num_stages: int, attention_groups: int, release: SglangRelease
 ) -> float:
     """MiB for captured steps that read prompts; 0 where none are."""
-    if not captures_prompts(spec, layout, attention_groups, release):
+    if not _reserves_for_prompts(spec, num_stages, attention_groups, release):
         return 0.0
-    if any(isinstance(mixer, LatentAttention) for layer in spec.layers for mixer in layer.mixers):
-        return _LATENT_PROMPT_GRAPHS_MIB
-    return _PROMPT_GRAPH_MIB * _num_prompt_graphs(release.chunked_prefill_tokens(memory_bytes))
+    return _LATENT_PROMPT_GRAPHS_MIB if _is_latent(spec) else _PROMPT_GRAPH_MIB * _num_prompt_graphs(chunk_tokens)
 
 
-def captures_prompts(spec: ModelSpec, layout: ParallelLayout, attention_groups: int, release: SglangRelease) -> bool:
-    """Return whether steps that read prompts are captured (``_handle_piecewise_cuda_graph``), on NVIDIA's GPUs."""
-    if not release.captures_prompts or layout.pipeline_parallel_size > 1 or attention_groups > 1:
+def captures_prompts(
+    spec: ModelSpec, gpu: GpuProfile, num_stages: int, attention_groups: int, release: SglangRelease
+) -> bool:
+    """Return whether steps that read prompts are captured."""
+    if generation_of(gpu) == DATA_CENTRE_BLACKWELL and spec.architecture in release.uncaptured_on_blackwell:
         return False
-    return not sees_images(spec, release) and not spec.has_indexer
+    return gpu.vendor == "nvidia" and _reserves_for_prompts(spec, num_stages, attention_groups, release)
+
+
+def _reserves_for_prompts(spec: ModelSpec, num_stages: int, attention_groups: int, release: SglangRelease) -> bool:
+    """Whether they are to be captured when the share is found (``disable_breakable_cudagraph_if_incompatible``)."""
+    if not release.captures_prompts or spec.architecture in release.uncaptured_architectures:
+        return False
+    has_images = sees_images(spec, release)
+    is_latent = _is_latent(spec) and not has_images  # the list of those with images has latent ones
+    kinds = {
+        "stages": num_stages > 1,
+        "groups": attention_groups > 1,
+        "latents": is_latent,
+        "plain latents": is_latent and not spec.has_indexer,
+    }
+    if any(kinds[kind] for kind in release.uncaptured_prompts):
+        return False
+    return not has_images or spec.architecture in release.captured_with_images
+
+
+def _is_latent(spec: ModelSpec) -> bool:
+    return any(isinstance(mixer, LatentAttention) for layer in spec.layers for mixer in layer.mixers)
 
 
 def _num_prompt_graphs(most_tokens: int) -> int:

@@ -135,7 +135,7 @@ def test_only_the_tables_compare_releases() -> None:
 
 @pytest.mark.parametrize(
     ("gib", "chunk", "one", "four"),
-    [(16, 2048, 8, 8), (24, 2048, 24, 80), (40, 4096, 32, 160), (80, 8192, 256, 512), (180, 16384, 512, 512)],
+    [(16, 2048, 8, 8), (24, 4096, 48, 160), (40, 4096, 32, 160), (80, 8192, 256, 512), (180, 16384, 512, 512)],
 )
 def test_larger_gpus_read_more_at_once_and_capture_larger_steps(gib: int, chunk: int, one: int, four: int) -> None:
     release = sglang_release()
@@ -152,6 +152,7 @@ def test_larger_gpus_read_more_at_once_and_capture_larger_steps(gib: int, chunk:
         ("0.5.2", 141, 8192, 256, 256),
         ("0.5.2", 180, 16384, 512, 512),
         ("0.5.3", 24, 2048, 16, 80),
+        ("0.5.19", 32, 2048, 24, 80),
     ],
 )
 def test_releases_between_captured_smaller_steps(version: str, gib: int, chunk: int, one: int, four: int) -> None:
@@ -167,6 +168,12 @@ def test_first_releases_knew_two_sizes_of_gpus(gib: int, chunk: int, one: int, f
     release = sglang_release("0.4.3")
     assert release.chunked_prefill_tokens(gib * GIB) == chunk
     assert [release.largest_graph_rows(gib * GIB, ranks) for ranks in (1, 4)] == [one, four]
+
+
+def test_steps_larger_than_the_seats_are_captured_before_0_5_22_alone() -> None:
+    rows = [sglang_release(version).largest_graph_rows(80 * GIB, 1, 64) for version in ("0.5.21", "0.5.22")]
+    assert rows == [256, 64]
+    assert sglang_release("0.5.22").largest_graph_rows(80 * GIB, 1, 1000) == 256
 
 
 def test_groups_share_a_chunk_but_had_half_of_it_each_before() -> None:

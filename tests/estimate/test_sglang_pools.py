@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import ENGINES, EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.sglang import sglang_release
+from kvplan.catalog.spec import LatentAttention
 from kvplan.estimate.deployments import PLACED_BY, place
-from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.sglang import CONTEXT_BYTES, predict_sglang
-from kvplan.estimate.sglang_share import captures_prompts, default_static_fraction, static_fraction
+from kvplan.estimate.sglang_share import captures_prompts, default_static_fraction, image_bytes, static_fraction
 from kvplan.estimate.trtllm import DEFAULT_BLOCK, predict_trtllm
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, KIB, MIB
@@ -41,35 +43,160 @@ def test_what_is_left_free_by_release(version: str, gib: int, gpus: int, expecte
     assert default_static_fraction(gib * GIB, gpus, 1, release) == pytest.approx(expected, abs=0.0006)
 
 
+def _share(model: str, gpu: str = "a100-80gb-sxm", version: str = "latest", groups: int = 1, **settings: int) -> float:
+    """Of GPUs with exactly 80 GiB, where nothing else is said."""
+    asked = ServingSettings(**({"device_memory_bytes": TOTAL} | settings))  # type: ignore[arg-type]
+    return static_fraction(resolve_model(model), find_gpu(gpu), asked, groups, sglang_release(version))
+
+
+def _reserved_mib(*args: Any, **settings: Any) -> float:
+    return (1 - _share(*args, **settings)) * TOTAL / MIB
+
+
+ROUNDED = 0.001 * TOTAL / MIB
+
+
 def test_stages_count_as_gpus_but_capture_as_few_rows_as_one() -> None:
-    release, spec = sglang_release("0.5.4"), resolve_model("llama-3.1-8b")
-    stages = static_fraction(spec, TOTAL, ParallelLayout(1, 4), 1, release)
-    assert stages == pytest.approx(1 - (512 + 8192 * 1.5 + 256 * 2 + 4 * 128) * MIB / TOTAL, abs=0.0006)
+    found = _reserved_mib("llama-3.1-8b", version="0.5.4", pipeline_parallel_size=4)
+    assert found == pytest.approx(512 + 8192 * 1.5 + 256 * 2 + 4 * 128, abs=ROUNDED)
 
 
-def test_prompts_are_captured_from_0_5_10_on() -> None:
-    """58 sizes up to 8,192 tokens, 8 MiB each; none with images, stages or groups."""
-    spec, one = resolve_model("llama-3.1-8b"), ParallelLayout()
-    before, since = (static_fraction(spec, TOTAL, one, 1, sglang_release(each)) for each in ("0.5.9", "0.5.10"))
-    assert (before - since) * TOTAL / MIB == pytest.approx(58 * 8, abs=0.001 * TOTAL / MIB)
-    newest = sglang_release()
-    assert captures_prompts(spec, one, 1, newest)
-    assert not captures_prompts(spec, ParallelLayout(1, 2), 1, newest)
-    assert not captures_prompts(spec, one, 8, newest)
-    assert not captures_prompts(resolve_model("qwen3.6-27b"), one, 1, newest)
+@pytest.mark.parametrize(
+    ("version", "mib"),
+    [("0.5.19", 512 + 2048 * 1.5 + 24 * 2 + 128 + 42 * 8), ("0.5.20", 512 + 4096 * 1.5 + 48 * 2 + 128 + 50 * 8)],
+)
+def test_small_gpus_read_twice_as_much_at_once_from_0_5_20_on(version: str, mib: float) -> None:
+    """An RTX 4090's pool has 3 GiB less: 42 sizes up to 2,048 tokens are captured, 50 up to 4,096."""
+    gpu = find_gpu("rtx-4090")
+    found = static_fraction(resolve_model("llama-3.1-8b"), gpu, ServingSettings(), 1, sglang_release(version))
+    assert (1 - found) * gpu.memory_bytes / MIB == pytest.approx(mib, abs=13)
+
+
+def test_what_is_asked_for_decides_the_reserve() -> None:
+    """50 sizes up to 4,096 tokens; graphs for no more sequences than may run, from 0.5.22 on."""
+    found = _reserved_mib("llama-3.1-8b", max_num_batched_tokens=4096, max_num_seqs=64)
+    assert found == pytest.approx(max(512 + 4096 * 1.5 + 64 * 2 + 128 + 50 * 8, 10240), abs=ROUNDED)
+    assert _reserved_mib("llama-3.1-8b", max_num_seqs=64) == pytest.approx(
+        512 + 8192 * 1.5 + 64 * 2 + 128 + 58 * 8, abs=ROUNDED
+    )
+    assert _share("llama-3.1-8b", max_num_seqs=64, version="0.5.21") == _share("llama-3.1-8b", version="0.5.21")
+
+
+RELEASES = (
+    "0.5.9",
+    "0.5.10",
+    "0.5.12",
+    "0.5.13",
+    "0.5.14",
+    "0.5.15",
+    "0.5.16",
+    "0.5.17",
+    "0.5.18",
+    "0.5.19",
+    "0.5.20",
+    "0.5.23",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "groups", "captured"),
+    [
+        ("llama-3.1-8b", 1, 1, "-+++++++++++"),
+        ("llama-3.1-8b", 2, 1, "-----++++---"),
+        ("llama-3.1-8b", 1, 8, "-------+++++"),
+        ("deepseek-v3", 1, 1, "-++++---++++"),
+        ("deepseek-v3.2", 1, 1, "---++--+++++"),
+        ("qwen3-next-80b-a3b", 1, 1, "-----+++++++"),
+        ("nemotron-3-nano-30b", 1, 1, "-++++++-++++"),
+        ("kimi-linear-48b-a3b", 1, 1, "-++++---++--"),
+        ("qwen3.6-27b", 1, 1, "------++++++"),
+        ("kimi-k2.5", 1, 1, "------++++++"),
+        ("gemma-4-e4b", 1, 1, "------------"),
+        ("gemma-3-27b", 1, 1, "-+++++++++++"),
+    ],
+)
+def test_prompts_are_captured_by_release_and_model(model: str, stages: int, groups: int, captured: str) -> None:
+    spec, gpu = resolve_model(model), find_gpu("h200")
+    found = (captures_prompts(spec, gpu, stages, groups, sglang_release(version)) for version in RELEASES)
+    assert "".join("-+"[each] for each in found) == captured
+
+
+def test_captured_prompts_are_left_room_for() -> None:
+    """58 sizes up to 8,192 tokens, 8 MiB each; 1.5 GiB for latents, which Blackwell's kernel does not capture then."""
+    before, since = (_reserved_mib("llama-3.1-8b", version=each) for each in ("0.5.9", "0.5.10"))
+    assert since - before == pytest.approx(58 * 8, abs=ROUNDED)
+    before, since = (_reserved_mib("deepseek-v3", version=each) for each in ("0.5.17", "0.5.18"))
+    assert since - before == pytest.approx(1536, abs=ROUNDED)
+    spec, newest = resolve_model("deepseek-v3"), sglang_release()
+    assert not captures_prompts(spec, find_gpu("b200"), 1, 1, newest)
+    assert _share("deepseek-v3", "b200") == _share("deepseek-v3", "h200")
 
 
 def test_models_that_see_images_get_a_smaller_share() -> None:
     """Qwen3.6's encoder is 1,152 wide and names no num_hidden_layers; Gemma 3's counts where it is asked for."""
-    newest, one = sglang_release(), ParallelLayout()
-    plain = default_static_fraction(TOTAL, 1, 1, newest)
-    found = static_fraction(resolve_model("qwen3.6-27b"), TOTAL, one, 1, newest)
-    assert found == pytest.approx(plain * 0.95 * (1 - 0.1 * ((1152 / 1024) ** 2 - 1)), rel=1e-6)
-    small = static_fraction(resolve_model("gemma-4-e4b"), TOTAL, one, 1, newest)
-    assert small == pytest.approx(plain * 0.95 * 1.05, rel=1e-6)
-    assert static_fraction(resolve_model("gemma-3-27b"), TOTAL, one, 1, newest) == static_fraction(
-        resolve_model("llama-3.1-8b"), TOTAL, one, 1, newest
+    plain = _share("llama-3.1-8b", version="0.5.15")
+    found = _share("qwen3.6-27b", version="0.5.15") + 58 * 8 * MIB / TOTAL
+    assert found == pytest.approx(plain * 0.95 * (1 - 0.1 * ((1152 / 1024) ** 2 - 1)), abs=0.02)
+    uncaptured = default_static_fraction(TOTAL, 1)
+    assert _share("gemma-4-e4b") == pytest.approx(uncaptured * 0.95 * 1.05, rel=1e-6)
+    assert _share("gemma-3-27b") == _share("llama-3.1-8b")
+
+
+def test_models_that_see_images_keep_their_embeddings_off_the_pools() -> None:
+    """100 MiB from 0.5.18 on; on a large Hopper GPU Qwen3-VL has room for features and graphs of every request."""
+    gemma, qwen, h100 = resolve_model("gemma-4-e4b"), resolve_model("qwen3-vl-30b-a3b"), find_gpu("h100")
+    older, newest = sglang_release("0.5.17"), sglang_release()
+    assert [image_bytes(gemma, h100, None, each) // MIB for each in (older, newest)] == [0, 100]
+    assert [image_bytes(qwen, h100, seats, newest) // MIB for seats in (None, 399, 400)] == [1024, 1024, 3072]
+    assert (
+        image_bytes(qwen, find_gpu("b200"), 400, newest)
+        == image_bytes(qwen, find_gpu("l40s"), 400, newest)
+        == 100 * MIB
     )
+    assert image_bytes(resolve_model("llama-3.1-8b"), h100, 400, newest) == 0
+    shares = [_share("qwen3-vl-30b-a3b", gpu, max_num_seqs=400) for gpu in ("a100-80gb-sxm", "h100")]
+    assert shares[0] - shares[1] == pytest.approx((400 - 256) * 2 * MIB / TOTAL * 0.95, abs=0.0015)
+    pools = [predict_sglang(gemma, h100, version=each) for each in ("0.5.17", "0.5.18")]
+    assert pools[0].kv_pool_bytes - pools[1].kv_pool_bytes == 100 * MIB
+
+
+def test_sparse_latents_are_8_bits_on_blackwell() -> None:
+    """576 values of each of 61 layers, and keys of 128 with a scale; 656 bytes on Hopper if 8 bits are asked for."""
+    spec, keys = resolve_model("deepseek-v3.2"), 61 * 132
+    eight = ServingSettings(tensor_parallel_size=8, kv_cache_dtype="fp8")
+    usual = ServingSettings(tensor_parallel_size=8)
+
+    def token_bytes(gpu: str, settings: ServingSettings, version: str = "latest") -> int:
+        return predict_sglang(spec, find_gpu(gpu), settings, version=version).bytes_per_token - keys
+
+    assert token_bytes("b200", usual) == token_bytes("b200", eight) == 61 * 576
+    assert token_bytes("h200", usual) == token_bytes("b200", usual, "0.5.9") == 61 * 1152
+    assert [token_bytes("h200", eight, each) for each in ("0.5.16", "0.5.17")] == [61 * 576, 61 * 656]
+
+
+def test_layers_that_do_not_choose_keep_no_index_keys_from_0_5_18_on() -> None:
+    spec, gpu = resolve_model("glm-5.2-fp8"), find_gpu("h200")
+    settings = ServingSettings(tensor_parallel_size=8)
+    older, newer = (predict_sglang(spec, gpu, settings, version=each).bytes_per_token for each in ("0.5.17", "0.5.18"))
+    choosing = sum(isinstance(each.mixer, LatentAttention) and each.mixer.indexer is not None for each in spec.layers)
+    assert 0 < choosing < spec.num_layers
+    assert older - newer == (spec.num_layers - choosing) * 132
+
+
+def test_windows_are_capped_by_the_requests_without_a_prefix_cache() -> None:
+    """gpt-oss: each request has its window of 128, 128 more and two pages, prompts two chunks; the rest is full."""
+    spec, settings = resolve_model("gpt-oss-20b"), ServingSettings(max_num_seqs=64, enable_prefix_caching=False)
+    capped = predict_sglang(spec, find_gpu("h100"), settings)
+    assert capped.window_tokens == 64 * (128 + 128 + 2) + 2 * 8192 + 1
+    layer = 2 * 8 * 64 * 2
+    assert capped.bytes_per_token == 12 * layer
+    assert capped.kv_cache_tokens == (capped.kv_pool_bytes - capped.window_tokens * 12 * layer) // (12 * layer)
+    blackwell = predict_sglang(spec, find_gpu("b200"), settings)
+    assert blackwell.window_tokens == 64 * (128 + 128 + 128) + 2 * 16384 + 64
+    for other in (ServingSettings(max_num_seqs=64), ServingSettings(enable_prefix_caching=False)):
+        found = predict_sglang(spec, find_gpu("h100"), other)
+        assert found.window_tokens == int(0.8 * found.kv_cache_tokens)
+    assert predict_sglang(spec, find_gpu("h100"), settings, version="0.5.13").bytes_per_token > 12 * layer
 
 
 def test_each_stage_has_its_own_layers() -> None:

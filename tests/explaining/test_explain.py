@@ -181,7 +181,11 @@ def test_sglang_account_and_its_own_words() -> None:
 
 
 def test_sglang_states_have_a_pool_of_their_own() -> None:
-    """What SGLang 0.5.18 printed: 124 slots, 17.92 GiB of states, 330,323 tokens."""
+    """What SGLang 0.5.18 printed: 124 slots, 17.92 GiB of states, 330,323 tokens.
+
+    All pools are 38.08 GiB of 38.24 without and 38.14 with the 100 MiB that are kept for images. A 125th slot, 2,350
+    tokens, fits by 0.4 MiB, and free memory is printed in steps of 10.
+    """
     log, spec = parse_startup_log(STATES), model_of("Qwen/Qwen3.6-27B-FP8")
     assert gib(log.memory.kv_pool_bytes) == pytest.approx(0.34 + 17.58 + 2 * 10.08)
     settings = ServingSettings(gpu_memory_utilization=0.85)
@@ -189,7 +193,8 @@ def test_sglang_states_have_a_pool_of_their_own() -> None:
     assert gib(found.weight_bytes) == 28.47
     assert found.state_slots == pytest.approx(124, abs=1)
     assert found.state_pool_bytes / GIB == pytest.approx(17.92, rel=0.01)
-    assert found.kv_cache_tokens == pytest.approx(330323, rel=0.002)
+    assert found.kv_pool_bytes / GIB == pytest.approx(38.08, abs=0.06)
+    assert found.kv_cache_tokens == pytest.approx(330323, rel=0.005)
 
 
 def test_sglang_windows_have_a_pool_of_their_own() -> None:
@@ -207,8 +212,8 @@ def test_sglang_windows_have_a_pool_of_their_own() -> None:
 def test_sglang_default_share_follows_the_gpu() -> None:
     """A GPU of 16,303 MiB, from a log of SGLang 0.5.6: 13.81 GiB free, 10.30 of them in pools, 15.33 before loading."""
     assert default_static_fraction(16303 * MIB, 1) == pytest.approx(1 - (13.81 - 10.30) / 15.33, abs=0.001)
-    shares = [default_static_fraction(find_gpu(name).memory_bytes, 1) for name in ("t4", "l4", "h100", "h200")]
-    assert shares == sorted(shares)
+    shares = [default_static_fraction(find_gpu(name).memory_bytes, 1) for name in ("l4", "t4", "h100", "h200")]
+    assert shares == sorted(shares)  # an L4 reads twice as many tokens at once as a T4
 
 
 def test_sglang_leaves_more_where_groups_attend_beside_each_other() -> None:

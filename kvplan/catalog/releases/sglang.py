@@ -28,6 +28,18 @@ class SglangRelease:
     adjusts_for_images: bool
     without_images: tuple[str, ...]
     captures_prompts: bool
+    uncaptured_prompts: tuple[Literal["stages", "groups", "latents", "plain latents"], ...]
+    uncaptured_architectures: tuple[str, ...]
+    captured_with_images: tuple[str, ...]
+    uncaptured_on_blackwell: tuple[str, ...]
+    graphs_within_seats: bool
+    image_cache_mib: int
+    serves_images_on_hopper: tuple[str, ...]
+    sparse_cache_on_blackwell: Literal["auto", "fp8"]
+    counts_sparse_scales: bool
+    elides_index_keys: bool
+    caps_windows: bool
+    pads_states: bool
     states_per_request: int
     buffered_states: tuple[str, ...]
     stated_cache: tuple[str, ...]
@@ -56,10 +68,14 @@ class SglangRelease:
             return max(chunk_tokens // 2, 1)
         return max(chunk_tokens // num_groups, 1)
 
-    def largest_graph_rows(self, memory_bytes: int, tensor_parallel_size: int) -> int:
-        """Return ``cuda_graph_max_bs``: sequences of the largest decode step that is captured."""
+    def largest_graph_rows(self, memory_bytes: int, tensor_parallel_size: int, max_num_seqs: int | None = None) -> int:
+        """Return ``cuda_graph_max_bs``: sequences of the largest decode step that is captured.
+
+        ``max_num_seqs``: what --max-running-requests says, None where it says nothing.
+        """
         _, few, many = self._tier(memory_bytes)
-        return few if tensor_parallel_size < _MANY_GPUS else many
+        rows = few if tensor_parallel_size < _MANY_GPUS else many
+        return rows if max_num_seqs is None or not self.graphs_within_seats else min(rows, max_num_seqs)
 
     def state_slots(self, architecture: str) -> int:
         """Return how many slots of recurrent states there are for each request that may run.

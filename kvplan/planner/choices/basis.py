@@ -229,10 +229,10 @@ def _speed_model(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPre
 def _captures_prompts(basis: PlanBasis, choice: DeploymentChoice) -> bool:
     """Whether SGLang captures steps that read prompts, in pieces."""
     engine, layout = basis.request.engine, choice.layout
-    if engine.name != "sglang" or choice.gpu.vendor != "nvidia":
+    if engine.name != "sglang":
         return False
-    release = sglang_release(engine.version)
-    return captures_prompts(choice.weights.spec, layout, layout.data_parallel_size, release)
+    spec, stages, groups = choice.weights.spec, layout.pipeline_parallel_size, layout.data_parallel_size
+    return captures_prompts(spec, choice.gpu, stages, groups, sglang_release(engine.version))
 
 
 def _work(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction) -> tuple[ModelWork, int]:

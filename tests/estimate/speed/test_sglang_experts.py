@@ -43,6 +43,8 @@ def _experts(
         ("qwen3-235b-a22b", "0.5.14"),
         ("qwen3-next-80b-a3b", "0.5.14"),
         ("glm-4.5", "0.5.14"),
+        ("nemotron-3-nano-30b-a3b-bf16", "0.5.13"),
+        ("mimo-v2-flash", "latest"),
         ("minimax-m2.5", None),
         ("mixtral-8x7b", None),
     ],

@@ -111,18 +111,18 @@ def test_kvplans_engine_takes_what_it_is_asked_for() -> None:
     assert answer.kv_dtype == "bfloat16"
 
 
-def test_sglang_follows_modelopt_from_0_5_3_on() -> None:
+def test_sglang_follows_modelopt_from_0_5_3_on_and_compressed_tensors_from_0_5_19_on() -> None:
     gpu, sizes = find_gpu("b200"), ServingSettings(tensor_parallel_size=4)
     each = {
         version: predict_sglang(resolve_model("kimi-k2.5-nvfp4"), gpu, sizes, version=version).bytes_per_token
         for version in ("0.5.2", "0.5.3", "latest")
     }
     assert each == {"0.5.2": 2 * LATENTS, "0.5.3": LATENTS, "latest": LATENTS}
-    compressed, plain = (
-        predict_sglang(spec, find_gpu("h100")).bytes_per_token
-        for spec in (spec_with(COMPRESSED), resolve_model("llama-3.1-8b"))
+    older, newer = (
+        predict_sglang(spec_with(COMPRESSED), find_gpu("h100"), version=version).bytes_per_token
+        for version in ("0.5.18", "0.5.19")
     )
-    assert compressed == plain
+    assert older == 2 * newer == predict_sglang(resolve_model("llama-3.1-8b"), find_gpu("h100")).bytes_per_token
 
 
 def test_tensorrt_llm_follows_modelopt() -> None:
