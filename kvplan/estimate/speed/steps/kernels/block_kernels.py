@@ -26,11 +26,11 @@ DeepSeek-V3 and R1 in eight ranks, less what is predicted with the tables of new
                                 200 x 2000        63.3         56.9         0.105
 
 so that it depends little on sequences and context. Steps are predicted as in a server (``IN_A_SERVER``), and what is
-missing counts as a kernel like the others: 1 / 1.07 of it. (SGLang 0.4.5 captures no step of more than 160 sequences: 200
-took 51.5 ms where ``host`` has 57.4 for launching.) Pull request 3236 does not name its GPU, which is none of 80 GB.
-Its figure is taken for SGLang from 0.4.2 to 0.4.4, the mean of 0.4.5.post3's for 0.4.5, and that of vLLM 0.8.4's from
-0.7.1, which brought latent attention, to 0.8. Nobody measured vLLM 0.9 and 0.10 and SGLang from 0.4.6 to 0.5.2, as far
-as is known here; from vLLM 0.11 and SGLang 0.5.3 on published results agree with the tables.
+missing counts as a kernel like the others: 1 / 1.07 of it. (SGLang 0.4.5 captures no step of more than 160 sequences:
+200 took 51.5 ms where ``host`` has 57.4 for launching.) Pull request 3236 does not name its GPU, which is none of 80
+GB. Its figure is taken for SGLang from 0.4.2 to 0.4.4, the mean of 0.4.5.post3's for 0.4.5, and that of vLLM 0.8.4's
+from 0.7.1, which brought latent attention, to 0.8. Nobody measured vLLM 0.9 and 0.10 and SGLang from 0.4.6 to 0.5.2,
+as far as is known here; from vLLM 0.11 and SGLang 0.5.3 on published results agree with the tables.
 
 **Prompts** before SGLang 0.4.5 meet Triton's attention unless --enable-flashinfer-mla is given. 60 prompts of up to
 32,000 tokens, one a second, 936,860 tokens in all, took 351 s to DeepSeek-V3 in eight ranks, by FlashInfer 89 s (pull
