@@ -51,7 +51,7 @@ class Observed(Protocol):
     """Durations that were measured, and what coefficients say of the steps behind them; see ``Observation``."""
 
     @property
-    def num_layers(self) -> int: ...
+    def num_layers(self) -> float: ...
 
     @property
     def has_steps(self) -> bool:

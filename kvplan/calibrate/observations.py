@@ -45,7 +45,7 @@ class Observation:
     figure_seconds: np.ndarray
 
     @property
-    def num_layers(self) -> int:
+    def num_layers(self) -> float:
         return self.shape.num_layers
 
     @property

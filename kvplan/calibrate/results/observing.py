@@ -39,7 +39,7 @@ class RankObservation:
     group_seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     @property
-    def num_layers(self) -> int:
+    def num_layers(self) -> float:
         return self.of.work.num_layers
 
     def seconds(self, speed: Speed) -> np.ndarray:

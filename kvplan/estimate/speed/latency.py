@@ -47,6 +47,7 @@ from kvplan.estimate.speed.steady import (
 from kvplan.estimate.speed.steps.clocks import (
     BEST,
     DATA_SHEET,
+    IN_A_SERVER,
     USUAL,
     DeviceSpeed,
     Efficiency,
@@ -142,6 +143,12 @@ class SpeedModel:
         """What the engine's host adds to steps; speeds that were measured on the device have it in them."""
         found = NO_HOST if self.origin in ("measured", "calibrated") else self.engine_host
         return found if self.scale is None else found.times(self.scale.host)
+
+    @property
+    def _kernels_factor(self) -> float:
+        """How many times as long as alone kernels take in steps; speeds measured on the device have that in them."""
+        in_server = IN_A_SERVER if self.origin in ("kernels", "scaled") else 1.0
+        return in_server * (1.0 if self.scale is None else self.scale.kernels)
 
     @property
     def front_end(self) -> FrontEnd:
@@ -305,8 +312,8 @@ class SpeedModel:
     def _hosted(self, clock: GroupClock) -> HostedSteps:
         work = self.work
         rows = self.rows
-        if self.scale is not None:
-            clock = ScaledSteps(clock, self.scale.kernels)
+        if self._kernels_factor != 1:
+            clock = ScaledSteps(clock, self._kernels_factor)
         if self.offloaded_bytes:
             clock = OffloadedSteps(clock, work, self.offloaded_bytes, host_bytes_per_second(self.gpu))
         return HostedSteps(clock, self.host, work.num_layers, work.num_expert_layers, self.mixed_tile_rows, rows)
@@ -336,9 +343,7 @@ class SpeedModel:
             drafter = passes.seconds(load.num_met, load.num_tokens, load.num_sequences, load.num_kv_tokens)
         host = _seconds(hosted, load) - _seconds(replace(hosted, host=NO_HOST), load)
         terms = self._gpu_terms(load)
-        if self.scale is not None:
-            terms = terms.times(self.scale.kernels)
-        return replace(terms, host=host, drafter=drafter)
+        return replace(terms.times(self._kernels_factor), host=host, drafter=drafter)
 
     def _gpu_terms(self, load: StepLoad) -> StepTerms:
         padded = padded_pairs(

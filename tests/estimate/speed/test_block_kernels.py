@@ -35,13 +35,13 @@ def _work(name: str = "deepseek-r1") -> ModelWork:
 @pytest.mark.parametrize(
     ("engine", "version", "reached", "more"),
     [
-        ("vllm", "0.7.4", 0.70, 0.182e-3),
-        ("vllm", "0.8.5", 0.70, 0.182e-3),
+        ("vllm", "0.7.4", 0.70, 0.127e-3),
+        ("vllm", "0.8.5", 0.70, 0.127e-3),
         ("vllm", "0.10.0", 0.70, 0.0),
         ("vllm", "0.11.0", 1.0, 0.0),
         ("vllm", "latest", 1.0, 0.0),
-        ("sglang", "0.4.3.post2", 0.51, 0.289e-3),
-        ("sglang", "0.4.5.post3", 1.0, 0.178e-3),
+        ("sglang", "0.4.3.post2", 0.51, 0.261e-3),
+        ("sglang", "0.4.5.post3", 1.0, 0.136e-3),
         ("sglang", "0.4.6", 1.0, 0.0),
     ],
 )
