@@ -119,7 +119,7 @@ def _serves_images_on_hopper(spec: ModelSpec, gpu: GpuProfile, release: SglangRe
 
 def generation_of(gpu: GpuProfile) -> int:
     """Return the major compute capability; 0 of other makers' GPUs."""
-    return int((gpu.compute_capability or "0").partition(".")[0])
+    return int((gpu.compute_capability or "0").partition(".")[0]) if gpu.vendor == "nvidia" else 0
 
 
 def _share_by_gpus(total_mib: float, num_gpus: int) -> float:

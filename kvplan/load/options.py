@@ -153,8 +153,7 @@ class LoadOptions:
         both = self.duration is not None and self.num_prompts is not None
         check(not both, "--num-prompts cannot be used with --duration", "leave one out")
         endless = self.duration is not None and self.rate.is_all_at_once and not self.workload
-        closed = self.users is not None or self.max_concurrency is not None or self.search is not None
-        check(not endless or closed, "--duration needs to know how requests come", "add --users or --request-rate")
+        self._check_pace(not endless, "--duration needs to know how requests come")
         given = self.workload is not None and self.input_len is not None
         check(not given, "--input-len cannot be used with --workload", "the file gives the lengths")
         _ = self.part  # UsageError for what cannot be read
@@ -202,6 +201,11 @@ class LoadOptions:
     def search_range(self) -> SearchRange:
         """UsageError if ``--search`` is malformed."""
         return SearchRange.parse(self.search or "")
+
+    def _check_pace(self, is_known: bool, sentence: str) -> None:
+        """What comes all at once ends after a number of requests, and by the clock never."""
+        is_closed = self.users is not None or self.max_concurrency is not None or self.search is not None
+        check(is_known or is_closed, sentence, "add --users or --request-rate")
 
     @property
     def repetitions(self) -> int:
@@ -253,8 +257,11 @@ class LoadOptions:
         A run by the clock has its warm-ups among them.
         """
         assert self.workload is not None
-        found = survey_for_run(Path(self.workload), self.part).num_requests
+        survey = survey_for_run(Path(self.workload), self.part)
+        found = survey.num_requests
         if self.duration is not None:
+            paced = survey.has_times or not self.rate.is_all_at_once
+            self._check_pace(paced, f"--duration needs to know how requests come, and {self.workload} does not say it")
             return found
         left = found - self.num_warmups
         if left < 1:

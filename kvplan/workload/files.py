@@ -354,6 +354,8 @@ def _notes(path: Path, look: _Look, part: FilePart, num_requests: int) -> Iterat
         yield f"{name}: {'' if seen.times.are_dates else f'timestamps read as {unit.unit.name}{why}: '}{over}"
         if seen.times.num_earlier:
             yield f"{name}: {plural(seen.times.num_earlier, 'request')} after a later one, sorted by time"
+        if seen.times.first < 0 and not seen.times.are_dates:
+            yield f"{name}: times begin at {seen.times.first:g}, before 0, and count from there"
         yield from _of_ticks(name, look, part)
         if part.ignores_times:
             yield f"{name}: its times are not used, its order is: with --load-format none nothing takes time"

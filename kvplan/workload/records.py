@@ -250,5 +250,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
+        if not error.doc[error.pos :].strip() or error.msg.startswith("Unterminated"):
+            return "its JSON breaks off"
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
     return "it has a number of thousands of digits" if "digits" in str(error) else str(error)

@@ -90,6 +90,8 @@ def test_a_file_repeats_until_the_end_of_a_run_by_the_clock(rate: str, tmp_path:
     assert {spec.num_prompt_tokens for spec in sent} == {20, 30, 40}
     traced = list(replace(given, workload=str(trace)).traffic().requests())
     assert (len(traced) > 240) is (rate == "1..7")
+    with pytest.raises(UsageError, match=r"--duration needs .* and .* does not say it"):
+        LoadOptions(url="x", workload=str(lengths), duration=60.0).traffic()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1..2..3", "1..inf", "nan"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -60,36 +61,37 @@ def compared(play: Record, engine: Record) -> Compared:
 
 
 def vllm_records(requests: Sequence[FleetRequest], cases: Sequence[Case], python: str) -> Iterator[Record]:
-    """Run vLLM's scheduler in the environment of ``python``. KvplanError where it fails."""
-    document = [_document(requests, case) for case in cases]
-    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(
-        [python, str(_PROGRAM)],
-        input=json.dumps(document),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RECORD ")]
-    if len(found) < len(cases):
-        raise KvplanError(f"vLLM's scheduler stopped: {done.stderr[-500:]}", hint="has that Python vLLM 0.32 or later?")
-    for record in found:
-        outcomes = {
-            int(number): Outcome(one["hit"], one["first"], one["last"], one["preemptions"])
-            for number, one in record["requests"].items()
-        }
-        yield Record(outcomes, [(step["tokens"], step["running"], step["waiting"]) for step in record["steps"]])
+    """Run vLLM's scheduler in the environment of ``python``, one case after the other. KvplanError where it fails."""
+    num_found = 0
+    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as errors:
+        json.dump(_document(requests, cases), asked)
+        asked.seek(0)
+        environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+        with subprocess.Popen(
+            [python, str(_PROGRAM)], stdin=asked, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as program:
+            assert program.stdout is not None
+            for line in program.stdout:
+                if line.startswith("RECORD "):
+                    num_found += 1
+                    yield _record(json.loads(line[7:]))
+        errors.seek(0)
+        if num_found < len(cases):
+            raise KvplanError(
+                f"vLLM's scheduler stopped: {errors.read()[-500:]}", hint="has that Python vLLM 0.32 or later?"
+            )
 
 
-def _document(requests: Sequence[FleetRequest], case: Case) -> dict[str, Any]:
+def _record(found: dict[str, Any]) -> Record:
+    outcomes = {
+        int(number): Outcome(one["hit"], one["first"], one["last"], one["preemptions"])
+        for number, one in found["requests"].items()
+    }
+    return Record(outcomes, [(step["tokens"], step["running"], step["waiting"]) for step in found["steps"]])
+
+
+def _document(requests: Sequence[FleetRequest], cases: Sequence[Case]) -> dict[str, Any]:
     return {
-        "groups": [asdict(group) for group in case.layout.groups],
-        "num_blocks": case.layout.num_blocks,
-        "retention_interval": case.layout.retention_interval,
-        "exports_states": case.layout.exports_states,
-        "max_num_seqs": case.max_num_seqs,
-        "max_num_batched_tokens": case.budget,
         "max_model_len": longest(requests) + 8,
         "requests": [
             {
@@ -99,5 +101,16 @@ def _document(requests: Sequence[FleetRequest], case: Case) -> dict[str, Any]:
                 "prompt_token_ids": prompt_token_ids(each),
             }
             for each in requests
+        ],
+        "cases": [
+            {
+                "groups": [asdict(group) for group in case.layout.groups],
+                "num_blocks": case.layout.num_blocks,
+                "retention_interval": case.layout.retention_interval,
+                "exports_states": case.layout.exports_states,
+                "max_num_seqs": case.max_num_seqs,
+                "max_num_batched_tokens": case.budget,
+            }
+            for case in cases
         ],
     }

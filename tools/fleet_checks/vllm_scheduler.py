@@ -1,9 +1,9 @@
 """Runs vLLM's own scheduler over requests without a model, and prints what it did: a program for vLLM's Python.
 
-A JSON list of cases on stdin says how (``beside.vllm_records`` writes it). A line for each says of each request how
-many tokens it found, in which step it got its first and its last token, and how often it was preempted, and for each
-step how many tokens it had, how many requests ran and waited. No part of vLLM is replaced but the model: every sampled
-token is made up, and steps are counted instead of timed.
+A JSON document on stdin has requests and cases (``beside.vllm_records`` writes it). A line for each case says of each
+request how many tokens it found, in which step it got its first and its last token, and how often it was preempted, and
+for each step how many tokens it had, how many requests ran and waited. No part of vLLM is replaced but the model: every
+sampled token is made up, and steps are counted instead of timed.
 """
 
 from __future__ import annotations
@@ -163,5 +163,6 @@ def _step(
 
 
 if __name__ == "__main__":
-    for case in json.load(sys.stdin):
-        print("RECORD " + json.dumps(run(case)), flush=True)
+    document = json.load(sys.stdin)
+    for case in document.pop("cases"):
+        print("RECORD " + json.dumps(run(document | case)), flush=True)

@@ -9,7 +9,6 @@ from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.fleet_progress import fleet_name
 from kvplan.commands.printing.fleet_wishes import print_policies, print_pools
 from kvplan.commands.printing.plans import print_commands, rent_text
-from kvplan.commands.printing.queues import within
 from kvplan.commands.printing.render import (
     as_markdown,
     print_csv,
@@ -23,6 +22,7 @@ from kvplan.errors import KvplanError
 from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.answer.document import plan_row
 from kvplan.planner.answer.fleet_document import balancer_of, fleet_assumptions, fleet_document, usd_per_hour
+from kvplan.planner.answer.ranges import milliseconds, within
 from kvplan.planner.choices.verdict import ExpectedBound
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import WORDS
@@ -31,6 +31,7 @@ from kvplan.planner.fleets.playing import Played
 from kvplan.planner.launch.engines import checkpoint_name
 from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.scaling import scaling_manifests
+from kvplan.planner.question.slo import Bound
 from kvplan.units import plural
 from kvplan.workload.files import span_text, survey_file
 
@@ -100,7 +101,7 @@ def _print_text(answer: FleetAnswer, best: Played, *, as_page: bool, explain: bo
         print_sentence(line, indent="", further="  ")
     balancer = balancer_of(best)
     print_commands(answer.plan.deployments[0], answer.plan, explain=explain, balancer=balancer)
-    _print_windows(best)
+    _print_windows(answer.plan.request.goal.slo.bounds(), best)
     _print_routers(answer)
     if answer.pools is not None:
         print_pools(answer.pools)
@@ -206,12 +207,12 @@ def growth_sentence(answer: FleetAnswer) -> str:
     goal = answer.plan.request.goal
     sure = f" with {100 * goal.confidence:.0f} % confidence" if goal.is_asked else ""
     return (
-        f"{text} At {growth.factor_beyond:.2f} x {growth.breaks.bound.word} is the first that is not kept{sure}, "
-        f"{_figure(growth.breaks)}: {WORDS[growth.resource]}."
+        f"{text} At {growth.factor_beyond:.2f} x this load, {growth.breaks.bound.word} is the first that is not kept"
+        f"{sure}: {_figure(growth.breaks)}; {WORDS[growth.resource]}."
     )
 
 
-def _print_windows(best: Played) -> None:
+def _print_windows(bounds: Sequence[Bound], best: Played) -> None:
     """The windows in order of time; where there are many, the worst ones."""
     windows = best.verdict.windows
     shown = windows
@@ -221,21 +222,19 @@ def _print_windows(best: Played) -> None:
     rows = []
     for judged in shown:
         window = judged.window
-        figures = [within(each.figure.middle, each.figure.between, 1000) for each in judged.seen]
         rows.append(
             (
                 _from(judged).removeprefix("from "),
                 f"{window.requests_per_second:.2f}",
                 f"{100 * window.hit_rate:.0f} %",
-                *figures,
+                *(milliseconds(judged.of(each)) for each in bounds),
                 f"{window.most_waiting:,}",
                 f"{100 * window.most_kv_usage:.0f} %",
                 f"{100 * judged.confidence:.0f} %",
             )
         )
-    bounds = [f"{each.bound.word} ms" for each in windows[0].seen]
     say()
-    head = ("window from", "requests/s", "hits", *bounds, "waiting", "KV", "sure")
+    head = ("window from", "requests/s", "hits", *(f"{each.word} ms" for each in bounds), "waiting", "KV", "sure")
     print_table(None, head, rows, text_columns=(0,))
     if len(shown) < len(windows):
         print_sentence(f"the worst {len(shown)} of {len(windows)} windows; --json has all")

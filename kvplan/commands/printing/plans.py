@@ -13,7 +13,7 @@ from kvplan.commands.printing.plan_tables import (
     print_memory,
     shown,
 )
-from kvplan.commands.printing.queues import print_steps, server_text, within
+from kvplan.commands.printing.queues import print_steps, server_text
 from kvplan.commands.printing.render import as_markdown, print_csv, print_json, print_sentence, say
 from kvplan.errors import KvplanError
 from kvplan.planner.answer.document import (
@@ -30,6 +30,7 @@ from kvplan.planner.answer.document import (
 )
 from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.money import break_even_text
+from kvplan.planner.answer.ranges import within
 from kvplan.planner.answer.seats import graphs_sentence, seats_sentence
 from kvplan.planner.answer.sharing import hits_sentence
 from kvplan.planner.answer.steps import explained_steps

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kvplan.catalog.published_errors import FigureName
 from kvplan.commands.printing.render import print_sentence, print_table, say
-from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queueing.front_end import BUSIEST
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
 from kvplan.estimate.speed.steps.step_terms import term_names
+from kvplan.planner.answer.ranges import within
 
 
 def queues_text(queues: Queues) -> str:
@@ -72,34 +71,7 @@ def print_steps(name: str, steps: Sequence[ExplainedStep]) -> None:
     )
 
 
-def span(low: float, high: float, form: str, *, least: float = 0.0, most: float = math.inf) -> str:
-    """``30-80``; one number where both read alike. Neither is rounded below ``least`` or above ``most``."""
-    first, last = _rounded(low, form, math.ceil, least, most), _rounded(high, form, math.floor, least, most)
-    return first if first == last else f"{first}-{last}"
-
-
-def _rounded(value: float, form: str, inwards: Callable[[float], int], least: float, most: float) -> str:
-    text = format(value, form)
-    if least <= float(text.replace(",", "")) <= most:
-        return text
-    unit = 10.0 ** int(form[form.index(".") + 1 : -1])
-    return format(inwards(value * unit) / unit, form)
-
-
 def _percentiles(queues: Queues, name: FigureName, found: Distribution) -> str:
     p50 = within(found.median, queues.between(name, found.median), 1000)
     p99 = within(found.p99, queues.between(name, found.p99, "p99"), 1000)
     return f"p50 {p50} ms, p99 {p99} ms"
-
-
-def within(value: float, ends: Range | None, unit: float = 1.0) -> str:
-    """``45 (30-80)``: a figure and its interval; the value alone where nothing was compared."""
-    value *= unit
-    if ends is None:
-        return format(value, ",.3g") if value < 10 else format(value, ",.0f")
-    form = ",.1f" if value < 10 else ",.0f"
-    text, between = (
-        f"{value:{form}}",
-        span(unit * ends.low, unit * ends.high, form, least=unit * ends.least, most=unit * ends.most),
-    )
-    return text if text == between else f"{text} ({between})"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text, span, within
+from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text
 from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
 from kvplan.estimate.speed.queues import Queues
+from kvplan.planner.answer.ranges import span, within
 
 
 def print_speeds(answer: EstimateAnswer, *, explain: bool) -> None:

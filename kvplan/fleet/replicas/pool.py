@@ -14,9 +14,8 @@ keeps windows for drafters that drop a block.
   taken first, and those of windows and states that are not kept (see ``kept``), the others when all before them are
   (free_blocks).
 
-Three things are simpler: a state that decoding leaves behind is free in the step in which the next one is begun, not
-one later; blocks that answers fill are found by others when the answer has ended, not while it goes on; and where the
-pool is so full that requests are preempted, what decoding lets go is free before the others take theirs.
+Two things are simpler: blocks that answers fill are found by others when the answer has ended, not while it goes on;
+and of several groups of one kind that have copies of a block, the others follow the first group in which one is held.
 """
 
 from __future__ import annotations
@@ -71,8 +70,11 @@ class BlockPool:
 
     def could_hold(self, num_tokens: int) -> bool:
         """Whether the pool, empty, has room for a request of so many tokens."""
-        blocks = sum(self._new_blocks(lane, 0, num_tokens, is_whole=True) * lane.weight for lane in self.lanes)
-        return blocks <= self.num_blocks
+        return self.blocks_for(num_tokens) <= self.num_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that admit a request of so many tokens to an empty pool."""
+        return sum(self._new_blocks(lane, 0, num_tokens, is_whole=True) * lane.weight for lane in self.lanes)
 
     # ---- looking up
 

@@ -38,7 +38,7 @@ def verdict_sentence(answer: CacheAnswer, layout: LayoutAnswer) -> str:
     if question.split != "shared" and question.num_replicas == 1:
         where = "for the replica"
     after = _percent(layout.share(tier.num_tokens))
-    hits = f"{after} of prompt tokens are found instead of {before}"
+    hits = f"{after} of prompt tokens are found{f' instead of {before}' if before != after else ', as without'}"
     if tier.verdict == "harms":
         why = (
             "it finds nothing that the GPUs' own cache has not" if not tier.num_extra_tokens else "loading takes longer"

@@ -7,6 +7,7 @@ fleet_picture   a fleet's charts as a PNG
 tradeoff   cost against latency; memory_bars: where memory goes
 money      dollars per hour and per million tokens, and renting against an API
 picture    a plan as a plot
+ranges     a figure and its interval as text
 steps      what the steps of a deployment consist of
 drafting   what a drafter yields
 sharing    what the prefix cache finds of a load

@@ -16,12 +16,13 @@ _ROUND: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """points: (x, y), in order of x. colour: the name of one of the page's."""
+    """points: (x, y), in order of x. colour: the name of one of the page's. band: (x, low, high) of what is shaded."""
 
     label: str
     points: tuple[tuple[float, float], ...]
     colour: str
     has_dots: bool = False
+    band: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def chart(found: Chart) -> str:
     low, high = min(xs), max(xs)
     if high == low:
         low, high = low - 1, high + 1
-    needed = max([y for _, y in points] + [found.bound or 0.0, 1e-9])
+    highest = [high for line in found.lines for _, _, high in line.band]
+    needed = max([y for _, y in points] + highest + [found.bound or 0.0, 1e-9])
     marks = ticks(0.0, found.top or needed)
     top = found.top or max(marks[-1], needed)
     place = ChartCoordinates(low, high, top)
@@ -79,7 +81,14 @@ class ChartCoordinates:
 def _drawn(line: Line, place: ChartCoordinates) -> list[str]:
     colour = f"var(--{line.colour})"
     path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y in line.points)
-    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>']
+    parts = []
+    if line.band:
+        around = [(x, low) for x, low, _ in line.band] + [(x, high) for x, _, high in reversed(line.band)]
+        edge = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y in around)
+        parts.append(f'<polygon points="{edge}" fill="{colour}" opacity="0.15"/>')
+    parts.append(
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>'
+    )
     if line.has_dots:
         parts += [
             f'<circle cx="{place.x(x):.1f}" cy="{place.y(y):.1f}" r="4" fill="{colour}"/>' for x, y in line.points

@@ -18,10 +18,13 @@ from kvplan.planner.answer.page import (
     side_by_side_figures,
     table,
 )
+from kvplan.planner.answer.ranges import milliseconds
+from kvplan.planner.choices.expected import Figure
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.judging import WindowVerdict
 from kvplan.planner.fleets.playing import Played
 from kvplan.planner.launch.engines import launch_commands
+from kvplan.planner.question.slo import Bound
 
 _SHOWN: Final[dict[Statistic, str]] = {"p50": "c", "p95": "a", "p99": "b"}
 _MOST_POINTS: Final = 400
@@ -44,7 +47,7 @@ def fleet_page(answer: FleetAnswer, lines: Sequence[str]) -> str:
         "<h2>Against the service level</h2>",
         _charts(_against_the_level(answer, best)),
         "<h2>Windows</h2>",
-        _windows(best.verdict.windows),
+        _windows(answer.plan.request.goal.slo.bounds(), best.verdict.windows),
         "<h2>What it rests on</h2>",
         listed(fleet_assumptions(answer)),
     ]
@@ -87,13 +90,20 @@ def _queue_chart(best: Played) -> Chart:
     waiting = _thinned([(each.at / 60, float(each.num_waiting)) for each in samples])
     running = _thinned([(each.at / 60, float(each.num_running)) for each in samples])
     lines = (Line("running", running, "a"), Line("waiting", waiting, "b"))
-    return Chart("Queue", "minutes", "requests", lines, "Requests that run and that wait, of all replicas together.")
+    caption = f"Requests that run and that wait, of all replicas together{_looked_at(best)}."
+    return Chart("Queue", "minutes", "requests", lines, caption)
+
+
+def _looked_at(best: Played) -> str:
+    samples = best.play.samples
+    return f", looked at every {samples[1].at - samples[0].at:,.0f} s" if len(samples) > 1 else ""
 
 
 def _cache_chart(best: Played) -> Chart:
     points = _thinned([(each.at / 60, 100 * each.kv_usage) for each in best.play.samples])
     lines = (Line("held by running requests", points, "c"),)
-    return Chart("KV cache", "minutes", "% of blocks", lines, "Blocks held, of all replicas on average.", top=100.0)
+    caption = f"Blocks held, of all replicas on average{_looked_at(best)}."
+    return Chart("KV cache", "minutes", "% of blocks", lines, caption, top=100.0)
 
 
 def _hits_chart(best: Played) -> Chart:
@@ -105,18 +115,30 @@ def _hits_chart(best: Played) -> Chart:
 
 
 def _bound_charts(answer: FleetAnswer, best: Played) -> list[Chart]:
-    """The percentiles of each objective by window, with its bound."""
+    """The percentiles of each objective by window, with its bound and the interval of what is held against it."""
     charts = []
     for bound in answer.plan.request.goal.slo.bounds():
         lines = []
+        band = _stepped_band([(each.window.start / 60, each.of(bound)) for each in best.verdict.windows])
         for statistic, colour in _SHOWN.items():
             found = [(each.window.start / 60, each.window.at(bound.name, statistic)) for each in best.verdict.windows]
             points = [(at, 1000 * value) for at, value in found if value is not None]
-            lines.append(Line(statistic, _stepped(points), colour))
+            own = band if statistic == bound.statistic else ()
+            lines.append(Line(statistic, _stepped(points), colour, band=own))
         caption = f"{bound.name.upper()} of the requests sent in each window; dashed: {bound.word} at most "
         caption += f"{1000 * bound.seconds:,g} ms."
+        if any(line.band for line in lines):
+            caption += f" Shaded: where {bound.statistic} lies in 9 of 10 published measurements of such predictions."
         charts.append(Chart(bound.name.upper(), "minutes", "ms", tuple(lines), caption, bound=1000 * bound.seconds))
     return charts
+
+
+def _stepped_band(figures: Sequence[tuple[float, Figure | None]]) -> tuple[tuple[float, float, float], ...]:
+    """The interval of each window that has one, in ms."""
+    ends = [(at, each.between) for at, each in figures if each is not None and each.between.is_bounded]
+    low = _stepped([(at, 1000 * between.low) for at, between in ends])
+    high = _stepped([(at, 1000 * between.high) for at, between in ends])
+    return tuple((at, least, most) for (at, least), (_, most) in zip(low, high, strict=True))
 
 
 def _cost_chart(answer: FleetAnswer) -> Chart | None:
@@ -139,12 +161,12 @@ def _cost_chart(answer: FleetAnswer) -> Chart | None:
     return Chart("Cost over service level", unit, "ms", lines, caption, bound=1000 * bound.seconds)
 
 
-def _windows(windows: Sequence[WindowVerdict]) -> str:
+def _windows(bounds: Sequence[Bound], windows: Sequence[WindowVerdict]) -> str:
     heads = [
         "from",
         "requests/s",
         "hits",
-        *(f"{each.bound.word} ms" for each in windows[0].seen),
+        *(f"{each.word} ms" for each in bounds),
         "waiting",
         "KV",
         "sure",
@@ -156,7 +178,7 @@ def _windows(windows: Sequence[WindowVerdict]) -> str:
             f"{window.start / 60:,.0f} min",
             f"{window.requests_per_second:.2f}",
             f"{100 * window.hit_rate:.1f} %",
-            *(f"{1000 * each.figure.middle:,.0f}" for each in judged.seen),
+            *(milliseconds(judged.of(each)) for each in bounds),
             f"{window.most_waiting:,}",
             f"{100 * window.most_kv_usage:.0f} %",
             f"{100 * judged.confidence:.0f} %",

@@ -36,6 +36,9 @@ def _draw(chart: Chart, axes: Axes) -> None:
     for line in chart.lines:
         xs, ys = zip(*line.points, strict=True) if line.points else ((), ())
         marker = "o" if line.has_dots else ""
+        if line.band:
+            places, low, high = zip(*line.band, strict=True)
+            axes.fill_between(places, low, high, color=_COLOURS[line.colour], alpha=0.15, linewidth=0)
         axes.plot(xs, ys, label=line.label, color=_COLOURS[line.colour], marker=marker, linewidth=1.3)
     if chart.bound is not None:
         axes.axhline(chart.bound, color="#b00020", linestyle="--", linewidth=1.0)

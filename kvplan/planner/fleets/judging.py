@@ -104,6 +104,10 @@ class WindowVerdict(NamedTuple):
     def keeps(self) -> bool:
         return self.ratio <= 1.0
 
+    def of(self, bound: Bound) -> Figure | None:
+        """Return its figure; None where no request of the window has one, as answers of one token have no TPOT."""
+        return next((each.figure for each in self.seen if each.bound == bound), None)
+
 
 @dataclass(frozen=True, slots=True)
 class FleetVerdict:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.fleet.routers.named import check_router
+from kvplan.fleet.shapes import MOST_REQUESTS
 from kvplan.planner.question.wishes import FleetWishes, fleet_wishes
 from kvplan.setting_values import parse_share
 from kvplan.units import plural
@@ -18,7 +19,6 @@ DEFAULT_WINDOW_SECONDS: Final = 300.0
 SHORTEST_WINDOW_SECONDS: Final = 10.0
 SHORTEST_TRACE_SECONDS: Final = 5.0
 LONGEST_TRACE_SECONDS: Final = 14 * 86_400.0
-MOST_REQUESTS: Final = 400_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,11 @@ def with_file(request: PlanRequest, path: Path, part: FilePart) -> PlanRequest:
         if rate is not None:
             rate = float(f"{rate:.4g}")
             notes.append(f"--request-rate {rate:.3g}: {rates_as_text(shape)}.")
+    check(
+        request.num_users is not None or rate is not None,
+        f"A plan needs a load, and {path.name} gives none: its requests have no times, or all the same one",
+        "give --users 40 or --request-rate 2 beside it",
+    )
     notes += _of_reuse(request, shape)
     shares = shape.reused_share is not None
     trace = TracedLoad(path.name, shape.pairs, shape.gaps, shape.busiest_rate or 0.0, shares)
