@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 
@@ -57,6 +58,28 @@ def test_weights_that_only_some_engines_quantize_while_loading_are_a_checkpoint_
 def test_the_gguf_file_of_a_model_in_mxfp4_is_in_that() -> None:
     best = make_plan(resolve_model("gpt-oss-120b"), request("h100", num_users=4)).deployments[0]
     assert "gpt-oss-120b-MXFP4.gguf" in launch_commands(best, "openai/gpt-oss-120b")["llama.cpp"]
+
+
+def test_a_budget_that_another_format_keeps_is_not_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split("plan llama-3.1-8b --users 10 --ctx-avg 8k --gpu rtx-4090 --budget 0.35")
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "Nothing within $0.35 per hour serves this load in the formats asked for." in error
+    assert main([*words, *error.partition("change the format (")[2].partition(")")[0].split()]) == 0
+
+
+def test_without_a_service_level_the_speed_has_its_own_confidence(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan gpt-oss-120b --users 70 --ctx-avg 16k --gpu mi300x --max-gpus 1 --json"
+    assert main(shlex.split(words)) == 0
+    served = json.loads(capsys.readouterr().out)["deployments"][0]
+    assert served["performance"]["confidence"] == 1.0, "there is room for all"
+    low, middle, high = served["queueing"]["tpot_p50_ms"]
+    assert low < 100 < high
+    assert main(shlex.split(words.removesuffix(" --json"))) == 0
+    printed = capsys.readouterr().out
+    sure = int(printed.partition("10 tokens/s to each (")[2].partition(" % sure)")[0])
+    assert sure < 75 and (sure > 50) == (middle < 100)
+    assert "Servers refuse longer requests" in printed, "--ctx-max was not given"
 
 
 def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:
