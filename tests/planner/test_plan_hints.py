@@ -16,6 +16,7 @@ from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.question.slo import Slo, parse_slo
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import make_plan
+from kvplan.settings import ServingSettings
 
 LLAMA = resolve_model("llama-3.1-8b")
 
@@ -80,6 +81,16 @@ def test_without_a_service_level_the_speed_has_its_own_confidence(capsys: pytest
     sure = int(printed.partition("10 tokens/s to each (")[2].partition(" % sure)")[0])
     assert sure < 75 and (sure > 50) == (middle < 100)
     assert "Servers refuse longer requests" in printed, "--ctx-max was not given"
+
+
+def test_seats_for_all_users_are_not_less_sure_than_more_of_them() -> None:
+    sure = [
+        make_plan(LLAMA, request("h100", num_users=40, max_gpus=1, settings=ServingSettings(max_num_seqs=seats)))
+        .deployments[0]
+        .verdict.confidence
+        for seats in (40, 48, 64)
+    ]
+    assert sure == [1.0, 1.0, 1.0], "the pool holds 54 sequences"
 
 
 def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:

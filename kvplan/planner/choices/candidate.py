@@ -176,11 +176,12 @@ _AT_THE_LOW_END: Final = 0.95
 
 
 def pool_confidence(found: Candidate) -> float:
-    """How much of the range of KV pools holds so many sequences; 1 where its low end does."""
-    choice, prediction, room, num_users = found.choice, found.prediction, found.room, found.served.num_users
+    """How much of the range of KV pools holds so many sequences; 1 where its low end does. Seats are exact."""
+    choice, prediction, num_users = found.choice, found.prediction, found.served.num_users
+    held = found.capacity.worst_sequences if found.basis.request.worst_case else found.capacity.average_sequences
     pool = max(prediction.rank.available_kv_bytes, 1)
     low = kv_pool_low_bytes(choice.weights.spec, choice.gpu, prediction)
-    least = int(room * low / pool)
+    least = int(held * low / pool)
     if num_users <= least:
         return 1.0
-    return _AT_THE_PREDICTION + (_AT_THE_LOW_END - _AT_THE_PREDICTION) * (room - num_users) / max(room - least, 1)
+    return _AT_THE_PREDICTION + (_AT_THE_LOW_END - _AT_THE_PREDICTION) * (held - num_users) / max(held - least, 1)
