@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -91,6 +92,15 @@ def test_seats_for_all_users_are_not_less_sure_than_more_of_them() -> None:
         for seats in (40, 48, 64)
     ]
     assert sure == [1.0, 1.0, 1.0], "the pool holds 54 sequences"
+
+
+def test_an_engine_that_is_too_slow_is_not_called_a_busy_server(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "plan llama-3.1-8b --input-len 1k --output-len 300 --gpu h100 --max-gpus 40 --request-rate"
+    assert main([*shlex.split(asked), "1000"]) == 1
+    sentence = re.search(r"It answers (\S+) to (\S+) requests/s; 1,000 are needed", capsys.readouterr().err)
+    assert sentence is not None, "each of 40 servers works 17.75 ms on a request, and has time for 2,253 of them"
+    low, high = (float(end.replace(",", "")) for end in sentence.groups())
+    assert 500 < low < 1000 < high < 2000
 
 
 def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:
