@@ -62,7 +62,7 @@ def explain(
     log: a Path, or the text itself where it has more than one line; a text of one line is a path. settings: by vLLM's
     names, as in ``estimate``; they count before those of the log. KvplanError where it is no such log.
     """
-    is_text = isinstance(log, str) and "\n" in log
+    is_text = isinstance(log, str) and ("\n" in log or not log.strip())
     found, note = parse_log(str(log).encode(errors="replace"), "The log") if is_text else read_log(Path(log))
     found = of_engine(found, engine)
     spec = named_model(model, found.model)

@@ -29,7 +29,7 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
     ``assumptions`` are values for config keys that are missing (``--assume KEY=VALUE``). KvplanError where there is no
     such model or its config cannot be read; UnknownArchitectureError where its attention is not known.
     """
-    name = text.strip()
+    name = _HUB_ADDRESS.sub(r"\1", text.strip())
     if not name:
         raise UsageError("The model's name is empty.", hint="try gpt2, llama-3.1-8b, or a path to a config.json")
     profile = find_profile(name)
@@ -39,6 +39,12 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
     if os.path.exists(path) or name.endswith((".json", ".gguf")):
         return _read_path(path, assumptions)
     return _read_elsewhere(name, assumptions)
+
+
+_HUB_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/([\w.-]{1,96}/[\w.-]{1,96})(?:/(?:tree|blob|resolve)/.*|/)?$"
+)
+"""A repository's page, as browsers have it: what serves a model takes its id."""
 
 
 def _read_elsewhere(name: str, assumptions: Mapping[str, str] | None) -> ModelSpec:

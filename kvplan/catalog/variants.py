@@ -223,8 +223,8 @@ def _shape(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, A
 
 
 def _sibling(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """A quantized checkpoint of the model, where only such ones ship."""
-    names = (f"{stem}-{suffix}" for suffix in ("nvfp4", "fp8"))
+    """A quantized checkpoint of the model, where only such ones ship; of a base model one of its instructed twin."""
+    names = (f"{stem}-{suffix}" for suffix in ("nvfp4", "fp8", "it-nvfp4"))
     return next((shapes[name] for name in names if name in shapes), None)
 
 

@@ -187,7 +187,7 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
         notes.append("--kv-cache-memory-bytes says how large the KV cache is, so kvplan does not predict it.")
         return parts_beside_the_pool(log, found), Counts(), ()
     counts = Counts(found.kv_cache_tokens, found.num_blocks, found.max_concurrency)
-    if _is_another_checkpoint(log, found):
+    if is_another_checkpoint(log, found):
         notes.append(
             "The checkpoint is stored otherwise than kvplan takes it to be, by the memory in the log: name its format "
             "with --quantization, or its config with --model."
@@ -199,7 +199,7 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
 _OTHER_WEIGHTS_SHARE = 0.15
 
 
-def _is_another_checkpoint(log: StartupLog, found: VllmPrediction) -> bool:
+def is_another_checkpoint(log: StartupLog, found: VllmPrediction) -> bool:
     """Whether the weights of the log are far from those predicted, or leave room where those would not."""
     weights, pool = log.memory.weight_bytes, log.memory.kv_pool_bytes
     if weights is not None:
@@ -321,7 +321,7 @@ def _ways_to_fit(
         if found is not None and found.outcome != "oom_weights":
             each = format_bytes(found.rank.weight_bytes)
             wider = more_gpus(log.settings, replace(log.settings, tensor_parallel_size=more))
-            yield SuggestedChange(f"{wider} ({each} of weights each)", _held_tokens(found))
+            yield SuggestedChange(f"{wider} ({each} of weights each){_shortened(found)}", _held_tokens(found))
             break
     if spec.quantization is not None:
         return
@@ -329,10 +329,16 @@ def _ways_to_fit(
         found = _tried(log, with_quantization(spec, ServingSettings(quantization=name)), gpu, log.settings)
         if found is not None and found.outcome != "oom_weights":
             stored = f"{format_bytes(found.rank.weight_bytes)} instead of {format_bytes(prediction.rank.weight_bytes)}"
-            yield SuggestedChange(f"take a checkpoint in {name}: {stored}", _held_tokens(found))
+            yield SuggestedChange(f"take a checkpoint in {name}: {stored}{_shortened(found)}", _held_tokens(found))
 
 
 _SMALLER_FORMATS = ("fp8", "awq")
+
+
+def _shortened(found: VllmPrediction) -> str:
+    """``, with --max-model-len 2560``: what vLLM refuses to start without, where one longest sequence has no room."""
+    too_long = found.outcome == "rejected_ctx" and found.largest_max_model_len
+    return f", with --max-model-len {found.largest_max_model_len}" if too_long else ""
 
 
 def _tried(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings) -> VllmPrediction | None:

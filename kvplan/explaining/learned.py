@@ -13,6 +13,8 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.question import tensor_parallel_size
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.explaining.explanation import is_another_checkpoint
+from kvplan.explaining.named_model import named_model
 from kvplan.explaining.reading import read_log
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
@@ -50,6 +52,7 @@ def basis_of(
             raise KvplanError(f"{path} does not tell its GPU.", hint="name it with --gpu")
         gpu = fitting.profiles[0]
         notes.append(fitting.note or "")
+    _refuse_another_model(found, spec, path)
     settings, _ = overridden(_carried(found.settings), given)
     if counted is not None and counted.num_gpus > 1:
         settings = replace(settings, tensor_parallel_size=tensor_parallel_size(counted, given))
@@ -62,6 +65,19 @@ def basis_of(
         replace(settings, max_model_len=None),
         () if length is None else (str(length),),
         tuple(filter(None, notes)),
+    )
+
+
+def _refuse_another_model(log: StartupLog, spec: ModelSpec, path: Path) -> None:
+    """UsageError where the log's model is known, and is another one: its weights would be taken for those of ``spec``.
+
+    A path or a name that is not known may be any model's.
+    """
+    logged = named_model(None, log.model) if log.engine == "vllm" else None
+    if logged is None or (logged.num_parameters, logged.num_layers) == (spec.num_parameters, spec.num_layers):
+        return
+    raise UsageError(
+        f"{path} is of {logged.title}, not of {spec.title}.", hint="name the log's model, or pass a log of this one"
     )
 
 
@@ -86,6 +102,11 @@ def learn(log: StartupLog, spec: ModelSpec, gpu: GpuProfile) -> LearnedStart:
     version = log.version or log.wording or "latest"
     found = predict_vllm(spec, gpu, log.settings, version)
     rank = found.rank
+    if is_another_checkpoint(log, found):
+        raise UsageError(
+            f"By its memory the log is not of {spec.title} as kvplan takes it to be stored.",
+            hint="name the model or the format that it is of, or pass the model's config.json",
+        )
     weights = _more(memory.weight_bytes, rank.weight_bytes)
     state = rank.state_bytes if memory.consumed_bytes is not None else 0
     outside = _more(memory.non_torch_bytes, rank.non_torch_bytes + state)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.files import read_bytes, read_standard_input
+from kvplan.pasted.shell import is_serve_line, shell_words
 from kvplan.units import MIB
 
 _LARGEST_BYTES: Final = 200 * MIB
@@ -28,7 +30,10 @@ def read_log(path: Path) -> ReadLog:
 
     KvplanError where it cannot be read, or is no start-up log.
     """
-    if str(path) == "-":
+    text = str(path)
+    if " " in text and not os.path.exists(text) and is_serve_line(shell_words(text)):
+        raise UsageError("That is a command, not the log of a start.", hint=f'kvplan estimate "{text}" sizes it')
+    if text == "-":
         content = read_standard_input(_LARGEST_BYTES, hint=_HINT)
     else:
         content = read_bytes(path, _LARGEST_BYTES, hint=_HINT, may_be_piped=True)
@@ -45,6 +50,6 @@ def parse_log(content: bytes, name: str) -> ReadLog:
     if not log.has_figures:
         raise KvplanError(
             f"{name} does not look like a start-up log of vLLM or SGLang: it says nothing about memory or KV cache.",
-            hint="pass the log of such a server's start",
+            hint="pass the log of such a server's start; kvplan estimate reads a command alone",
         )
     return ReadLog(log, note)

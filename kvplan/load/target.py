@@ -128,4 +128,8 @@ def _refusal(form: RequestForm, record: RequestRecord) -> KvplanError:
         return KvplanError(f"{where} refuses: {record.error}.", hint=f"check --model, or try --endpoint {other}")
     if record.status is None:
         return KvplanError(str(record.error), hint="check that the server is up and the address is right")
-    return KvplanError(f"{where} did not serve a small request: {record.error}.", hint="the server's log may say why")
+    said = str(record.error).rstrip(".")
+    hint = "the server's log may say why"
+    if "tokenizer" in said:
+        hint = "kvplan load sends text: serve a checkpoint with its tokenizer, or measure with kvplan sweep"
+    return KvplanError(f"{where} did not serve a small request: {said}.", hint=hint)

@@ -15,7 +15,7 @@ from typing import Final
 
 from kvplan.errors import UsageError
 
-_OTHERS: Final = ("sglang", "llama-server", "trtllm-serve", "text-generation-launcher")
+_OTHERS: Final = re.compile(r"sglang(?:\.[\w.]+)?|llama-server|trtllm-serve|text-generation-launcher|ollama|lmdeploy")
 _EXAMPLE: Final = "for example vllm serve Qwen/Qwen3-8B --max-model-len 32768"
 _VARIABLE = re.compile(r"([A-Za-z_]\w{0,80})=(.*)", re.DOTALL)
 _SERVER_MODULE: Final = re.compile(r"vllm\.entrypoints\.(?:openai\.)?api_server")
@@ -51,8 +51,8 @@ def shell_words(text: str) -> list[str]:
 
 def is_serve_line(words: Sequence[str]) -> bool:
     """Whether ``words`` start vLLM's server, or try to."""
-    first = words[0] if len(words) > 1 else ""
-    return _start(words) is not None or first in _OTHERS or any(word in _RUN_IMAGE for word in words[:3])
+    begins = words[:3] if len(words) > 1 else ()
+    return _start(words) is not None or any(_OTHERS.fullmatch(word) or word in _RUN_IMAGE for word in begins)
 
 
 def serve_line(words: Sequence[str]) -> ServeLine:
@@ -63,7 +63,7 @@ def serve_line(words: Sequence[str]) -> ServeLine:
         return ServeLine(_up_to_end(words[start:]), variables, None)
     run = next((place for place, word in enumerate(words) if word in _RUN_IMAGE), None)
     if run is None or "run" not in words[run:]:
-        hint = "kvplan reads vLLM's commands alone" if any(word in _OTHERS for word in words) else _EXAMPLE
+        hint = "kvplan reads vLLM's commands alone" if any(map(_OTHERS.fullmatch, words)) else _EXAMPLE
         raise UsageError("The pasted command does not start vLLM's server.", hint=hint)
     return _in_container(words[run + words[run:].index("run") + 1 :], variables)
 

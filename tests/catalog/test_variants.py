@@ -50,6 +50,7 @@ CHECKPOINTS = [  # id on the hub, profile with its shape, format of its weights 
     ("unsloth/Qwen3.8-27B-GGUF", "qwen3.5-27b", PLAIN),
     ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8 8-bit, per tensor"),
     ("google/gemma-4-31b-it", "gemma-4-31b-it-nvfp4", PLAIN),
+    ("google/gemma-4-31B", "gemma-4-31b-it-nvfp4", PLAIN),
     ("unsloth/Llama-3.1-8B-Instruct", "llama-3.1-8b", PLAIN),
     ("unsloth/Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "bitsandbytes 4-bit, group 64"),
     ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "bitsandbytes 4-bit, group 64"),
@@ -95,6 +96,11 @@ def test_a_checkpoint_is_sized_by_its_name(name: str, base: str, stored: str | N
     assert spec.max_position_embeddings == shape.max_position_embeddings
     assert (format_label(spec.quantization) if spec.quantization else PLAIN) == stored
     assert spec.assumptions[0].startswith(f"{name} is sized from its name alone: the shape of {shape.id}")
+
+
+def test_the_address_of_a_page_on_the_hub_is_its_id() -> None:
+    for address in ("https://huggingface.co/Qwen/Qwen3-8B", "hf.co/Qwen/Qwen3-8B/tree/main"):
+        assert resolve_model(address).served_id == "Qwen/Qwen3-8B"
 
 
 def test_names_are_taken_without_their_organisation_too() -> None:

@@ -74,7 +74,8 @@ def test_weights_larger_than_the_card_are_not_answered_with_less_utilization() -
     said = sentences(answer)
     assert "lower --gpu-memory-utilization" not in said and "raise --gpu-memory-utilization" not in said
     assert "--tensor-parallel-size 4 (15.49 GiB of weights each)" in said
-    assert "a checkpoint in awq: 18.23 GiB instead of 61.03 GiB" in said and "checkpoint in fp8" not in said
+    assert "a checkpoint in awq: 18.23 GiB instead of 61.03 GiB, with --max-model-len 2" in said, "2.6k tokens of 40k"
+    assert "checkpoint in fp8" not in said
 
 
 def test_a_vision_tower_that_ran_out_of_memory_is_named() -> None:
@@ -128,6 +129,14 @@ def test_a_sampler_that_ran_out_of_memory_is_named() -> None:
     log = parse_startup_log(text)
     assert log.phase == "warming up" and "256 dummy requests" in (log.failure or "")
     assert "lower --max-num-seqs" in sentences(explain_log(log, None, None))
+
+
+def test_a_command_is_no_log(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("docker run --gpus all vllm/vllm-openai:v0.19.1 --model Qwen/Qwen3-8B -tp 2", "vllm serve m -tp 2"):
+        assert main(["explain", words]) == 2
+        assert f'hint: kvplan estimate "{words}" sizes it' in capsys.readouterr().err
+    assert main(["explain", "vllm serve m " + "x" * 5000]) == 2
+    assert main(["explain", "no such file.log"]) == 1
 
 
 def test_the_command_explains_a_cpus_log(capsys: pytest.CaptureFixture[str]) -> None:

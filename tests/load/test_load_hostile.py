@@ -92,6 +92,15 @@ def test_a_list_of_models_that_cannot_be(models: Answer, sentence: str, capsys: 
     assert (talk.startswith("error: ") and sentence in talk) or "refuses: 404" in talk
 
 
+def test_a_server_without_a_tokenizer_is_told_from_one_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    body = b'{"error": {"message": "Prompts must be token ids: this model has no tokenizer."}}'
+    refusal = raw(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    with hostile({"/v1/completions": refusal}) as server:
+        assert main(["load", server.url]) == 1
+    talk = capsys.readouterr().err
+    assert "this model has no tokenizer.\nhint: kvplan load sends text" in talk
+
+
 def test_an_answer_that_nobody_asked_for_is_given_to_nobody() -> None:
     """Two answers to one request: the second must not stand for the answer to the next request."""
     served = stream(chunk(1), chunk(2), chunk(3), chunk(4, finish="length"), b"data: [DONE]")

@@ -89,7 +89,8 @@ def test_formats_of_a_checkpoint_are_no_setting() -> None:
         ("vllm serve --port 80", "names no model", "--model"),
         ("vllm serve 'm", "quote that is not closed", "vllm serve"),
         ("vllm bench serve --model m", "does not start vLLM's server", "vllm serve"),
-        ("python -m sglang.launch_server --model-path m", "does not start vLLM's server", "vllm serve"),
+        ("python -m sglang.launch_server --model-path m", "does not start vLLM's server", "vLLM's commands alone"),
+        ("ollama run llama3", "does not start vLLM's server", "vLLM's commands alone"),
         ("docker run --rm", "names no image", "vllm-openai"),
     ],
 )

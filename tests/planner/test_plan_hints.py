@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.question.slo import Slo, parse_slo
 from kvplan.planner.search.fixes import cheapest_fix
 from kvplan.planner.search.plan import make_plan
+from kvplan.settings import ServingSettings
 
 LLAMA = resolve_model("llama-3.1-8b")
 
@@ -57,6 +60,47 @@ def test_weights_that_only_some_engines_quantize_while_loading_are_a_checkpoint_
 def test_the_gguf_file_of_a_model_in_mxfp4_is_in_that() -> None:
     best = make_plan(resolve_model("gpt-oss-120b"), request("h100", num_users=4)).deployments[0]
     assert "gpt-oss-120b-MXFP4.gguf" in launch_commands(best, "openai/gpt-oss-120b")["llama.cpp"]
+
+
+def test_a_budget_that_another_format_keeps_is_not_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split("plan llama-3.1-8b --users 10 --ctx-avg 8k --gpu rtx-4090 --budget 0.35")
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "Nothing within $0.35 per hour serves this load in the formats asked for." in error
+    assert main([*words, *error.partition("change the format (")[2].partition(")")[0].split()]) == 0
+
+
+def test_without_a_service_level_the_speed_has_its_own_confidence(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan gpt-oss-120b --users 70 --ctx-avg 16k --gpu mi300x --max-gpus 1 --json"
+    assert main(shlex.split(words)) == 0
+    served = json.loads(capsys.readouterr().out)["deployments"][0]
+    assert served["performance"]["confidence"] == 1.0, "there is room for all"
+    low, middle, high = served["queueing"]["tpot_p50_ms"]
+    assert low < 100 < high
+    assert main(shlex.split(words.removesuffix(" --json"))) == 0
+    printed = capsys.readouterr().out
+    sure = int(printed.partition("10 tokens/s to each (")[2].partition(" % sure)")[0])
+    assert sure < 75 and (sure > 50) == (middle < 100)
+    assert "Servers refuse longer requests" in printed, "--ctx-max was not given"
+
+
+def test_seats_for_all_users_are_not_less_sure_than_more_of_them() -> None:
+    sure = [
+        make_plan(LLAMA, request("h100", num_users=40, max_gpus=1, settings=ServingSettings(max_num_seqs=seats)))
+        .deployments[0]
+        .verdict.confidence
+        for seats in (40, 48, 64)
+    ]
+    assert sure == [1.0, 1.0, 1.0], "the pool holds 54 sequences"
+
+
+def test_an_engine_that_is_too_slow_is_not_called_a_busy_server(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "plan llama-3.1-8b --input-len 1k --output-len 300 --gpu h100 --max-gpus 40 --request-rate"
+    assert main([*shlex.split(asked), "1000"]) == 1
+    sentence = re.search(r"It answers (\S+) to (\S+) requests/s; 1,000 are needed", capsys.readouterr().err)
+    assert sentence is not None, "each of 40 servers works 17.75 ms on a request, and has time for 2,253 of them"
+    low, high = (float(end.replace(",", "")) for end in sentence.groups())
+    assert 500 < low < 1000 < high < 2000
 
 
 def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:

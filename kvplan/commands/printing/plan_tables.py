@@ -61,8 +61,13 @@ def formats_text(choice: DeploymentChoice) -> str:
 
 
 def confidence_text(deployment: PlannedDeployment) -> str:
+    """How sure it is that ``deployment`` serves the load as asked."""
+    return sure_text(deployment.verdict.confidence)
+
+
+def sure_text(confidence: float) -> str:
     """``82 %``: never quite certain of what was predicted."""
-    return f"{min(100 * deployment.verdict.confidence, 99):.0f} %"
+    return f"{min(100 * confidence, 99):.0f} %"
 
 
 def _row(deployment: PlannedDeployment) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from kvplan.commands.printing.plan_tables import (
     print_deployments,
     print_memory,
     shown,
+    sure_text,
 )
 from kvplan.commands.printing.queues import print_steps, server_text
 from kvplan.commands.printing.render import as_markdown, print_csv, print_json, print_sentence, say
@@ -108,7 +109,9 @@ def nothing_serves(found: PlanAnswer, fix: Fix | None) -> KvplanError:
     if fix is not None:
         hint = f"{fix.sentence}: then {fix.deployment.name} serves it"
     if found.too_dear is not None:
-        return KvplanError(f"Nothing within ${found.request.usd_per_hour:,.2f} per hour serves this load.", hint=hint)
+        formats = " in the formats asked for" if found.alternatives else ""
+        limit = f"${found.request.usd_per_hour:,.2f} per hour"
+        return KvplanError(f"Nothing within {limit} serves this load{formats}.", hint=hint)
     miss = found.nearest_miss
     if miss is None:
         return KvplanError("No deployment serves this load.", hint=hint)
@@ -218,7 +221,12 @@ def _confidence_sentence(found: PlanAnswer, best: PlannedDeployment) -> str:
 def _readable_sentence(best: PlannedDeployment) -> str:
     holds = "" if best.verdict.confidence >= 1 else f" Carries this load: {confidence_text(best)} sure."
     if best.verdict.broken is None:
-        return f"No --slo: the cheapest that begins within 10 s and writes 10 tokens/s to each.{holds}"
+        speed = best.verdict.weakest
+        how_sure = "" if speed is None else f" ({sure_text(speed.confidence)} sure)"
+        return (
+            f"No --slo: the cheapest expected to begin within 10 s and to write 10 tokens/s to each{how_sure}; below, "
+            f"sure is of room for the load.{holds}"
+        )
     return f"Slower than people read (10 tokens/s, begun within 10 s): nothing within the limits is faster.{holds}"
 
 
@@ -251,8 +259,9 @@ def assumptions(found: PlanAnswer, *, explain: bool) -> Iterator[str]:
     compared = "measurements of such predictions"
     if found.deployments[0].speed_model.scale is not None:
         compared = "loads of servers that were measured once, as yours"
+    played = plural(found.num_played, "time")
     yield (
-        f"Of {plural(found.num_tried, 'layout')}, from cheap to dear, the load was played {found.num_played:,} times; "
+        f"Of {plural(found.num_tried, 'layout')}, from cheap to dear, the load was played {played}; "
         f"brackets hold 9 in 10 published {compared} (docs/accuracy.md)."
     )
     yield _origins(everything)

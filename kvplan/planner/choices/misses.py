@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice, Miss
@@ -10,6 +11,9 @@ from kvplan.planner.choices.load import LoadedReplica
 from kvplan.planner.choices.verdict import ExpectedBound, Verdict
 from kvplan.planner.question.request import Workload
 from kvplan.units import format_bytes, plural
+
+_BUSY: Final = 0.99
+"""Share of its time that a server works where it, not the engine, bounds what is answered."""
 
 
 def lacks_memory(workload: Workload, choice: DeploymentChoice, replicas: int, prediction: VllmPrediction) -> Miss:
@@ -52,12 +56,11 @@ def lacks_room(
     context = workload.longest_context if worst_case else workload.average_context
     if workload.requests_per_second is not None and served.supply is not None:
         low, high = served.supply.low * replicas, served.supply.high * replicas
-        supply = f"{low:,.3g}" if served.server_share > 1 else f"{low:,.2g} to {high:,.2g}"
+        # The server works on what is answered, not on what is asked for: it is the bound where it is busy at both ends.
+        is_server = served.server_share * low / workload.requests_per_second > _BUSY
         why = f", all that {plural(replicas, 'server')} of vLLM {'has' if replicas == 1 else 'have'} time for"
-        sentence = (
-            f"It answers {supply} requests/s{why if served.server_share > 1 else ''}; "
-            f"{workload.requests_per_second:g} are needed."
-        )
+        supply = f"{_rounded(low, 3)} requests/s{why}" if is_server else f"{_rounded(low)} to {_rounded(high)} requests/s"
+        sentence = f"It answers {supply}; {workload.requests_per_second:,g} are needed."
         shortfall = workload.requests_per_second / max(replicas * served.supply.middle, 1e-9)
         return Miss(choice, replicas, "capacity", "rate", 0, shortfall, sentence, prediction)
     each = capacity.worst_bytes if worst_case else capacity.average_bytes
@@ -101,6 +104,11 @@ def too_slow_alone(choice: DeploymentChoice, replicas: int, prediction: VllmPred
 
 def _worst(verdict: Verdict) -> ExpectedBound | None:
     return verdict.broken or verdict.weakest
+
+
+def _rounded(number: float, digits: int = 2) -> str:
+    """``1,300`` of 1,274, ``0.0071`` of 0.00712."""
+    return f"{float(f'{number:.{digits}g}'):,.10g}"
 
 
 def _times(seen: ExpectedBound) -> str:

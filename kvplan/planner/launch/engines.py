@@ -75,7 +75,9 @@ def command_note(spec: ModelSpec) -> str | None:
     """Why a model has fewer commands than others, or what is to be added to them; None where they are complete."""
     if not spec.attends_to_encoder:
         is_lacking = spec.is_gguf and spec.tokenizer is None
-        return _TOKENIZER_NOTE if is_lacking else None
+        is_nameless = spec.sized_as is not None and "/" not in spec.served_id
+        nameless = f"{spec.served_id} is no id of the Hugging Face Hub: put its organisation before it."
+        return _TOKENIZER_NOTE if is_lacking else nameless if is_nameless else None
     only = "no command is known" if is_never_served(spec.architecture) else "vLLM's command is the only one known"
     return f"{spec.served_id} attends to an encoder: {only} for it."
 

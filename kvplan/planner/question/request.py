@@ -222,7 +222,10 @@ def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
         longest = max(request.average_context or 0, wanted)
         if not longest:
             longest = min(positions or _DEFAULT_CONTEXT_TOKENS, _DEFAULT_CONTEXT_TOKENS)
-        notes.append(f"--ctx-max {longest:,}: the longest length given, or kvplan's default.")
+        notes.append(
+            f"--ctx-max {longest:,}: the longest length given, or kvplan's default. Servers refuse longer requests, so "
+            "give it where yours get longer."
+        )
     if positions is not None and longest > positions:
         raise KvplanError(
             f"{spec.served_id} has {positions:,} positions; --ctx-max {longest:,} is beyond them.",

@@ -28,13 +28,12 @@ def cheapest_fix(plan: PlanAnswer, measured: MeasuredProfiles = MeasuredProfiles
     """None where the plan has an answer, or no single change gives it one."""
     if plan.deployments:
         return None
+    sure = next((each.deployment for each in plan.alternatives if each.deployment.verdict.meets), None)
+    if sure is not None:
+        return Fix(f"change the format ({_format_options(sure)})", sure)
     if plan.too_dear is not None and plan.too_dear.usd_per_hour is not None:
         dear = plan.too_dear.usd_per_hour
         return Fix(f"the cheapest that serves costs ${dear:,.2f} per hour (--budget {dear:.2f})", plan.too_dear)
-    sure = next((each.deployment for each in plan.alternatives if each.deployment.verdict.meets), None)
-    if sure is not None:
-        best = sure
-        return Fix(f"change the format ({_format_options(best)})", best)
     first = FirstDeployments(plan.spec, measured)
     for sentence, changed in _changes(plan):
         answer = first.of(changed)
