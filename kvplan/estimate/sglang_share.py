@@ -79,7 +79,7 @@ def static_fraction(
 ) -> float:
     """Return the share of ``spec`` on GPUs of ``settings``, whose groups attend beside each other or are one."""
     tensor = settings.tensor_parallel_size * attention_groups
-    memory, seats = settings.device_memory_bytes or gpu.memory_bytes, settings.max_num_seqs
+    memory, seats = listed_memory(gpu, settings), settings.max_num_seqs
     rows = release.largest_graph_rows(memory, tensor, seats)
     if seats is not None and seats <= _MOST_RAISED_ROWS and _serves_images_on_hopper(spec, gpu, release):
         rows = max(rows, seats)
@@ -94,6 +94,11 @@ def static_fraction(
         chunk_tokens=chunk,
     )
     return share * _share_beside_images(spec, release)
+
+
+def listed_memory(gpu: GpuProfile, settings: ServingSettings) -> int:
+    """Return the bytes that nvidia-smi lists, by which releases choose (``get_nvgpu_memory_capacity``)."""
+    return settings.device_memory_bytes or gpu.listed_memory_bytes or gpu.memory_bytes
 
 
 def image_bytes(spec: ModelSpec, gpu: GpuProfile, max_num_seqs: int | None, release: SglangRelease) -> int:

@@ -69,7 +69,8 @@ def test_small_gpus_read_twice_as_much_at_once_from_0_5_20_on(version: str, mib:
     """An RTX 4090's pool has 3 GiB less: 42 sizes up to 2,048 tokens are captured, 50 up to 4,096."""
     gpu = find_gpu("rtx-4090")
     found = static_fraction(resolve_model("llama-3.1-8b"), gpu, ServingSettings(), 1, sglang_release(version))
-    assert (1 - found) * gpu.memory_bytes / MIB == pytest.approx(mib, abs=13)
+    assert gpu.listed_memory_bytes == 24564 * MIB
+    assert (1 - found) * 24564 == pytest.approx(mib, abs=13)
 
 
 def test_what_is_asked_for_decides_the_reserve() -> None:
