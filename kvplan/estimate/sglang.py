@@ -6,7 +6,8 @@
 into what is left. The rest is divided once, at the start:
 
 * layers that keep every token share one pool; ``max_total_num_tokens`` is its size;
-* windows have their own pool of ``swa_full_tokens_ratio`` (0.8) times as many tokens;
+* windows have their own pool of ``swa_full_tokens_ratio`` (0.8) times as many tokens; without a prefix cache, and with
+  --max-running-requests, what these need (``SglangRelease.caps_windows``);
 * recurrent states have their own slots: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool. Each request
   that runs takes several (``SglangRelease.state_slots``): hybrid models run as many as these allow for, however much
   room their tokens have. Without a prefix cache (--disable-radix-cache) each takes one, and --max-running-requests is
@@ -29,7 +30,13 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
 from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.sglang_share import DATA_CENTRE_BLACKWELL, generation_of, image_bytes, static_fraction
+from kvplan.estimate.sglang_share import (
+    DATA_CENTRE_BLACKWELL,
+    generation_of,
+    image_bytes,
+    listed_memory,
+    static_fraction,
+)
 from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
 from kvplan.settings import ServingSettings
@@ -78,6 +85,15 @@ class _Cells:
     token_bytes: int
     window_token_bytes: int
     state_bytes: int
+    window_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """Bytes of a token of the first pool with its share of the windows', tokens of both."""
+
+    token_bytes: int
+    tokens: int
     window_tokens: int
 
 
@@ -136,20 +152,28 @@ def _predict_stage(
     if own_seats is not None:
         own_seats = max(own_seats // groups, 1)
         slots = min(slots, own_seats)
-    pool = max(rest - (states := (slots + padding) * cells.state_bytes), 0)
-    each = cells.token_bytes + int(WINDOW_POOL_SHARE * cells.window_token_bytes)
-    if not cells.token_bytes:
-        each = cells.window_token_bytes
-        tokens = windows = pool // max(each, 1)
-    elif release.caps_windows and own_seats is not None and cells.window_token_bytes:
-        each, chunk = cells.token_bytes, settings.max_num_batched_tokens or release.chunked_prefill_tokens(total)
-        windows = _capped_windows(cells.window_tokens, own_seats, chunk, gpu)
-        tokens = max(pool - windows * cells.window_token_bytes, 0) // each
-    else:
-        tokens = pool // each
-        windows = int(tokens * WINDOW_POOL_SHARE) if cells.window_token_bytes else 0
-    seats = _seats(spec, settings, tokens, slots if cells.state_bytes else None, groups, release)
-    return SglangPrediction(total, static, weight_bytes, rest, each, tokens, windows, slots, states, seats)
+    states = (slots + padding) * cells.state_bytes
+    capped = None
+    if release.caps_windows and own_seats is not None:
+        chunk = settings.max_num_batched_tokens or release.chunked_prefill_tokens(listed_memory(gpu, settings))
+        capped = _capped_windows(cells.window_tokens, own_seats, chunk, gpu)
+    pools = _divided(max(rest - states, 0), cells, capped)
+    seats = _seats(spec, settings, pools.tokens, slots if cells.state_bytes else None, groups, release)
+    sizes = (pools.token_bytes, pools.tokens, pools.window_tokens)
+    return SglangPrediction(total, static, weight_bytes, rest, *sizes, slots, states, seats)
+
+
+def _divided(pool_bytes: int, cells: _Cells, capped_windows: int | None) -> _Pools:
+    """The pools of tokens and of windows; ``capped_windows``: tokens of the latter, where requests decide them."""
+    full, window = cells.token_bytes, cells.window_token_bytes
+    if not full:
+        tokens = pool_bytes // max(window, 1)
+        return _Pools(window, tokens, tokens)
+    if window and capped_windows is not None:
+        return _Pools(full, max(pool_bytes - capped_windows * window, 0) // full, capped_windows)
+    each = full + int(WINDOW_POOL_SHARE * window)
+    tokens = pool_bytes // each
+    return _Pools(each, tokens, int(tokens * WINDOW_POOL_SHARE) if window else 0)
 
 
 def _seats(

@@ -79,7 +79,7 @@ def static_fraction(
 ) -> float:
     """Return the share of ``spec`` on GPUs of ``settings``, whose groups attend beside each other or are one."""
     tensor = settings.tensor_parallel_size * attention_groups
-    memory, seats = settings.device_memory_bytes or gpu.memory_bytes, settings.max_num_seqs
+    memory, seats = listed_memory(gpu, settings), settings.max_num_seqs
     rows = release.largest_graph_rows(memory, tensor, seats)
     if seats is not None and seats <= _MOST_RAISED_ROWS and _serves_images_on_hopper(spec, gpu, release):
         rows = max(rows, seats)
@@ -89,11 +89,16 @@ def static_fraction(
         tensor * settings.pipeline_parallel_size,
         attention_groups,
         release,
-        _prompt_graphs_mib(spec, chunk, settings.pipeline_parallel_size, attention_groups, release),
+        _prompt_graphs_mib(spec, gpu, chunk, settings.pipeline_parallel_size, attention_groups, release),
         graph_rows=rows,
         chunk_tokens=chunk,
     )
     return share * _share_beside_images(spec, release)
+
+
+def listed_memory(gpu: GpuProfile, settings: ServingSettings) -> int:
+    """Return the bytes that nvidia-smi lists, by which releases choose (``get_nvgpu_memory_capacity``)."""
+    return settings.device_memory_bytes or gpu.listed_memory_bytes or gpu.memory_bytes
 
 
 def image_bytes(spec: ModelSpec, gpu: GpuProfile, max_num_seqs: int | None, release: SglangRelease) -> int:
@@ -119,7 +124,7 @@ def _serves_images_on_hopper(spec: ModelSpec, gpu: GpuProfile, release: SglangRe
 
 def generation_of(gpu: GpuProfile) -> int:
     """Return the major compute capability; 0 of other makers' GPUs."""
-    return int((gpu.compute_capability or "0").partition(".")[0]) if gpu.vendor == "nvidia" else 0
+    return int(gpu.compute_capability.partition(".")[0]) if gpu.vendor == "nvidia" else 0
 
 
 def _share_by_gpus(total_mib: float, num_gpus: int) -> float:
@@ -138,10 +143,15 @@ def _reserved_by_memory(total_gib: float, num_gpus: int) -> float:
 
 
 def _prompt_graphs_mib(
-    spec: ModelSpec, chunk_tokens: int, num_stages: int, attention_groups: int, release: SglangRelease
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    chunk_tokens: int,
+    num_stages: int,
+    attention_groups: int,
+    release: SglangRelease,
 ) -> float:
     """MiB for captured steps that read prompts; 0 where none are."""
-    if not _reserves_for_prompts(spec, num_stages, attention_groups, release):
+    if not _reserves_for_prompts(spec, gpu, num_stages, attention_groups, release):
         return 0.0
     return _LATENT_PROMPT_GRAPHS_MIB if _is_latent(spec) else _PROMPT_GRAPH_MIB * _num_prompt_graphs(chunk_tokens)
 
@@ -152,12 +162,16 @@ def captures_prompts(
     """Return whether steps that read prompts are captured."""
     if generation_of(gpu) == DATA_CENTRE_BLACKWELL and spec.architecture in release.uncaptured_on_blackwell:
         return False
-    return gpu.vendor == "nvidia" and _reserves_for_prompts(spec, num_stages, attention_groups, release)
+    return _reserves_for_prompts(spec, gpu, num_stages, attention_groups, release)
 
 
-def _reserves_for_prompts(spec: ModelSpec, num_stages: int, attention_groups: int, release: SglangRelease) -> bool:
+def _reserves_for_prompts(
+    spec: ModelSpec, gpu: GpuProfile, num_stages: int, attention_groups: int, release: SglangRelease
+) -> bool:
     """Whether they are to be captured when the share is found (``disable_breakable_cudagraph_if_incompatible``)."""
-    if not release.captures_prompts or spec.architecture in release.uncaptured_architectures:
+    if not release.captures_prompts or gpu.vendor != "nvidia":
+        return False
+    if spec.architecture in release.uncaptured_architectures:
         return False
     has_images = sees_images(spec, release)
     is_latent = _is_latent(spec) and not has_images  # the list of those with images has latent ones

@@ -69,7 +69,8 @@ def test_small_gpus_read_twice_as_much_at_once_from_0_5_20_on(version: str, mib:
     """An RTX 4090's pool has 3 GiB less: 42 sizes up to 2,048 tokens are captured, 50 up to 4,096."""
     gpu = find_gpu("rtx-4090")
     found = static_fraction(resolve_model("llama-3.1-8b"), gpu, ServingSettings(), 1, sglang_release(version))
-    assert (1 - found) * gpu.memory_bytes / MIB == pytest.approx(mib, abs=13)
+    assert gpu.listed_memory_bytes == 24564 * MIB
+    assert (1 - found) * 24564 == pytest.approx(mib, abs=13)
 
 
 def test_what_is_asked_for_decides_the_reserve() -> None:
@@ -130,6 +131,20 @@ def test_captured_prompts_are_left_room_for() -> None:
     spec, newest = resolve_model("deepseek-v3"), sglang_release()
     assert not captures_prompts(spec, find_gpu("b200"), 1, 1, newest)
     assert _share("deepseek-v3", "b200") == _share("deepseek-v3", "h200")
+    assert _share("deepseek-v3", "mi300x") == pytest.approx(
+        _share("deepseek-v3", "h200") + 1536 * MIB / TOTAL, abs=0.001
+    )
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi355x", "v100-32gb", "gb10", "h100-3g.40gb"])
+def test_any_gpu_has_pools(gpu: str) -> None:
+    """Other makers' GPUs capture no prompts; whatever looks at a generation knows theirs."""
+    profile, asked = find_gpu(gpu), ServingSettings(max_num_seqs=8, enable_prefix_caching=False)
+    for model in ("gpt-oss-20b", "qwen3-vl-2b", "deepseek-v3.2", "qwen3.6-27b"):
+        spec = resolve_model(model)
+        assert predict_sglang(spec, profile, asked).kv_cache_tokens >= 0
+        if profile.vendor != "nvidia":
+            assert not captures_prompts(spec, profile, 1, 1, sglang_release())
 
 
 def test_models_that_see_images_get_a_smaller_share() -> None:

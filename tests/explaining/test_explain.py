@@ -197,6 +197,24 @@ def test_sglang_states_have_a_pool_of_their_own() -> None:
     assert found.kv_cache_tokens == pytest.approx(330323, rel=0.005)
 
 
+def test_sglang_0_5_18_as_it_chose_by_itself() -> None:
+    """0.83 of an H100 of 81,559 MiB, as printed, and 392,920 tokens."""
+    log, spec = parse_startup_log(read("sglang-0.5.18-qwen3-30b-a3b-fp8-h100")), resolve_model("Qwen/Qwen3-30B-A3B-FP8")
+    alone = predict_sglang(spec, find_gpu("h100"), version="0.5.18")
+    assert round(alone.mem_fraction_static, 3) == log.settings.gpu_memory_utilization == 0.83
+    assert alone.kv_cache_tokens == pytest.approx(392920, rel=0.01)
+    beside = predict_sglang(spec, find_gpu("h100"), free_bytes=log.memory.free_bytes, version="0.5.18")
+    assert beside.kv_cache_tokens == pytest.approx(log.kv_cache_tokens, rel=0.004)
+
+
+def test_sglang_share_on_a_small_gpu_since_0_5_20() -> None:
+    """gemma-4-26B-A4B on 32,607 MiB: "auto-chosen mem_fraction_static 0.718" in a public diagnosis of 2026-10-03."""
+    spec, gpu = resolve_model("gemma-4-26b-a4b"), find_gpu("rtx-5090")
+    older, newer = (predict_sglang(spec, gpu, version=version).mem_fraction_static for version in ("0.5.19", "0.5.20"))
+    assert round(newer, 3) == 0.718
+    assert older == pytest.approx(0.805, abs=0.001)
+
+
 def test_sglang_windows_have_a_pool_of_their_own() -> None:
     """0.8 window tokens for each of the others (gpt-oss-120b printed 63,987 and 51,189)."""
     found = predict_sglang(resolve_model("gpt-oss-20b"), find_gpu("h100"))

@@ -113,6 +113,13 @@ PUBLISHED = [
         gpu="gb10",
         gpu_is="gb10",
     ),
+    Published(
+        "sglang-0.5.18-qwen3-30b-a3b-fp8-h100",
+        {"gpu_memory_utilization": 0.83, "max_num_batched_tokens": 8192},
+        never=("raise --mem-fraction-static",),
+        model="Qwen/Qwen3-30B-A3B-FP8",
+        gpu_is="h100-sxm",
+    ),
     Published("vllm-0.7-no-room", {"gpu_memory_utilization": 0.7}, "No available memory", ("1.05 GiB more",)),
     Published(
         "vllm-0.9-oom-loading-qwen3-32b",

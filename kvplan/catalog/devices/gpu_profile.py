@@ -24,6 +24,7 @@ class GpuPrice:
 @dataclass(frozen=True, slots=True)
 class GpuProfile:
     """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
+    ``listed_memory_bytes``: the total that nvidia-smi lists, of which the driver keeps a part; None where not known.
 
     Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
     a CPU). ``l2_cache_bytes`` is 0 where it is not known. ``nvlink_gpus``: how many GPUs NVLink switches join: those of
@@ -58,6 +59,7 @@ class GpuProfile:
     rented_as: str | None = None
     peer_access: bool = True
     l2_cache_bytes: int = 0
+    listed_memory_bytes: int | None = None
 
     @property
     def is_cpu(self) -> bool:

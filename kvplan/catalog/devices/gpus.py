@@ -186,7 +186,7 @@ def _read_file(path: Path) -> list[GpuProfile]:
 
 def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile:
     links = entry["interconnect"]
-    numbers = ("memory_bytes", "memory_bandwidth", "dense_flops", "l2_cache_bytes")
+    numbers = ("memory_bytes", "listed_memory_bytes", "memory_bandwidth", "dense_flops", "l2_cache_bytes")
     sourced = {name: entry[name] for name in numbers if name in entry} | dict(links)
     price = entry.get("price")
     memory_bytes = int(entry["memory_bytes"]["value"])
@@ -210,6 +210,7 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         max_gpus_per_node=int(entry["max_gpus_per_node"]),
         nvlink_gpus=int(links.get("nvlink_gpus", {"value": entry["max_gpus_per_node"]})["value"]),
         l2_cache_bytes=int(entry["l2_cache_bytes"]["value"]) if "l2_cache_bytes" in entry else 0,
+        listed_memory_bytes=int(entry["listed_memory_bytes"]["value"]) if "listed_memory_bytes" in entry else None,
         peer_access=bool(links.get("peer_access", {"value": True})["value"]),
         unified_memory=bool(entry.get("unified_memory", False)),
         price=GpuPrice(price["usd_per_hour"], price["date"], price["source"]) if price else None,

@@ -66,6 +66,7 @@ def sliced(gpu: GpuProfile, name: str) -> GpuProfile:
         name=f"{gpu.name} MIG {name}",
         aliases=(),
         memory_bytes=part.memory_bytes,
+        listed_memory_bytes=None,
         memory_bandwidth_bytes_per_second=gpu.memory_bandwidth_bytes_per_second * part.memory_share,
         dense_flops=MappingProxyType({dtype: flops * share for dtype, flops in gpu.dense_flops.items()}),
         multiprocessors=part.multiprocessors,
