@@ -96,11 +96,15 @@ def test_tokens(scores, name: str, median: float, p90: float) -> None:  # type: 
     assert found[1] <= p90
 
 
-@pytest.mark.parametrize("name", ["A, campaign", "A, other sources", "B, memory to tokens"])
-def test_weights(scores, name: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("name", "p90"),
+    # Three B logs are of one checkpoint in NVFP4, which leaves linear attention in 16 bits: 6 % of its weights.
+    [("A, campaign", 0.03), ("A, other sources", 0.03), ("B, memory to tokens", 0.05)],
+)
+def test_weights(scores, name: str, p90: float) -> None:  # type: ignore[no-untyped-def]
     found = summary(scores, name).weights
     assert found[0] <= 0.002
-    assert found[1] <= 0.03
+    assert found[1] <= p90
 
 
 B12X = """3.2 to 4.6 GiB that a modified build with kernels of its own holds. Its log estimates 4.77 GiB for graphs that
@@ -160,9 +164,9 @@ def test_every_row_has_a_kind_in_each_group(scores, capsys) -> None:  # type: ig
 def test_failed_starts_are_predicted_not_to_fit(scores) -> None:  # type: ignore[no-untyped-def]
     failed, wrong = tool.failures(scores)
     assert len(failed) >= 6
-    # W026: memory that is the host's, too. V249: it is not stated how its two GPUs share the model. T005: 1,024
-    # sequences under a fork of 0.27, where 8 GiB are missing for a cause that is not known.
-    assert [score.id for score in wrong] == ["V249", "W026", "T005"]
+    # W026: memory that is the host's. V249: it is not stated how its two GPUs share the model. T005 and T022: 1,024
+    # sequences under a fork of 0.27, where 8 and 15 GiB are missing for a cause that is not known.
+    assert [score.id for score in wrong] == ["V249", "W026", "T005", "T022"]
 
 
 @pytest.mark.parametrize(
