@@ -96,15 +96,11 @@ def test_tokens(scores, name: str, median: float, p90: float) -> None:  # type: 
     assert found[1] <= p90
 
 
-@pytest.mark.parametrize(
-    ("name", "p90"),
-    # Three B logs are of one checkpoint in NVFP4, which leaves linear attention in 16 bits: 6 % of its weights.
-    [("A, campaign", 0.03), ("A, other sources", 0.03), ("B, memory to tokens", 0.05)],
-)
-def test_weights(scores, name: str, p90: float) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("name", ["A, campaign", "A, other sources", "B, memory to tokens"])
+def test_weights(scores, name: str) -> None:  # type: ignore[no-untyped-def]
     found = summary(scores, name).weights
     assert found[0] <= 0.002
-    assert found[1] <= p90
+    assert found[1] <= 0.03
 
 
 B12X = """3.2 to 4.6 GiB that a modified build with kernels of its own holds. Its log estimates 4.77 GiB for graphs that
