@@ -59,7 +59,7 @@ CAUSES: Final[dict[Cause, str]] = {
     "quantized weights": "weights as loaded: layers that a quantized checkpoint leaves alone, and its kernels' padding",
     "activations": "peak of the profile run: temporary tensors of kernels and compiled graphs",
     "encoder": "peak of the profile run: the encoder's inside, which depends on its kernels",
-    "sampler beside states": "peak of the profile run: a hybrid model's sampler, on some Blackwell GPUs up to twice as large",
+    "sampler beside states": "peak of the profile run: a hybrid model's sampler, up to twice as large on some GPUs",
     "outside torch": "memory that torch does not see: driver, CUDA context, libraries; the total the driver reports",
     "newer releases": "releases that set graphs aside beforehand (0.21 on): start-ups of one model differ by as much",
     "several GPUs": "buffers of the communication between GPUs (NCCL, all-reduce)",
