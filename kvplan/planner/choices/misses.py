@@ -59,7 +59,8 @@ def lacks_room(
         # The server works on what is answered, not on what is asked for: it is the bound where it is busy at both ends.
         is_server = served.server_share * low / workload.requests_per_second > _BUSY
         why = f", all that {plural(replicas, 'server')} of vLLM {'has' if replicas == 1 else 'have'} time for"
-        supply = f"{_rounded(low, 3)} requests/s{why}" if is_server else f"{_rounded(low)} to {_rounded(high)} requests/s"
+        told = f"{_rounded(low, 3)} requests/s{why}", f"{_rounded(low)} to {_rounded(high)} requests/s"
+        supply = told[0] if is_server else told[1]
         sentence = f"It answers {supply}; {workload.requests_per_second:,g} are needed."
         shortfall = workload.requests_per_second / max(replicas * served.supply.middle, 1e-9)
         return Miss(choice, replicas, "capacity", "rate", 0, shortfall, sentence, prediction)
