@@ -42,8 +42,11 @@ LEAST_ROWS: Final = 30
 LEAST_SOURCES: Final = 3
 LEVEL: Final = 0.9
 _ASKED: Final = {"tpot": 0.88, "throughput": 0.88}
-"""Of the rows of sources that are held out at least so many must be held; ``LEVEL`` of other figures. Tails come in steps of half a percent and are
-the same on both sides, so that more are: asked for 0.9 it is 0.91 of TPOT and throughput (2026-11-30)."""
+"""Of the rows of sources that are held out at least so many must be held; ``LEVEL`` of other figures.
+
+Tails come in steps of half a percent and are the same on both sides, so that more are: asked for 0.9 it is 0.91 of TPOT
+and throughput (2026-11-30).
+"""
 _TAILS: Final = tuple(n / 200 for n in range(10, 3, -1))
 """Down to 2 % beyond each end: what lies further out is one row or two."""
 _ALL: Final = ErrorGroup(None, None)
