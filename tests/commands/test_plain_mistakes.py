@@ -191,7 +191,7 @@ def test_an_option_named_model_behind_the_dashes_is_the_pasted_commands() -> Non
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ("plan gpt2 --ctx 8k", "is it --ctx-avg or --ctx-max?"),
+        ("plan gpt2 --output 5", "is it --output-len?"),
         ("plan gpt2 --rate 5", "is it --request-rate or --prefix-hit-rate or --acceptance-rate?"),
         ("sweep gpt2 --seqs 3", "is it --max-num-seqs?"),
         ("plan gpt2 --zzz", "kvplan plan --help lists the options"),
