@@ -59,6 +59,7 @@ class MultiTokenRunner(DraftRunner):
         ends = [[token.token_id for token in run] for run in runs] if runs else [[each] for each in sampled.token_ids]
         drawn = dict(zip(plan.sampled, ends, strict=True))
         items: list[ScheduledSequence] = []
+        drafting: list[Sequence] = []
         tokens: list[int] = []
         rows: list[int] = []
         for first_row, item in _rows_of(plan):
@@ -68,11 +69,9 @@ class MultiTokenRunner(DraftRunner):
             end = drawn[sequence] if is_drafting else [0]  # nothing reads what follows a beam
             following = (sequence.token_ids[first + 1 : first + 1 + number] + end)[:number]  # of accepted rows
             items.append(row_of(sequence, first, len(following), is_sampled=is_drafting))
+            drafting += [sequence] * is_drafting
             tokens += following
             rows += range(first_row, first_row + len(following))
-        drafting = [
-            item.sequence for item in plan.scheduled if item.needs_sampling and item.sequence.request.beams is None
-        ]
         places = self._take_places(drafting)
         best = self._predict(items, tokens, hidden, rows, places)
         self.first_drafts.clear()

@@ -34,7 +34,7 @@ class JoinedDecoder(Decoder):
         target: Decoder,
     ) -> None:
         assert model.joined is not None
-        self.model, self._joined, self._target = model, model.joined, target
+        self.model, self._joined = model, model.joined
         norm = model.norm
         self._embedding_norm, self._hidden_norm = (
             Norm(weights, f"joined.{name}", norm.kind, norm.eps, kernels.ops)
@@ -62,9 +62,8 @@ class JoinedDecoder(Decoder):
         else:
             self._run_layers(StepSpace(batch, kv, workspace), stream)
         logits = self._logits(batch, stream.normed, workspace)
-        source, handed_on = stream.normed, workspace["last_hidden"][: logits.shape[0]]
-        if not self._joined.hands_on_normed:
-            source = stream.hidden
+        source = stream.normed if self._joined.hands_on_normed else stream.hidden
+        handed_on = workspace["last_hidden"][: logits.shape[0]]
         if batch.sampled_attention is None:
             torch.index_select(source, 0, batch.sampled_rows, out=handed_on)
         elif self._joined.hands_on_normed:  # of the sampled rows alone; their hidden states are in last_hidden
