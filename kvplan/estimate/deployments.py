@@ -124,7 +124,7 @@ def place(
     layout = ParallelLayout.of(filled)
     links = filter(None, (bridge_note(gpu, layout), network_note(gpu, layout)))
     missing = missing_kernels_note(gpu, engine.version) if engine.name == "vllm" else None
-    links = filter(None, (*links, missing and f"{missing} {last_release_hint(gpu)}."))
+    links = filter(None, (*links, missing and Caveat(f"{missing} {last_release_hint(gpu)}.")))
     notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings), *links)
     return replace(placement, notes=notes)
 

@@ -45,7 +45,7 @@ QUESTIONS = (
     "models llama",
     "gpus",
 )
-COMMANDS = ("kvplan:", "vllm:", "sglang:", "tensorrt-llm:", "tgi:", "llama.cpp:")
+COMMANDS = ("kvplan:", "vllm:", "sglang:", "tensorrt-llm:", "tgi:", "llama.cpp:", "CUDA_VISIBLE_DEVICES=", "before them:")
 """Lines to paste stay whole."""
 
 
