@@ -116,6 +116,7 @@ class _Reading(NamedTuple):
 
     num_gpus: int
     name: str
+    is_counted: bool = False
 
 
 _COUNT_FIRST = re.compile(r"(-?\d+)\s*[x*\u00d7]\s*(.+)", re.IGNORECASE)
@@ -128,21 +129,30 @@ def parse_gpu_count(text: str) -> GpuCount:
     A profile's own name comes first: ``mi300x`` is one GPU. A cloud's instance names all of its GPUs:
     ``p5.48xlarge`` -> 8 of h100-sxm at its price, ``2xp5.48xlarge`` -> 16.
     """
-    words = text.strip()
-    first, last = _COUNT_FIRST.fullmatch(words), _COUNT_LAST.fullmatch(words)
-    counted = [_Reading(int(first.group(1)), first.group(2))] if first else []
-    counted += [_Reading(int(last.group(2)), last.group(1))] if last else []
-    readings = [_Reading(1, words), *counted]
-    known = next((each for each in readings if _is_known(each.name)), None)
-    if known is None and counted and unlisted_hint(words) is None:
-        known = counted[0]
-    count, name = known or readings[0]
+    count, name, _ = _read(text)
     if count < 1:
         raise UsageError(f"'{text}' names no GPU: the count must be at least 1.", hint="for example 8xh200")
     instance = None if _is_gpu(name) else find_instance(name)
     if instance is not None:
         return GpuCount(count * instance.num_gpus, rented(find_gpu(instance.gpu), instance))
     return GpuCount(count, find_gpu(name))
+
+
+def states_count(text: str) -> bool:
+    """Return whether ``text`` says how many GPUs: ``1xh200`` does, ``h200`` does not."""
+    return _read(text).is_counted
+
+
+def _read(text: str) -> _Reading:
+    words = text.strip()
+    first, last = _COUNT_FIRST.fullmatch(words), _COUNT_LAST.fullmatch(words)
+    counted = [_Reading(int(first.group(1)), first.group(2), True)] if first else []
+    counted += [_Reading(int(last.group(2)), last.group(1), True)] if last else []
+    readings = [_Reading(1, words), *counted]
+    known = next((each for each in readings if _is_known(each.name)), None)
+    if known is None and counted and unlisted_hint(words) is None:
+        known = counted[0]
+    return known or readings[0]
 
 
 def _is_known(name: str) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count
+from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count, states_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError, check
 from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
@@ -100,8 +100,8 @@ def plan_request(
         raise UsageError("--users cannot be used with --request-rate.", hint="give one of them")
     of_file = {name: more.pop(name) for name in _OF_FILE & more.keys()}
     words, pattern = TraceWords.taken_from(more), more
-    named = [parse_gpu_count(name) for name in split_list(gpu)]
-    listed = _gpus(named)
+    named = {name: parse_gpu_count(name) for name in split_list(gpu)}
+    listed = _gpus(list(named.values()))
     if prices is not None:
         listed = with_prices(listed, read_prices(prices), f"from {prices.name}")
     kv_cache_dtypes = map(KNOBS["kv_cache_dtype"].canonical_name, split_list(kv_cache_dtype))
@@ -192,10 +192,10 @@ def _check_once(gpus: Sequence[GpuProfile]) -> None:
             raise UsageError(f"{' and '.join(names)} are the same GPUs.", hint="plan with one of them at a time")
 
 
-def _largest_count(named: Sequence[GpuCount]) -> int | None:
-    """``8xh200`` allows as many; names alone as many as a plan without a limit may have."""
-    largest = max((each.num_gpus for each in named), default=1)
-    return largest if largest > 1 else None
+def _largest_count(named: Mapping[str, GpuCount]) -> int | None:
+    """``8xh200`` allows as many, ``1xh200`` one; names alone as many as a plan without a limit may have."""
+    counted = (each.num_gpus for name, each in named.items() if each.num_gpus > 1 or states_count(name))
+    return max(counted, default=None)
 
 
 def _confidence(text: str | None) -> float:
