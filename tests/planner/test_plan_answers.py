@@ -515,3 +515,12 @@ def test_one_user_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     _, printed, _ = run("plan mamba-2.8b --users 1 --ctx-avg 1 --ctx-max 2k --output-len 1 --gpu l4", capsys)
     assert " for 1 user of " in printed and "sequences of 1 on average, 2,048 at most" in printed
     assert "block_size" not in printed  # a state has no blocks of tokens
+
+
+def test_a_cpu_that_was_never_calibrated_keeps_nothing_surely() -> None:
+    """How fast one is depends on units of which its data sheet here says nothing."""
+    found = plan(
+        "cpu", model="gpt2", num_users=4, average_context=512, longest_context=1024, slo=parse_slo(["tpot:50"])
+    )
+    assert found.deployments and not any(each.verdict.meets for each in found.deployments)
+    assert found.deployments[0].verdict.confidence == 0.5

@@ -18,7 +18,8 @@ from kvplan.planner.question.goal import READABLE, Goal
 from kvplan.planner.question.slo import SLO_FIELDS
 
 _NEVER_COMPARED: Final = 0.5
-"""What is sure of a server with weights in the host's memory: no published interval is of such servers."""
+"""What is sure of a server with weights in the host's memory, or on a CPU that was never calibrated: no published
+interval is of such servers."""
 
 
 def evaluate(found: Candidate) -> PlannedDeployment:
@@ -75,7 +76,7 @@ def _other_confidences(found: Candidate, expected: Expected, rate: float | None)
         first = expected.time("ttft", "p50")
         assert first is not None, "every request has a first token"
         yield share_at_most(first, READABLE.bounds()[0].seconds)
-    if found.model.offloaded_bytes:
+    if found.model.offloaded_bytes or (found.choice.gpu.is_cpu and found.model.origin == "roofline"):
         yield _NEVER_COMPARED
     supply = found.served.supply
     if rate is None or supply is None:
