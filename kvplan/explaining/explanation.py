@@ -104,7 +104,8 @@ def _given_otherwise(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | 
         yield f"{spec.title} is taken as given; the log has {log.model}."
     total = log.memory.total_bytes
     if gpu is not None and total is not None and abs(total / gpu.memory_bytes - 1) > _OTHER_CARD_SHARE:
-        yield f"{gpu.id} is taken as given; the log's GPU has {format_bytes(total)}, not {format_bytes(gpu.memory_bytes)}."
+        sizes = f"{format_bytes(total)}, not {format_bytes(gpu.memory_bytes)}"
+        yield f"{gpu.id} is taken as given; the log's GPU has {sizes}."
 
 
 _OTHER_CARD_SHARE = 0.05
@@ -212,7 +213,8 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
         size = f"{format_bytes(abs(unexplained))} {'smaller' if unexplained > 0 else 'larger'} than predicted"
         notes.append(
             f"The KV cache in the log is {size}: the GPU or a setting that is assumed here is another (--gpu, "
-            "--gpu-memory-utilization, --tensor-parallel-size), or other programs held memory. So no change is predicted."
+            "--gpu-memory-utilization, --tensor-parallel-size), or other programs held memory. So no change is "
+            "predicted."
         )
         return parts_of(log, found), counts, ()
     return parts_of(log, found), counts, tuple(_changes(log, spec, gpu, found))
