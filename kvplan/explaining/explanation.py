@@ -16,6 +16,7 @@ from kvplan.estimate.sglang import SglangPrediction, predict_sglang, sglang_cach
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.explaining.account import AccountLine, Counts, parts_beside_the_pool, parts_of
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
+from kvplan.explaining.named_model import is_another_model
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
 from kvplan.explaining.ways_out import SuggestedChange, in_words_of, more_gpus, reachable_share, ways_out
@@ -77,7 +78,7 @@ def explain_log(
     log = replace(log, settings=settings, has_given_pool=log.has_given_pool or bool(given.kv_cache_memory_bytes))
     if spec is not None and given.quantization != "auto":
         spec = with_quantization(spec, given)
-    notes = [*log.notes, *differing]
+    notes = [*log.notes, *differing, *_given_otherwise(log, spec, gpu)]
     if log.device == "cpu":
         return _explain_cpu(log, spec)
     gpus = (gpu,) if gpu is not None else _found_gpus(log, notes)
@@ -95,6 +96,20 @@ def explain_log(
     )
     known = gpus[0] if len(gpus) == 1 else None
     return LogAccount(log, known, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
+
+
+def _given_otherwise(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None) -> Iterator[str]:
+    """Say where a model or a GPU that was named is not the log's."""
+    if spec is not None and is_another_model(spec, log.model):
+        yield f"{spec.title} is taken as given; the log has {log.model}."
+    total = log.memory.total_bytes
+    if gpu is not None and total is not None and abs(total / gpu.memory_bytes - 1) > _OTHER_CARD_SHARE:
+        sizes = f"{format_bytes(total)}, not {format_bytes(gpu.memory_bytes)}"
+        yield f"{gpu.id} is taken as given; the log's GPU has {sizes}."
+
+
+_OTHER_CARD_SHARE = 0.05
+"""Of its memory: drivers report up to two percent more or less of one card."""
 
 
 def _found_gpus(log: StartupLog, notes: list[str]) -> tuple[GpuProfile, ...]:
@@ -193,7 +208,30 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
             "with --quantization, or its config with --model."
         )
         return parts_of(log, found), counts, ()
+    unexplained = _unexplained_bytes(log, found)
+    if unexplained:
+        size = f"{format_bytes(abs(unexplained))} {'smaller' if unexplained > 0 else 'larger'} than predicted"
+        notes.append(
+            f"The KV cache in the log is {size}: the GPU or a setting that is assumed here is another (--gpu, "
+            "--gpu-memory-utilization, --tensor-parallel-size), or other programs held memory. So no change is "
+            "predicted."
+        )
+        return parts_of(log, found), counts, ()
     return parts_of(log, found), counts, tuple(_changes(log, spec, gpu, found))
+
+
+_UNEXPLAINED_SHARE = 0.2
+"""Of what the engine may use: nine of ten published start-ups are far nearer (docs/accuracy.md)."""
+
+
+def _unexplained_bytes(log: StartupLog, found: VllmPrediction) -> int:
+    """How much less the pool of the log has than is predicted; 0 where that may be an error of the prediction."""
+    predicted, pool = found.rank.available_kv_bytes, log.memory.kv_pool_bytes
+    if pool is None and log.kv_cache_tokens and found.kv_cache_tokens:
+        pool = int(predicted * log.kv_cache_tokens / found.kv_cache_tokens)
+    if pool is None or abs(predicted - pool) <= _UNEXPLAINED_SHARE * found.rank.requested_bytes:
+        return 0
+    return predicted - pool
 
 
 _OTHER_WEIGHTS_SHARE = 0.15

@@ -14,7 +14,7 @@ from kvplan.estimate.question import tensor_parallel_size
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.explaining.explanation import is_another_checkpoint
-from kvplan.explaining.named_model import named_model
+from kvplan.explaining.named_model import is_another_model
 from kvplan.explaining.reading import read_log
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
@@ -52,7 +52,10 @@ def basis_of(
             raise KvplanError(f"{path} does not tell its GPU.", hint="name it with --gpu")
         gpu = fitting.profiles[0]
         notes.append(fitting.note or "")
-    _refuse_another_model(found, spec, path)
+    if found.engine == "vllm" and is_another_model(spec, found.model):
+        raise UsageError(
+            f"{path} is of {found.model}, not of {spec.title}.", hint="name that model, or pass a log of this one"
+        )
     settings, _ = overridden(_carried(found.settings), given)
     if counted is not None and counted.num_gpus > 1:
         settings = replace(settings, tensor_parallel_size=tensor_parallel_size(counted, given))
@@ -65,19 +68,6 @@ def basis_of(
         replace(settings, max_model_len=None),
         () if length is None else (str(length),),
         tuple(filter(None, notes)),
-    )
-
-
-def _refuse_another_model(log: StartupLog, spec: ModelSpec, path: Path) -> None:
-    """UsageError where the log's model is known, and is another one: its weights would be taken for those of ``spec``.
-
-    A path or a name that is not known may be any model's.
-    """
-    logged = named_model(None, log.model) if log.engine == "vllm" else None
-    if logged is None or (logged.num_parameters, logged.num_layers) == (spec.num_parameters, spec.num_layers):
-        return
-    raise UsageError(
-        f"{path} is of {logged.title}, not of {spec.title}.", hint="name the log's model, or pass a log of this one"
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from kvplan.catalog.models import resolve_model
+from kvplan.catalog.models import find_profile, profiles, read_profile, resolve_model
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.variants import find_variant
 from kvplan.errors import KvplanError
 
 
@@ -20,6 +23,19 @@ def named_model(given: str | None, logged: str | None) -> ModelSpec | None:
         except KvplanError:
             continue
     return None
+
+
+def is_another_model(spec: ModelSpec, logged: str | None) -> bool:
+    """Whether a log's name for its model is known, without asking the hub, and has another shape than ``spec``."""
+    for name in _names(logged):
+        profile: Mapping[str, Any] | None = find_profile(name)
+        if profile is None:
+            variant = find_variant(name, profiles())
+            profile = None if variant is None else variant.profile
+        if profile is not None:
+            shape = read_profile(profile)
+            return (shape.num_parameters, shape.num_layers) != (spec.num_parameters, spec.num_layers)
+    return False
 
 
 _CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)")

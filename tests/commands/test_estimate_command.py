@@ -127,6 +127,15 @@ def test_tokens_in_flight_are_said_where_a_window_holds_them(capsys):
     assert "(with 8,192 tokens in flight)" in capsys.readouterr().out
 
 
+def test_more_at_once_than_vllm_counts_is_explained(capsys):
+    printed = []
+    for words in ("gemma-3-27b --ctx 8k", "llama-3.1-8b --ctx 8k", "gemma-3-27b --max-num-seqs 2 --ctx 8k"):
+        assert main([*f"estimate {words} --gpu h100".split()]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "13 at once: vLLM counts 3.3, each with a step's tokens in its windows" in " ".join(printed[0].split())
+    assert not any("vLLM counts" in each for each in printed[1:])
+
+
 @pytest.mark.parametrize("form", ["csv", "md", "table", "json"])
 def test_every_format_names_the_gpu(capsys, form):
     assert main(["estimate", "gpt2", "--gpu", "l4", "--format", form]) == 0

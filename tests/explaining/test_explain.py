@@ -303,3 +303,20 @@ def test_not_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(path)]) == 1
     assert main(["explain", str(tmp_path / "missing.log")]) == 1
     assert capsys.readouterr().err.count("error: ") == 2
+
+
+def test_what_was_named_and_is_not_the_logs_is_said() -> None:
+    log = parse_startup_log((LOGS / "vllm-0.19-llama-3.1-8b-h100.log").read_text(encoding="utf-8"))
+    notes = " ".join(explain_log(log, resolve_model("qwen3-8b"), find_gpu("l4")).notes)
+    assert "Qwen/Qwen3-8B is taken as given; the log has meta-llama/Llama-3.1-8B-Instruct." in notes
+    assert "l4 is taken as given; the log's GPU has 79.19 GiB, not 22.16 GiB." in notes
+    right = " ".join(explain_log(log, resolve_model("llama-3.1-8b"), find_gpu("h100")).notes)
+    assert "taken as given" not in right
+
+
+@pytest.mark.parametrize("line", ["Available KV cache memory: 3.45 GiB", "GPU KV cache size: 28,256 tokens"])
+def test_a_pool_far_from_the_prediction_is_not_answered_with_gains(line: str) -> None:
+    """A share of 0.3, say, that the pasted part does not show: gains from 0.92 on would be of another start."""
+    account = explain_log(parse_startup_log(line), resolve_model("llama-3.1-8b"), find_gpu("h100"))
+    assert "smaller than predicted: the GPU or a setting that is assumed here is another" in account.notes[-1]
+    assert not account.changes and account.predicted.kv_cache_tokens

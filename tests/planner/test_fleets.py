@@ -256,6 +256,7 @@ def test_nothing_that_keeps_the_level_is_said_with_what_came_nearest(
 ) -> None:
     code, out, err = printed([*words[:-1], "1", "--slo", "p90_ttft:400 p90_tpot:60"], capsys)
     assert code == 1 and not out and "No fleet of at most 1 GPU keeps p90 TTFT within 400 ms" in err and "hint: " in err
+    assert err.startswith("note: "), "what was made of the file may be why"
 
 
 def test_prompts_that_are_too_slow_alone_are_why_nothing_keeps_the_level(

@@ -101,6 +101,8 @@ def test_an_engine_that_is_too_slow_is_not_called_a_busy_server(capsys: pytest.C
     assert sentence is not None, "each of 40 servers works 17.75 ms on a request, and has time for 2,253 of them"
     low, high = (float(end.replace(",", "")) for end in sentence.groups())
     assert 500 < low < 1000 < high < 2000
+    assert main([*shlex.split(asked), "2000"]) == 1
+    assert "hint: raise --max-gpus to 1" in capsys.readouterr().err, "more than a hundred of them serve it"
 
 
 def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,4 +110,7 @@ def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest
         main(shlex.split("plan qwen2.5-72b-instruct --users 20 --ctx-avg 8k --gpu t4 --budget 0.5 --slo tpot:50")) == 1
     )
     error = capsys.readouterr().err
-    assert "hint: no single change serves it: loosen several of --gpu, --max-gpus, --budget, --slo, or" in error
+    assert (
+        "hint: no single change was found to serve it: loosen several of --gpu, --max-gpus, --budget, --slo, or"
+        in error
+    )

@@ -62,6 +62,7 @@ def print_fleet(answer: FleetAnswer, output_format: str, *, explain: bool = Fals
     elif answer.best is not None:
         _print_text(answer, answer.best, as_page=output_format == "md", explain=explain)
     if answer.best is None:
+        print_notes(*answer.notes)
         raise no_fleet(answer)
 
 

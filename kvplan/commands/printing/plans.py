@@ -105,7 +105,8 @@ def _print_markdown(found: PlanAnswer) -> None:
 
 def nothing_serves(found: PlanAnswer, fix: Fix | None) -> KvplanError:
     """What came nearest, and the change after which something serves."""
-    hint = f"no single change serves it: loosen several of {', '.join(_limits(found.request))}, or take a smaller model"
+    limits = ", ".join(_limits(found.request))
+    hint = f"no single change was found to serve it: loosen several of {limits}, or take a smaller model"
     if fix is not None:
         hint = f"{fix.sentence}: then {fix.deployment.name} serves it"
     if found.too_dear is not None:

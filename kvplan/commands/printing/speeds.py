@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text
 from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
 from kvplan.estimate.speed.queues import Queues
@@ -16,13 +17,14 @@ from kvplan.planner.answer.ranges import span, within
 def print_speeds(answer: EstimateAnswer, *, explain: bool) -> None:
     """A table of devices that were measured; with ``explain`` those by data sheet too, and what steps consist of."""
     both = zip(answer.deployments, answer.speeds, strict=True)
-    shown = [(each.counted_gpu, speed) for each, speed in both if speed and (explain or speed.is_measured)]
+    shown = [(each, speed) for each, speed in both if speed and (explain or speed.is_measured)]
     if not explain:
         _print_table(shown)
         return
-    for number, (name, speed) in enumerate(shown):
+    for number, (deployment, speed) in enumerate(shown):
         if number > 0:
             say()
+        name = deployment.counted_gpu
         for line in _lines(name, speed, explain=explain):
             text = line.lstrip()
             indent = " " * (len(line) - len(text))
@@ -33,12 +35,13 @@ def print_speeds(answer: EstimateAnswer, *, explain: bool) -> None:
 _HEAD = ("GPU", "TTFT p50 ms", "TPOT p50 ms", "tokens/s", "at once")
 
 
-def _print_table(shown: Sequence[tuple[str, DeploymentSpeed]]) -> None:
+def _print_table(shown: Sequence[tuple[SizedDeployment, DeploymentSpeed]]) -> None:
     """One request, and as many at once as fit: a row each. Below it, where the times come from."""
     if not shown:
         return
     rows, notes, learned = [], [], ""
-    for name, speed in shown:
+    for deployment, speed in shown:
+        name = deployment.counted_gpu
         played = {count: speed.queues(count) for count in sorted({1, speed.num_users})}
         states = {speed.num_users: speed.full, 1: speed.alone}
         learned = next((_learned(speed, each) for each in played.values() if each is not None), "") or learned
@@ -48,6 +51,14 @@ def _print_table(shown: Sequence[tuple[str, DeploymentSpeed]]) -> None:
             server = server_text(speed.model.server_share(count), speed.model.front_end.servers)
             notes += [f"{name}, {count:,} at once: ranges without queues."] if queues is None else []
             notes += [] if server is None else [f"{name}, {count:,} at once: {server}."]
+        if (
+            speed.lengths.whole == deployment.settings.max_model_len
+            and speed.num_users > deployment.max_concurrency + 1
+        ):
+            notes.append(
+                f"{name}, {speed.num_users:,} at once: vLLM counts {deployment.max_concurrency:.1f}, each with a "
+                "step's tokens in its windows, which only prompts that are being read hold."
+            )
     say()
     lengths = shown[0][1].lengths
     print_table(

@@ -239,4 +239,4 @@ class FirstDeployments:
         return next((each for each in found.deployments if each.verdict.meets), None)
 
 
-_PLAYS_FOR_A_HINT: Final = 8
+_PLAYS_FOR_A_HINT: Final = 16
