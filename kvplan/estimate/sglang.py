@@ -43,6 +43,8 @@ from kvplan.settings import ServingSettings
 
 WINDOW_POOL_SHARE = 0.8
 STATE_POOL_RATIO = 0.9
+_WORKSTATION_BLACKWELL = 12
+"""Its major compute capability."""
 _EVICTION_INTERVAL = 128
 """Decode steps between two looks for tokens that have left the window (SGLANG_SWA_EVICTION_INTERVAL)."""
 _PAGE_ON_BLACKWELL = 64
@@ -225,7 +227,7 @@ def _cells(
         raise UsageError(f"SGLang has no KV cache in {kv_dtype}.", hint="use --kv-cache-dtype fp8, or --engine vllm")
     indexer = None
     if spec.has_indexer:
-        kv_dtype = _sparse_cache_dtype(kv_dtype, gpu, release)
+        kv_dtype = _sparse_cache_dtype(spec, kv_dtype, gpu, release)
         if not release.elides_index_keys:
             mixers = (layer.mixer for layer in spec.layers)
             indexer = next(each.indexer for each in mixers if isinstance(each, LatentAttention) and each.indexer)
@@ -253,16 +255,19 @@ def _cells(
     return _Cells(tokens, windows, states, longest)
 
 
-def _sparse_cache_dtype(kv_dtype: str, gpu: GpuProfile, release: SglangRelease) -> str:
+def _sparse_cache_dtype(spec: ModelSpec, kv_dtype: str, gpu: GpuProfile, release: SglangRelease) -> str:
     """The KV cache's of sparse latents (``_dsa_kv_cache_dtype_default``), as pools are sized.
 
-    Kernels of Blackwell keep latents and rotary keys in 8 bits, Hopper's keep scales and rotary keys in 16
+    Kernels of Blackwell keep latents and rotary keys in 8 bits, others keep scales and rotary keys in 16
     (``calculate_mla_kv_cache_dim``).
     """
-    is_blackwell = generation_of(gpu) >= DATA_CENTRE_BLACKWELL
-    if kv_dtype == "auto" and is_blackwell:
-        return release.sparse_cache_on_blackwell
-    return "fp8_ds_mla" if kv_dtype == "fp8" and release.counts_sparse_scales and not is_blackwell else kv_dtype
+    generation = generation_of(gpu)
+    if kv_dtype == "auto" and generation >= DATA_CENTRE_BLACKWELL:
+        kv_dtype = release.sparse_cache_on_blackwell
+    is_scaled = generation < DATA_CENTRE_BLACKWELL or (
+        generation == _WORKSTATION_BLACKWELL and spec.architecture in release.sparse_scales_on_sm12
+    )
+    return "fp8_ds_mla" if kv_dtype == "fp8" and release.counts_sparse_scales and is_scaled else kv_dtype
 
 
 def _with_own_cache(layer: LayerSpec, indexer: SparseIndexer | None) -> LayerSpec:

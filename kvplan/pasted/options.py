@@ -24,7 +24,7 @@ _OPTION_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "max_num_seqs": ("max-num-seqs", "max-running-requests"),
     "tensor_parallel_size": ("tensor-parallel-size", "tp-size", "tp"),
     "pipeline_parallel_size": ("pipeline-parallel-size", "pp-size", "pp"),
-    "data_parallel_size": ("data-parallel-size", "dp-size", "dp"),
+    "data_parallel_size": ("data-parallel-size", "dp-size", "dp", "attn-dp-size", "attention-data-parallel-size"),
     "decode_context_parallel_size": ("decode-context-parallel-size", "dcp-size", "dcp"),
     "kv_cache_memory_bytes": ("kv-cache-memory-bytes", "kv-cache-memory"),
     "block_size": ("block-size",),

@@ -189,6 +189,18 @@ def test_sparse_latents_are_8_bits_on_blackwell() -> None:
     assert [token_bytes("h200", eight, each) for each in ("0.5.16", "0.5.17")] == [61 * 576, 61 * 656]
 
 
+def test_glms_sparse_latents_have_scales_on_workstation_gpus() -> None:
+    """A public log of GLM-5 on eight RTX PRO 6000, in 16 bits and before 0.5.10: 29.32 GiB for 314,304 tokens."""
+    spec, gpu = resolve_model("zai-org/GLM-5-FP8"), find_gpu("rtx-pro-6000")
+    eight = {"tensor_parallel_size": 8}
+    found = {
+        version: predict_sglang(spec, gpu, ServingSettings(**eight), version=version).bytes_per_token  # type: ignore[arg-type]
+        for version in ("0.5.9", "0.5.16", "0.5.17")
+    }
+    assert found == {"0.5.9": 78 * (1152 + 132), "0.5.16": 78 * (576 + 132), "0.5.17": 78 * (656 + 132)}
+    assert 314304 * found["0.5.9"] / GIB == pytest.approx(29.32, abs=0.01)
+
+
 def test_layers_that_do_not_choose_keep_no_index_keys_from_0_5_18_on() -> None:
     spec, gpu = resolve_model("glm-5.2-fp8"), find_gpu("h200")
     settings = ServingSettings(tensor_parallel_size=8)

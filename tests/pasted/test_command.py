@@ -105,7 +105,7 @@ def test_every_setting_that_is_read_is_an_option_of_vllm() -> None:
     """Names that only SGLang or reports use are for logs; the rest of both tables is vLLM's."""
     of_others = {"mem-fraction-static", "context-length", "chunked-prefill-size", "max-running-requests", "model-path"}
     of_others |= {f"{size}-size" for size in ("tp", "pp", "dp", "dcp", "ep")} | {"kv-cache-memory"}
-    of_others |= {"disable-cuda-graph", "disable-radix-cache"}
+    of_others |= {"disable-cuda-graph", "disable-radix-cache", "attn-dp-size", "attention-data-parallel-size"}
     options = vllm_options()
     named = {option.partition(".")[0].removeprefix("no-") for option in (*SETTING_OF, *FLAGS)}
     assert named - of_others - set(options.kinds) - set(options.short) == set()

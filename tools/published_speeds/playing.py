@@ -153,7 +153,8 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         release = sglang_release(found.version)
         chunk = asked.max_num_batched_tokens or release.chunked_prefill_tokens(found.choice.gpu.memory_bytes)
         groups = layout.data_parallel_size  # which share the chunk and the seats (server_args.py, scheduler.py)
-        rules = sglang_rules(release.group_prefill_tokens(chunk, groups), pool_tokens, _sglang_seats(found))
+        chunk = release.group_prefill_tokens(chunk, groups)
+        rules = sglang_rules(chunk, pool_tokens, _sglang_seats(found), has_groups=groups > 1)
         rules = replace(rules, recv_interval=int(row.number("recv_interval") or 1))
     elif found.engine == "TensorRT-LLM":
         chunks = row.says("chunked_prefill")

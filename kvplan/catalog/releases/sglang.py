@@ -37,6 +37,7 @@ class SglangRelease:
     serves_images_on_hopper: tuple[str, ...]
     sparse_cache_on_blackwell: Literal["auto", "fp8"]
     counts_sparse_scales: bool
+    sparse_scales_on_sm12: tuple[str, ...]
     elides_index_keys: bool
     caps_windows: bool
     pads_states: bool

@@ -197,6 +197,7 @@ def test_rules_of_engines() -> None:
     assert (now.prompts_first, now.chunks_prompts, now.schedules_ahead) == (False, True, True)
     assert not vllm_rules(filled, vllm_release("0.13.0"), 1e6).schedules_ahead
     assert sglang_rules(8192, 1e6).prompts_first
+    assert [sglang_rules(8192, 1e6, has_groups=each).reserves for each in (False, True)] == [0.7, pytest.approx(0.21)]
     assert not trtllm_rules(1e6).chunks_prompts
     two = now.over_groups(2)
     assert (two.max_num_seqs, two.max_num_batched_tokens, two.pool_tokens) == (256, 4096, 5e5)

@@ -29,6 +29,9 @@ SGLANG_MOST_RUNNING: Final = 2048
 """max_running_requests where nothing is said, of pools that are not huge (model_runner.py)."""
 SGLANG_RESERVES: Final = 0.7
 """Share of an answer that SGLang keeps free at admission at first (SGLANG_INIT_NEW_TOKEN_RATIO, environ.py)."""
+SGLANG_RESERVES_OF_GROUPS: Final = 0.3
+"""Of that where groups attend beside each other (schedule_conservativeness; handle_data_parallelism, 0.5.10 to 0.5.23).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +116,19 @@ def kvplan_rules(settings: FilledSettings, pool_tokens: float) -> SchedulingRule
     return SchedulingRules(settings.max_num_seqs, settings.max_num_batched_tokens, pool_tokens)
 
 
-def sglang_rules(chunk_tokens: int, pool_tokens: float, max_num_seqs: int | None = None) -> SchedulingRules:
+def sglang_rules(
+    chunk_tokens: int, pool_tokens: float, max_num_seqs: int | None = None, *, has_groups: bool = False
+) -> SchedulingRules:
     """A step of prompts takes at most a chunk; the scheduler's own work overlaps with the step before.
 
-    ``chunk_tokens``: ``chunked_prefill_size``.
+    ``chunk_tokens``: ``chunked_prefill_size``. ``has_groups``: several groups attend beside each other.
     """
     return SchedulingRules(
         max_num_seqs or SGLANG_MOST_RUNNING,
         chunk_tokens,
         pool_tokens,
         prompts_first=True,
-        reserves=SGLANG_RESERVES,
+        reserves=SGLANG_RESERVES * (SGLANG_RESERVES_OF_GROUPS if has_groups else 1),
         schedules_ahead=True,
         front_end=SGLANG_FRONT_END,
     )
