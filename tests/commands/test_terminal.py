@@ -45,7 +45,8 @@ QUESTIONS = (
     "models llama",
     "gpus",
 )
-COMMANDS = ("kvplan:", "vllm:", "sglang:", "tensorrt-llm:", "tgi:", "llama.cpp:", "CUDA_VISIBLE_DEVICES=", "before them:")
+ENGINES = ("kvplan:", "vllm:", "sglang:", "tensorrt-llm:", "tgi:", "llama.cpp:")
+COMMANDS = (*ENGINES, "CUDA_VISIBLE_DEVICES=", "before them:")
 """Lines to paste stay whole."""
 
 
