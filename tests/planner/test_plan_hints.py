@@ -12,6 +12,8 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.estimate.speed.latency import Range
+from kvplan.planner.answer.ranges import within
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.question.slo import Slo, parse_slo
@@ -114,3 +116,9 @@ def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest
         "hint: no single change was found to serve it: loosen several of --gpu, --max-gpus, --budget, --slo, or"
         in error
     )
+
+
+def test_a_middle_is_not_rounded_beyond_its_interval() -> None:
+    """Of 844.8 tokens/s that are asked for at most."""
+    assert within(844.8, Range(709.6, 844.8, most=844.8)) == "844 (710-844)"
+    assert within(0.0508, Range(0.04, 0.07), 1000) == "51 (40-70)"

@@ -30,7 +30,7 @@ def within(value: float, ends: Range | None, unit: float = 1.0) -> str:
         return format(value, ",.3g") if value < 10 else format(value, ",.0f")
     form = ",.1f" if value < 10 else ",.0f"
     text, between = (
-        f"{value:{form}}",
+        _rounded(value, form, math.floor, 0.0, unit * ends.most),
         span(unit * ends.low, unit * ends.high, form, least=unit * ends.least, most=unit * ends.most),
     )
     return text if text == between else f"{text} ({between})"
