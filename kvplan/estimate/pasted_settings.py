@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.errors import UsageError
-from kvplan.pasted.command import PastedCommand, read_command
 from kvplan.pasted.shell import is_serve_line, shell_words
 from kvplan.settings import KNOBS, ServingSettings
+
+if TYPE_CHECKING:
+    from kvplan.pasted.command import PastedCommand
 
 
 def pasted_command(words: Sequence[str]) -> PastedCommand | None:
     """The command that ``words`` are, or the one of them that holds a whole line; None where they name models."""
     lines = [shell_words(word) if " " in word.strip() else [word] for word in words]
     whole = next((line for line in lines if len(line) > 1 and is_serve_line(line)), None)
-    if whole is not None:
-        return read_command(whole)
-    return read_command(words) if is_serve_line(words) else None
+    if whole is None and not is_serve_line(words):
+        return None
+    from kvplan.pasted.command import read_command  # what reads commands is much, and few paste any
+
+    return read_command(words if whole is None else whole)
 
 
 def with_pasted(given: ServingSettings, pasted: PastedCommand, speculative_config: str | None) -> ServingSettings:

@@ -430,7 +430,8 @@ class SpeedModel:
         together = groups if self.work.steps_together else 1
         alike = SharedSteps(step, reading_step, groups // together, together)
         state = steady_state(alike, reading, num_users, self._answer_steps)
-        return replace(state, tpot_seconds=state.tpot_seconds / self.tokens_per_step)
+        each = state.tpot_seconds / self.tokens_per_step
+        return SteadyState(state.num_users, state.ttft_seconds, each, state.e2el_seconds)
 
     @property
     def _answer_steps(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvplan.estimate.speed.queueing.front_end import FrontEnd
@@ -247,4 +247,4 @@ def behind_server(state: SteadyState, front_end: FrontEnd, output_tokens: int) -
     """
     least = state.num_users * front_end.seconds(output_tokens) / front_end.servers
     late = max(front_end.seconds(1), least - state.e2el_seconds)
-    return replace(state, ttft_seconds=state.ttft_seconds + late, e2el_seconds=state.e2el_seconds + late)
+    return SteadyState(state.num_users, state.ttft_seconds + late, state.tpot_seconds, state.e2el_seconds + late)

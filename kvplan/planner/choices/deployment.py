@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -68,7 +68,7 @@ class DeploymentChoice:
 
     def for_all(self, max_num_batched_tokens: int | None) -> DeploymentChoice:
         """The same with that token budget, a seat for every request, and graphs."""
-        return replace(self, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=None, enforce_eager=False)
+        return DeploymentChoice(self.gpu, self.layout, self.weights, self.kv_cache_dtype, max_num_batched_tokens)
 
     def has_budget_of(self, other: DeploymentChoice) -> bool:
         """Whether a step has as many tokens."""

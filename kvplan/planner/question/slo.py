@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
 
 from kvplan.errors import UsageError
@@ -35,10 +36,11 @@ class Slo:
         changed: dict[str, Any] = {SLO_FIELDS[bound.name]: bound.seconds, f"{bound.name}_of": bound.statistic}
         return replace(self, **changed)
 
-    def bounds(self) -> list[Bound]:
+    @lru_cache(maxsize=64)  # noqa: B019 - a plan asks it of one level tens of thousands of times
+    def bounds(self) -> tuple[Bound, ...]:
         """Bounds that were asked for, in the order of ``SLO_FIELDS``."""
         found = ((name, getattr(self, field), getattr(self, f"{name}_of")) for name, field in SLO_FIELDS.items())
-        return [Bound(name, seconds, statistic) for name, seconds, statistic in found if seconds is not None]
+        return tuple(Bound(name, seconds, statistic) for name, seconds, statistic in found if seconds is not None)
 
 
 class Bound(NamedTuple):
