@@ -151,9 +151,9 @@ class BlockPool:
         return needed
 
     def _exported(self, lane: Lane, held: Held, holding: LaneHolding, num_computed: int, num_tokens: int) -> int | None:
-        """The block whose state a chunk writes on its way: the chunk that ends a prompt, or each one where states are kept
-        elsewhere too (get_num_blocks_to_allocate of kv_cache_coordinator.py). It has to begin at an earlier block's end
-        (vllm/v1/kv_cache_interface.py, is_mamba_prefill_checkpoint_valid)."""
+        """The block whose state a chunk writes on its way: the chunk that ends a prompt, or each one where states are
+        kept elsewhere too (get_num_blocks_to_allocate of kv_cache_coordinator.py). It has to begin at an earlier
+        block's end (vllm/v1/kv_cache_interface.py, is_mamba_prefill_checkpoint_valid)."""
         block = (num_tokens - 1) // lane.size - 1
         if num_computed % lane.size or block <= (num_computed - 1) // lane.size:
             return None
