@@ -152,15 +152,30 @@ class SlowReplica:
             required = min(required, -(-((group.window_tokens or 0) + self.budget) // size))
         if not is_new:
             count = max(required - len(going.tables[number].blocks), 0)
-            return min(count, 1) if group.kind == "state" else count
+            return (
+                min(count, 1 + self.exports(number, going, going.computed, tokens)) if group.kind == "state" else count
+            )
         skipped = self.skipped(group, hit)
         count = max(required - max(skipped, hit // size), 0)
         if group.kind == "state":
-            count = min(count, 1)
+            count = min(count, 1 + self.exports(number, going, hit, tokens))
         found = [self.find(number, going, place) for place in range(skipped, hit // size)]
         if group.kind == "state" and found and found[-1] is not None and found[-1].name in self.fresh:
             return self.layout.num_blocks + 1
         return count + sum(block is not None and not block.references for block in found)
+
+    def exports(self, number: int, going: Going, begun: int, tokens: int) -> bool:
+        """_needs_internal_checkpoint: a step writes the state behind its last whole block, too."""
+        size, prefill_end = self.groups[number].block_size, max(going.request.num_prompt_tokens, going.num_tokens - 1)
+        place = -(-tokens // size) - 2
+        if not self.layout.exports_states or not self.layout.caches_prefixes:
+            return False
+        if self.layout.retention_interval == 0 and not begun < prefill_end <= tokens:
+            return False
+        if begun % size or place <= (begun - 1) // size:
+            return False
+        blocks = going.tables[number].blocks if going.tables else []
+        return place >= len(blocks) or blocks[place] is None
 
     def allocate(self, going: Going, hit: int, count: int) -> bool:
         is_new = not going.tables
@@ -182,7 +197,7 @@ class SlowReplica:
         if is_new:
             self.adopt(going, hit)
         for number in range(len(self.groups)):
-            self.extend(number, going.tables[number], tokens)
+            self.extend(number, going, computed, tokens)
         if self.layout.caches_prefixes:
             for number in range(len(self.groups)):
                 self.name_full(number, going, tokens)
@@ -200,14 +215,16 @@ class SlowReplica:
             table.num_named = len(table.blocks)
             going.tables.append(table)
 
-    def extend(self, number: int, table: Table, tokens: int) -> None:
+    def extend(self, number: int, going: Going, computed: int, tokens: int) -> None:
+        table = going.tables[number]
         required = -(-tokens // self.groups[number].block_size)
         missing = required - len(table.blocks)
         if missing <= 0:
             return
         if self.groups[number].kind == "state":
-            table.blocks += [None] * (missing - 1)
-            missing = 1
+            taken = 1 + self.exports(number, going, computed, tokens)
+            table.blocks += [None] * (missing - taken)
+            missing = taken
         table.blocks += self.take(missing)
 
     def name_full(self, number: int, going: Going, tokens: int) -> None:
@@ -217,7 +234,7 @@ class SlowReplica:
             block = table.blocks[place]
             if block is None or not self.is_kept(number, going, place):
                 continue
-            if self.groups[number].kind == "state" and place != tokens // size - 1:
+            if self.groups[number].kind == "state" and place != tokens // size - 1 and block is table.blocks[-1]:
                 continue  # its state is not that after a whole block
             if block.name is None:
                 name = (number, going.key((place + 1) * size - 1), place)
@@ -273,6 +290,8 @@ class SlowReplica:
         stops = [(going.num_tokens - 1) // size * size]
         if begun % size:
             stops.append((begun // size + 1) * size)
+        elif self.layout.exports_states and end >= prefill_end:
+            stops = []
         if begun < going.junction < end:
             stops.append(begun + (going.junction - begun) // size * size)
         return max(min([stop for stop in stops if begun < stop < end], default=end) - begun, 0)

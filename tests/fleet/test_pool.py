@@ -64,9 +64,10 @@ def _outcome(seen: Seen) -> tuple[float, float, int, int]:
 SMALL, TIGHT, TIGHTER, WIDE = (8, 64, 400), (4, 40, 60), (16, 40, 36), (16, 4096, 48)
 """Seats, token budget, blocks."""
 SETTINGS = [
-    (groups, interval, setting)
+    (groups, interval, exports, setting)
     for groups in (FULL, WINDOWED, SHORT_WINDOWS, CHUNKED, WITH_STATES)
     for interval in ((0, None) if groups in (FULL, CHUNKED) else (0, None, 32))
+    for exports in ((False, True) if groups is WITH_STATES else (False,))
     for setting in (SMALL, TIGHT, TIGHTER, WIDE)
 ]
 """vLLM refuses an interval where nothing is kept by it."""
@@ -107,13 +108,14 @@ def test_a_drafter_has_both_places_kept_one_block_earlier() -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 12, 14])
-@pytest.mark.parametrize(("groups", "interval", "setting"), SETTINGS)
+@pytest.mark.parametrize(("groups", "interval", "exports", "setting"), SETTINGS)
 def test_every_request_sees_what_it_sees_block_by_block(
-    groups: tuple[CacheGroup, ...], interval: int | None, setting: tuple[int, int, int], seed: int
+    groups: tuple[CacheGroup, ...], interval: int | None, exports: bool, setting: tuple[int, int, int], seed: int
 ) -> None:
     seats, budget, num_blocks = setting
     requests = shared_prompts(seed, 60)
-    layout = PoolLayout(groups, max(num_blocks, longest_blocks(groups, requests)), retention_interval=interval)
+    least = max(num_blocks, longest_blocks(groups, requests))
+    layout = PoolLayout(groups, least, retention_interval=interval, exports_states=exports)
     slow = SlowReplica(layout, seats, budget)
     expected = [(each.first, each.last, each.hit, each.num_preemptions) for each in slow.play(requests)]
     fleet, seen = played(requests, layout, seats, budget)

@@ -219,7 +219,7 @@ class BlockGroup(Group):
         last = self._tokens_at(sequence, tick - 1)
         found = []
         at_once = lane.first_needed(self._tokens_at(sequence, begun))
-        if lane.kind != "state" and at_once > holding.first + 1:
+        if at_once > holding.first + 1 and (lane.kind != "state" or at_once < holding.num_blocks):
             computed = self._tokens_at(sequence, begun)
             found.append((begun, sequence.order, number, sequence, at_once, computed))
         else:

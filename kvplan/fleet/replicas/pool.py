@@ -118,11 +118,11 @@ class BlockPool:
                 return False
             revived += lane.weight * sum(end - begin for extent, begin, end in pieces if extent.is_free)
             begun = max(lane.first_needed(num_computed), match.num_tokens // lane.size)
-            exported = (
-                lane.kind == "state" and self._exported(lane, held, holding, num_computed, num_tokens) is not None
-            )
-            whole += lane.weight * (self._new_blocks(lane, begun, num_known, is_whole=True) + exported)
-            chunk += lane.weight * (self._new_blocks(lane, begun, num_tokens) + exported)
+            whole += lane.weight * self._new_blocks(lane, begun, num_known, is_whole=True)
+            chunk += lane.weight * self._new_blocks(lane, begun, num_tokens)
+            if lane.kind == "state":
+                whole += lane.weight * (self._exported(lane, held, holding, num_computed, num_known) is not None)
+                chunk += lane.weight * (self._exported(lane, held, holding, num_computed, num_tokens) is not None)
         return max(whole, chunk) + revived <= self.queue.num_free
 
     def _new_blocks(self, lane: Lane, num_before: int, num_tokens: int, *, is_whole: bool = False) -> int:
@@ -151,12 +151,15 @@ class BlockPool:
         return needed
 
     def _exported(self, lane: Lane, held: Held, holding: LaneHolding, num_computed: int, num_tokens: int) -> int | None:
-        """The block whose state the chunk that ends a prompt writes on its way; it has to begin at a block's end."""
+        """The block whose state a chunk writes on its way: the chunk that ends a prompt, or each one where states are
+        kept elsewhere too (get_num_blocks_to_allocate of kv_cache_coordinator.py). It has to begin at an earlier
+        block's end (vllm/v1/kv_cache_interface.py, is_mamba_prefill_checkpoint_valid)."""
         block = (num_tokens - 1) // lane.size - 1
-        if num_computed % lane.size:
+        if num_computed % lane.size or block <= (num_computed - 1) // lane.size:
             return None
-        exports = self.layout.exports_states and self.layout.caches_prefixes and num_tokens >= held.prefill_end
-        return block if exports and num_computed < held.prefill_end and block >= holding.num_blocks else None
+        ends = self.layout.retention_interval != 0 or num_computed < held.prefill_end <= num_tokens
+        exports = self.layout.exports_states and self.layout.caches_prefixes and ends
+        return block if exports and block >= holding.num_blocks else None
 
     # ---- a request's way
 
@@ -208,8 +211,10 @@ class BlockPool:
     def _grow_state(self, lane: Lane, held: Held, num_computed: int, num_tokens: int) -> None:
         holding = held.holdings[self.lanes.index(lane)]
         exported = self._exported(lane, held, holding, num_computed, num_tokens)
-        if exported is not None:
+        if exported is not None and lane.kept.has(exported, holding.places):
             lane.add(holding, held.runs, exported, exported + 1)
+        elif exported is not None:
+            holding.states.append(exported)  # what a request that comes back writes, where nobody goes on
         count = -(-num_tokens // lane.size)
         if count > holding.num_blocks:
             holding.num_blocks = count
