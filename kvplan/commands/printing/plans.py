@@ -203,7 +203,12 @@ def _cost_text(best: PlannedDeployment, found: PlanAnswer) -> str:
     if output is None:
         return "No price is known (--price). "
     every = output * workload.output_tokens / (workload.input_tokens + workload.output_tokens)
-    return f"Costs ${output:,.2f} per million output tokens, ${every:,.2f} of prompt and output together. "
+    return f"Costs ${_cents(output)} per million output tokens, ${_cents(every)} of prompt and output together. "
+
+
+def _cents(dollars: float) -> str:
+    """``1.29``; below ten cents two digits that count, ``0.012``."""
+    return f"{dollars:,.2f}" if dollars >= 0.1 else f"{dollars:.2g}"
 
 
 def _confidence_sentence(found: PlanAnswer, best: PlannedDeployment) -> str:
