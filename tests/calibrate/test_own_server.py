@@ -25,10 +25,10 @@ _RESULT: dict[str, Any] = {
     "total_output_tokens": 96 * 200,
     "mean_ttft_ms": 120.0,
     "median_ttft_ms": 110.0,
-    "mean_tpot_ms": 12.0,
-    "median_tpot_ms": 12.0,
+    "mean_tpot_ms": 14.0,
+    "median_tpot_ms": 14.0,
 }
-"""As ``vllm bench serve --save-result`` has it: 16 at once on an H100 with TPOT half as long again as predicted."""
+"""As ``vllm bench serve --save-result`` has it: 16 at once on an H100 with TPOT two thirds longer than predicted."""
 
 
 def _saved(folder: Path, **more: Any) -> Path:
@@ -47,8 +47,8 @@ def test_a_plan_is_as_much_slower_as_the_server_and_surer(tmp_path: Path) -> Non
     before, after = _plan(), _plan(measured=_saved(tmp_path))
     assert before["performance"]["scaled_by"] is None
     scaled = after["performance"]["scaled_by"]
-    assert 1.1 < scaled["kernels"] < 1.5
-    assert re.search(r"TPOT 12\.0 ms measured, [789]\.\d predicted", scaled["note"])
+    assert 1.4 < scaled["kernels"] < 2
+    assert re.search(r"TPOT 14\.0 ms measured, [789]\.\d predicted", scaled["note"])
     assert f"Times are {scaled['note']}." in after["assumptions"]
     low, middle, high = after["queueing"]["tpot_p50_ms"]
     was_low, was_middle, was_high = before["queueing"]["tpot_p50_ms"]
