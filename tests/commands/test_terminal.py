@@ -62,7 +62,9 @@ def test_no_line_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, wor
     lines = [line for line in lines if not line.strip().startswith(COMMANDS)]
     assert [line for line in lines if len(line) > columns] == []
     broken = re.compile(r"(?:\bp\d\d|(?<!\S)--[a-z][a-z-]*|TTFT|TPOT|\+/-|\d \([\d.,]+-[\d.,]+\))$")
-    assert [line for line in lines if broken.search(line)] == [], "figures and options stand whole"
+    heads = re.compile(r"p\d\d {2,}\S")  # of columns, whose units stand below
+    broken_lines = [line for line in lines if broken.search(line) and not heads.search(line)]
+    assert broken_lines == [], "figures and options stand whole"
 
 
 def test_what_fits_at_once_stands_in_one_part_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
