@@ -130,7 +130,7 @@ there is more was seen in every generation of GPUs, so one factor stands for all
 TPOT and throughput of the published servers known as ``a`` (371 rows; each source counts by the root of its rows), and
 other rows had no part in it: of those known as ``b`` and ``c`` TPOT was 18 / 49 % off without it and is 15 / 46,
 throughput 15 / 75 and 14 / 66, TTFT 26 / 65 and 26 / 67. Learned from all rows it is 1.09. By generation
-(1.04 to 1.13), by engine (1.00 to 1.19) or by kind of model sources that are held out are no better off.
+(1.04 to 1.13), by engine (1.00 to 1.19) or by kind of model sources that are held out are hardly better off.
 """
 
 
