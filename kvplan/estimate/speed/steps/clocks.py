@@ -129,7 +129,9 @@ What else a step has is not known (gaps between kernels, caches that another ker
 there is more was seen in every generation of GPUs, so one factor stands for all. It has the least mean |log error| of
 TPOT and throughput of the published servers known as ``a`` (371 rows; each source counts by the root of its rows), and
 other rows had no part in it: of those known as ``b`` and ``c`` TPOT was 18 / 49 % off without it and is 15 / 46,
-throughput 15 / 75 and 14 / 66, TTFT 26 / 65 and 26 / 67. Learned from all rows it is 1.09. By generation
+throughput 15 / 75 and 14 / 66, TTFT 26 / 65 and 26 / 67. Of the few known as ``d``, from other sources, it is even: 26,
+36 and 20 rows were 23 / 62, 28 / 64 and 24 / 106 % off and are 28 / 66, 26 / 53 and 31 / 106, with interval scores of
+5.45, 1.26 and 6.45 before and 5.56, 1.23 and 6.05 now. Learned from all rows it is 1.09. By generation
 (1.04 to 1.13), by engine (1.00 to 1.19) or by kind of model sources that are held out are hardly better off.
 """
 
