@@ -25,6 +25,7 @@ from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
 
 AXES = {"max_num_seqs": "1..8*2", "gpu_memory_utilization": "0.05,0.9"}
 OF_THE_CLOCK = {"run_id", "started_at", "trial_seconds", "predicted_seconds", "learned_time_factor", "num_lost_workers"}
+OF_THE_CLOCK |= {"prediction_origin"}  # none until a trial has been timed, by whichever worker
 OF_THE_CLOCK |= {"pred_output_throughput", "pred_median_ttft_ms", "pred_median_tpot_ms", "pred_median_itl_ms"}
 OF_THE_CLOCK |= {"throughput_over_pred", "ttft_over_pred", "tpot_over_pred"}
 

@@ -21,6 +21,7 @@ from kvplan.sweeps.shards.shard import Shard
 
 AXES = {"max_num_seqs": "1..8*2", "gpu_memory_utilization": "0.05,0.9"}
 OF_THE_CLOCK = {"run_id", "started_at", "trial_seconds", "predicted_seconds", "learned_time_factor", "pred_error_pct"}
+OF_THE_CLOCK |= {"prediction_origin"}  # none until a trial has been timed, by whichever worker
 OF_THE_CLOCK |= {"pred_output_throughput", "pred_median_ttft_ms", "pred_median_tpot_ms", "pred_median_itl_ms"}
 OF_THE_CLOCK |= {"throughput_over_pred", "ttft_over_pred", "tpot_over_pred"}
 OF_A_RUN = {"run_id", "created_at", "command", "merged_from"}
@@ -76,7 +77,8 @@ def test_merged_shards_are_the_sweep_of_one_machine(tmp_path: Path) -> None:
     assert summary == merged.summary
     expected = document(whole, "summary.json")
     for of_times in (summary, expected):  # predicted times follow the trials that a shard ran before
-        for name in ("output_throughput_median_error_pct", "output_throughput_informed_error_pct", "num_informed"):
+        errors = ("output_throughput_median_error_pct", "output_throughput_informed_error_pct")
+        for name in (*errors, "num_timed", "num_informed"):
             of_times["predictions"].pop(name)
     for key in expected.keys() - {"run_id"}:
         assert summary[key] == expected[key], key
