@@ -7,7 +7,8 @@ TRACE is Mooncake's conversation trace. Its lengths are divided by 32 and its ti
 serve it; what its prompts share is kept. The play is given what ``tools/check_loads.py`` measures first: steps of this
 machine's CPU, and the server's own work on a request. Then ``kvplan serve`` serves each fleet, with as many engines
 behind its router as the fleet has replicas, and ``kvplan load`` sends the file. Fleets and service level were set
-before the first run.
+before the first run. The trace's clock ticks every 3 s: what comes at one tick is spread until the next, as the file
+does not say in which order it came, and a short prompt is with the engine before a long one.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def played(asked: AskedFleet, path: Path, speed: DeploymentSpeed) -> Times:
     num_blocks = int(rules.pool_tokens) // size
     setup = ReplicaSetup(rules, speed.model.steps, PoolLayout.full_attention(size, num_blocks))
     router = OwnRouter(size, num_blocks, rules.max_num_seqs) if asked.replicas > 1 else RoundRobin()
-    play = Fleet(setup, asked.replicas, router).play(requests_of_file(path, FilePart(speed=asked.speed)))
+    play = Fleet(setup, asked.replicas, router).play(
+        requests_of_file(path, FilePart(speed=asked.speed, spreads_ticks=True))
+    )
     figures = figures_of(play)
     assert figures.tpot is not None, "answers have several tokens"
     hits = sum(each.num_hit_tokens for each in play.seen) / sum(each.request.num_prompt_tokens for each in play.seen)
@@ -152,7 +155,17 @@ def served(asked: AskedFleet, path: Path, out: Path) -> Times:
     replicas = ["--data-parallel-size", str(asked.replicas)] if asked.replicas > 1 else []
     with Server(model, [*check_loads.SERVED, *replicas]) as server:
         check_loads.give_engines_a_core(server)
-        command = ["load", server.url, "--workload", str(path), "--speed", str(asked.speed), "--out", str(out / "load")]
+        command = [
+            "load",
+            server.url,
+            "--workload",
+            str(path),
+            "--speed",
+            str(asked.speed),
+            "--spread-ticks",
+            "--out",
+            str(out / "load"),
+        ]
         check_loads._run(*command)
     row = pd.read_csv(out / "load" / "results.csv").iloc[0]
     names = ("output_throughput", "median_tpot_ms", "median_ttft_ms", "p90_ttft_ms", "p99_ttft_ms")
