@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention, SparseIndexer
@@ -32,7 +33,6 @@ from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries, p
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.sglang_share import (
     DATA_CENTRE_BLACKWELL,
-    generation_of,
     image_bytes,
     listed_memory,
     static_fraction,
@@ -206,7 +206,7 @@ def _state_slots(rest_bytes: int, state_bytes: int, padding: int) -> int:
 
 def _capped_windows(window_tokens: int, num_seqs: int, chunk_tokens: int, gpu: GpuProfile) -> int:
     """Tokens of the window pool that ``num_seqs`` sequences and two chunks of prompts need (``caps_windows``)."""
-    page = _PAGE_ON_BLACKWELL if generation_of(gpu) == DATA_CENTRE_BLACKWELL else 1
+    page = _PAGE_ON_BLACKWELL if compute_capability(gpu)[0] == DATA_CENTRE_BLACKWELL else 1
     each = window_tokens + _EVICTION_INTERVAL + 2 * page
     return -(-(each * num_seqs + 2 * chunk_tokens + page) // page) * page
 
@@ -261,7 +261,7 @@ def _sparse_cache_dtype(spec: ModelSpec, kv_dtype: str, gpu: GpuProfile, release
     Kernels of Blackwell keep latents and rotary keys in 8 bits, others keep scales and rotary keys in 16
     (``calculate_mla_kv_cache_dim``).
     """
-    generation = generation_of(gpu)
+    generation = compute_capability(gpu)[0]
     if kv_dtype == "auto" and generation >= DATA_CENTRE_BLACKWELL:
         kv_dtype = release.sparse_cache_on_blackwell
     is_scaled = generation < DATA_CENTRE_BLACKWELL or (

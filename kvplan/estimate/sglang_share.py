@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
 from kvplan.catalog.spec import LatentAttention, ModelSpec
@@ -118,13 +119,8 @@ def sees_images(spec: ModelSpec, release: SglangRelease) -> bool:
 
 def _serves_images_on_hopper(spec: ModelSpec, gpu: GpuProfile, release: SglangRelease) -> bool:
     """Whether ``spec`` is served by the settings that large GPUs of Hopper have for it."""
-    is_large = generation_of(gpu) == _HOPPER and gpu.memory_bytes >= _LARGE_HOPPER_BYTES
+    is_large = compute_capability(gpu)[0] == _HOPPER and gpu.memory_bytes >= _LARGE_HOPPER_BYTES
     return is_large and spec.architecture in release.serves_images_on_hopper
-
-
-def generation_of(gpu: GpuProfile) -> int:
-    """Return the major compute capability; 0 of other makers' GPUs."""
-    return int(gpu.compute_capability.partition(".")[0]) if gpu.vendor == "nvidia" else 0
 
 
 def _share_by_gpus(total_mib: float, num_gpus: int) -> float:
@@ -160,7 +156,7 @@ def captures_prompts(
     spec: ModelSpec, gpu: GpuProfile, num_stages: int, attention_groups: int, release: SglangRelease
 ) -> bool:
     """Return whether steps that read prompts are captured."""
-    if generation_of(gpu) == DATA_CENTRE_BLACKWELL and spec.architecture in release.uncaptured_on_blackwell:
+    if compute_capability(gpu)[0] == DATA_CENTRE_BLACKWELL and spec.architecture in release.uncaptured_on_blackwell:
         return False
     return _reserves_for_prompts(spec, gpu, num_stages, attention_groups, release)
 

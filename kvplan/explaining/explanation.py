@@ -109,7 +109,7 @@ def _given_otherwise(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | 
 
 
 _OTHER_CARD_SHARE = 0.05
-"""Of its memory: drivers report up to two percent more or less of one card."""
+"""The share of its memory by which a GPU is another card. Drivers report up to two percent more or less of one."""
 
 
 def _found_gpus(log: StartupLog, notes: list[str]) -> tuple[GpuProfile, ...]:
@@ -221,7 +221,7 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
 
 
 _UNEXPLAINED_SHARE = 0.2
-"""Of what the engine may use: nine of ten published start-ups are far nearer (docs/accuracy.md)."""
+"""The share of what the engine may use. Nine of ten published start-ups are far nearer (docs/accuracy.md)."""
 
 
 def _unexplained_bytes(log: StartupLog, found: VllmPrediction) -> int:

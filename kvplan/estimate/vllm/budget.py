@@ -37,8 +37,8 @@ _LARGE_GRAPH_MODELS = ("GptOssForCausalLM",)
 _BLACKWELL = 10
 _FIRST_CAPTURE_GIB = 0.04
 _PIECES_LAYER_MIB = 0.3
-"""Of each batch size and layer where pieces between attention layers are captured: 0.28 to 0.37 in the median of eleven
-start-ups of 0.8 to 0.10, which capture nothing else."""
+"""What a batch size takes in a layer where pieces between attention layers are captured: 0.28 to 0.37 in the median of
+eleven start-ups of 0.8 to 0.10, which capture nothing else."""
 _WHOLE_LAYER_MIB, _WHOLE_LAYER_MIB_ON_HOPPER = 0.1, 0.2
 """The same of whole decode steps: what estimates of vLLM 0.18 to 0.29 have beyond pieces and the first capture, on
 A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and 0.3)."""

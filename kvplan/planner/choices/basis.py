@@ -61,7 +61,7 @@ class PlanBasis:
     predictions: dict[tuple[object, ...], VllmPrediction] = field(default_factory=dict)
     models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
     usual_models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
-    """By layout and formats: speeds with graphs and the default token budget."""
+    """Speeds with graphs and the default token budget, by layout and formats."""
     plays: dict[tuple[object, ...], Queues | None] = field(default_factory=dict)
     """By choice and replicas: no bound decides how a load is served."""
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)

@@ -67,12 +67,12 @@ def test_a_result_as_predicted_moves_nothing_and_narrows_the_interval(
 def test_a_slower_server_is_met_part_of_the_way_by_one_result_and_nearly_all_by_many(
     server: tuple[SpeedModel, SchedulingRules],
 ) -> None:
-    loads = [users(count, prompt, 200) for count in (1, 16, 64) for prompt in (200, 2000)]
+    loads = [users(count, prompt, 200) for count in (1, 4, 16, 64) for prompt in (200, 1000, 2000)]
     points = [_measured(server, load, _TRUE) for load in loads]
     one, many = scale_of(points[:1]), scale_of(points)
     assert 1.0 < one.kernels < _TRUE.kernels
     assert many.kernels == pytest.approx(_TRUE.kernels, rel=0.08)
-    assert 1.05 < many.host < _TRUE.host
+    assert 1.1 < many.host < _TRUE.host
     assert many.kernels_variance < one.kernels_variance
     assert many.host_variance < one.host_variance
 

@@ -30,8 +30,8 @@ SGLANG_MOST_RUNNING: Final = 2048
 SGLANG_RESERVES: Final = 0.7
 """Share of an answer that SGLang keeps free at admission at first (SGLANG_INIT_NEW_TOKEN_RATIO, environ.py)."""
 SGLANG_RESERVES_OF_GROUPS: Final = 0.3
-"""Of that where groups attend beside each other (schedule_conservativeness; handle_data_parallelism, 0.5.10 to 0.5.23).
-"""
+"""The part of it where groups attend beside each other (schedule_conservativeness; handle_data_parallelism, 0.5.10 to
+0.5.23)."""
 
 
 @dataclass(frozen=True, slots=True)

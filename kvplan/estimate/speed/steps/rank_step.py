@@ -216,7 +216,7 @@ class RankStep(NamedTuple):
     reads_prompts: Any = False
     """Whether a sequence has more than one token in it."""
     num_tokens: Any = 0.0
-    """Of a stage, in all of its layers: of several stages each has its share."""
+    """Tokens of a step in all layers of a stage. Of several stages each has its share."""
     num_choosing_layers: Any = 0
     choosing_tokens: Any = 0.0
     """Tokens x layers that choose which tokens to attend to, for themselves or for later ones too."""

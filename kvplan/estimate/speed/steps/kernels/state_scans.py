@@ -23,26 +23,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _GATED_DELTA: Final = "gated_delta_net"
 _TOKEN_SECONDS: Final = {
-    ("vllm", "9"): 48e-9,
-    ("vllm", "10"): 41e-9,
-    ("vllm", "12"): 163e-9,
-    ("sglang", "9"): 133e-9,
-    ("sglang", "10"): 91e-9,
-    ("sglang", "12"): 150e-9,
+    ("vllm", 9): 48e-9,
+    ("vllm", 10): 41e-9,
+    ("vllm", 12): 163e-9,
+    ("sglang", 9): 133e-9,
+    ("sglang", 10): 91e-9,
+    ("sglang", 12): 150e-9,
 }
-"""By engine and generation (the first part of the compute capability)."""
+"""Seconds of a token in a layer, by engine and major compute capability."""
 
 
 def with_state_scans(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: str) -> DeviceSpeed:
     """Return ``speed``, of a fit to tables, with the seconds that a token of a prompt takes in all such layers."""
-    generation = (gpu.compute_capability or "").split(".")[0]
-    seconds = _TOKEN_SECONDS.get((engine, generation))
+    seconds = _TOKEN_SECONDS.get((engine, compute_capability(gpu)[0]))
     if work.recurrent != _GATED_DELTA or seconds is None or speed.engine_version is None:
         return speed
     return replace(speed, speed=replace(speed.speed, scan_seconds=seconds * work.num_recurrent_layers))

@@ -18,32 +18,33 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 
 _LAYER_SECONDS: Final = {
-    ("trtllm", "9"): 33e-6,
-    ("trtllm", "10"): 39.6e-6,
-    ("trtllm", "8"): 27.1e-6,
-    ("trtllm", "12"): 31.5e-6,
-    ("sglang", "9"): 15.7e-6,
-    ("sglang", "10"): 15.4e-6,
-    ("sglang", "8"): 10.5e-6,
-    ("sglang", "12"): 13.0e-6,
-    ("vllm", "9"): 8.8e-6,
-    ("vllm", "10"): 8.9e-6,
-    ("vllm", "8"): 7.0e-6,
-    ("vllm", "12"): 7.3e-6,
+    ("trtllm", 9): 33e-6,
+    ("trtllm", 10): 39.6e-6,
+    ("trtllm", 8): 27.1e-6,
+    ("trtllm", 12): 31.5e-6,
+    ("sglang", 9): 15.7e-6,
+    ("sglang", 10): 15.4e-6,
+    ("sglang", 8): 10.5e-6,
+    ("sglang", 12): 13.0e-6,
+    ("vllm", 9): 8.8e-6,
+    ("vllm", 10): 8.9e-6,
+    ("vllm", 8): 7.0e-6,
+    ("vllm", 12): 7.3e-6,
 }
-"""By engine and generation (the first part of the compute capability; of 8 Ada, as Ampere has no such products)."""
+"""Seconds that a layer saves, by engine and major compute capability. 8 is Ada: Ampere has no such products."""
 
 
 def with_static_scales(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: EngineChoice) -> DeviceSpeed:
     """Return ``speed``, of a fit to products with scales found on the way, without what finding them takes."""
     is_fit = speed.engine == engine.name and speed.engine_version is not None and speed.dtype == "fp8"
-    saved = _LAYER_SECONDS.get((engine.name, (gpu.compute_capability or "").split(".")[0]), 0.0)
+    saved = _LAYER_SECONDS.get((engine.name, compute_capability(gpu)[0]), 0.0)
     if not (is_fit and work.has_static_scales and work.speed_format == "fp8"):
         return speed
     base = speed.speed.base
