@@ -100,6 +100,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", type=int, nargs="*", default=range(1, len(FLEETS) + 1))
     given = parser.parse_args()
+    if not given.trace.is_file():
+        parser.error(f"{given.trace} is not a file")
     check_loads.leave_a_core()
     with ExitStack() as stack:
         out = given.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -109,7 +109,7 @@ def test_meets_is_as_sure_as_was_asked_for(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_surer_answer_in_another_format_is_not_hidden() -> None:
     """Eight H100 keep a second with 8-bit weights where they do not as published."""
-    asked = {"num_users": 300, "average_context": 4096, "max_gpus": 8}
+    asked = {"num_users": 300, "input_tokens": 3840, "output_tokens": 256, "max_gpus": 8}
     found = planned("llama-3.3-70b", "h100-sxm", slo="ttft:1000", **asked)
     assert not any(each.verdict.meets for each in found.deployments)
     surest = max((each.deployment for each in found.alternatives), key=lambda each: each.verdict.confidence)

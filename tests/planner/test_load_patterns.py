@@ -11,7 +11,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import UsageError
-from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, Spread, steady_users
 from kvplan.estimate.speed.queueing.sharing import PromptSharing
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import predict_vllm
@@ -193,12 +193,34 @@ def test_chats_that_begin_at_a_rate_send_as_many_requests_as_was_asked_for() -> 
 
 def test_a_chat_has_room_for_its_last_turn() -> None:
     workload = complete(replace(REQUEST, input_tokens=200, pattern=shared(turns=5, prefix_tokens=1000)), SPEC)
-    assert workload.longest_context == 1000 + 5 * 400
+    assert workload.longest_context == 1000 + 5 * 534, "turns of 400 tokens spread to four thirds of that"
     assert (workload.input_tokens, workload.message_tokens) == (1000 + 200 + 2 * 400, 200)
     with pytest.raises(UsageError, match="do not fit --ctx-max 1,999"):
         complete(replace(REQUEST, input_tokens=200, longest_context=1999, pattern=shared(turns=5)), SPEC)
     with pytest.raises(UsageError, match="--turns needs --input-len"):
         complete(replace(REQUEST, input_tokens=None, pattern=shared(turns=5)), SPEC)
+
+
+@pytest.mark.parametrize("spread", ["fixed", "uniform", "exponential"])
+def test_a_server_admits_every_request_that_is_played(spread: Spread) -> None:
+    longest = complete(replace(REQUEST, pattern=LoadPattern(length_spread=spread)), SPEC).longest_context
+    sent = [sum(each) for each in steady_users(300, 1000, 200).spread_as(spread, longest).lengths]
+    assert longest == {"fixed": 1200, "uniform": 1600, "exponential": 6000}[spread]
+    assert max(sent) <= longest
+    assert sum(sent) / len(sent) == pytest.approx(1200, rel=0.01), "cutting takes little of the load"
+
+
+def test_a_context_below_what_is_played_says_what_a_server_refuses() -> None:
+    def notes(**given: object) -> str:
+        return " ".join(complete(replace(REQUEST, **given), SPEC).assumptions)
+
+    assert "a server refuses what is longer" not in notes() + notes(longest_context=1600)
+    assert "refuses what is longer. Requests of these lengths have up to 1,600 tokens" in notes(longest_context=1500)
+    cut = {"longest_context": 1600, "pattern": LoadPattern(length_spread="exponential")}
+    assert "up to 6,000 tokens, which are cut there" in notes(**cut)
+    most = {"input_tokens": 120_000}
+    assert complete(replace(REQUEST, **most), SPEC).longest_context == 131_072, "positions of the model"
+    assert "up to 160,267 tokens" in notes(**most)
 
 
 @pytest.mark.parametrize(

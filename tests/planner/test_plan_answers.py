@@ -171,7 +171,7 @@ def test_every_replica_has_its_command_and_a_balancer_stands_before_them(capsys:
     assert len({process.port for process in processes}) == best.replicas
     balancer = balancer_command(best, LLAMA.id) or ""
     assert all(f":{process.port}" in balancer for process in processes)
-    words = "plan llama-3.1-8b --users 60 --ctx-avg 8k --gpu l40s --tp 1 --quantization published --no-calibration"
+    words = "plan llama-3.1-8b --users 60 --ctx-max 8k --gpu l40s --tp 1 --quantization published --no-calibration"
     _, printed, _ = run(words, capsys)
     assert all(process.line in printed for process in processes) and balancer in printed
     assert f"\n  all {best.replicas} processes (vllm):\n" in printed

@@ -83,7 +83,7 @@ def test_without_a_service_level_the_speed_has_its_own_confidence(capsys: pytest
     printed = capsys.readouterr().out
     sure = int(printed.partition("10 tokens/s to each (")[2].partition(" % sure)")[0])
     assert sure < 75 and (sure > 50) == (middle < 100)
-    assert "Servers refuse longer requests" in printed, "--ctx-max was not given"
+    assert "Servers refuse longer ones" in printed, "--ctx-max was not given"
 
 
 def test_seats_for_all_users_are_not_less_sure_than_more_of_them() -> None:

@@ -18,6 +18,9 @@ _MOST_EVEN: Final = 1000
 """The gaps of arrivals differ by 3 % then."""
 SPREADS: Final = tuple(each for each in get_args(Spread) if each != "quantiles")
 
+_LONGEST_SHARES: Final[dict[Spread, float]] = {"fixed": 1.0, "uniform": 4 / 3, "exponential": 5.0}
+"""Longest length over the mean. Of exponential ones, which have no longest, one in 150 would be longer."""
+
 _SPREAD_SENTENCES: Final[dict[Spread, str]] = {
     "fixed": "All prompts are equally long, and so are all answers, so that users move in lockstep.",
     "uniform": "Lengths spread from two thirds of their means to four thirds; those of chats spread wider, which p99 "
@@ -43,6 +46,11 @@ class LoadPattern:
     sharing: PromptSharing = PromptSharing()  # noqa: RUF009 - frozen
     burstiness: float = 1.0
     trace: TracedLoad | None = None
+
+    @property
+    def longest_share(self) -> float:
+        """The longest prompt or answer as a multiple of their mean."""
+        return _LONGEST_SHARES[self.length_spread]
 
     def sentence(self, *, of_users: bool) -> str:
         """What is assumed of a load, for people."""

@@ -136,7 +136,7 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     if pattern.burstiness != 1.0 and request.requests_per_second is None:
         raise UsageError("--burstiness needs --request-rate.", hint="for example --request-rate 2 --burstiness 0.5")
     asked, request = request, _with_earlier(request, notes)
-    longest = _longest(request, spec, notes)
+    longest = _longest(asked, spec, notes)
     if request.average_context is not None:
         average = request.average_context
     elif request.input_tokens is not None:
@@ -145,9 +145,8 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     else:
         average = longest
         notes.append(f"--ctx-avg {average:,}: same as --ctx-max, so the average case is the worst case.")
-    output = request.output_tokens
-    if output is None:
-        output = max(min(_DEFAULT_OUTPUT_TOKENS, average // 2), 1)
+    output = _answer_tokens(request, average)
+    if request.output_tokens is None:
         notes.append(f"--output-len {output:,}: kvplan's default.")
     prompt = request.input_tokens
     if prompt is None:
@@ -197,7 +196,6 @@ def _with_earlier(request: PlanRequest, notes: list[str]) -> PlanRequest:
         request,
         input_tokens=round(prompt),
         output_tokens=output,
-        longest_context=request.longest_context or longest,
     )
 
 
@@ -213,18 +211,24 @@ def _with_headroom(request: PlanRequest, notes: list[str]) -> tuple[int | None, 
 
 
 def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
-    positions = spec.longest_context
-    longest = request.longest_context
+    """Tokens of the longest request that a server has to admit: without ``--ctx-max`` the longest that is played.
+
+    ``request``: as it was asked, so that a prompt is a message of its own.
+    """
+    positions, longest = spec.longest_context, request.longest_context
+    mean, played = _mean_tokens(request), _played_tokens(request)
     if longest is None:
-        wanted = 0
-        if request.input_tokens is not None:
-            wanted = request.input_tokens + (request.output_tokens or _DEFAULT_OUTPUT_TOKENS)
-        longest = max(request.average_context or 0, wanted)
-        if not longest:
-            longest = min(positions or _DEFAULT_CONTEXT_TOKENS, _DEFAULT_CONTEXT_TOKENS)
+        longest = played or _DEFAULT_CONTEXT_TOKENS
+        if positions is not None and (request.average_context or mean) <= positions:
+            longest = min(longest, positions)
+        why = "the longest request of these lengths" if mean else "kvplan's default"
+        notes.append(f"--ctx-max {longest:,}: {why}. Servers refuse longer ones, so give it where yours get longer.")
+    if longest < played and request.input_tokens is not None and request.pattern.trace is None:
+        exponential = request.pattern.length_spread == "exponential"
+        how = "are cut there, which makes the load lighter" if exponential else "are played all the same"
         notes.append(
-            f"--ctx-max {longest:,}: the longest length given, or kvplan's default. Servers refuse longer requests, so "
-            "give it where yours get longer."
+            f"--ctx-max {longest:,}: a server refuses what is longer. Requests of these lengths have up to {played:,} "
+            f"tokens, which {how}."
         )
     if positions is not None and longest > positions:
         raise KvplanError(
@@ -232,3 +236,22 @@ def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
             hint=f"use --ctx-max {positions} or less",
         )
     return longest
+
+
+def _played_tokens(request: PlanRequest) -> int:
+    """Of the longest request, a chat's last one included, as its lengths spread around their means."""
+    sharing, mean = request.pattern.sharing, _mean_tokens(request)
+    return sharing.longest(math.ceil(mean * request.pattern.longest_share), 0) if mean else 0
+
+
+def _mean_tokens(request: PlanRequest) -> int:
+    """Of a message and its answer together, or of a whole sequence; 0 where no length is given."""
+    average = request.average_context or 0
+    if request.input_tokens is not None:
+        return max(request.input_tokens + (request.output_tokens or _DEFAULT_OUTPUT_TOKENS), average)
+    return average and average + math.ceil(_answer_tokens(request, average) / 2)
+
+
+def _answer_tokens(request: PlanRequest, average: int) -> int:
+    """Of an answer in sequences of ``average`` tokens."""
+    return request.output_tokens or max(min(_DEFAULT_OUTPUT_TOKENS, average // 2), 1)
