@@ -57,7 +57,7 @@ class PlanLoadOptions:
             "--ctx-max",
             "--max-model-len",
             "--ctx",
-            help="Longest sequence to serve, such as 32k; alone the average too. Default: the longest of the lengths given.",
+            help="Longest sequence to serve, such as 32k; alone the average too. Default: the longest that is played.",
         ),
     ] = None
     input_len: Annotated[str | None, typer.Option(help="Tokens per prompt.")] = None
