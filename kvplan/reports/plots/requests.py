@@ -25,6 +25,8 @@ _FEWEST: Final = 5
 _MOST_DOTS: Final = 3000
 # The slowest are what one looks for, so none of these is left out.
 _SLOWEST_SHARE: Final = 0.01
+_AT_ONCE: Final = 0.01
+"""Share of the slowest latency within which all requests were sent, so that only their order says something."""
 
 
 def draw(run: Run, figure: Figure) -> str | None:
@@ -63,15 +65,19 @@ def _read(directory: Path, modified_ns: int) -> dict[str, list[RequestLine]]:
 
 
 def _distribution(axes: Axes, served: Sequence[RequestLine]) -> None:
+    shown = []
     for name, label, colour, dash in (("ttft_s", "TTFT", BLUE, "-"), ("e2el_s", "E2E latency", VERMILION, "--")):
         values = np.sort([1000 * value for line in served if (value := line[name]) is not None])  # type: ignore[literal-required]
         shares = 100 * np.arange(1, len(values) + 1) / len(values)
         axes.step(values, shares, dash, where="post", color=colour, label=label)
-    axes.set_xscale("log")
+        shown += [values[0], values[-1]]
+    is_wide = max(shown) > 10 * min(shown)  # within a decade a logarithmic axis may have no number at all
+    if is_wide:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(lambda value, place: "")
     axes.xaxis.set_major_formatter(thousands())
-    axes.xaxis.set_minor_formatter(lambda value, place: "")
     axes.set_ylim(0, 104)
-    axes.set_xlabel("latency (ms, log scale)")
+    axes.set_xlabel("latency (ms, log scale)" if is_wide else "latency (ms)")
     axes.set_ylabel("requests within it (%)")
     axes.set_title("Distribution", fontsize=9.5)
     axes.legend(loc="best", fontsize=8 if is_narrow(axes) else 9)
@@ -79,18 +85,24 @@ def _distribution(axes: Axes, served: Sequence[RequestLine]) -> None:
 
 def _over_time(axes: Axes, served: Sequence[RequestLine], failed: Sequence[RequestLine]) -> None:
     shown = _thinned(served)
-    moments = [line["sent_s"] for line in shown]
+    highest = max(1000 * (line["e2el_s"] or 0.0) for line in shown)
+    at_once = 1000 * max(line["sent_s"] for line in [*shown, *failed]) < _AT_ONCE * highest
+    in_order = sorted([*served, *failed], key=lambda line: line["sent_s"])
+    order = {line["id"]: place for place, line in enumerate(in_order, start=1)}
+
+    def places(lines: Sequence[RequestLine]) -> list[float]:
+        return [float(order[line["id"]]) if at_once else line["sent_s"] for line in lines]
+
     for name, label, colour, marker in (("e2el_s", "E2E latency", SKY_BLUE, "s"), ("ttft_s", "TTFT", BLUE, "o")):
         values = [1000 * (line[name] or 0.0) for line in shown]  # type: ignore[literal-required]
-        axes.plot(moments, values, marker, color=colour, markersize=2.5, label=label)
+        axes.plot(places(shown), values, marker, color=colour, markersize=2.5, label=label)
     if failed:
-        axes.plot([line["sent_s"] for line in failed], [0.0] * len(failed), "x", color=VERMILION, markersize=5,
+        axes.plot(places(failed), [0.0] * len(failed), "x", color=VERMILION, markersize=5,
                   label="failed", clip_on=False)  # fmt: skip
-    highest = max(1000 * (line["e2el_s"] or 0.0) for line in shown)
     from_zero(axes, 1.25 * highest)
-    axes.set_xlabel("sent, since the first request (s)")
+    axes.set_xlabel("request, in the order sent (all at once)" if at_once else "sent, since the first request (s)")
     axes.set_ylabel("ms")
-    axes.set_title("Over time", fontsize=9.5)
+    axes.set_title("In order" if at_once else "Over time", fontsize=9.5)
     axes.legend(loc="upper right", ncols=3, columnspacing=0.8, handletextpad=0.1, fontsize=7 if is_narrow(axes) else 9)
 
 
