@@ -100,6 +100,8 @@ def _over_time(axes: Axes, served: Sequence[RequestLine], failed: Sequence[Reque
         axes.plot(places(failed), [0.0] * len(failed), "x", color=VERMILION, markersize=5,
                   label="failed", clip_on=False)  # fmt: skip
     from_zero(axes, 1.25 * highest)
+    if at_once:
+        axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("request, in the order sent (all at once)" if at_once else "sent, since the first request (s)")
     axes.set_ylabel("ms")
     axes.set_title("In order" if at_once else "Over time", fontsize=9.5)
