@@ -26,8 +26,12 @@ _HEADS: Final = (
 )
 
 
-def profile_page(document: Mapping[str, Any], recording: StepRecording, about: str, timeline: bytes) -> str:
-    """Return the whole page. document: profile.json. about: device, setting and load in one line."""
+def profile_page(
+    document: Mapping[str, Any], recording: StepRecording, about: str, timeline: bytes, narrow_timeline: bytes
+) -> str:
+    """Return the whole page. document: profile.json. about: device, setting and load in one line. narrow_timeline: the
+    same picture for a phone."""
+    what = f"Steps of {document['model']} over time"
     row: Row = {**document["predicted"], **document["measured"]}
     busy = row.get("other_cpu_pct") or 0.0
     noisy = f"Other processes used {busy:.0f} % of the CPU: times are not the engine's own."
@@ -39,7 +43,7 @@ def profile_page(document: Mapping[str, Any], recording: StepRecording, about: s
         about=about,
         notes=[noisy] if busy > NOISY_CPU_PCT else [],
         sentences=_sentences(row, recording),
-        timeline=Picture("timeline", "Step by step", f"Steps of {document['model']} over time", timeline, _WIDTH_PX),
+        timeline=Picture("timeline", "Step by step", what, timeline, _WIDTH_PX, narrow_timeline),
         phases=_table("where a step's time goes", phase_shares(recording)),
         operations=_table("within forward", operation_shares(recording)),
         between=idle,

@@ -104,9 +104,11 @@ def run_profile(
     document, about = outcome.document(), describe(plan)
     write_whole(directory / PROFILE, json.dumps(document, indent=1) + "\n")
     write_whole(directory / TRACE, json.dumps(trace_document(recording, plan.predictor.spec.served_id)) + "\n")
-    timeline = draw_timeline(recording, plan.predictor.spec.served_id, about)
+    timeline, narrow = (
+        draw_timeline(recording, plan.predictor.spec.served_id, about, narrow=narrow) for narrow in (False, True)
+    )
     write_whole(directory / TIMELINE, timeline)
-    write_whole(directory / PAGE, profile_page(document, recording, about, timeline))
+    write_whole(directory / PAGE, profile_page(document, recording, about, timeline, narrow))
     return outcome
 
 

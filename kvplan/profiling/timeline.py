@@ -12,9 +12,11 @@ from kvplan.reports.looks import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VE
 from kvplan.reports.plots.canvas import (
     FAINT,
     INK,
+    NARROW_INCHES,
     balanced,
     drawing,
     from_zero,
+    is_narrow,
     new_figure,
     outer_legend,
     png_bytes,
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDTH_INCHES: Final = 10.0
-_HEIGHT_INCHES: Final = 12.5
+_SIZE_INCHES: Final = (10.0, 12.5)
+_NARROW_SIZE_INCHES: Final = (NARROW_INCHES, 13.0)
 _BLOCKS: Final[Mapping[str, tuple[str, str]]] = {
     "used": ("used", "#007A5A"),
     "cached": ("cached, free", "#8FD3BF"),
@@ -41,14 +43,15 @@ _STEP_KINDS: Final[Mapping[str, tuple[str, str, str]]] = {
 _BAR_COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW, "#7B5EA7", "#5A5A5A", "#B5B5B5")
 # Of the labels' type, in a hundredth of a bar.
 _LETTERS_PER_PERCENT: Final = 1.3
+_NARROW_LETTERS_PER_PERCENT: Final = 0.45
 _MOST_LABEL_LINES: Final = 3
 _LOG_RATIO: Final = 20
 
 
-def draw_timeline(recording: StepRecording, model_id: str, circumstances: str) -> bytes:
-    """The picture as a PNG. circumstances: device, setting and load, in one line."""
+def draw_timeline(recording: StepRecording, model_id: str, circumstances: str, *, narrow: bool = False) -> bytes:
+    """The picture as a PNG. circumstances: device, setting and load, in one line. narrow: as wide as a phone."""
     with drawing():
-        figure = new_figure(_WIDTH_INCHES, _HEIGHT_INCHES)
+        figure = new_figure(*(_NARROW_SIZE_INCHES if narrow else _SIZE_INCHES))
         rows = figure.subplots(6, 1, height_ratios=[3, 2.2, 1.6, 2, 2.2, 1.8])
         _over_time(rows[:5], recording)
         _shares(rows[5], recording)
@@ -57,9 +60,11 @@ def draw_timeline(recording: StepRecording, model_id: str, circumstances: str) -
 
 
 def _frame(figure: Figure, recording: StepRecording, model_id: str, circumstances: str) -> None:
-    title = balanced(printable(finding(recording, model_id)), 100)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    foot = textwrap.fill(printable(circumstances), 150)
+    narrow = is_narrow(figure)
+    model = model_id.rpartition("/")[2] if narrow else model_id
+    title = balanced(printable(finding(recording, model)), 33 if narrow else 100)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11 if narrow else 12, fontweight="bold")
+    foot = textwrap.fill(printable(circumstances), 52 if narrow else 150)
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=FAINT)
 
 
@@ -76,14 +81,14 @@ def finding(recording: StepRecording, model_id: str) -> str:
 def _over_time(rows: Sequence[Axes], recording: StepRecording) -> None:
     clock = _Clock(recording)
     memory, blocks, sequences, tokens, times = rows
+    for axes in rows:
+        axes.set_xlim(0, clock.end)
+        axes.tick_params(labelbottom=axes is times)
     _memory(memory, recording, clock)
     _blocks(blocks, recording, clock)
     _sequences(sequences, recording, clock)
     _tokens(tokens, recording, clock)
     _times(times, recording)
-    for axes in rows:
-        axes.set_xlim(0, clock.end)
-        axes.tick_params(labelbottom=axes is times)
     times.set_xlabel("seconds")
 
 
@@ -125,8 +130,15 @@ def _stack(axes: Axes, layers: Sequence[tuple[str, str, Sequence[float]]], edges
 
 
 def _legend(axes: Axes, reverse: bool = False) -> None:
+    """Beside the axes, on a phone below them in two columns. reverse: the last one first, as layers are stacked."""
     handles, labels = axes.get_legend_handles_labels()
-    outer_legend(axes, handles[::-1] if reverse else handles, labels[::-1] if reverse else labels)
+    handles, labels = (handles[::-1], labels[::-1]) if reverse else (handles, labels)
+    if not is_narrow(axes):
+        outer_legend(axes, handles, labels)
+        return
+    gap = -0.05 if not axes.xaxis.get_tick_params()["labelbottom"] else -0.45
+    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(-0.1, gap), ncols=2, fontsize=8,
+                handlelength=1.6, borderaxespad=0.2, labelcolor=INK)  # fmt: skip
 
 
 def _memory(axes: Axes, recording: StepRecording, clock: _Clock) -> None:
@@ -246,7 +258,7 @@ def _bar(axes: Axes, place: int, shares: Sequence[TimeShare]) -> None:
     for share, colour in zip(sorted(shares, key=lambda each: -each.seconds), _cycled(len(shares)), strict=True):
         width = 100 * share.share
         axes.barh(place, width, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8)
-        room = max(1, int(width * _LETTERS_PER_PERCENT))
+        room = max(1, int(width * (_NARROW_LETTERS_PER_PERCENT if is_narrow(axes) else _LETTERS_PER_PERCENT)))
         lines = textwrap.wrap(f"{share.title} {width:.0f}", room, break_long_words=False)
         if len(lines) <= _MOST_LABEL_LINES and max(map(len, lines)) <= room:
             ink = "white" if colour in (BLUE, GREEN, "#7B5EA7", "#5A5A5A", VERMILION) else INK

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tiny_profile import profile_tiny_model, write_tiny_model
 
 from kvplan.cli import main
@@ -159,7 +163,11 @@ def test_the_picture_is_a_png_of_the_recording(outcome: ProfileOutcome) -> None:
 
 def test_the_page_shows_the_picture_the_shares_and_what_was_predicted(outcome: ProfileOutcome) -> None:
     page = (outcome.directory / "report.html").read_text()
-    assert "data:image/png;base64," in page and "http" not in page.split("<body>")[1]
+    assert "http" not in page.split("<body>")[1]
+    drawn = (
+        Image.open(io.BytesIO(base64.b64decode(data))) for data in re.findall(r"data:image/png;base64,([^\"]+)", page)
+    )
+    assert [picture.width for picture in drawn] == [567, 1300], "a phone's, and that of a screen"
     for text in ("Where a step", "forward", "sampling", "Measured beside predicted: blocks", "settings.<wbr>max_"):
         assert text in page
 
