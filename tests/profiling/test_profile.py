@@ -172,19 +172,21 @@ def test_the_page_shows_the_picture_the_shares_and_what_was_predicted(outcome: P
         assert text in page
 
 
-def test_every_label_is_within_its_part_of_the_bar() -> None:
+@pytest.mark.parametrize("size", [timeline._SIZE_INCHES, timeline._NARROW_SIZE_INCHES])
+def test_every_label_is_within_its_part_of_the_bar(size: tuple[float, float]) -> None:
     titles = ("embedding and head", "MLP down product", "QKV product", "attention's output product", "sampling")
     widths = (0.6, 0.2, 0.12, 0.06, 0.02)
     shares = [TimeShare("", title, width, width, None, None) for title, width in zip(titles, widths, strict=True)]
     with drawing():
-        figure = new_figure(timeline._WIDTH_INCHES, timeline._HEIGHT_INCHES)
+        figure = new_figure(*size)
         axes = figure.subplots(6, 1)[5]
         axes.set_xlim(0, 100)
         timeline._bar(axes, 0, shares)
         figure.draw_without_rendering()
         labelled = {label.get_text(): label.get_window_extent() for label in axes.texts}
         bars = [bar.get_window_extent() for bar in axes.patches]
-    assert "embedding and head 60" in labelled and not any("output" in text for text in labelled)
+    names = [" ".join(text.split()) for text in labelled]
+    assert "embedding and head 60" in names and not any("output" in text for text in labelled)
     for extent in labelled.values():
         assert any(bar.x0 <= extent.x0 and extent.x1 <= bar.x1 for bar in bars)
 
