@@ -1,16 +1,10 @@
-"""``tests/data/counted_configs.json``: small configs, and what the classes of engines make of them, a row for each.
-
-num_parameters: of the class, ``note`` says where it is not all that the class has. kept: runs of equal layers, as
-[layers, kind, elements of a token or of a state, window].
-"""
+"""``tests/data/counted_configs.json``: configs, and what the classes of engines make of them, a row for each."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from kept_elements import Kept
+from typing import Any
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -24,25 +18,18 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Sizes that most of the rows share."""
-
-
-class CountedConfig(NamedTuple):
-    """A row. kept: what each layer keeps."""
-
-    config: dict[str, Any]
-    num_parameters: int
-    kept: Kept
-
-
-def _read(row: dict[str, Any]) -> CountedConfig:
-    kept = [(kind, elements, window) for count, kind, elements, window in row["kept"] for _ in range(count)]
-    return CountedConfig(row["config"], row["num_parameters"], kept)
-
-
 _FILE = Path(__file__).parents[1] / "data" / "counted_configs.json"
-COUNTED = {row["name"]: _read(row) for row in json.loads(_FILE.read_text(encoding="utf-8"))}
+COUNTED: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(_FILE.read_text(encoding="utf-8"))}
+"""By name, as ``tests/data/README.md`` describes them."""
 
 
 def counted_config(name: str, **changed: Any) -> dict[str, Any]:
     """Return the config of a row, with keys ``changed``."""
-    return {**COUNTED[name].config, **changed}
+    return {**COUNTED[name]["config"], **changed}
+
+
+def with_text(config: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """Return ``config`` with keys ``changed``: those of the text's section, where it has one."""
+    if "text_config" not in config:
+        return {**config, **changed}
+    return {**config, "text_config": {**config["text_config"], **changed}}

@@ -2,23 +2,112 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
 import pytest
-from counted_configs import COUNTED, SMALL, counted_config
+from counted_configs import COUNTED, SMALL, counted_config, with_text
 from kept_elements import kept
 
+from independent_count import count_independently
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 from kvplan.estimate.weights import size_weights
+from resaved_configs import saved_by_transformers
 
 
-@pytest.mark.parametrize("name", COUNTED)
-def test_a_small_config_is_counted_as_its_class_is_built(name: str) -> None:
+def _figures(spec: ModelSpec) -> dict[str, Any]:
+    """What a row may say of its config."""
+    return {
+        "num_parameters": spec.num_parameters,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "kept": [[len(list(run)), *layer] for layer, run in groupby(kept(spec))],
+        "extras": [[extra.kind, extra.num_parameters] for extra in spec.extras],
+        "extra_parameters": sum(extra.num_parameters or 0 for extra in spec.extras),
+    }
+
+
+def _having(*keys: str) -> list[str]:
+    return [name for name, row in COUNTED.items() if row.keys() & set(keys)]
+
+
+@pytest.mark.parametrize(
+    "name", _having("num_parameters", "max_position_embeddings", "kept", "extras", "extra_parameters")
+)
+def test_a_config_is_counted_as_its_class_is_built(name: str) -> None:
     row = COUNTED[name]
-    spec = read_config(row.config, model_id=name)
-    assert spec.num_parameters == row.num_parameters
-    assert kept(spec) == row.kept
+    found = _figures(read_config(row["config"], model_id=name))
+    assert {key: found[key] for key in found.keys() & row} == {key: row[key] for key in found.keys() & row}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _having("compared"))
+def test_a_config_is_counted_as_transformers_builds_it(name: str) -> None:
+    """As it is, or as transformers writes it again."""
+    config = COUNTED[name]["config"]
+    counted = count_independently(config)
+    read = config if COUNTED[name]["compared"] == "built" else saved_by_transformers(config)
+    spec = read_config(read, model_id=name)
+    assert spec.num_parameters == counted.num_parameters + counted.num_corrections
+
+
+@pytest.mark.parametrize("name", _having("stated"))
+def test_sizes_that_makers_state(name: str) -> None:
+    """In billions; embedding and head are left out where the maker leaves them out."""
+    stated, spec = COUNTED[name]["stated"], read_config(counted_config(name), model_id=name)
+    embedding = spec.vocab_size * spec.hidden_size
+    found = {
+        "total": spec.num_parameters - stated.get("left_out", 0) * embedding,
+        "active": spec.num_active_parameters - stated.get("left_out_of_active", 0) * embedding,
+        "total_with_extras": spec.num_parameters + sum(extra.num_parameters or 0 for extra in spec.extras),
+    }
+    for key in found.keys() & stated:
+        billions, within = stated[key]
+        assert found[key] / 1e9 == pytest.approx(billions, abs=within), key
+
+
+_PLANS = [(name, plan) for name in _having("plans") for plan in COUNTED[name]["plans"]]
+
+
+@pytest.mark.parametrize(("name", "wanted"), _PLANS)
+def test_blocks_as_vllm_plans_them(name: str, wanted: dict[str, Any]) -> None:
+    settings = CacheSettings(**wanted.get("cache", {}))
+    layers = read_config(counted_config(name), model_id=name).layers
+    plan = plan_blocks(layers, settings, wanted.get("asked_block_size", 16), vllm_release("0.33.0"))
+    found = {
+        "block_size": plan.block_size,
+        "num_groups": len(plan.groups),
+        "groups": sorted([group.page.kind, group.num_layers] for group in plan.groups),
+        "bytes_per_block": plan.bytes_per_block,
+        "blocks": blocks_per_request(plan, RequestShape(*wanted.get("tokens", (4096, 16384)))),
+    }
+    assert {key: found[key] for key in found.keys() & wanted} == {key: wanted[key] for key in found.keys() & wanted}
+
+
+def _refusals() -> Iterator[tuple[str, dict[str, Any], str]]:
+    """A row, what is changed in it, and what a refusal must name: the first key, where the row says nothing else."""
+    for name in _having("refused", "needed"):
+        row = COUNTED[name]
+        for entry in row.get("refused", ()):
+            changed, *word = entry if isinstance(entry, list) else [entry]
+            yield name, changed, word[0] if word else next(iter(changed))
+        for key in row.get("needed", ()):
+            yield name, {key: ...}, key
+
+
+@pytest.mark.parametrize(("name", "changed", "named"), _refusals())
+def test_what_is_not_known_or_not_there_is_refused_by_name(name: str, changed: dict[str, Any], named: str) -> None:
+    config = with_text(counted_config(name), changed)
+    config = {key: value for key, value in config.items() if value is not ...}
+    with pytest.raises(KvplanError, match=re.escape(named)):
+        read_config(config, model_id=name)
 
 
 _PUBLISHED: dict[str, tuple[tuple[int, ...], int]] = {
@@ -34,13 +123,6 @@ def test_published_sizes(architecture: str) -> None:
     sizes, parameters = _PUBLISHED[architecture]
     config = dict(zip(SMALL, sizes, strict=False)) | {"architectures": [architecture], "torch_dtype": "bfloat16"}
     assert read_config(config, model_id="published").num_parameters == parameters
-
-
-@pytest.mark.parametrize("windows", [None, [64, 64], [64, 64, 64, "none"]])
-def test_windows_of_plamo_that_are_not_listed_are_refused(windows: object) -> None:
-    config = counted_config("plamo 3", interleaved_sliding_window=windows)
-    with pytest.raises(KvplanError, match="interleaved_sliding_window"):
-        read_config(config, model_id="plamo")
 
 
 def drafter_parameters(spec: ModelSpec) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from counted_configs import counted_config
 
 from independent_count import count_independently
 from kvplan.catalog.models import find_profile, read_profile, resolve_model
@@ -40,79 +41,10 @@ _LATENT = {
     "zero_expert_num": 2,
     "moe_topk": 2,
 }
-_ZAMBA = {
-    "num_key_value_heads": 4,
-    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "mamba", "hybrid", "mamba", "mamba"],
-    "n_mamba_heads": 4,
-    "mamba_d_state": 16,
-    "mamba_ngroups": 2,
-    "adapter_rank": 8,
-    "num_mem_blocks": 2,
-}
-_NEWER: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "apertus": ("ApertusForCausalLM", "apertus", {}),
-    "apertus with biases": ("ApertusForCausalLM", "apertus", {"attention_bias": True, "tie_word_embeddings": True}),
-    "exaone moe": ("ExaoneMoeForCausalLM", "exaone_moe", {**_EXPERTS, "sliding_window": 16}),
-    "hunyuan 3": ("HYV3ForCausalLM", "hy_v3", {**_EXPERTS, "head_dim": 32}),
-    "solar open": (
-        "SolarOpenForCausalLM",
-        "solar_open",
-        {
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "head_dim": 16,
-            "attention_bias": True,
-        },
-    ),
-    "mellum": (
-        "MellumForCausalLM",
-        "mellum",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "head_dim": 16,
-            "mlp_layer_types": ["dense"] + ["sparse"] * 7,
-            "layer_types": ["sliding_attention", "full_attention"] * 4,
-            "sliding_window": 16,
-        },
-    ),
-    "cohere 2 moe": ("Cohere2MoeForCausalLM", "cohere2_moe", {**_EXPERTS, "sliding_window": 16}),
-    "cohere 2 moe, dense in front": (
-        "Cohere2MoeForCausalLM",
-        "cohere2_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 2, "prefix_dense_intermediate_size": 48},
-    ),
-    "granite swa": ("GraniteSWAForCausalLM", "granite_swa", {"sliding_window": 16}),
-    "granite moe swa": (
-        "GraniteMoeSWAForCausalLM",
-        "granitemoe_swa",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48, "sliding_window": 16},
-    ),
-    "hyperclova x": ("HyperCLOVAXForCausalLM", "hyperclovax", {}),
-    "hyperclova x, two norms": ("HyperCLOVAXForCausalLM", "hyperclovax", {"use_post_norm": False}),
-    "olmo hybrid": ("OlmoHybridForCausalLM", "olmo_hybrid", {"num_key_value_heads": 4}),
-    "zamba 2": ("Zamba2ForCausalLM", "zamba2", _ZAMBA),
-    "zamba 2, adapters": ("Zamba2ForCausalLM", "zamba2", {**_ZAMBA, "use_shared_attention_adapter": True}),
-}
-
-
-def _config(name: str) -> dict[str, Any]:
-    architecture, model_type, own = _NEWER[name]
-    return {**_SMALL, "architectures": [architecture], "model_type": model_type, **own}
 
 
 def _read(name: str) -> ModelSpec:
-    return read_config(_config(name), model_id=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", _NEWER)
-def test_small_configs_against_transformers(name):
-    counted = count_independently(_config(name))
-    assert _read(name).num_parameters == counted.num_parameters + counted.num_corrections
+    return read_config(counted_config(name), model_id=name)
 
 
 @pytest.mark.slow
@@ -147,7 +79,7 @@ def test_zamba_caches_in_every_layer_that_passes_a_shared_block():
 
 def test_zamba_reads_a_shared_block_again_at_each_further_pass():
     """Three layers pass through two blocks in turn."""
-    more = read_config({**_config("zamba 2"), "num_mem_blocks": 3}, model_id="zamba 2")
+    more = read_config(counted_config("zamba 2", num_mem_blocks=3), model_id="zamba 2")
     assert _read("zamba 2").repeated_elements == more.num_parameters - _read("zamba 2").num_parameters
     assert more.repeated_elements == 0
 

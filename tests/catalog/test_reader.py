@@ -193,32 +193,6 @@ def test_counts_that_no_model_has_are_refused(name, changed, says):
     assert says in caught.value.message
 
 
-_ERNIE = {
-    "architectures": ["Ernie4_5_MoeForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 200,
-    "max_position_embeddings": 512,
-    "moe_intermediate_size": 24,
-    "moe_k": 3,
-    "moe_num_experts": 5,
-    "moe_num_shared_experts": 3,
-    "moe_layer_start_index": 1,
-    "moe_layer_end_index": 3,
-    "moe_layer_interval": 1,
-    "tie_word_embeddings": True,
-    "use_bias": True,
-}
-
-
-def test_a_bias_of_ernie_is_of_shared_experts_and_head_too():
-    """Counted by transformers 5.24 on the meta device."""
-    assert read(_ERNIE).num_parameters == 194_375
-
-
 @pytest.mark.parametrize(
     ("scaling", "longest"),
     [

@@ -43,7 +43,21 @@ from kvplan.workload.files import read_requests, survey_file
         (b'[{"input_len": 4, "output_len": 4}, 7]', "Entry 2 of .* it is no JSON object"),
         (b'{"conversations": [1, 2]}', "Line 1 of .* it has a turn that is no JSON object"),
         (b'{"messages": [{"role": "user", "content": 5}], "max_tokens": 3}', "Line 1 of .* whose content is no text"),
+        (b'{"input_len": 0, "output_len": 3}\n', r"contains no request \(1 row without a prompt\)"),
+        (b'{"input_len": Infinity, "output_len": 3}\n', "Line 1 of .* its input_len is inf, no whole number"),
+        (b'{"input_len": 1e30, "output_len": 3}\n', "Line 1 of .* its input_len is beyond all bounds"),
+        (
+            b'{"input_len": 4, "output_len": 4}\n\n{"input_len": 4}',
+            "Line 3 of .* has no 'output_len'; it has input_len",
+        ),
+        (b'{"input_len": 4, "output_len": 1' + b"0" * 5000 + b"}", "Line 1 of .* a number of thousands of digits"),
+        (b'{"input_len": 4,', "Line 1 of .* is malformed: its JSON breaks off"),
+        (b"[1, 2", "Entry 1 of .* it is no JSON object"),
+        (b"[" * 100_000, "is malformed: it is nested too deeply"),
+        (b"input_len,output_len\n3," + b"1" * 140_000, "Line 2 of .* its output_len is 1+, no whole number"),
+        (b"arrival_s,input_len,output_len\n-1e308,3,4\n1e308,3,4\n", "come over more than 1,000,000,000 seconds"),
     ],
+    ids=range(34),
 )
 def test_what_cannot_be_used_is_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = tmp_path / "w.txt"
