@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,9 @@ def test_a_cache_is_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert any("--kv-offloading-size" in line for each in found.settings for line in each.lines)
     frame = found.to_frame()
     assert list(frame.columns) == printed(capsys, *words, "--format", "csv").splitlines()[0].split(",")
-    with pytest.raises(UsageError, match="no setting 'max_num_seq' here"):
+    with pytest.raises(UsageError, match=r"kvplan\.cache has no argument 'max_num_seq'"):
         kvplan.cache(trace, "gpt2", max_num_seq=4)
-    with pytest.raises(UsageError, match="--nvme: "):
+    with pytest.raises(UsageError, match=r"^nvme: "):
         kvplan.cache(trace, "gpt2", nvme="much")
 
 
@@ -174,11 +175,76 @@ def test_the_room_of_estimates_is_the_function_too() -> None:
     assert kvplan.estimate("gpt2", gpu="l4").model == "openai-community/gpt2"
 
 
-def test_an_unknown_setting_is_named() -> None:
-    with pytest.raises(UsageError, match="no setting 'gpu_mem'"):
-        kvplan.estimate("gpt2", gpu_mem=0.9)
-    with pytest.raises(UsageError, match="gpu-memory-utilization must be above 0"):
-        kvplan.estimate("gpt2", gpu_memory_utilization=1.5)
+@pytest.mark.parametrize(
+    ("call", "message", "hint"),
+    [
+        (
+            lambda: kvplan.estimate("gpt2", tp=3),
+            "kvplan.estimate has no argument 'tp'.",
+            "did you mean tensor_parallel_size?",
+        ),
+        (
+            lambda: kvplan.estimate("gpt2", gpu_mem=0.9),
+            "kvplan.estimate has no argument 'gpu_mem'.",
+            "did you mean gpu_memory_utilization?",
+        ),
+        (
+            lambda: kvplan.plan("gpt2", ctx="8k"),
+            "kvplan.plan has no argument 'ctx'.",
+            "did you mean ctx_avg or ctx_max?",
+        ),
+        (
+            lambda: kvplan.plan("gpt2", users=4, slo={"ttft": 500}),  # type: ignore[arg-type]
+            "slo must be text or a list, got {'ttft': 500}.",
+            'for example slo="ttft:500 tpot:50"',
+        ),
+        (
+            lambda: kvplan.explain(5),  # type: ignore[arg-type]
+            "log must be text or a path, got 5.",
+            'for example log=pathlib.Path("start.log"), or the text of a log',
+        ),
+        (
+            lambda: kvplan.plan("gpt2", users=4, price=3.0),  # type: ignore[arg-type]
+            "price must be a dict, got 3.0.",
+            'for example price={"h100": 2.5}',
+        ),
+        (
+            lambda: kvplan.estimate("gpt2", gpu=True),  # type: ignore[arg-type]
+            "gpu must be text or a list, got True.",
+            'for example gpu="h100", or ["l4", "8xh200"]',
+        ),
+        (
+            lambda: kvplan.estimate("gpt2", gpu_memory_utilization=1.5),
+            "gpu_memory_utilization must be above 0 and at most 1, got 1.5.",
+            "for example gpu_memory_utilization=0.9",
+        ),
+        (
+            lambda: kvplan.plan("gpt2", users=4, slo="first:500"),
+            "'first:500' is not a service level.",
+            None,
+        ),
+        (
+            lambda: kvplan.estimate("gpt2", ctx="8k", gpu="l4"),
+            "openai-community/gpt2 has 1,024 positions; a context of 8,192 is beyond them.",
+            "use ctx=1024 or less",
+        ),
+        (lambda: kvplan.estimate(), "No model is given.", 'for example kvplan.estimate("llama-3.1-8b")'),
+        (lambda: kvplan.models(5), "search must be text, got 5.", None),  # type: ignore[arg-type]
+    ],
+)
+def test_errors_name_arguments(call: Callable[[], object], message: str, hint: str | None) -> None:
+    with pytest.raises(KvplanError) as caught:
+        call()
+    assert caught.value.message == str(caught.value) == message
+    assert hint is None or caught.value.hint == hint
+    assert "--" not in (caught.value.hint or "")
+
+
+def test_a_plan_without_deployments_says_in_arguments_what_would_help() -> None:
+    nothing = kvplan.plan("llama-3.1-70b", users=4, ctx_avg="8k", gpu="l4", max_gpus=1)
+    with pytest.raises(KvplanError) as caught:
+        _ = nothing.best
+    assert (caught.value.hint or "").startswith("use other GPUs (leave out gpu)")
 
 
 def test_nothing_but_the_standard_library_is_loaded() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvplan.api.arguments import checks_arguments
 from kvplan.api.values import frame, named_settings, text, texts
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
@@ -73,6 +74,7 @@ class Cache:
         return captured(lambda: print_cache(self.answer, "table"))
 
 
+@checks_arguments(CACHE_SETTINGS)
 def cache(
     trace: str | Path,
     model: str | Path,
@@ -105,7 +107,7 @@ def cache(
     """
     question = cache_question(
         EngineChoice.parse(engine, known=("vllm",)),
-        named_settings(settings, CACHE_SETTINGS),
+        named_settings(settings),
         gpu=texts(gpu),
         kv_cache_dtype=texts(kv_cache_dtype),
         max_model_len=text(max_model_len),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvplan.api.arguments import checks_arguments
 from kvplan.api.values import frame, named_settings, texts
 from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
@@ -80,8 +81,9 @@ class Estimate:
         return captured(lambda: print_estimates([self.answer], OutputFormat.table))
 
 
+@checks_arguments(ESTIMATE_SETTINGS)
 def estimate(
-    model: str | Path,
+    model: str | Path | None = None,
     *,
     gpu: str | Iterable[str] | None = None,
     ctx: int | str | None = None,
@@ -100,18 +102,16 @@ def estimate(
 
     gpu: names such as "h100" or "8xh200", by default a handful of common ones. ctx: tokens per sequence, also as "16k";
     max_model_len is vLLM's name for it. settings: the command's other options by vLLM's names, such as
-    ``gpu_memory_utilization=0.95``, as numbers or as text ("80GiB"). from_log: a start-up log of vLLM with this model,
-    whose memory and settings count where nothing else is said. measured: results of your server that speeds are scaled
-    by. KvplanError where it cannot be answered; a model that
-    does not fit is an answer.
+    ``gpu_memory_utilization=0.95``, as numbers or as text ("80GiB"). from_log: a start-up log of vLLM, whose memory,
+    settings, model and GPU count where nothing else is said. measured: results of your server that speeds are scaled
+    by. KvplanError where it cannot be answered; a model that does not fit is an answer.
     """
     choice = EngineChoice.parse(engine)
-    spec = resolve_model(str(model), assumptions=assume)
+    if model is None and from_log is None:
+        raise UsageError("No model is given.", hint='for example kvplan.estimate("llama-3.1-8b")')
+    spec = None if model is None else resolve_model(str(model), assumptions=assume)
     named = [parse_gpu_count(name) for name in texts(gpu)]
-    gpus = named or with_kernels([parse_gpu_count(name) for name in DEFAULT_GPUS], spec, choice)
-    asked = named_settings(
-        settings, ESTIMATE_SETTINGS, speculative_config, quantization=quantization, kv_cache_dtype=kv_cache_dtype
-    )
+    asked = named_settings(settings, speculative_config, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if ctx is not None and max_model_len is not None:
         raise UsageError("ctx cannot be used with max_model_len.", hint="give one of them; they mean the same here")
     tokens = max_model_len if ctx is None else ctx
@@ -119,7 +119,11 @@ def estimate(
     if from_log is not None:
         basis = basis_of(Path(from_log), spec, _only(named), choice, asked)
         learned, asked, gpus, choice = basis.learned, basis.settings, [GpuCount(1, basis.gpu)], basis.engine
+        spec = basis.spec
         tokens = tokens if tokens is not None else next(iter(basis.contexts), None)
+    else:
+        assert spec is not None
+        gpus = named or with_kernels([parse_gpu_count(name) for name in DEFAULT_GPUS], spec, choice)
     question = Question(None if tokens is None else parse_tokens(str(tokens)), asked)
     known, paths = load_measured(calibration), [Path(each) for each in texts(measured)]
     if paths:

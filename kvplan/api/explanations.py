@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvplan.api.arguments import checks_arguments
 from kvplan.api.values import frame, named_settings
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.commands.printing.explanations import print_explanation
@@ -47,6 +48,7 @@ class Explanation:
         return captured(lambda: print_explanation(self.answer))
 
 
+@checks_arguments(EXPLAIN_SETTINGS)
 def explain(
     log: str | Path,
     *,
@@ -66,6 +68,6 @@ def explain(
     found, note = parse_log(str(log).encode(errors="replace"), "The log") if is_text else read_log(Path(log))
     found = of_engine(found, engine)
     spec = named_model(model, found.model)
-    given = named_settings(settings, EXPLAIN_SETTINGS, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    given = named_settings(settings, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     answer = explain_log(found, spec, None if gpu is None else find_gpu(gpu), given)
     return Explanation(answer if note is None else replace(answer, notes=(note, *answer.notes)))

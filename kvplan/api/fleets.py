@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvplan.api.plans import Plan
+from kvplan.api.arguments import in_arguments_of
+from kvplan.api.plans import Plan, plan
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.spec import ModelSpec
 from kvplan.commands.printing.fleets import no_fleet, print_fleet_text
@@ -79,7 +80,7 @@ class TracePlan(Plan):
         return self.fleet.policy
 
     def _failure(self) -> KvplanError:
-        return no_fleet(self.fleet)
+        return in_arguments_of(plan, no_fleet(self.fleet))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that ``kvplan plan --workload TRACE --json`` prints."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from kvplan.api.arguments import checks_arguments
 from kvplan.api.values import frame
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.known_gpus import gpu_row, gpus_document, known_gpus
@@ -71,11 +72,13 @@ class Gpus(Listing[GpuProfile]):
         return captured(lambda: print_gpus(self.items, OutputFormat.table))
 
 
+@checks_arguments()
 def models(search: str | None = None) -> Models:
     """List the models known by name whose name, id or alias contains ``search``."""
     return Models(tuple(known_models(search)))
 
 
+@checks_arguments()
 def gpus(search: str | None = None) -> Gpus:
     """List the devices known by name whose id, name or alias contains ``search``."""
     return Gpus(tuple(known_gpus(search)))

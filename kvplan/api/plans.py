@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvplan.api.arguments import checks_arguments, in_arguments_of
 from kvplan.api.values import frame, json_text, named_numbers, named_settings, text, texts
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
@@ -68,7 +69,7 @@ class Plan:
         return None if self.deployments else self._failure().message
 
     def _failure(self) -> KvplanError:
-        return nothing_serves(self.answer, self.fix)
+        return in_arguments_of(plan, nothing_serves(self.answer, self.fix))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that ``kvplan plan --json`` prints."""
@@ -82,6 +83,7 @@ class Plan:
         return captured(lambda: print_plan(self.answer))
 
 
+@checks_arguments(PLAN_SETTINGS)
 def plan(
     model: str | Path | None = None,
     *,
@@ -155,9 +157,7 @@ def plan(
     """
     given = dict(locals())
     options = _options({name: given[name] for name in given.keys() - _OF_THE_CALL - {"settings"}})
-    asked = AskedPlan(
-        text(model), named_settings(settings, PLAN_SETTINGS), options, engine, json_text(speculative_config)
-    )
+    asked = AskedPlan(text(model), named_settings(settings), options, engine, json_text(speculative_config))
     kept, _ = (asked, []) if like is None else likened(asked, like)
     request, spec, known = kept.request(), resolve_model(kept.named_model), load_measured(calibration)
     paths = [Path(each) for each in texts(measured)]

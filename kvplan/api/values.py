@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvplan.catalog.speculation.config import with_speculative_config
-from kvplan.errors import UsageError
 from kvplan.setting_values import read_settings
 from kvplan.settings import KNOBS, ServingSettings
 
@@ -16,19 +15,10 @@ if TYPE_CHECKING:
 
 
 def named_settings(
-    given: Mapping[str, Any],
-    known: Sequence[str],
-    speculative_config: Mapping[str, Any] | None = None,
-    **more: str,
+    given: Mapping[str, Any], speculative_config: Mapping[str, Any] | None = None, **more: str
 ) -> ServingSettings:
-    """Read settings by vLLM's names, of those that are ``known`` to the question. UsageError for any other.
-
-    ``device_memory``: the name of the option for ``device_memory_bytes``.
-    """
+    """Read settings by vLLM's names; ``device_memory`` is the option's name for ``device_memory_bytes``."""
     named = {"device_memory_bytes" if name == "device_memory" else name: value for name, value in given.items()}
-    for name in named:
-        if name not in known:
-            raise UsageError(f"kvplan has no setting '{name}' here.", hint=f"one of {', '.join(sorted(known))}")
     settings = read_settings({name: _written(name, value) for name, value in (named | more).items()})
     return with_speculative_config(settings, json_text(speculative_config))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvplan.catalog.adapter_folder import ADAPTER_FILE, adapter_error
 from kvplan.catalog.checkpoint.safetensors import read_files
+from kvplan.catalog.ollama import checkpoint_of_ollama, hyphenated
 from kvplan.catalog.quantization import beside
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
@@ -29,7 +30,7 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
     ``assumptions`` are values for config keys that are missing (``--assume KEY=VALUE``). KvplanError where there is no
     such model or its config cannot be read; UnknownArchitectureError where its attention is not known.
     """
-    name = _HUB_ADDRESS.sub(r"\1", text.strip())
+    name = _FILE_OF_REPOSITORY.sub(r"\1", _HUB_ADDRESS.sub(r"\1", text.strip()))
     if not name:
         raise UsageError("The model's name is empty.", hint="try gpt2, llama-3.1-8b, or a path to a config.json")
     profile = find_profile(name)
@@ -47,10 +48,17 @@ _HUB_ADDRESS = re.compile(
 """A repository's page, as browsers have it: what serves a model takes its id."""
 
 
+_FILE_OF_REPOSITORY = re.compile(r"^(?:hf\.co/)?([\w.-]+/[\w.-]+-gguf):[\w.-]+$", re.IGNORECASE)
+"""One file of a repository, as llama.cpp and Ollama write it: ``owner/model-GGUF:Q4_K_M``."""
+
+
 def _read_elsewhere(name: str, assumptions: Mapping[str, str] | None) -> ModelSpec:
     """From the hub, or by what the name says."""
     from kvplan.catalog.hub import UnavailableError, fetch_model, is_repository_name
 
+    checkpoint = _of_ollama(name)
+    if checkpoint is not None:
+        return _as_ollamas(name, resolve_model(checkpoint, assumptions=assumptions))
     missing: KvplanError | None = None
     if is_repository_name(name):
         try:
@@ -64,8 +72,32 @@ def _read_elsewhere(name: str, assumptions: Mapping[str, str] | None) -> ModelSp
         return replace(spec, sized_as=variant.profile["id"], assumptions=(*variant.notes, *spec.assumptions))
     if missing is None:
         raise _no_such_model(name)
-    hint = _pooling_hint(name) or _did_you_mean(name)
+    hint = _pooling_hint(name) or did_you_mean(name)
     raise KvplanError(missing.message, hint=hint + (missing.hint or "")) from missing
+
+
+def _of_ollama(name: str) -> str | None:
+    """The model that Ollama calls ``name``, by a name that is known here."""
+    if ":" not in name:
+        return None
+    known = list(profiles())
+
+    return checkpoint_of_ollama(
+        name,
+        [each["name"] for each in known],
+        lambda each: find_profile(each) is not None,
+        lambda each: find_variant(each, known) is not None,
+    )
+
+
+def _as_ollamas(name: str, spec: ModelSpec) -> ModelSpec:
+    """``spec`` with a note on what Ollama's file has otherwise."""
+    facts = "" if spec.sized_as is None else f", with the facts of {spec.sized_as}"
+    note = (
+        f"{name}, Ollama's name, is sized as {spec.served_id}{facts}, weights as published: Ollama's file is quantized "
+        "to about 4 bits a weight where its tag says nothing. Give its .gguf file for that size."
+    )
+    return replace(spec, source=f"{BY_NAME}: {spec.source}", assumptions=(note, *spec.assumptions))
 
 
 def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
@@ -111,14 +143,17 @@ def _gguf_in(folder: Path) -> Path | None:
     return first[0] if first else (found[0] if found else None)
 
 
-def _did_you_mean(name: str) -> str:
+def did_you_mean(name: str) -> str:
     """Up to three names: those that go on where ``name`` ends, then those of its family that begin most like it.
 
     Of a family that none is of, those that differ by a misprint.
     """
     from difflib import SequenceMatcher, get_close_matches
 
-    asked, names = name.rsplit("/", 1)[-1].casefold(), profile_names()
+    asked, names = name.rsplit("/", 1)[-1].casefold().replace(":", "-"), profile_names()
+    spelt = hyphenated(asked)
+    if any(_family(each, _VERSIONED) == _family(spelt, _VERSIONED) for each in names):
+        asked = spelt
     longer = [each for each in names if asked and each.startswith(f"{asked}-")]
     family = [each for each in names if _family(each) == _family(asked)]
 
@@ -133,9 +168,12 @@ def _did_you_mean(name: str) -> str:
     return f"did you mean {', '.join(close)}? " if close else ""
 
 
-def _family(name: str) -> str:
-    """The letters that a name begins with: ``qwen`` of ``qwen3.5-9b``."""
-    return re.match("[a-z]*", name)[0]  # type: ignore[index]
+_VERSIONED = r"[a-z]*-?\d*"
+
+
+def _family(name: str, pattern: str = "[a-z]*") -> str:
+    """The letters that a name begins with: ``qwen`` of ``qwen3.5-9b``; with _VERSIONED ``qwen3``."""
+    return re.match(pattern, name)[0]  # type: ignore[index]
 
 
 def _pooling_hint(name: str) -> str:
@@ -155,7 +193,7 @@ _POOLING = re.compile(r"embed|rerank|\b(?:bge|e5|gte|minilm|mpnet|colbert|splade
 def _no_such_model(name: str) -> UsageError:
     if name.startswith(("/", "./", "../", "~")):
         return UsageError(f"There is no file or directory '{name}'.", hint="kvplan models lists models by name")
-    hint = _pooling_hint(name) or _did_you_mean(name)
+    hint = _pooling_hint(name) or did_you_mean(name)
     return UsageError(
         f"Unknown model '{name}'.",
         hint=f"{hint}kvplan models lists the known ones; a directory or a config.json works too",

@@ -54,10 +54,11 @@ __all__ = ["DEFAULT_ENGINE", "LIST_OPTIONS", "estimate", "parse_assumptions"]
 DEFAULT_ENGINE = "vllm"
 
 Models = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         help="Short names, Hugging Face ids, directories, config.json or .gguf files; or -- vllm serve MODEL ...",
         metavar="MODEL",
+        show_default=False,
     ),
 ]
 Contexts = Annotated[
@@ -98,12 +99,17 @@ Caches = Annotated[
         rich_help_panel=MEMORY_PANEL,
     ),
 ]
-Engine = Annotated[str, typer.Option(help="Memory model: vllm, vllm@VERSION or kvplan.", rich_help_panel=ENGINE_PANEL)]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="Memory model: vllm, vllm@VERSION, sglang, sglang@VERSION or kvplan.", rich_help_panel=ENGINE_PANEL
+    ),
+]
 FromLog = Annotated[
     Path | None,
     typer.Option(
         metavar="LOG",
-        help="A start-up log of vLLM with this model: what it shows of memory is kept, and settings left out are its.",
+        help="A start-up log of vLLM: what it shows of memory is kept; model, GPU and settings left out are its.",
         rich_help_panel=MEMORY_PANEL,
     ),
 ]
@@ -128,7 +134,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", r
 
 @takes_settings(*ESTIMATE_SETTINGS)
 def estimate(
-    models: Models,
+    models: Models = None,
     ctx: Contexts = None,
     max_model_len: LongestSequences = None,
     assume: Assumptions = None,
@@ -154,6 +160,9 @@ def estimate(
     --from-log what one start showed is kept for other settings of the same model and GPU.
     """
     chosen = chosen_format(output_format, as_json=as_json)
+    models = models or []
+    if not models and from_log is None:
+        raise UsageError("Missing argument 'MODEL...'.", hint="kvplan models lists those known by name")
     if ctx and max_model_len:
         raise UsageError("--ctx cannot be used with --max-model-len.", hint="give one of them; they mean the same here")
     lists = Lists(*map(split_list, (ctx or max_model_len, gpu, quantization, kv_cache_dtype)))
@@ -172,6 +181,7 @@ def estimate(
     if from_log is not None:
         basis = _basis(from_log, specs, gpus if lists.gpus else [], choice, given)
         learned, given, gpus, choice = basis.learned, basis.settings, [GpuCount(1, basis.gpu)], basis.engine
+        specs = [basis.spec]
         caches = lists.kv_cache_dtypes or (given.kv_cache_dtype,)
         contexts = lists.contexts or basis.contexts
         lists = replace(lists, contexts=contexts, gpus=(basis.gpu.id,), kv_cache_dtypes=caches)
@@ -231,7 +241,7 @@ def _basis(
 
     if len(specs) > 1 or len(gpus) > 1:
         raise UsageError("--from-log is about one model on one kind of GPU.", hint="name one of each")
-    return basis_of(log, specs[0], gpus[0] if gpus else None, engine, given)
+    return basis_of(log, specs[0] if specs else None, gpus[0] if gpus else None, engine, given)
 
 
 def _with_results(

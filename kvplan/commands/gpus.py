@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.known_gpus import known_gpus
 from kvplan.commands.printing.known import print_gpus
-from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
+from kvplan.commands.printing.render import OutputFormat, chosen_format
 
 
 def gpus(
@@ -18,6 +19,4 @@ def gpus(
 ) -> None:
     """List the GPUs known by name."""
     chosen = chosen_format(output_format, as_json=as_json)
-    found = known_gpus(search)
-    print_notes(None if found else f"no device's name contains '{search}'.")
-    print_gpus(found, chosen)
+    print_gpus(known_gpus(search) or [find_gpu(search or "")], chosen)

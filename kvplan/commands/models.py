@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from kvplan.catalog.models import did_you_mean
 from kvplan.catalog.registry import known_architectures
 from kvplan.catalog.vllm_registry import registered_models, registry_release
 from kvplan.commands.printing.known import print_models, print_registered
@@ -15,8 +17,8 @@ from kvplan.commands.printing.render import (
     print_csv,
     print_json,
     print_markdown,
-    print_notes,
 )
+from kvplan.errors import UsageError
 from kvplan.estimate.known_models import known_models
 
 
@@ -35,16 +37,29 @@ def models(
         _print_architectures(chosen, search)
         return
     if vllm:
-        print_registered(registered_models(), registry_release(), chosen, search)
+        asked = [each for each in registered_models() if _matches(each.architecture, search)]
+        _check_found(asked, "architecture", search)
+        print_registered(asked, registry_release(), chosen)
         return
     found = list(known_models(search))
-    print_notes(None if found else f"no model's name contains '{search}'.")
+    _check_found(found, "model", search)
     print_models(found, chosen)
 
 
+def _matches(name: str, search: str | None) -> bool:
+    return search is None or search.casefold() in name.casefold()
+
+
+def _check_found(found: Sequence[object], kind: str, search: str | None) -> None:
+    """UsageError where no name contains ``search``."""
+    if not found:
+        near = did_you_mean(search or "") if kind == "model" else ""
+        raise UsageError(f"No {kind}'s name contains '{search}'.", hint=f"{near}`kvplan models` lists the known ones")
+
+
 def _print_architectures(chosen: OutputFormat, search: str | None) -> None:
-    found = [name for name in known_architectures() if search is None or search.casefold() in name.casefold()]
-    print_notes(None if found else f"no architecture's name contains '{search}'.")
+    found = [name for name in known_architectures() if _matches(name, search)]
+    _check_found(found, "architecture", search)
     if chosen is OutputFormat.json:
         print_json({"schema": "kvplan.architectures/1", "architectures": found})
     elif chosen is OutputFormat.csv:
@@ -52,4 +67,4 @@ def _print_architectures(chosen: OutputFormat, search: str | None) -> None:
     elif chosen is OutputFormat.md:
         print_markdown(["architecture"], [[name] for name in found])
     else:
-        print("\n".join(found), end="\n" if found else "")
+        print("\n".join(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -33,7 +34,8 @@ def web(
     """
     if export is not None:
         size = write_site(export, pyodide)
-        print(f"{export}: {format_bytes(size, digits=1)}; for example: python -m http.server --directory {export}")
+        command = shlex.join(["python", "-m", "http.server", "--directory", str(export)])
+        print(f"{export}: {format_bytes(size, digits=1)}; for example: {command}")
         return
     with TemporaryDirectory(prefix="kvplan-web-") as folder:
         write_site(Path(folder), pyodide)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kvplan.catalog.devices.gpus import GpuProfile, as_equipped
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
@@ -25,6 +26,7 @@ from kvplan.estimate.kv_cache import (
 )
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
+from kvplan.estimate.sglang import sglang_cache_dtype
 from kvplan.estimate.speculation import Speculation, drafters_on, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, RequestLengths, deployment_speeds
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend
@@ -143,7 +145,7 @@ def make_estimate(
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
         speeds=_no_speeds(placements)
-        if asked.cpu_offload_gb or asked.decode_context_parallel_size > 1
+        if asked.cpu_offload_gb or asked.decode_context_parallel_size > 1 or request.engine.name == "sglang"
         else deployment_speeds(
             attended,
             gpus,
@@ -229,6 +231,8 @@ def _cache_settings(
 ) -> CacheSettings:
     release = vllm_release(engine.version) if engine.name == "vllm" else None
     stated = cache_of_checkpoint(spec, asked, release) if release is not None else None
+    if engine.name == "sglang":
+        stated = cache_dtype(dtype, sglang_cache_dtype(spec, asked.kv_cache_dtype, sglang_release(engine.version)))
     kv_dtype = stated or cache_dtype(dtype, asked.kv_cache_dtype)
     if spec.has_only_states and kv_dtype != dtype:
         said = f"{spec.served_id} keeps states and no keys: --kv-cache-dtype {kv_dtype} changes nothing."
@@ -275,12 +279,14 @@ def _pages(
     in_flight: int,
     notes: list[str],
 ) -> SequencePages | None:
-    in_vllm = request.engine.name != "kvplan"
+    if request.engine.name == "sglang":  # a token is a page, but for windows on Blackwell
+        return None
+    in_vllm = request.engine.name == "vllm"
     if in_vllm and spec.is_compressed:
         notes.append(
             "vLLM keeps compressed vectors in 8 bits, and what makes them like windows of float32 of their own."
         )
-    if request.engine.name != "kvplan" and spec.has_indexer:
+    if in_vllm and spec.has_indexer:
         notes.append("vLLM keeps the indexer's keys in 8 bits, so that blocks can be smaller than the logical size.")
     if request.engine.name == "kvplan":
         return kvplan_pages(

@@ -1,4 +1,4 @@
-"""One model on one kind of GPU: what fits, under vLLM's start-up or under kvplan's own engine."""
+"""One model on one kind of GPU: what fits, under vLLM's start-up, SGLang's or kvplan's own engine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from kvplan.catalog.devices.device_support import compute_capability, last_relea
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.sglang import sglang_release
+from kvplan.catalog.releases.versions import release_text
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.caveats import Caveat
-from kvplan.errors import UsageError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.sglang import SglangPrediction, predict_sglang
+from kvplan.estimate.sglang_share import listed_memory
 from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
+from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
@@ -141,11 +146,23 @@ _OF_VLLM: Final = (
 )
 
 
+_NOT_OF_SGLANG: Final = (
+    "data_parallel_size",
+    "block_size",
+    "language_model_only",
+    "enforce_eager",
+    "enable_lora",
+    "num_speculative_tokens",
+    "speculative_model",
+)
+"""Settings whose effect on SGLang's memory is not modelled."""
+
+
 def check_options(engine: EngineChoice, settings: ServingSettings) -> None:
     """UsageError for a setting that the engine's memory model does not have."""
     if engine.name == "vllm":
         return
-    for name in _OF_VLLM:
+    for name in (*_OF_VLLM, *(_NOT_OF_SGLANG if engine.name == "sglang" else ())):
         if getattr(settings, name) != KNOBS[name].default:
             raise UsageError(
                 f"--engine {engine.name} has no {KNOBS[name].option}.", hint="leave it out, or use --engine vllm"
@@ -373,8 +390,68 @@ def _kvplan_limit(found: EnginePrediction) -> str | None:
     return f"{short} short of {'one block' if needed == 1 else f'the {needed:,} blocks of one token'}"
 
 
+def _place_sglang(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
+    """Nothing is profiled: what the static share leaves stands for the activations, and whole tokens are blocks."""
+    if gpu.vendor != "nvidia":
+        raise KvplanError(f"SGLang's memory is not modelled on {gpu.id}.", hint="use a GPU of NVIDIA, or --engine vllm")
+    found, release = predict_sglang(spec, gpu, settings, version=version), sglang_release(version)
+    total, tokens = found.device_memory_bytes, found.kv_cache_tokens
+    free = total - CONTEXT_BYTES
+    budget = int(free * found.mem_fraction_static)
+    chunk = settings.max_num_batched_tokens or release.chunked_prefill_tokens(listed_memory(gpu, settings))
+    assert settings.max_model_len is not None
+    filled = FilledSettings.of(
+        settings,
+        gpu_memory_utilization=found.mem_fraction_static,
+        max_num_seqs=found.max_running_requests,
+        block_size=1,
+        max_model_len=settings.max_model_len,
+        max_num_batched_tokens=chunk,
+        device_memory_bytes=total,
+        kv_cache_dtype=found.kv_cache_dtype,
+    )
+    limit = _sglang_limit(found, settings.max_model_len)
+    deployment = SizedDeployment(
+        gpu=gpu.id,
+        engine=f"sglang@{release_text(release.version)}",
+        settings=filled,
+        budget_bytes=budget,
+        weight_bytes=found.weight_bytes,
+        activation_peak_bytes=free - budget,
+        overhead_bytes=CONTEXT_BYTES + budget - found.weight_bytes - found.kv_pool_bytes,
+        kv_pool_bytes=max(found.kv_pool_bytes, 0),
+        num_blocks=tokens,
+        block_size=1,
+        kv_cache_tokens=tokens,
+        max_concurrency=found.sequences_of(settings.max_model_len),
+        fits=limit is None,
+        limit=limit,
+        longest_context=tokens if limit is not None and tokens and found.max_running_requests else None,
+    )
+    notes = (
+        Caveat(
+            "SGLang profiles nothing: what stands under activations is what mem_fraction_static leaves to them and to "
+            "CUDA graphs. Too few start-ups were compared for an interval, and no speed is told."
+        ),
+        f"SGLang keeps {found.bytes_per_token:,} B for a token, and runs at most {found.max_running_requests:,} "
+        "requests at once.",
+    )
+    return Placement(deployment, lambda num_tokens: int(found.sequences_of(num_tokens)), notes)
+
+
+def _sglang_limit(found: SglangPrediction, context_tokens: int) -> str | None:
+    if found.kv_pool_bytes <= 0:
+        return f"the weights leave nothing of mem_fraction_static: {format_bytes(-found.kv_pool_bytes)} short"
+    if not found.max_running_requests or not found.kv_cache_tokens:
+        return "no room for one sequence"
+    if found.kv_cache_tokens < context_tokens:
+        return f"longest sequence that fits: {found.kv_cache_tokens:,} tokens"
+    return None
+
+
 PLACED_BY: Final[dict[str, Callable[[ModelSpec, GpuProfile, ServingSettings, str], Placement]]] = {
     "kvplan": _place_kvplan,
     "vllm": _place_vllm,
+    "sglang": _place_sglang,
 }
 """How each of ``catalog.engines.ENGINES`` places a model: model, GPU, settings, version."""

@@ -84,7 +84,9 @@ class Question:
 
 
 def with_kernels(gpus: Sequence[GpuCount], spec: ModelSpec, engine: EngineChoice) -> list[GpuCount]:
-    """Return those of ``gpus`` that the engine serves ``spec`` on."""
+    """Return those of ``gpus`` that the engine serves ``spec`` on, or on which it is modelled."""
+    if engine.name == "sglang":
+        return [each for each in gpus if each.gpu.vendor == "nvidia"]
     if engine.name != "vllm":
         return list(gpus)
     return [each for each in gpus if attends_on(each.gpu, spec, version=engine.version)]

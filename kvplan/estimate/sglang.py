@@ -62,7 +62,7 @@ class SglangPrediction:
 
     ``kv_cache_tokens`` is what SGLang prints as ``max_total_num_tokens``; ``bytes_per_token`` counts the window pool's
     share. ``kv_pool_bytes`` is everything for caches: tokens, windows and states. ``max_running_requests``: those of a
-    data-parallel group that run at most.
+    data-parallel group that run at most. ``window_length``: of the longest window. ``kv_cache_dtype``: as kept.
     """
 
     device_memory_bytes: int
@@ -75,19 +75,29 @@ class SglangPrediction:
     state_slots: int = 0
     state_pool_bytes: int = 0
     max_running_requests: int = _FEWEST_SEATS
+    window_length: int = 0
+    kv_cache_dtype: str = "auto"
+
+    def sequences_of(self, num_tokens: int) -> float:
+        """Return how many sequences of so many tokens run at once: tokens, windows and seats allow it."""
+        fullest = self.kv_cache_tokens / num_tokens
+        if self.window_tokens:
+            fullest = min(fullest, self.window_tokens / min(num_tokens, self.window_length + _EVICTION_INTERVAL))
+        return min(fullest, float(self.max_running_requests))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """Bytes on one rank: of a token in all layers that keep it, of one in all windows, of one sequence's states.
 
-    ``window_tokens``: of the longest window.
+    ``window_tokens``: of the longest window; ``kv_dtype``: of the cache.
     """
 
     token_bytes: int
     window_token_bytes: int
     state_bytes: int
     window_tokens: int
+    kv_dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,9 @@ def _predict_stage(
     pools = _divided(max(rest - states, 0), cells, capped)
     seats = _seats(spec, settings, pools.tokens, slots if cells.state_bytes else None, groups, release)
     sizes = (pools.token_bytes, pools.tokens, pools.window_tokens)
-    return SglangPrediction(total, static, weight_bytes, rest, *sizes, slots, states, seats)
+    return SglangPrediction(
+        total, static, weight_bytes, rest, *sizes, slots, states, seats, cells.window_tokens, cells.kv_dtype
+    )
 
 
 def _divided(pool_bytes: int, cells: _Cells, capped_windows: int | None) -> _Pools:
@@ -252,7 +264,7 @@ def _cells(
                 longest = max(longest, entry.window_tokens or 0)
             else:
                 tokens += entry.token_bytes
-    return _Cells(tokens, windows, states, longest)
+    return _Cells(tokens, windows, states, longest, cache.kv_dtype)
 
 
 def _sparse_cache_dtype(spec: ModelSpec, kv_dtype: str, gpu: GpuProfile, release: SglangRelease) -> str:

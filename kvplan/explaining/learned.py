@@ -14,7 +14,7 @@ from kvplan.estimate.question import tensor_parallel_size
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.explaining.explanation import is_another_checkpoint
-from kvplan.explaining.named_model import is_another_model
+from kvplan.explaining.named_model import is_another_model, named_model
 from kvplan.explaining.reading import read_log
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
@@ -25,11 +25,12 @@ from kvplan.settings import KV_CACHE_DTYPES, ServingSettings
 class LogBasis(NamedTuple):
     """What a prediction from a log starts from.
 
-    ``settings``: those of the log, and what was given instead of them; ``contexts``: its longest sequence, as an option
-    has it.
+    ``spec``: the model that was named, or the log's; ``settings``: those of the log, and what was given instead of
+    them; ``contexts``: its longest sequence, as an option has it.
     """
 
     learned: LearnedStart
+    spec: ModelSpec
     gpu: GpuProfile
     engine: EngineChoice
     settings: ServingSettings
@@ -38,13 +39,19 @@ class LogBasis(NamedTuple):
 
 
 def basis_of(
-    path: Path, spec: ModelSpec, counted: GpuCount | None, engine: EngineChoice, given: ServingSettings
+    path: Path, spec: ModelSpec | None, counted: GpuCount | None, engine: EngineChoice, given: ServingSettings
 ) -> LogBasis:
-    """Learn from the log at ``path``. ``counted`` None: the GPU that fits it. KvplanError where it teaches nothing."""
+    """Learn from the log at ``path``. ``spec`` None: the model that it names; ``counted`` None: the GPU that fits it.
+
+    KvplanError where it teaches nothing.
+    """
     if engine.name != "vllm":
         raise UsageError("--from-log is for vLLM's memory.", hint="leave --engine out")
     found, note = read_log(path)
     notes = list(found.notes) + ([] if note is None else [note])
+    if spec is None:
+        spec = _model_of(found, path)
+        notes.append(f"Model taken to be {spec.served_id}, which the log names.")
     gpu = None if counted is None else counted.gpu
     if gpu is None:
         fitting = fitting_gpus(found)
@@ -63,12 +70,22 @@ def basis_of(
     length = found.settings.max_model_len
     return LogBasis(
         learn(found, spec, gpu),
+        spec,
         gpu,
         replace(engine, version=version),
         replace(settings, max_model_len=None),
         () if length is None else (str(length),),
         tuple(filter(None, notes)),
     )
+
+
+def _model_of(log: StartupLog, path: Path) -> ModelSpec:
+    """The model that the log names. UsageError where it names none, or one that is not known."""
+    found = named_model(None, log.model)
+    if found is not None:
+        return found
+    what = "does not name its model" if log.model is None else f"is of {log.model}, which is not known here"
+    raise UsageError(f"{path} {what}.", hint="name the model, or its config.json, before --from-log")
 
 
 def _carried(logged: ServingSettings) -> ServingSettings:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvplan.errors import KvplanError
 from kvplan.reports.selection import is_busy
-from kvplan.reports.wording import cell, plural
+from kvplan.reports.wording import cell, of_both
 from kvplan.runs.statuses import worst_of
 from kvplan.runs.storage.reader import WHOLE_COLUMNS, Run
 from kvplan.runs.trials import NAMED_SETTINGS
@@ -53,10 +53,10 @@ class Difference:
 class Comparison:
     """``names`` are the runs' directories, ``num_alone`` the settings that only the first or only the second tried.
 
-    settings: names of the settings that the runs are matched by. matches: one row per shared setting; its columns are
-    the settings, status_first and status_second (the worst of the repetitions), and for each of COMPARED_COLUMNS the
-    medians X_first and X_second, X_ratio (second / first), and X_min, X_max and X_count of either side
-    (X_min_first, ...). NaN where a run has no such figure.
+    settings: names of the settings that the runs are matched by. matches: one row per setting that both tried; its
+    columns are the settings, status_first and status_second (the worst of the repetitions), and for each of
+    COMPARED_COLUMNS the medians X_first and X_second, X_ratio (second / first), and X_min, X_max and X_count of either
+    side (X_min_first, ...). NaN where a run has no such figure.
     """
 
     names: tuple[str, str]
@@ -67,7 +67,7 @@ class Comparison:
     num_alone: tuple[int, int]
 
     def ratios(self, column: str) -> pd.Series:
-        """Second / first of every shared setting in which both have the figure."""
+        """Second / first of every setting in which both have the figure."""
         return self.matches[f"{column}_ratio"].dropna()
 
     @property
@@ -165,15 +165,16 @@ def verdicts(comparison: Comparison) -> list[str]:
                          ("median_ttft_ms", "Median TTFT")):  # fmt: skip
         ratios = comparison.ratios(column)
         if not ratios.empty:
-            spread = f"median of {len(ratios)} shared settings; range {ratios.min():.2f} to {ratios.max():.2f}"
-            over = spread if len(ratios) > 1 else "one shared setting"
+            over = of_both(len(ratios), f"; range {ratios.min():.2f} to {ratios.max():.2f}")
             ratio = float(ratios.median())
             is_much_shorter = column != "output_throughput" and 0 < ratio <= _MUCH_SHORTER
             much = f"{1 / ratio:.3g} times shorter than" if is_much_shorter else f"{ratio:.2f} times"
             lines.append(f"{noun} of {second} is {much} that of {first} ({over}).")
             lines += _within_spread(comparison, column, noun, ratio)
-    changed = len(comparison.changed_outcomes)
-    return [*lines, f"The outcome changed in {changed} of {plural(len(comparison.matches), 'shared setting')}."]
+    changed, number = len(comparison.changed_outcomes), len(comparison.matches)
+    tried = "the one setting that both tried" if number == 1 else f"{number} settings that both tried"
+    of = f"{changed} of " if changed and number > 1 else ""
+    return [*lines, f"{'The' if changed else 'No'} outcome changed in {of}{tried}."]
 
 
 def difference_sentences(comparison: Comparison) -> list[str]:

@@ -98,7 +98,7 @@ def draw_comparison(comparison: Comparison, *, with_narrow: bool = False) -> Pic
 
 
 def draw_side_by_side(compared: SideBySide, *, with_narrow: bool = False) -> Picture | None:
-    """The one picture of several runs; None where no shared setting was served."""
+    """The one picture of several runs; None where no setting that several tried was served."""
     with drawing():
         draw = partial(side_by_side_plot.draw, compared)
         return draw_picture("engines", "All runs", draw, (9.6, 4.2), with_narrow)

@@ -16,7 +16,7 @@ import pandas as pd
 from kvplan.errors import KvplanError
 from kvplan.reports.comparison import CIRCUMSTANCES, MATCHED_SETTINGS, values_of
 from kvplan.reports.fleet import DeviceFigures, device_of, fleet_of, fleet_sentences, is_fleet
-from kvplan.reports.wording import plural
+from kvplan.reports.wording import of_both, plural
 from kvplan.runs.statuses import MEASURED_STATUSES, worst_of
 from kvplan.runs.storage.reader import Run
 
@@ -180,8 +180,7 @@ def _speed_sentences(compared: SideBySide, place: int) -> list[str]:
         ratios = compared.ratios(place, column)
         if ratios.empty:
             continue
-        spread = f"median of {len(ratios)} shared settings; range {_times(ratios.min())} to {_times(ratios.max())}"
-        over = spread if len(ratios) > 1 else "one shared setting"
+        over = of_both(len(ratios), f"; range {_times(ratios.min())} to {_times(ratios.max())}")
         lines.append(f"{noun} of {other} is {_times(ratios.median())} times that of {first} ({over}).")
     return lines
 
@@ -209,12 +208,12 @@ def _token_sentence(compared: SideBySide, place: int) -> list[str]:
 
 
 def _outcome_sentences(compared: SideBySide) -> list[str]:
-    """How many of the shared settings each run served."""
+    """How many of the settings that others tried too each run served."""
     lines = []
     for place, side in enumerate(compared.sides):
         statuses = compared.table[f"status_{place}"].dropna()
         served = int(statuses.isin(MEASURED_STATUSES).sum())
-        lines.append(f"{side.label} served {served} of {plural(len(statuses), 'shared setting')}.")
+        lines.append(f"{side.label} served {served} of {plural(len(statuses), 'setting')} that others tried too.")
     return lines
 
 

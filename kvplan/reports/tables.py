@@ -163,17 +163,20 @@ def _trial_table(run: Run) -> str:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Verdicts, differing circumstances and the shared settings."""
+    """Verdicts, differing circumstances and the settings that both tried."""
     rows = [[named_cell(name, value) for name, value in row.items()] for row in comparison.records()]
     parts = [f"# {as_markdown(' vs. '.join(reversed(comparison.names)))}", _bullets(verdicts(comparison))]
     if comparison.differences:
         differing = [[entry.name, entry.first, entry.second] for entry in comparison.differences]
         parts += ["## What differs", markdown_table(["", "first", "second"], differing)]
-    return "\n\n".join([*parts, "## Shared settings", markdown_table(list(comparison.table().columns), rows)]) + "\n"
+    return (
+        "\n\n".join([*parts, "## Settings that both tried", markdown_table(list(comparison.table().columns), rows)])
+        + "\n"
+    )
 
 
 def side_by_side_markdown(compared: SideBySide) -> str:
-    """Sentences, differing circumstances and the shared settings, a line for each run of a setting."""
+    """Sentences, differing circumstances and the settings that several tried, a line for each run of a setting."""
     labels = [side.label for side in compared.sides]
     parts = [f"# {as_markdown(' · '.join(labels))}", _bullets(side_sentences(compared))]
     if compared.circumstances:
@@ -197,11 +200,11 @@ def side_by_side_markdown(compared: SideBySide) -> str:
         if record[label]["status"]
     ]
     head = [*compared.settings, compared.label_head, *shown]
-    return "\n\n".join([*parts, "## Shared settings", markdown_table(head, rows)]) + "\n"
+    return "\n\n".join([*parts, "## Settings that several tried", markdown_table(head, rows)]) + "\n"
 
 
 def side_by_side_frame(compared: SideBySide) -> pd.DataFrame:
-    """One row per shared setting and run, with the run's label as ``engine`` or ``device``."""
+    """One row per setting that several tried and run, with the run's label as ``engine`` or ``device``."""
     rows = [
         {name: record[name] for name in compared.settings} | {compared.label_head: side.label} | record[side.label]
         for record in compared.records()

@@ -11,6 +11,13 @@ from kvplan.settings import KNOBS
 from kvplan.units import format_bytes, plural
 
 
+def of_both(number: int, further: str = "") -> str:
+    """``median of 12 settings that both served``, with ``further`` behind it, or that there is one such setting."""
+    return (
+        f"median of {number} settings that both served{further}" if number > 1 else "the one setting that both served"
+    )
+
+
 def short_number(value: float | None) -> str:
     """Three digits for small numbers, whole numbers with thousands separators for large ones: 0.185, 12.3, 1,024."""
     if value is None or value != value:

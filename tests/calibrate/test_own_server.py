@@ -106,7 +106,7 @@ def test_requests_of_a_rate_are_played_as_they_came(tmp_path: Path) -> None:
     [
         ({"model_id": "Qwen/Qwen3-8B"}, {}, "is of Qwen/Qwen3-8B, not of meta-llama/Llama-3.1-8B"),
         ({"gpu": "a100-80gb-sxm"}, {}, "is of a100-80gb-sxm, not of h100-sxm"),
-        ({"tp": 4}, {"tensor_parallel_size": [1, 2]}, "is of --tp 4, not of --tp 1, 2"),
+        ({"tp": 4}, {"tensor_parallel_size": [1, 2]}, "is of tensor_parallel_size=4, not of tensor_parallel_size=1, 2"),
         ({}, {"gpu": ["h100-sxm", "h200"]}, "does not say which GPU it was measured on"),
         ({}, {"tensor_parallel_size": [1, 2]}, "does not say its tensor parallel size"),
         ({"backend": "sglang"}, {}, "is of sglang"),
@@ -122,5 +122,5 @@ def test_what_is_of_another_server_is_refused_in_a_sentence(
 
 
 def test_kvplans_own_engine_learns_from_its_own_sweeps(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--measured takes results of vLLM"):
+    with pytest.raises(UsageError, match="measured takes results of vLLM"):
         kvplan.estimate("gpt2", engine="kvplan", gpu="l4", measured=_saved(tmp_path))

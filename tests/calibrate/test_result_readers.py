@@ -11,7 +11,7 @@ import pytest
 
 from kvplan.calibrate.results.outcome import alike
 from kvplan.calibrate.results.readers.kvplan_sweep import is_own_sweep
-from kvplan.calibrate.results.reading import read_results
+from kvplan.calibrate.results.reading import read_results, result_files
 from kvplan.calibrate.results.served import ServedDeployment
 from kvplan.errors import KvplanError
 
@@ -234,6 +234,25 @@ def test_a_run_of_a_vllm_sweep_with_several_results(tmp_path: Path) -> None:
     (tmp_path / "run=0.json").write_text(text + text + "{}")
     found = read_results([tmp_path])
     assert (len(found.loads), dict(found.excluded)) == (2, {"no result of a served load": 1})
+
+
+def test_folders_below_are_read_as_deep_as_a_vllm_sweep_writes(tmp_path: Path) -> None:
+    """``--output-dir``, an experiment, a combination; what lies deeper is somebody else's."""
+    text = (SERVE / "serve-c1.json").read_text()
+    for folder in ("2026/SERVE--BENCH--a", "2026/SERVE--BENCH--b", "2026/old/copy/SERVE--BENCH--c"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "run=0.json").write_text(text)
+    assert len(read_results([tmp_path]).loads) == 2
+    assert [path.parent.name[-1] for path in result_files(tmp_path)] == ["a", "b"]
+
+
+def test_a_folder_of_run_directories_is_none(tmp_path: Path) -> None:
+    for name in ("one run", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    with pytest.raises(KvplanError, match="is no run directory; 2 of the folders in it are") as caught:
+        read_results([tmp_path])
+    assert caught.value.hint == f"name those to read: '{tmp_path}/one run' {tmp_path}/two"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def test_vllms_list_says_what_is_sized_and_why_not() -> None:
 
 
 def test_the_list_is_printed_by_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    print_registered(registered_models(), registry_release(), OutputFormat.json, "deepseekv41")
+    asked = [each for each in registered_models() if "DeepseekV41" in each.architecture]
+    print_registered(asked, registry_release(), OutputFormat.json)
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["release"]) == ("kvplan.vllm_registry/1", latest_vllm())
     assert [row["sized"] for row in document["architectures"]] == [True]

@@ -89,6 +89,34 @@ def test_more_memory_than_a_node_has_is_said(trace: Path, capsys: pytest.Capture
     assert "nodes usually have" not in run(f"{words} 200GiB", capsys)[1]
 
 
+def test_what_is_proposed_can_be_bought(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """200 documents of 2 GiB in turn: of 400 GiB a node has 232.83 for a GPU, which finds none of them again."""
+    path = tmp_path / "many.jsonl"
+    rows = [
+        {
+            "timestamp": 9000 * n,
+            "input_length": 32 * _BLOCK,
+            "output_length": 9,
+            "hash_ids": [*range(32 * (n % 200), 32 * (n % 200) + 32)],
+        }
+        for n in range(400)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    words = f"cache {path} llama-3.1-8b --kv-cache-dtype auto --gpu"
+    _, out, _ = run(f"{words} h100", capsys)
+    text = " ".join(out.split())
+    assert "Do not buy: 232 GiB of host memory for the replica brings nothing" in text
+    assert (
+        "512 GiB would find 50.0 %, but is more than nodes usually have: 2 TB for eight GPUs are 232.83 GiB for 1."
+        in text
+    )
+    _, out, _ = run(f"{words} h100 --replicas 2 --router shared", capsys)
+    text = " ".join(out.split())
+    assert "Do not buy: 465 GiB of host memory shared by all replicas" not in text and "Buy 465 GiB" in text
+    _, out, _ = run(f"{words} 4xh100", capsys)
+    assert "Buy 512 GiB of host memory" in out and "nodes usually have" not in out
+
+
 def test_ranks_get_their_parts_and_drives_their_tier(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"cache {trace} llama-3.1-70b --gpu 4xh100 --kv-cache-dtype auto --host-memory 512GiB --nvme 1TiB"
     found = _document(words, capsys)

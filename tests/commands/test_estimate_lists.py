@@ -184,9 +184,3 @@ def test_what_is_sized_by_its_name_is_said_once(capsys, form, monkeypatch):
     captured = capsys.readouterr()
     sentence = "note: Qwen/Qwen2.5-7B-Instruct-AWQ is sized from its name alone"
     assert captured.out.count(sentence) + captured.err.count(sentence) == 1
-
-
-def test_a_search_without_a_match_is_said(capsys):
-    for command, noun in (("models", "model"), ("gpus", "device")):
-        assert main([command, "zzz"]) == 0
-        assert f"no {noun}'s name contains 'zzz'" in capsys.readouterr().err

@@ -70,7 +70,29 @@ def test_architectures_are_searched_and_have_formats(capsys: pytest.CaptureFixtu
     assert json.loads(run("models --architectures qwen3moe --json", capsys)[1])["architectures"] == [
         "Qwen3MoeForCausalLM"
     ]
-    assert run("models --architectures zzz", capsys)[1:] == ("", "note: no architecture's name contains 'zzz'.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        ("models nosuch", "No model's name contains 'nosuch'.", "`kvplan models` lists the known ones"),
+        ("models gemma4", "No model's name contains 'gemma4'.", "did you mean gemma-4-"),
+        ("models nosuch --json", "No model's name contains 'nosuch'.", ""),
+        ("models --architectures zzz", "No architecture's name contains 'zzz'.", ""),
+        ("models --vllm zzz", "No architecture's name contains 'zzz'.", ""),
+        ("gpus nosuch", "There is no GPU profile named 'nosuch'.", "`kvplan gpus` lists them all"),
+    ],
+)
+def test_a_search_that_finds_nothing_is_an_error(
+    words: str, said: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, error = run(words, capsys)
+    assert (code, out) == (2, "") and f"error: {said}" in error and hint in error
+
+
+def test_a_slice_of_a_gpu_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("gpus h100-3g.40gb --format csv", capsys)
+    assert code == 0 and len(out.splitlines()) == 2
 
 
 def test_a_user_without_a_home_is_no_mistake(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,24 @@ def test_the_command_takes_settings_and_gpu_from_the_log(tmp_path: Path, capsys:
     assert main(["estimate", "qwen3.5-27b", "--from-log", str(log), "--ctx", "128k", "--json"]) == 0
     shown = capsys.readouterr()
     assert '"gpu": "gb10"' in shown.out and "vllm@0.27.1" in shown.out
+
+
+def test_the_model_is_the_logs_where_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = LOGS / "vllm-0.27-qwen3.8-27b-gb10.log"
+    named = kvplan.estimate("qwen3.8-27b", from_log=log, ctx="32k")
+    assert kvplan.estimate(from_log=log, ctx="32k").to_dict() == named.to_dict()
+    assert main(["estimate", "--from-log", str(log), "--ctx", "32k", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "Model taken to be qwen3.8-27b, which the log names." in shown.err
+    assert json.loads(shown.out) == named.to_dict()
+    private = tmp_path / "start.log"
+    for words, said in (("model='/srv/ours'", "is of /srv/ours, which is not known here"), ("", "does not name its")):
+        private.write_text(f"{words}\nModel loading took 3.0 GiB\nAvailable KV cache memory: 5.01 GiB\n")
+        assert main(["estimate", "--from-log", str(private), "--gpu", "l4"]) == 2
+        shown = capsys.readouterr()
+        assert said in shown.err and "hint: name the model" in shown.err
+    assert main(["estimate"]) == 2
+    assert "Missing argument 'MODEL...'" in capsys.readouterr().err
 
 
 def test_a_log_that_teaches_nothing_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.cli import main
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.sweep import sweep
@@ -322,6 +324,20 @@ def test_a_model_that_attends_to_an_encoder_has_vllms_command_alone(
     assert set(launch_commands(found.deployments[0], spec.id)) == engines
     print_answer(found, None, "table", None)
     assert f"{spec.id} attends to an encoder: " in capsys.readouterr().out
+
+
+def test_sglangs_groups_share_what_its_command_says() -> None:
+    """--attn-dp-size stands for --dp-size and --enable-dp-attention from 0.5.22 on, which its command is of."""
+    sizes = ParallelSizes(tensor=(1,), pipeline=(1,), data=(8,), enable_expert_parallel=True)
+    (found, *_) = plan("h200", model=resolve_model("deepseek-v3"), num_users=64, sizes=sizes).deployments
+    settings = found.prediction.settings.serving
+    words = shlex.split(launch_commands(found, "deepseek-ai/DeepSeek-V3")["sglang"], comments=True)
+    said = dict(pairwise(words))
+    assert said["--attn-dp-size"] == said["--tp"] == "8"
+    assert "--enable-dp-attention" not in words and "--dp-size" not in words
+    assert int(said["--max-running-requests"]) == 8 * settings.max_num_seqs
+    assert int(said["--chunked-prefill-size"]) == 8 * settings.max_num_batched_tokens
+    assert not sglang_release("0.5.21").names_attention_groups
 
 
 def test_commands_ask_for_the_kernels_of_experts() -> None:

@@ -217,9 +217,9 @@ def test_one_shared_setting_is_not_a_median(tmp_path):
         load_run(write_trials(tmp_path / "two", records()[:1])),
     )
     compared = compare_runs(first, second)
-    assert verdicts(compared)[0].endswith("(one shared setting).")
-    assert verdicts(compared)[-1] == "The outcome changed in 0 of 1 shared setting."
-    assert draw_comparison(compared).finding.endswith("(one shared setting)")
+    assert verdicts(compared)[0].endswith("(the one setting that both served).")
+    assert verdicts(compared)[-1] == "No outcome changed in the one setting that both tried."
+    assert draw_comparison(compared).finding.endswith("(the one setting that both served)")
 
 
 def test_runs_that_swept_a_dtype_are_matched_by_it(tmp_path):

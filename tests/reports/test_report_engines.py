@@ -76,7 +76,8 @@ def test_a_small_ratio_is_said_as_a_part(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(SideBySide, "ratios", lambda *_: pd.Series([1 / 40, 1 / 50]))
     said = side_sentences(compared(tmp_path))[0]
     assert said.startswith(
-        "Output throughput of llamacpp b11434 is 1/44 times that of kvplan (median of 2 shared settings; range 1/50"
+        "Output throughput of llamacpp b11434 is 1/44 times that of kvplan (median of 2 settings that both served; "
+        "range 1/50"
     )
 
 
@@ -84,16 +85,16 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
     sentences = side_sentences(compared(tmp_path))
     assert sentences == [
         "Output throughput of llamacpp b11434 is 0.38 times that of kvplan "
-        "(median of 2 shared settings; range 0.25 to 0.50).",
+        "(median of 2 settings that both served; range 0.25 to 0.50).",
         "Median TPOT of llamacpp b11434 is 3.00 times that of kvplan "
-        "(median of 2 shared settings; range 2.00 to 4.00).",
-        "Output throughput of vllm 0.32.0 is 0.80 times that of kvplan (one shared setting).",
-        "Median TPOT of vllm 0.32.0 is 1.25 times that of kvplan (one shared setting).",
+        "(median of 2 settings that both served; range 2.00 to 4.00).",
+        "Output throughput of vllm 0.32.0 is 0.80 times that of kvplan (the one setting that both served).",
+        "Median TPOT of vllm 0.32.0 is 1.25 times that of kvplan (the one setting that both served).",
         "llamacpp b11434 held as many KV tokens as predicted in all of 3 trials.",
         "vllm 0.32.0 held as many KV tokens as predicted in 0 of 1 trial; at most 1.6 % off.",
-        "kvplan served 2 of 2 shared settings.",
-        "llamacpp b11434 served 2 of 2 shared settings.",
-        "vllm 0.32.0 served 1 of 2 shared settings.",
+        "kvplan served 2 of 2 settings that others tried too.",
+        "llamacpp b11434 served 2 of 2 settings that others tried too.",
+        "vllm 0.32.0 served 1 of 2 settings that others tried too.",
     ]
 
 
@@ -135,7 +136,8 @@ def test_the_picture_names_engines_and_failures(tmp_path: Path) -> None:
     picture = draw_side_by_side(compared(tmp_path), with_narrow=True)
     assert picture is not None and picture.narrow_png is not None
     assert picture.finding == (
-        "Output throughput over that of kvplan: 0.38 (llamacpp b11434), 0.80 (vllm 0.32.0); median of 2 shared settings"
+        "Output throughput over that of kvplan: 0.38 (llamacpp b11434), 0.80 (vllm 0.32.0); median of "
+        "2 settings that both served"
     )
 
 

@@ -148,7 +148,7 @@ def test_two_runs_in_one_picture(tmp_path):
             record["row"]["output_throughput"] *= 1.25
     second = load_run(write_trials(tmp_path / "second", faster))
     picture = draw_comparison(compare_runs(first, second))
-    assert picture.finding == "second is 1.25 times as fast as first (median of 32 shared settings)"
+    assert picture.finding == "second is 1.25 times as fast as first (median of 32 settings that both served)"
     assert_readable(picture)
 
 

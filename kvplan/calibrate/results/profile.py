@@ -11,6 +11,7 @@ from kvplan.calibrate.calibration import user_profile_path
 from kvplan.calibrate.results.calibration import ResultCalibration
 from kvplan.calibrate.results.matching import Matched
 from kvplan.calibrate.results.readers.fields import LARGEST_RESULT_BYTES
+from kvplan.calibrate.results.reading import result_files
 from kvplan.catalog.devices.measured import SCHEMA
 from kvplan.estimate.speed.steps.step_time import SPEED_UNITS
 from kvplan.files import read_bytes
@@ -61,7 +62,7 @@ def learned_document(calibration: ResultCalibration) -> dict[str, object]:
 def _provenance(path: Path) -> dict[str, str]:
     """The name and a hash of everything that was read, by which it is recognised."""
     digest = hashlib.sha256()
-    for file in sorted(path.rglob("*.json*")) if path.is_dir() else [path]:
+    for file in result_files(path):
         digest.update(read_bytes(file, LARGEST_RESULT_BYTES))
     return {"name": path.name, "sha256": digest.hexdigest()}
 

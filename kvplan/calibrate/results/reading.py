@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +14,9 @@ from kvplan.calibrate.results.readers.guidellm import is_guidellm, read_guidellm
 from kvplan.calibrate.results.readers.kvplan_sweep import is_kvplan_sweep, read_kvplan_sweep
 from kvplan.calibrate.results.readers.vllm_forward import is_vllm_forward, read_vllm_forward
 from kvplan.calibrate.results.readers.vllm_serve import is_vllm_serve, read_vllm_serve
-from kvplan.calibrate.results.readers.vllm_sweep import is_vllm_sweep, read_vllm_sweep
+from kvplan.calibrate.results.readers.vllm_sweep import is_vllm_sweep, read_vllm_sweep, run_files
 from kvplan.errors import KvplanError
+from kvplan.runs.directory import MANIFEST, TRIALS
 
 _Reader = tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any], str], Results]]
 
@@ -46,13 +48,31 @@ def _read(path: Path) -> Results:
         return read_kvplan_sweep(path)
     if is_vllm_sweep(path):
         return read_vllm_sweep(path)
+    sweeps = [str(each.parent) for each in sorted(path.glob(f"*/{MANIFEST}"))]
+    if sweeps:
+        raise KvplanError(
+            f"{path} is no run directory; {len(sweeps)} of the folders in it are.",
+            hint=f"name those to read: {shlex.join(sweeps[:_MOST_NAMED])}{' ...' if len(sweeps) > _MOST_NAMED else ''}",
+        )
     return _read_json_files(path)
+
+
+_MOST_NAMED: Final = 3
+
+
+def result_files(path: Path) -> list[Path]:
+    """The files that the results at a path are read from."""
+    if not path.is_dir():
+        return [path]
+    if is_kvplan_sweep(path):
+        return [each for name in (MANIFEST, TRIALS) if (each := path / name).is_file()]
+    return run_files(path) or sorted(path.glob("*.json"))
 
 
 def _read_json_files(directory: Path) -> Results:
     """A folder of saved results, such as ``--result-dir``'s; other JSON in it is passed over and counted."""
     found = Results()
-    for path in sorted(directory.glob("*.json")):
+    for path in result_files(directory):
         documents = objects_of(read_json(path))
         if documents is None or not _is_known(documents):
             found.excluded["a file without a known result"] += 1

@@ -45,6 +45,7 @@ class SglangRelease:
     buffered_states: tuple[str, ...]
     stated_cache: tuple[str, ...]
     attends_on_each_gpu: bool
+    names_attention_groups: bool
     narrow_tiles: bool
     block_products_share: float
     latent_layer_seconds: float

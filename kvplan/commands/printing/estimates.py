@@ -272,6 +272,14 @@ def _budget(answer: EstimateAnswer, row: SizedDeployment) -> str:
         left = row.budget_bytes - row.weight_bytes - row.activation_peak_bytes - row.overhead_bytes - row.kv_pool_bytes
         pool = f"KV pool {format_gib(row.kv_pool_bytes)} as given"
         return f"{row.counted_gpu}: {whole} GiB - {used} - {pool} = {format_gib(left)} GiB left; {blocks}"
+    if row.engine.startswith("sglang"):
+        static = row.settings.gpu_memory_utilization
+        beside = format_gib(row.settings.device_memory_bytes - row.budget_bytes - row.activation_peak_bytes)
+        return (
+            f"{row.counted_gpu}: ({whole} - {beside} context) x {static:.3g} mem_fraction_static = "
+            f"{format_gib(row.budget_bytes)} GiB; less weights {format_gib(row.weight_bytes)} and what is kept for "
+            f"images = {format_gib(row.kv_pool_bytes)} GiB; {row.kv_cache_tokens:,} tokens"
+        )
     return (
         f"{row.counted_gpu}: {whole} x {row.settings.gpu_memory_utilization:g} = {format_gib(row.budget_bytes)} GiB "
         f"budget - {used} = {format_gib(row.kv_pool_bytes)} GiB = {blocks}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -89,11 +89,8 @@ def _gpu_cells(profile: GpuProfile) -> list[str]:
     ]
 
 
-def print_registered(
-    models: Iterable[RegisteredModel], release: str, chosen: OutputFormat, search: str | None = None
-) -> None:
-    """Print vLLM's architectures in the format that was chosen, those whose name contains ``search``."""
-    found = [each for each in models if search is None or search.casefold() in each.architecture.casefold()]
+def print_registered(found: Sequence[RegisteredModel], release: str, chosen: OutputFormat) -> None:
+    """Print vLLM's architectures in the format that was chosen."""
     rows = [
         {"architecture": each.architecture, "kind": each.kind, "sized": each.is_sized, "why": each.why}
         for each in found

@@ -24,13 +24,11 @@ from kvplan.fleet.tiers.layouts import CacheLayout, cache_layout
 from kvplan.fleet.tiers.links import PrefillTime, TierLink, break_even_tokens, host_link, nvme_link
 from kvplan.fleet.tiers.question import CacheAnswer, CacheQuestion, Distances, LayoutAnswer
 from kvplan.fleet.tiers.splits import split_requests
-from kvplan.fleet.tiers.worth import TierMeasure, TierWorth
+from kvplan.fleet.tiers.worth import HOST_BYTES_PER_GPU, TierMeasure, TierWorth, enough_of
 from kvplan.units import GIB
 from kvplan.workload.files import FileSurvey, survey_file
 from kvplan.workload.part import FilePart
 
-ENOUGH_SHARE: Final = 0.9
-"""Of the hits of a cache that keeps everything: the smallest size of the table with so many is proposed."""
 SHOWN_SHARES: Final = (0.5, 0.9, 0.99)
 """Of the reused tokens, those whose reuse distance is shown."""
 _STEPS: Final = 8
@@ -128,13 +126,16 @@ def _layout_answer(
     host, nvme = host_link(gpu.gpu, question.host_bytes_per_second), nvme_link(question.nvme_bytes_per_second)
     measure = TierMeasure(below, tuple(own.hits(layout.num_blocks)), host, prefill, placed.errors)
     needed = below.num_needed_blocks * layout.host_block_bytes
-    tiers = tuple(_measured(measure, _table_sizes(layout, needed, question.host_bytes), progress, where))
-    asked = _proposed(tiers)
+    gpus_of_tier = layout.num_ranks * (num_caches if question.split == "shared" else 1)
+    usual = HOST_BYTES_PER_GPU * gpus_of_tier
+    tiers = tuple(_measured(measure, _table_sizes(layout, needed, usual, question.host_bytes), progress, where))
+    asked = enough_of(tiers, usual)
     if question.host_bytes is not None:
         asked = next(tier for tier in tiers if tier.size_bytes == question.host_bytes)
     return LayoutAnswer(
         gpu=gpu,
         num_gpus=num_caches * layout.num_ranks,
+        gpus_of_tier=gpus_of_tier,
         curve=own,
         in_pool=_pool_worth(own, prefill),
         tiers=tiers,
@@ -186,19 +187,15 @@ def _measured(measure: TierMeasure, sizes: Sequence[int], progress: Progress, wh
         yield measure.worth(size)
 
 
-def _table_sizes(layout: CacheLayout, needed: int, asked: int | None) -> list[int]:
-    """Return powers of two in GiB, from the last below the pool's blocks to the first that keeps everything, and the
-    size that is asked about."""
+def _table_sizes(layout: CacheLayout, needed: int, usual: int, asked: int | None) -> list[int]:
+    """Return powers of two in GiB, from the last below the pool's blocks to the first that keeps everything, what nodes
+    usually have where that is less, and the size that is asked about."""
     largest = max((needed - 1) // GIB, 0).bit_length()
     smallest = max((layout.num_blocks * layout.host_block_bytes // GIB).bit_length() - 1, largest - _STEPS, 0)
     sizes = {GIB << power for power in range(min(smallest, largest), largest + 1)}
+    if usual < GIB << largest:
+        sizes.add(usual // GIB * GIB)
     return sorted(sizes if asked is None else sizes | {asked})
-
-
-def _proposed(tiers: Sequence[TierWorth]) -> TierWorth:
-    """Return the smallest size that finds nearly all that the largest finds."""
-    enough = ENOUGH_SHARE * tiers[-1].num_tokens
-    return next(each for each in tiers if each.num_tokens >= enough)
 
 
 def _pool_worth(curve: CacheCurve, prefill: PrefillTime) -> TierWorth:

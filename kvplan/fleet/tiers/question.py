@@ -11,7 +11,7 @@ from kvplan.errors import check
 from kvplan.fleet.tiers.curves import CacheCurve
 from kvplan.fleet.tiers.links import TierLink
 from kvplan.fleet.tiers.splits import SPLITS
-from kvplan.fleet.tiers.worth import TierWorth
+from kvplan.fleet.tiers.worth import HOST_BYTES_PER_GPU, TierWorth
 from kvplan.settings import ServingSettings
 
 MOST_REPLICAS: Final = 1024
@@ -56,12 +56,13 @@ class LayoutAnswer:
     """One layout and KV format. in_pool: what the GPUs' own pools find, as a tier without links.
 
     tiers: host memory of several sizes, smallest first; asked: the size that was asked for, or the one that is
-    proposed; asked_nvme: drives below that. break_even_tokens: the shortest hit that host memory brings sooner than
-    it is computed. prefill_seconds: of the whole trace with no cache, an engine's.
+    proposed; asked_nvme: drives below that. gpus_of_tier: GPUs that one tier is beside. break_even_tokens: the shortest
+    hit that host memory brings sooner than it is computed. prefill_seconds: an engine's, of all prompts uncached.
     """
 
     gpu: GpuCount
     num_gpus: int
+    gpus_of_tier: int
     curve: CacheCurve
     in_pool: TierWorth
     tiers: tuple[TierWorth, ...]
@@ -74,6 +75,11 @@ class LayoutAnswer:
     prefill_seconds: float
     distances: tuple[Distances, ...]
     usd_per_hour: float | None
+
+    @property
+    def usual_bytes(self) -> int:
+        """Host memory that nodes usually have for one tier."""
+        return HOST_BYTES_PER_GPU * self.gpus_of_tier
 
     def share(self, num_tokens: int) -> float:
         """Return the share of the trace's prompt tokens."""

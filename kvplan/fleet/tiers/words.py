@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvplan.fleet.tiers.question import CacheAnswer, LayoutAnswer
-from kvplan.fleet.tiers.worth import TierWorth
+from kvplan.fleet.tiers.worth import TierWorth, enough_of
 from kvplan.units import GIB, TIB, format_bytes, plural
 from kvplan.workload.files import span_text
 
 _HOURS_A_MONTH: Final = 730
 _BUSY: Final = 3600.0
-_HOST_BYTES_PER_GPU: Final = 2_000_000_000_000 / 8
-"""Of a DGX H100 and a DGX B200, which have 2 TB for eight GPUs (NVIDIA's data sheets)."""
 
 
 def layout_name(layout: LayoutAnswer) -> str:
@@ -76,12 +74,8 @@ def _num_tiers(answer: CacheAnswer, layout: LayoutAnswer) -> int:
 
 def further_sentences(answer: CacheAnswer, layout: LayoutAnswer) -> Iterator[str]:
     """Say what the answer rests on: working set, distances, links, and where a tier harms."""
-    cache, usual = layout.curve.layout, _HOST_BYTES_PER_GPU * layout.num_gpus
-    if layout.asked.verdict != "harms" and layout.asked.size_bytes * cache.num_engines > usual:
-        yield (
-            f"{_size(layout.asked)} is more than nodes usually have: 2 TB for eight GPUs are {format_bytes(usual)} for "
-            f"{layout.num_gpus}. --host-memory asks about what yours has."
-        )
+    cache = layout.curve.layout
+    yield from _beyond_a_node(answer, layout)
     ends = f" and {format_bytes(cache.end_bytes)} where a prompt can be resumed" if cache.end_bytes else ""
     yield (
         f"A token takes {cache.token_bytes / 1024:,.4g} KiB of host memory{ends}; hits are multiples of "
@@ -111,6 +105,19 @@ def further_sentences(answer: CacheAnswer, layout: LayoutAnswer) -> Iterator[str
             f"Prompts alone keep {answer.per_hour(layout.prefill_seconds) / _BUSY:.2g} engines busy without a cache, "
             f"{needed:.2g} with this one: --replicas says over how many the trace is split."
         )
+
+
+def _beyond_a_node(answer: CacheAnswer, layout: LayoutAnswer) -> Iterator[str]:
+    """Say what a size is worth that nodes usually do not have: the one asked about, or one that would find more."""
+    usual, is_asked = layout.usual_bytes, answer.question.host_bytes is not None
+    tier = layout.asked if is_asked else enough_of(layout.tiers)
+    if tier.size_bytes <= usual or tier.verdict == "harms":
+        return
+    would = "" if is_asked else f" would find {_percent(layout.share(tier.num_tokens))}, but"
+    yield (
+        f"{_size(tier)}{would} is more than nodes usually have: 2 TB for eight GPUs are {format_bytes(usual)} for "
+        f"{layout.gpus_of_tier}. --host-memory asks about what yours has."
+    )
 
 
 def _num_engines(answer: CacheAnswer, layout: LayoutAnswer) -> int:

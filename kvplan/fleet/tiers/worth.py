@@ -18,6 +18,10 @@ from kvplan.fleet.tiers.curves import CacheCurve, Hit
 from kvplan.fleet.tiers.links import PrefillTime, TierLink
 
 Verdict = Literal["pays", "open", "harms"]
+ENOUGH_SHARE: Final = 0.9
+"""Of the hits of the largest size that counts: the smallest size with so many is proposed."""
+HOST_BYTES_PER_GPU: Final = 2_000_000_000_000 // 8
+"""Of a DGX H100 and a DGX B200, which have 2 TB for eight GPUs (NVIDIA's data sheets). A proposal stays within it."""
 _EXACT: Final = ErrorInterval(1.0, 1.0)
 
 
@@ -54,6 +58,17 @@ class TierWorth:
         if self.sure_seconds > 0:
             return "pays"
         return "open" if self.saved_seconds * self.errors.high > self.load_seconds else "harms"
+
+
+def enough_of(tiers: Sequence[TierWorth], most_bytes: int | None = None) -> TierWorth:
+    """Return the smallest size that finds nearly all that the largest finds, of those of at most ``most_bytes``.
+
+    The largest of these where it finds nothing more than what is above it, and a larger one does.
+    """
+    sizes = [each for each in tiers if most_bytes is None or each.size_bytes <= most_bytes]
+    if not sizes[-1].num_extra_tokens and tiers[-1].num_extra_tokens:
+        return sizes[-1]
+    return next(each for each in sizes if each.num_tokens >= ENOUGH_SHARE * sizes[-1].num_tokens)
 
 
 def deeper(above: Sequence[Hit], below: Sequence[Hit]) -> list[Hit]:

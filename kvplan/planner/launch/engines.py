@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 
 from kvplan.catalog.architectures import native_architectures
+from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import Drafter, ModelSpec, QuantizationSpec
 from kvplan.catalog.vllm_models import is_never_served
@@ -194,18 +195,19 @@ def _vllm_sizes(layout: ParallelLayout) -> list[object]:
 
 
 def _sglang(deployment: PlannedDeployment, checkpoint: str) -> str:
-    """SGLang's fraction covers weights and KV pool; activations lie outside it, so it is smaller than vLLM's."""
+    """SGLang's fraction covers weights and KV pool; activations lie outside it, so it is smaller than vLLM's.
+
+    Groups that attend beside each other share the requests and the prompt tokens of a step that it is given
+    (max_running_requests of kv_cache_configurator.py, chunked_prefill_size of parallel_hook.py in 0.5.23).
+    """
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     rank = deployment.prediction.rank
     static = (rank.weight_bytes + max(rank.available_kv_bytes, 0)) / settings.device_memory_bytes
     words: list[object] = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint]
-    words += ["--context-length", settings.max_model_len, "--max-running-requests", settings.max_num_seqs]
-    words += [
-        "--chunked-prefill-size",
-        settings.max_num_batched_tokens,
-        "--mem-fraction-static",
-        f"{min(static, _MOST_STATIC):.2f}",
-    ]
+    groups = choice.layout.data_parallel_size
+    words += ["--context-length", settings.max_model_len, "--max-running-requests", groups * settings.max_num_seqs]
+    words += ["--chunked-prefill-size", groups * settings.max_num_batched_tokens]
+    words += ["--mem-fraction-static", f"{min(static, _MOST_STATIC):.2f}"]
     words += _sglang_sizes(choice.layout)
     if choice.weights.is_made_while_loading:
         words += ["--quantization", "fp8"]
@@ -224,7 +226,9 @@ def _sglang_sizes(layout: ParallelLayout) -> list[object]:
     if layout.pipeline_parallel_size > 1:
         words += ["--pp-size", layout.pipeline_parallel_size]
     if layout.data_parallel_size > 1:
-        words += ["--dp", layout.data_parallel_size, "--enable-dp-attention"]
+        groups = layout.data_parallel_size
+        is_named = sglang_release().names_attention_groups
+        words += ["--attn-dp-size", groups] if is_named else ["--dp-size", groups, "--enable-dp-attention"]
     return [*words, "--ep-size", layout.expert_ranks] if layout.enable_expert_parallel else words
 
 

@@ -17,7 +17,7 @@ from kvplan.reports.wording import plural, setting, short_number
 
 
 def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
-    """Verdicts and circumstances first, then the picture, both recommendations and every shared setting."""
+    """Verdicts and circumstances first, then the picture, both recommendations and every setting that both tried."""
     first, second = comparison.names
     runs = dict(zip(comparison.names, comparison.runs, strict=True))
     matches = comparison.matches
@@ -51,7 +51,7 @@ def _settings_table(matches: pd.DataFrame, names: Sequence[str]) -> Table:
     heads += [Heading(f"status {side}", is_text=True) for side in ("first", "second")]
     heads += [Heading(f"{column} {part}") for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
     rows = [_cells(match, names) for match in matches.to_dict("records")]
-    return Table("shared settings", heads, rows)
+    return Table("settings that both tried", heads, rows)
 
 
 def _cells(match: dict[str, Any], names: Sequence[str]) -> list[Cell]:

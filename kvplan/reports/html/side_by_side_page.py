@@ -15,7 +15,7 @@ from kvplan.reports.wording import plural, setting, short_number
 
 
 def side_by_side_page(compared: SideBySide, pictures: Sequence[Picture]) -> str:
-    """Sentences and circumstances first, then the picture and every shared setting."""
+    """Sentences and circumstances first, then the picture and every setting that several tried."""
     labels = [side.label for side in compared.sides]
     return render(
         "side_by_side.html.j2",
@@ -64,7 +64,7 @@ def _settings_table(compared: SideBySide) -> Table:
         for side in compared.sides
         if record[side.label]["status"]
     ]
-    return Table("shared settings", heads, rows)
+    return Table("settings that several tried", heads, rows)
 
 
 def _cells(compared: SideBySide, record: dict[str, Any], label: str) -> list[Cell]:

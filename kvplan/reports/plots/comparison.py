@@ -1,4 +1,4 @@
-"""Two runs in one picture: throughput of both at the shared settings, and the ratio setting by setting."""
+"""Two runs in one picture: throughput of both at the settings that both served, and the ratio setting by setting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from kvplan.reports.comparison import Comparison
 from kvplan.reports.looks import BLUE, ORANGE, VERMILION
 from kvplan.reports.plots.canvas import FAINT, finish, from_zero, panels, thousands
-from kvplan.reports.wording import run_phrase, setting
+from kvplan.reports.wording import of_both, run_phrase, setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ _FIRST, _SECOND, _RATIO = (f"output_throughput_{part}" for part in ("first", "se
 
 
 def draw(comparison: Comparison, figure: Figure) -> str | None:
-    """Left: one mark per shared setting. Right: second / first against max_num_seqs. The band is +-5 %. None where no
+    """Left: one mark per setting. Right: second / first against max_num_seqs. The band is +-5 %. None where no
     setting was served in both runs."""
     both = comparison.matches.dropna(subset=[_RATIO])
     if both.empty:
@@ -30,8 +30,7 @@ def draw(comparison: Comparison, figure: Figure) -> str | None:
     _ratios(right, both)
     middle = both[_RATIO].median()
     verdict = "as fast as" if abs(middle - 1) <= _SAME / 2 else f"{middle:.2f} times as fast as"
-    over = f"median of {len(both)} shared settings" if len(both) > 1 else "one shared setting"
-    finding = f"{comparison.names[1]} is {verdict} {comparison.names[0]} ({over})"
+    finding = f"{comparison.names[1]} is {verdict} {comparison.names[0]} ({of_both(len(both))})"
     return finish(figure, comparison.runs[1], finding, circumstances=_circumstances(comparison))
 
 

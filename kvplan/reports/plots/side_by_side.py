@@ -1,4 +1,4 @@
-"""Several runs in one picture: a line for each shared setting, a mark for each engine; throughput left, TPOT right."""
+"""Several runs in one picture: a line for each setting, a mark for each engine; throughput left, TPOT right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from kvplan.reports.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
 from kvplan.reports.plots.canvas import FAINT, finish, is_narrow, panels, thousands
 from kvplan.reports.side_by_side import SideBySide, engine_of
-from kvplan.reports.wording import plural, setting
+from kvplan.reports.wording import of_both, setting
 from kvplan.runs.statuses import MEASURED_STATUSES
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _LEGEND_INCHES: Final = 0.32
 
 
 def draw(compared: SideBySide, figure: Figure) -> str | None:
-    """None where no shared setting was served by any run."""
+    """None where no setting that several tried was served by any run."""
     table = _drawn(compared)
     if table.empty:
         return None
@@ -123,8 +123,7 @@ def _finding(compared: SideBySide) -> str:
         return f"{first} and {compared.sides[1].label} served no setting both"
     parts = [f"{middle:.2f} ({label})" for label, (middle, _) in middles.items()]
     number = max(count for _, count in middles.values())
-    over = f"median of {plural(number, 'shared setting')}"
-    return f"Output throughput over that of {first}: {', '.join(parts)}; {over}"
+    return f"Output throughput over that of {first}: {', '.join(parts)}; {of_both(number)}"
 
 
 def _left_out(compared: SideBySide) -> str:

@@ -16,20 +16,29 @@ from kvplan.calibrate.results.readers.fields import objects_of, read_json
 from kvplan.calibrate.results.readers.vllm_serve import is_vllm_serve, read_vllm_serve
 
 
+def run_files(directory: Path) -> list[Path]:
+    """Results of runs in a combination's folder, an experiment's, or the ``--output-dir`` of several; none deeper."""
+    return _files(directory, "run=*.json")
+
+
+def _files(directory: Path, pattern: str) -> list[Path]:
+    return sorted(path for depth in ("", "*/", "*/*/") for path in directory.glob(depth + pattern))
+
+
 def is_vllm_sweep(directory: Path) -> bool:
-    return any(directory.rglob("run=*.json"))
+    return bool(run_files(directory))
 
 
 def read_vllm_sweep(directory: Path) -> Results:
-    """All runs below the folder; warm-ups and summaries are not runs. Failed ones are counted."""
+    """All runs of the folder; warm-ups and summaries are not runs. Failed ones are counted."""
     found = Results()
-    for path in sorted(directory.rglob("run=*.json")):
+    for path in run_files(directory):
         if path.name.endswith(".failure.json"):
             found.excluded["the benchmark failed"] += 1
             continue
         for document in objects_of(read_json(path)) or ({},):
             found.add(_read_run(document, str(path)))
-    for _ in directory.rglob("SERVE-*-failure.json"):
+    for _ in _files(directory, "SERVE-*-failure.json"):
         found.excluded["the server did not start"] += 1
     return found
 
