@@ -2,14 +2,18 @@
 
 Written by ``tools/score_published_speeds.py --write-intervals``, which says how. An interval is a pair of factors:
 9 in 10 measurements lie between prediction x ``low`` and prediction x ``high``. It is that of the smallest group with
-enough rows: a kind of model on an engine, else the kind on all engines, else all rows (``ErrorGroup.widened``).
+enough rows: a kind of model on an engine, else the kind on all engines, else the engine, else all rows
+(``ErrorGroup.widened``). How long a first token waits is no matter of the kind of model: TTFT has one interval for
+SGLang, whose first tokens are further off, and one for all other engines.
 
-The 99th percentile of TPOT has an interval of its own, as the median's held 79 % of published ones. That of TTFT has
-none: the median's held 94 %, and scored better than one of its own (3.12 beside 3.54, sources held out).
+The 99th percentile of TPOT has intervals of its own, as the median's held 79 % of published ones: one where it is
+predicted near the mean (``NEAR``), and one where few requests are predicted to be much slower, which is less sure; both
+are of all kinds of servers. That of TTFT has none: the median's held 94 %, and scored better than one of its own (3.12
+beside 3.54, sources held out).
 
 Where a group has no row of the same kernels (a kind of model on a generation of GPUs, with weights in as few bits and
-the same kind of recurrent state), its rows say how far a prediction may be off, and not in which direction: the
-interval is as wide on both sides. A data sheet is an exception, as nothing is faster than it says.
+the same kind of recurrent state), its rows say how far a TPOT or a throughput may be off, and not in which direction:
+the interval is as wide on both sides. A data sheet is an exception, as nothing is faster than it says.
 """
 
 from __future__ import annotations
@@ -25,11 +29,17 @@ from typing import Any, Final, Literal, NamedTuple
 from kvplan.errors import KvplanError
 from kvplan.paths import profiles_dir
 
-SCHEMA: Final = "kvplan.speed_errors/2"
+SCHEMA: Final = "kvplan.speed_errors/3"
 FILE: Final = Path("errors") / "published.json"
 FigureName = Literal["ttft", "tpot", "throughput"]
 TAILS: Final[dict[FigureName, str]] = {"tpot": "tpot_p99"}
 """Figures whose 99th percentile has an interval of its own, and the name that it has in the file."""
+NEAR: Final = 1.3
+"""Times the mean that a 99th percentile near it is at most; its interval's name ends in ``NEAR_NAME``."""
+NEAR_NAME: Final = "_near"
+_OF_KERNELS: Final[tuple[FigureName, ...]] = ("tpot", "throughput")
+"""Figures that are further off, in whichever direction, where nobody measured a server's kernels. Of TTFT 9 in 10 rows
+whose kernels no other source has lie in the interval of the others' rows as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class ErrorGroup:
 
     def widened(self) -> tuple[ErrorGroup, ...]:
         """Itself, and the groups that contain it, the next larger first."""
-        return (self, ErrorGroup(self.kind, None), ErrorGroup(None, None))
+        return (self, ErrorGroup(self.kind, None), ErrorGroup(None, self.engine), ErrorGroup(None, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,8 @@ class ErrorInterval:
 
     ``num_rows``: published measurements, by ``num_sources``; none where a device's own profile says it. ``measured``:
     (name of a kind of server, rows of it). ``num_alike``: rows of the very kind that was asked for. ``kernels``: those
-    that its rows were of (``ServerKind.kernels``). ``tail``: of the 99th percentile, where that was compared.
+    that its rows were of (``ServerKind.kernels``). ``tail``: of the 99th percentile, where that was compared;
+    ``near_tail``: of one that is at most ``NEAR`` times the mean.
     """
 
     low: float
@@ -117,27 +128,39 @@ class ErrorInterval:
     num_alike: int = 0
     kernels: tuple[str, ...] = ()
     tail: Ends | None = None
+    near_tail: Ends | None = None
 
-    def at(self, statistic: str) -> Ends:
-        """Return the factors of the mean or a percentile. Those between median and p99 may be as far off as both."""
+    def at(self, statistic: str, times_mean: float = math.inf) -> Ends:
+        """Return the factors of the mean or a percentile. Those between median and p99 may be as far off as both.
+
+        ``times_mean``: the predicted p99 by the predicted mean, where both are known.
+        """
         own = Ends(self.low, self.high)
-        if self.tail is None or statistic in ("mean", "p50"):
+        tail = self.near_tail if self.near_tail is not None and times_mean <= NEAR else self.tail
+        if tail is None or statistic in ("mean", "p50"):
             return own
         if statistic == "p99":
-            return self.tail
-        return Ends(min(own.low, self.tail.low), max(own.high, self.tail.high))
+            return tail
+        return Ends(min(own.low, tail.low), max(own.high, tail.high))
 
     def times(self, low: float, high: float) -> ErrorInterval:
         """Return it with other ends, by factors of its own; those of p99 move with them."""
-        tail = None if self.tail is None else Ends(self.tail.low * low, self.tail.high * high)
-        return replace(self, low=self.low * low, high=self.high * high, tail=tail)
+        tails = (self.tail, self.near_tail)
+        tail, near_tail = (None if each is None else Ends(each.low * low, each.high * high) for each in tails)
+        return replace(self, low=self.low * low, high=self.high * high, tail=tail, near_tail=near_tail)
 
     def beyond(self, other: ErrorInterval | None) -> ErrorInterval:
         """Return it with a p99 that is as much further off than the median as that of ``other``."""
-        if other is None or other.tail is None:
+        if other is None:
             return self
-        low, high = min(other.tail.low / other.low, 1.0), max(other.tail.high / other.high, 1.0)
-        return replace(self, tail=Ends(self.low * low, self.high * high))
+
+        def moved(tail: Ends | None) -> Ends | None:
+            if tail is None:
+                return None
+            low, high = min(tail.low / other.low, 1.0), max(tail.high / other.high, 1.0)
+            return Ends(self.low * low, self.high * high)
+
+        return replace(self, tail=moved(other.tail), near_tail=moved(other.near_tail))
 
     def of(self, kind: ServerKind, *, in_any_direction: bool = True) -> ErrorInterval:
         """Return it for a kind of server; as wide on both sides where no row was of its kernels."""
@@ -172,11 +195,16 @@ class PublishedErrors:
 
         ``in_any_direction``: see ``ErrorInterval.of``; not of data sheets.
         """
-        found = self._of_group(kind, figure, in_any_direction)
-        tail = self._of_group(kind, TAILS[figure], in_any_direction) if figure in TAILS else None
-        return found if found is None or tail is None else replace(found, tail=Ends(tail.low, tail.high))
+        in_any_direction = in_any_direction and figure in _OF_KERNELS
+        found = self._of_group(kind, figure, in_any_direction=in_any_direction)
+        if found is None or figure not in TAILS:
+            return found
+        names = TAILS[figure], TAILS[figure] + NEAR_NAME
+        tail, near = (self._of_group(kind, name, in_any_direction=False) for name in names)
+        ends = [None if each is None else Ends(each.low, each.high) for each in (tail, near)]
+        return replace(found, tail=ends[0], near_tail=ends[1])
 
-    def _of_group(self, kind: ServerKind, figure: str, in_any_direction: bool) -> ErrorInterval | None:
+    def _of_group(self, kind: ServerKind, figure: str, *, in_any_direction: bool) -> ErrorInterval | None:
         found = next((each for each in kind.group.widened() if (each, figure) in self.intervals), None)
         return None if found is None else self.intervals[found, figure].of(kind, in_any_direction=in_any_direction)
 

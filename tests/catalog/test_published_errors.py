@@ -122,8 +122,32 @@ def test_p99_has_an_interval_of_its_own_where_one_was_learned() -> None:
     assert ttft.at("p99") == ttft.at("p50")  # the median's holds it
 
 
+def test_a_p99_near_the_mean_is_surer_than_one_far_from_it() -> None:
+    found = ErrorInterval(0.8, 1.5, tail=Ends(0.4, 3.0), near_tail=Ends(0.7, 2.0))
+    assert [found.at("p99", times) for times in (1.0, 1.3, 1.31)] == [(0.7, 2.0), (0.7, 2.0), (0.4, 3.0)]
+    assert found.at("p95", 1.0) == (0.7, 2.0)
+    assert found.at("p99") == (0.4, 3.0)  # nobody said how far it is
+    shipped = published_errors().interval(_kind(), "tpot")
+    assert shipped is not None and shipped.tail is not None and shipped.near_tail is not None
+    near, far = (ends.high / ends.low for ends in (shipped.near_tail, shipped.tail))
+    assert near < far
+
+
+def test_ttft_has_an_interval_of_sglang_and_one_of_all_others() -> None:
+    known = published_errors()
+    vllm, trtllm, sglang = (known.interval(_kind(each), "ttft") for each in ("vLLM", "TensorRT-LLM", "SGLang"))
+    assert vllm is not None and trtllm is not None and sglang is not None
+    assert (vllm.low, vllm.high) == (trtllm.low, trtllm.high)
+    assert sglang.high / sglang.low > vllm.high / vllm.low
+    assert {name.split(", ")[1] for name, _ in sglang.measured} == {"sglang"}
+    assert "sglang" not in {name.split(", ")[1] for name, _ in vllm.measured}
+    unknown = known.interval(replace(_kind(), format="3 bits"), "ttft")
+    assert unknown is not None and (unknown.low, unknown.high) == (vllm.low, vllm.high)  # no matter of kernels
+
+
 def test_p99_keeps_its_distance_when_an_interval_moves() -> None:
     published = ErrorInterval(0.8, 1.5, tail=Ends(0.4, 3.0))
     assert ErrorInterval(0.9, 1.1).beyond(published).tail == pytest.approx((0.45, 2.2))
     assert ErrorInterval(0.9, 1.1).beyond(ErrorInterval(0.8, 1.5)).tail is None
     assert published.times(1.0, 2.0).tail == (0.4, 6.0)
+    assert published.times(1.0, 2.0).near_tail is None

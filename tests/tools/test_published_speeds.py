@@ -372,6 +372,22 @@ def test_a_sweep_over_lengths_finds_the_prompts_of_the_run_before(
     assert played_load(row, 1, pool).cached_tokens == found
 
 
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ({"engine_version": "0.11.0"}, 992),  # 62 blocks of 16: the last token is computed
+        ({"engine": "SGLang", "engine_version": "0.5.6"}, 992),
+        ({"engine_version": "0.7.3"}, 0),  # the first engine caches no prefixes unless it is asked to
+        ({"engine_version": "0.11.0", "prefix_caching": "no"}, 0),
+        ({"engine_version": "0.11.0", "verbatim": "conc 64 | 12.8 ms"}, 0),  # another client
+    ],
+)
+def test_the_first_prompt_of_a_run_was_sent_before_as_a_test(tmp_path: Path, cells: dict[str, str], found: int) -> None:
+    client = {"verbatim": "Successful requests: 64; Benchmark duration (s): 20.1", "range_ratio": "1"}
+    load = played_load(_parsed(tmp_path, **(client | cells)), 1, 1e6)
+    assert (load.first_cached_tokens, load.cached_tokens) == (found, 0)
+
+
 def _accelmark(tmp_path: Path, suite: str, **cells: str) -> PublishedRow:
     sample = {"A": "standard", "D": "longctx", "F": "edge"}[suite]
     cells = {
@@ -394,7 +410,8 @@ def test_accelmark_reads_prompts_of_its_suite_in_the_engines_own_process(tmp_pat
     assert (rules.front_end, rules.streams_late) == (NO_FRONT_END, math.inf)
     several = _accelmark(tmp_path, "D", max_concurrency="8")
     assert engine_rules(several, found, start, 1e6).streams_late == 0.05
-    assert engine_rules(_parsed(tmp_path), found, start, 1e6).front_end == VLLM_FRONT_END
+    served = engine_rules(_parsed(tmp_path), found, start, 1e6).front_end
+    assert served == replace(VLLM_FRONT_END, away_seconds=0.0)  # of the first engine
 
 
 def test_front_ends_of_rows(tmp_path: Path) -> None:

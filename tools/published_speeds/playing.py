@@ -11,7 +11,7 @@ from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.sglang import SglangPrediction, predict_sglang
-from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END
+from kvplan.estimate.speed.queueing.front_end import NO_FRONT_END, FrontEnd
 from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad
 from kvplan.estimate.speed.queueing.rules import (
     SGLANG_MOST_RUNNING,
@@ -27,7 +27,7 @@ from kvplan.units import GIB
 from published_speeds.chats import PairedLoad, sampled_pairs
 from published_speeds.rows import PublishedRow
 from published_speeds.samples import sample_of
-from published_speeds.settings import Deployed
+from published_speeds.settings import Deployed, release_of
 
 _CLOSED_ROUNDS: Final = 10
 """Requests per user where a row does not say how many were sent: InferenceX sends ten."""
@@ -57,10 +57,29 @@ def played_load(row: PublishedRow, replicas: int, pool: float) -> PlayedLoad:
     prompts, answers = _lengths(row)
     count = min(max(round(number / replicas), 1), _MOST_REQUESTS)
     found = _found_tokens(row, replicas, pool)
-    if row.text["length_sample"] != _SHAREGPT:
-        return PlayedLoad(prompts, answers, count, rate, concurrency, found)
-    pairs = sampled_pairs(count, row.input_tokens, row.output_tokens, with_empty=row.says("empty_answers"))
-    return PairedLoad(prompts, answers, count, rate, concurrency, found, pairs=pairs)
+    load = PlayedLoad(prompts, answers, count, rate, concurrency, found)
+    if row.text["length_sample"] == _SHAREGPT:
+        pairs = sampled_pairs(count, row.input_tokens, row.output_tokens, with_empty=row.says("empty_answers"))
+        load = PairedLoad(prompts, answers, count, rate, concurrency, found, pairs=pairs)
+    return replace(load, first_cached_tokens=max(found, _of_test_request(row, load.lengths[0][0])))
+
+
+_BLOCK: Final = 16
+
+
+def _of_test_request(row: PublishedRow, prompt: int) -> int:
+    """Tokens of the first prompt that the prefix cache has, as the client sent it before the run began.
+
+    ``vllm bench serve`` and SGLang's ``bench_serving`` try the server with their first prompt (``input_requests[0]``).
+    vLLM's log of a run of one prompt of 1,024 tokens says "Prefix cache hit rate: 49.2%", 1,008 of 2,048, and of ten on
+    a new server 8.9 % (dennislee22/vLLM-benchmarking, README.md). Both print a line that others do not.
+    """
+    is_tried = "Benchmark duration (s)" in row.text["verbatim"]
+    engine = row.text["engine"]
+    caches = engine == "SGLang" or (engine == "vLLM" and vllm_release(release_of(row)).v1)
+    if not is_tried or not caches or row.text["prefix_caching"] == "no":
+        return 0
+    return (prompt - 1) // _BLOCK * _BLOCK
 
 
 _SHAREGPT: Final = "sharegpt"
@@ -170,5 +189,6 @@ def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool
         rules = replace(rules, front_end=NO_FRONT_END)
     if row.text["api"] == IN_PROCESS:
         late = _streams_late(row) if found.is_first_engine else 0.0
-        rules = replace(rules, front_end=NO_FRONT_END, streams_late=late)
+        away = FrontEnd(away_seconds=rules.front_end.away_seconds)
+        rules = replace(rules, front_end=away, streams_late=late)
     return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)

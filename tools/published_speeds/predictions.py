@@ -119,13 +119,14 @@ def start_of(found: Deployed) -> VllmPrediction:
 def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str, format: str) -> Predicted:
     """With the intervals that ship."""
     kind = kind_of(found, format)
+    ttft, tpot, measured = played.ttft, played.tpot, row.measured
+    times_mean = math.inf if tpot is None else tpot.p99 / getattr(tpot, measured.tpot_kind)
 
     def figure(value: float, name: FigureName, statistic: str = "mean") -> Figure:
         interval = published_errors().interval(kind, name, in_any_direction=origin != "roofline")
-        low, high = (1.0, 1.0) if interval is None else interval.at(statistic)
+        low, high = (1.0, 1.0) if interval is None else interval.at(statistic, times_mean)
         return Figure(value * low, value, value * high)
 
-    ttft, tpot, measured = played.ttft, played.tpot, row.measured
     return Predicted(
         origin,
         ttft_ms=figure(1000 * getattr(ttft, measured.ttft_kind), "ttft"),

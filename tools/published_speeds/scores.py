@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.published_errors import ServerKind, server_kind
+from kvplan.catalog.published_errors import NEAR, ServerKind, server_kind
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.models import model_kind
@@ -76,6 +76,12 @@ class RowScore:
             return False
         held = throughput * tpot / 1000 * (self.row.input_tokens + self.row.output_tokens / 2)
         return held > _TOO_SMALL * self.pool_tokens
+
+    @property
+    def is_tail_near(self) -> bool:
+        """Whether the 99th percentile of TPOT is predicted near its mean, or its median."""
+        pair = [self.figures[name].predicted.middle for name in ("tpot_p99", "tpot") if name in self.figures]
+        return len(pair) > 1 and pair[0] <= NEAR * pair[1]
 
     @property
     def server(self) -> ServerKind:

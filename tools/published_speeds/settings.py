@@ -80,7 +80,7 @@ def deployed(row: PublishedRow) -> Deployed:
     kv_cache_dtype = row.text["kv_cache_dtype"] or _cache_of_checkpoint(row)
     return Deployed(
         engine=engine,
-        version=_release(row),
+        version=release_of(row),
         backend=_backend(row),
         choice=DeploymentChoice(_gpu(row), layout, weights, kv_cache_dtype),
         replicas=replicas,
@@ -95,7 +95,7 @@ _MODELOPT = "modelopt"
 
 def _cache_of_checkpoint(row: PublishedRow) -> str:
     """NVIDIA's 8- and 4-bit checkpoints ask for K and V in fp8 (hf_quant_config.json); which engines do so."""
-    engine, version = row.text["engine"], _release(row)
+    engine, version = row.text["engine"], release_of(row)
     if not (row.text["model"].startswith("nvidia/") and row.text["quantization"].startswith(("fp8", "nvfp4"))):
         return "auto"
     followed: tuple[str, ...] = (_MODELOPT,)
@@ -184,7 +184,7 @@ def _moe_backend(row: PublishedRow) -> str:
     return KNOBS["moe_backend"].canonical_name(stated.upper()) if stated else "auto"
 
 
-def _release(row: PublishedRow) -> str:
+def release_of(row: PublishedRow) -> str:
     """As stated, else the newest one of the row's day, else the newest of all."""
     stated = _version(row.text["engine_version"])
     return stated if stated != _LATEST else newest_release(row.text["engine"], row.text["date"]) or stated

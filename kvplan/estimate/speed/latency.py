@@ -409,7 +409,9 @@ class SpeedModel:
         """
         layout, decoding = self.work.layout, self._decoding(num_users, found)
         groups, stages = layout.data_parallel_size, layout.pipeline_parallel_size
-        reading = PromptReading(self._chunks(decoding, found), stages, self.steps_before, self.front_end.seconds(1))
+        reading = PromptReading(
+            self._chunks(decoding, found), stages, self.steps_before, self.front_end.first_token_seconds
+        )
         context = self.input_tokens + self.output_tokens / 2
         in_fullest = decoding * math.ceil(num_users / groups) / num_users  # groups have whole users
         held = in_fullest * context

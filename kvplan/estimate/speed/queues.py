@@ -36,7 +36,8 @@ class Queues:
         interval = self.intervals[name]
         if interval is None:
             return None
-        ends = interval.at(statistic)
+        tpot = self.figures.tpot
+        ends = interval.at(statistic, tpot.p99 / tpot.mean if name == "tpot" and tpot is not None else math.inf)
         low, high = value * ends.low, value * ends.high
         if name == "throughput":
             most = max(self.bounds.output_tokens_per_second, value)

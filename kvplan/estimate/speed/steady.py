@@ -246,5 +246,5 @@ def behind_server(state: SteadyState, front_end: FrontEnd, output_tokens: int) -
     a whole: its first token comes later, the others as far apart as before (as a play has it).
     """
     least = state.num_users * front_end.seconds(output_tokens) / front_end.servers
-    late = max(front_end.seconds(1), least - state.e2el_seconds)
+    late = max(front_end.first_token_seconds, least - state.e2el_seconds)
     return SteadyState(state.num_users, state.ttft_seconds + late, state.tpot_seconds, state.e2el_seconds + late)

@@ -44,6 +44,7 @@ class Arrivals:
         self._busy_until = 0.0
         self._last_turn = -math.inf
         self._request_seconds = front_end.request_seconds / front_end.servers
+        self._until_handed = front_end.request_seconds + front_end.away_seconds
         self._step_seconds = 0.0
         self._pauses = iter(()) if load.think is None else load.think.pauses(load.seed)
         self._returning: list[tuple[float, int, Chat | None]] = []
@@ -114,7 +115,8 @@ class Arrivals:
         while (sent := self._next_sending()) <= now:
             number = len(self.requests)
             sequence = self._sequence(sent, self._take_next(sent))
-            sequence.found = min(self._load.cached_tokens, sequence.known - 1) if number else 0
+            cached = self._load.cached_tokens if number else self._load.first_cached_tokens
+            sequence.found = min(cached, sequence.known - 1)
             self._busy_until = max(self._busy_until, sent) + self._front_end.parsing_seconds / self._front_end.servers
             self._sent_together.append(sequence)
             if self._next_sending() != sent:
@@ -154,7 +156,7 @@ class Arrivals:
         while self._parsed and (begun := self._turn()) <= until:
             self._last_turn = begun
             self._busy_until = max(self._busy_until, begun) + self._request_seconds
-            self._handed.append((begun + self._front_end.request_seconds, self._parsed.popleft()[1]))
+            self._handed.append((begun + self._until_handed, self._parsed.popleft()[1]))
 
     def _turn(self) -> float:
         """When the event loop turns to the next of those that were parsed: when it has streamed all tokens.
@@ -198,7 +200,7 @@ class Arrivals:
         """When the engine is handed the next of those that were sent."""
         if self._handed:
             return self._handed[0][0]
-        return self._turn() + self._front_end.request_seconds if self._parsed else NEVER
+        return self._turn() + self._until_handed if self._parsed else NEVER
 
     def _is_held_back(self, number: int) -> bool:
         """The first of those that may be in flight are sent when they are ready, others when one has ended."""

@@ -124,7 +124,8 @@ class PlayedLoad:
 
     requests_per_second: of a Poisson process, or one whose gaps are gamma-distributed with the shape ``burstiness``, as
     those of ``vllm bench serve`` are; None where all are ready at once. max_concurrency: in flight at most; a
-    further one is sent when another has ended. cached_tokens: of each prompt, found in the prefix cache.
+    further one is sent when another has ended. cached_tokens: of each prompt but the first, found in the prefix cache;
+    first_cached_tokens: of the first.
     num_warmups, num_cooldowns: of the requests, the first and the last ones, which are served and not counted.
     num_running: of the warm-ups, those that are in the midst of their answers at the start, each at another place; the
     others are sent then. think: pauses of those who send one request after the other. sharing: what prompts begin with
@@ -146,6 +147,7 @@ class PlayedLoad:
     sharing: PromptSharing | None = None
     burstiness: float = 1.0
     trace: TracedLoad | None = None
+    first_cached_tokens: int = 0
 
     def spread_as(self, spread: Spread, longest_request: int) -> PlayedLoad:
         """The same with lengths of another spread around their means, uniform as for ``steady_users``.
