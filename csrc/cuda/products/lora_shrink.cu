@@ -15,10 +15,10 @@ struct Sums {
 KVPLAN_INLINE Sums multiply(int slot, int first, int count, const LoraParams& params) {
     const int* numbers = params.rows + i64(blockIdx.y) * ROWS;
     const int num_outputs = params.stacked * params.rank;
-    const Scalar* rows[ROWS];
+    int rows[ROWS];  // numbers take half the registers of pointers, of which the compiler for 12.0 kept some in memory
     KVPLAN_UNROLL
-    for (int r = 0; r < ROWS; ++r)
-        rows[r] = static_cast<const Scalar*>(params.x) + numbers[r < count ? r : 0] * params.x_stride;
+    for (int r = 0; r < ROWS; ++r) rows[r] = numbers[r < count ? r : 0];
+    const Scalar* inputs = static_cast<const Scalar*>(params.x);
     const Scalar* down = static_cast<const Scalar*>(params.down) + i64(slot) * num_outputs * params.inputs;
     Sums sums = {};
     for (int k = int(threadIdx.x) * VECTOR; k < params.inputs; k += THREADS * VECTOR) {
@@ -31,7 +31,7 @@ KVPLAN_INLINE Sums multiply(int slot, int first, int count, const LoraParams& pa
         KVPLAN_UNROLL
         for (int r = 0; r < ROWS; ++r) {
             if (r >= count) continue;
-            const auto x = Elements<Scalar, VECTOR>::load(rows[r] + k);
+            const auto x = Elements<Scalar, VECTOR>::load(inputs + rows[r] * params.x_stride + k);
             KVPLAN_UNROLL
             for (int o = 0; o < OUTPUTS; ++o) {
                 KVPLAN_UNROLL
