@@ -31,10 +31,11 @@ from types import MappingProxyType
 from typing import Final, get_args
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.releases.vllm import is_modified_build
+from kvplan.catalog.releases.vllm import is_modified_build, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.startup_errors import ComparedStartups, Evidence, StartupErrors, startup_errors
 from kvplan.errors import KvplanError
+from kvplan.estimate.vllm.budget import tensor_map_bytes
 from kvplan.estimate.vllm.kinds import Kinds, deployment_kinds
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.ranges import (
@@ -69,7 +70,6 @@ PRIORS: Final[dict[Cause, float]] = {
     "quantized weights": 0.02,
     "activations": 0.05,
     "encoder": 0.1,
-    "sampler beside states": 1.0,
     "outside torch": 0.1,
     "newer releases": 0.3,
     "several GPUs": 0.2,
@@ -79,7 +79,7 @@ PRIORS: Final[dict[Cause, float]] = {
     "CUDA graphs": 1.0,
 }
 _WEIGHTS: Final[tuple[Cause, ...]] = ("plain weights", "quantized weights")
-_PROFILED: Final[tuple[Cause, ...]] = ("activations", "encoder", "sampler beside states")
+_PROFILED: Final[tuple[Cause, ...]] = ("activations", "encoder")
 _EXACT_WEIGHTS: Final = 0.00017
 """Not fitted: 9 of 10 logs of the campaign, whose models' tensors are known, differ by at most 0.03 % in the weights,
 which is also the rounding of what they print; divided by the factor of 1.8 it is this."""
@@ -108,19 +108,20 @@ class Difference:
 class FirstSight:
     """What was predicted for a start-up before anything was mended for it.
 
-    ``counts_compilation``: whether the model of that day already counted what a first start takes to compile.
+    ``counts``: which of the amounts that were found in sources later the model of that day already counted.
     """
 
     pool_gib: float
     tokens: int
-    counts_compilation: bool = True
+    counts: frozenset[str]
 
-    def with_compilation(self, gib: float) -> FirstSight:
-        """Return it less what a first start takes to compile, as vLLM's source has it and with no figure fitted."""
-        if self.counts_compilation or not gib or self.pool_gib <= gib:
+    def with_known(self, amounts: Mapping[str, float]) -> FirstSight:
+        """Return it less the ``amounts`` in GiB that it did not count, with no figure fitted to start-ups."""
+        gib = sum(amount for name, amount in amounts.items() if name not in self.counts)
+        if not gib or self.pool_gib <= gib:
             return self
         share = (self.pool_gib - gib) / self.pool_gib
-        return FirstSight(self.pool_gib - gib, int(self.tokens * share))
+        return replace(self, pool_gib=self.pool_gib - gib, tokens=int(self.tokens * share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ def read_first_sight(path: Path) -> dict[str, FirstSight]:
             record["id"]: FirstSight(
                 float(record["predicted_pool_gib"]),
                 int(record["predicted_tokens"]),
-                bool(record["counts_compilation"]),
+                frozenset(record["counts"].split(";")),
             )
             for record in csv.DictReader(file)
         }
@@ -240,7 +241,11 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
     pool = rank.available_kv_bytes / GIB
     gain = warm_gain_bytes(found) / GIB
-    first = FirstSight(pool, found.kv_cache_tokens) if first is None else first.with_compilation(gain)
+    if first is None:
+        first = FirstSight(pool, found.kv_cache_tokens, frozenset())
+    else:
+        maps = tensor_map_bytes(gpu, vllm_release(found.version), spec.layers) / GIB
+        first = first.with_known({"compilation": gain, "tensor maps": maps})
     printed = available
     if available is None and tokens and found.kv_cache_tokens and first.tokens:
         available = _mended_layout_gib(tokens, found, first)

@@ -60,6 +60,7 @@ class VllmRelease:
     samples_with_flashinfer: bool
     requires_flashinfer: bool
     warms_native_sampler: bool
+    warms_tensor_descriptors: bool
     times_compiled_kernels: bool
     float_vision_rotary: bool
     keeps_reduced_tensors: bool

@@ -7,11 +7,12 @@ print, per generation of vLLM, not per model. They are small beside weights and 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import LayerSpec, ModelSpec, StateMixer
 from kvplan.errors import UsageError
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB, MIB, format_bytes
@@ -36,6 +37,10 @@ _LARGEST_GRAPH, _LARGEST_GRAPH_ON_BLACKWELL = 512, 1024
 _LARGE_GRAPH_MODELS = ("GptOssForCausalLM",)
 _BLACKWELL = 10
 _FIRST_CAPTURE_GIB = 0.04
+_TENSOR_MAP_MIB = 22
+"""What the driver keeps for each multiprocessor of a GPU of capability 10 and later once a Triton kernel with tensor
+descriptors ran there: 3,728 MiB on the 170 of an RTX 5090, 1,077 on the 48 of a GB10 (pull request 37088 of
+vllm-project/vllm, which measured them before and after the first launch)."""
 _PIECES_LAYER_MIB = 0.3
 """What a batch size takes in a layer where pieces between attention layers are captured: 0.28 to 0.37 in the median of
 eleven start-ups of 0.8 to 0.10, which capture nothing else."""
@@ -45,14 +50,20 @@ A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and
 
 
 def non_torch_bytes(
-    gpu: GpuProfile, settings: FilledSettings, release: VllmRelease, *, exchanges_tokens: bool = False
+    gpu: GpuProfile,
+    settings: FilledSettings,
+    release: VllmRelease,
+    layers: Iterable[LayerSpec] = (),
+    *,
+    exchanges_tokens: bool = False,
 ) -> int:
     """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers.
 
     From 0.33 on the handles are made before the budget begins. What share of the constants they were is not known, so
     that it stays in them: a few tens of MiB at most.
 
-    ``exchanges_tokens``: data-parallel groups send tokens to each other's experts.
+    ``layers``: those of the rank, one of each kind. ``exchanges_tokens``: data-parallel groups send tokens to each
+    other's experts.
     """
     if not release.counts_non_torch:
         return 0
@@ -61,7 +72,19 @@ def non_torch_bytes(
         total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
         total += _CPU_EXTRA_GIB if gpu.is_cpu else UNIFIED_EXTRA_GIB
-    return int(total * GIB)
+    return int(total * GIB) + tensor_map_bytes(gpu, release, layers)
+
+
+def tensor_map_bytes(gpu: GpuProfile, release: VllmRelease, layers: Iterable[LayerSpec]) -> int:
+    """What the driver keeps where the profile run starts the gated delta rule's kernel with tensor descriptors.
+
+    Hopper runs FlashInfer's kernel instead (vllm/model_executor/models/qwen3_next.py, _warmup_prefill_kernels).
+    """
+    if not release.warms_tensor_descriptors or compute_capability(gpu)[0] < _BLACKWELL:
+        return 0
+    mixers = (mixer for layer in layers for mixer in layer.mixers)
+    has_delta_rule = any(isinstance(mixer, StateMixer) and mixer.kind == "gated_delta_net" for mixer in mixers)
+    return gpu.multiprocessors * _TENSOR_MAP_MIB * MIB if has_delta_rule else 0
 
 
 def _parallel_extra_gib(gpu: GpuProfile, tensor_parallel_size: int, release: VllmRelease) -> float:

@@ -56,7 +56,7 @@ class LearnedPrediction(NamedTuple):
 
 _SHOWN: Final[dict[str, tuple[Cause, ...]]] = {
     "weights": ("plain weights", "quantized weights", "exact weights"),
-    "activations": ("activations", "encoder", "sampler beside states"),
+    "activations": ("activations", "encoder"),
     "CUDA graphs": ("CUDA graphs",),
     "what it does not tell apart": (
         "GPU and release",

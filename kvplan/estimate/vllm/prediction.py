@@ -268,7 +268,11 @@ def _rank_memory(
         weight_bytes=weights - offloaded,
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
         non_torch_bytes=non_torch_bytes(
-            gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
+            gpu,
+            settings,
+            release,
+            parts.layer_kinds,
+            exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens,
         ),
         cudagraph_bytes=graphs,
         subtracted_graph_bytes=graphs if resolved.subtract_graphs or given is not None else 0,

@@ -26,7 +26,6 @@ from functools import lru_cache
 from math import hypot
 from typing import Final, Literal
 
-from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
@@ -43,7 +42,6 @@ Cause = Literal[
     "quantized weights",
     "activations",
     "encoder",
-    "sampler beside states",
     "outside torch",
     "newer releases",
     "several GPUs",
@@ -59,7 +57,6 @@ CAUSES: Final[dict[Cause, str]] = {
     "quantized weights": "weights as loaded: layers that a quantized checkpoint leaves alone, and its kernels' padding",
     "activations": "peak of the profile run: temporary tensors of kernels and compiled graphs",
     "encoder": "peak of the profile run: the encoder's inside, which depends on its kernels",
-    "sampler beside states": "peak of the profile run: a hybrid model's sampler, up to twice as large on some GPUs",
     "outside torch": "memory that torch does not see: driver, CUDA context, libraries; the total the driver reports",
     "newer releases": "releases that set graphs aside beforehand (0.21 on): start-ups of one model differ by as much",
     "several GPUs": "buffers of the communication between GPUs (NCCL, all-reduce)",
@@ -86,8 +83,6 @@ Not of newer releases: there start-ups of one source err together, and twenty ar
 _HALVED_AFTER: Final = 5
 """Start-ups of a GPU family and age of vLLM after which its uncertainty is half of one that nobody has compared."""
 
-
-_DOUBTFUL_CAPABILITY: Final = 12
 FIRST_CAPTURE_GIB: Final = 0.4
 """The part of graphs' memory that does not follow the number of sizes (kvplan.estimate.vllm.budget)."""
 
@@ -223,7 +218,6 @@ def range_amounts(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction, k
     amounts: dict[Cause, float] = {
         _weights_cause(spec, settings.quantization): rank.weight_bytes / GIB,
         profiled: rank.activation.peak_bytes / GIB,
-        "sampler beside states": _doubtful_sampler_bytes(spec, gpu, predicted) / GIB,
         "outside torch": 1.0,
         "newer releases": float(vllm_release(predicted.version).graphs_in_budget and not gpu.unified_memory),
         "several GPUs": float(_communicates(spec, layout)),
@@ -233,17 +227,6 @@ def range_amounts(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction, k
         "CUDA graphs": _graph_amount(rank),
     }
     return {cause: amount for cause, amount in amounts.items() if amount}
-
-
-def _doubtful_sampler_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
-    """Return the sampler's peak where start-ups took more than it, for a reason that is not known.
-
-    They have compute capability 12, recurrent states and the first model runner in common (docs/accuracy-details.md).
-    On Hopper hybrid models took what was predicted, as others did on GPUs of capability 12.
-    """
-    if compute_capability(gpu)[0] != _DOUBTFUL_CAPABILITY or not spec.has_state or predicted.settings.second_runner:
-        return 0
-    return predicted.rank.activation.sampler_bytes
 
 
 def _graph_amount(rank: RankMemory) -> float:

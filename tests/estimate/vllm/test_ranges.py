@@ -200,24 +200,6 @@ def test_graphs_count_only_where_they_are_subtracted() -> None:
     assert causes() - causes(enforce_eager=True) == {"CUDA graphs"}
 
 
-@pytest.mark.parametrize(
-    ("model", "gpu", "version", "doubted"),
-    [
-        ("qwen3.5-27b", "rtx-pro-6000", "0.19", True),
-        ("qwen3.5-27b", "h100-sxm", "0.19", False),
-        ("qwen3-32b", "rtx-pro-6000", "0.19", False),
-        ("qwen3.5-27b", "rtx-pro-6000", "latest", False),
-    ],
-)
-def test_a_hybrid_models_sampler_is_doubted_on_capability_12(model: str, gpu: str, version: str, doubted: bool) -> None:
-    placed = _placed(model, gpu, version)
-    assert placed.kv_range is not None
-    bytes_of = {each.cause: each.num_bytes for each in placed.kv_range.causes}
-    assert ("sampler beside states" in bytes_of) == doubted
-    # With 1,024 sequences a start-up had 4 GiB less than was predicted for it.
-    assert not doubted or bytes_of["sampler beside states"] > 4 * GIB
-
-
 def test_the_low_end_is_the_deployments_low_end() -> None:
     spec, gpu = resolve_model("qwen3-8b"), find_gpu("l4")
     found = predict_vllm(spec, gpu, ServingSettings(max_model_len=4096))

@@ -16,7 +16,7 @@ from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB
 from kvplan.estimate.vllm.modalities import modality_limits, taken_modalities
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
-from kvplan.units import GIB
+from kvplan.units import GIB, MIB
 
 VISION = "gemma-3-27b"
 
@@ -115,6 +115,25 @@ def test_memory_that_is_the_hosts_has_what_vllms_processes_take_of_it() -> None:
     shared, own = predict(gpu="gb10").rank, predict(gpu="h100").rank
     assert (shared.non_torch_bytes - own.non_torch_bytes) / GIB == pytest.approx(UNIFIED_EXTRA_GIB, abs=1e-6)
     assert any("shared" in note or "share" in note for note in predict(gpu="gb10").settings.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "kept_mib"),
+    [
+        ("qwen3.5-27b", "rtx-5090", "0.19.1", 170 * 22),
+        ("qwen3.5-27b", "gb10", "0.18.0", 48 * 22),
+        ("qwen3.5-27b", "rtx-5090", "0.17.1", 0),
+        ("qwen3.5-27b", "rtx-5090", "0.20.0", 0),
+        ("qwen3.5-27b", "h100-sxm", "0.19.1", 0),
+        ("nemotron-3-nano-30b", "rtx-5090", "0.19.1", 0),
+    ],
+)
+def test_tensor_descriptors_take_memory_of_every_multiprocessor(
+    model: str, gpu: str, version: str, kept_mib: int
+) -> None:
+    """Pull request 37088 of vllm-project/vllm: 3,728 MiB on an RTX 5090, 1,077 on a GB10."""
+    found, plain = (predict(name, gpu, version, max_num_seqs=1).rank for name in (model, "qwen3-32b"))
+    assert found.non_torch_bytes - plain.non_torch_bytes == kept_mib * MIB
 
 
 @pytest.mark.parametrize(
