@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -306,8 +306,7 @@ class SpeedModel:
         return hosted if self.drafting is None else DraftedSteps(hosted, self._passes(self.drafting, end))
 
     def _passes(self, drafting: Drafting, end: End) -> DraftPasses:
-        context = self.input_tokens + self.output_tokens / 2
-        return drafting.passes(self.gpu, context, {"best": BEST, "worst": USUAL}.get(end))
+        return drafting.passes(self.gpu, self._context, {"best": BEST, "worst": USUAL}.get(end))
 
     def _hosted(self, clock: GroupClock) -> HostedSteps:
         work = self.work
@@ -326,14 +325,12 @@ class SpeedModel:
 
     @cached_property
     def _roofline_steps(self) -> dict[End, RooflineSteps]:
-        context = self.input_tokens + self.output_tokens / 2
-        return {end: RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS}
+        return {end: RooflineSteps(self._rooflines[end], self.kv_bytes / self._context) for end in _ENDS}
 
     @cached_property
     def _measured_clock(self) -> MeasuredClock:
         assert self.device_speed is not None, "asked for where the device was measured"
-        context = self.input_tokens + self.output_tokens / 2
-        return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context, self.rows)
+        return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, self._context, self.rows)
 
     def step_terms(self, load: StepLoad) -> StepTerms:
         """The parts of a step; of a roofline the geometric middle of both ends."""
@@ -352,8 +349,7 @@ class SpeedModel:
         load = replace(load, num_pairs=padded)
         if self.device_speed is not None:
             return measured_terms(self._measured_clock, load)
-        context = self.input_tokens + self.output_tokens / 2
-        best, worst = (roofline_terms(self._rooflines[end], self.kv_bytes / context, load) for end in _ENDS)
+        best, worst = (roofline_terms(self._rooflines[end], self.kv_bytes / self._context, load) for end in _ENDS)
         return best.merged(worst, lambda one, other: (one * other) ** 0.5)
 
     def step_seconds(self, load: StepLoad) -> float:
@@ -412,28 +408,41 @@ class SpeedModel:
         reading = PromptReading(
             self._chunks(decoding, found), stages, self.steps_before, self.front_end.first_token_seconds
         )
-        context = self.input_tokens + self.output_tokens / 2
         in_fullest = decoding * math.ceil(num_users / groups) / num_users  # groups have whole users
-        held = in_fullest * context
+        held = in_fullest * self._context
         rows, each_row = self.rows, self.rows * in_fullest
         step = steps.seconds_beside(rows * decoding, each_row, in_fullest, each_row, held, rows * held)
         others = max(decoding - 1, 0.0)
-        beside = in_fullest * others / decoding
-
-        def reading_step(read: PromptsRead) -> float:
-            prompts, prompt = read.in_fullest, self.input_tokens - found
-            kv_tokens = beside * context + max(prompts, 1.0) * (found + prompt * (1 + min(prompts, 1.0)) / 2)
-            pairs = rows * beside * context + prompts * prompt * (found + (prompt + 1) / 2)
-            tokens, sequences = rows * beside + prompts * prompt, beside + max(prompts, 1.0)
-            return steps.seconds_beside(
-                rows * others + read.in_all * prompt, tokens, sequences, rows * beside + prompts, kv_tokens, pairs
-            )
-
+        reading_step = partial(self._reading_step, steps, found, others, in_fullest * others / decoding)
         together = groups if self.work.steps_together else 1
         alike = SharedSteps(step, reading_step, groups // together, together)
         state = steady_state(alike, reading, num_users, self._answer_steps)
         each = state.tpot_seconds / self.tokens_per_step
         return SteadyState(state.num_users, state.ttft_seconds, each, state.e2el_seconds)
+
+    def _reading_step(self, steps: GroupClock, found: float, others: float, beside: float, read: PromptsRead) -> float:
+        """Return the seconds of a step that reads prompts, of each of which the cache has ``found`` tokens, beside
+        ``others`` that decode, ``beside`` of them in the fullest group."""
+        rows, context = self.rows, self._context
+        prompts, prompt = read.in_fullest, self.input_tokens - found
+        kv_tokens = beside * context + max(prompts, 1.0) * (found + prompt * (1 + min(prompts, 1.0)) / 2)
+        pairs = rows * beside * context + prompts * prompt * (found + (prompt + 1) / 2)
+        tokens, sequences = rows * beside + prompts * prompt, beside + max(prompts, 1.0)
+        return steps.seconds_beside(
+            rows * others + read.in_all * prompt, tokens, sequences, rows * beside + prompts, kv_tokens, pairs
+        )
+
+    def most_prompts_per_second(self, step_tokens: int) -> float:
+        """Prompts that one instance reads at most, were steps of at most so many tokens to do nothing else."""
+        layout, found = self.work.layout, 0.0 if self.hits is None else self.input_tokens - self.hits.least_read
+        prompts = step_tokens * layout.pipeline_parallel_size / (self.input_tokens - found)
+        read = PromptsRead(prompts, layout.data_parallel_size * prompts)
+        return read.in_all / self._reading_step(self.steps, found, 0.0, 0.0, read)
+
+    @property
+    def _context(self) -> float:
+        """Tokens that a sequence holds on average."""
+        return self.input_tokens + self.output_tokens / 2
 
     @property
     def _answer_steps(self) -> float:

@@ -41,7 +41,8 @@ class Candidate:
     @cached_property
     def served(self) -> LoadedReplica:
         """One replica under its share of the load, which under users nobody needs to know whether it holds them."""
-        return replica_load(self.basis.workload, self.replicas, self.model, self.room)
+        may_wait = self.choice.max_num_seqs is not None
+        return replica_load(self.basis.workload, self.replicas, self.model, self.room, may_wait=may_wait)
 
     @cached_property
     def held(self) -> int:

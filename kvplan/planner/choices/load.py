@@ -64,44 +64,48 @@ def serve_users(model: SpeedModel, num_users: int, seats: float = math.inf) -> L
     running = min(num_users, max(seats, 1))
 
     def find_speed() -> ServingSpeed:
-        best, worst = (_in_line(model.steady(running, end), num_users) for end in ("best", "worst"))
+        best, worst = (_in_line(model, num_users, running, end) for end in ("best", "worst"))
         return model.between(best, worst, running)
 
-    middle, server_share = _in_line(model.steady(running, "middle"), num_users), model.server_share(running)
+    middle, server_share = _in_line(model, num_users, running, "middle"), model.server_share(running)
     return LoadedReplica(num_users, num_users, middle, find_speed, server_share=server_share, seats=running)
 
 
-def _in_line(state: SteadyState, num_users: int) -> SteadyState:
-    """What ``num_users`` see of whom those in ``state`` have a seat: as many are before one who comes as wait."""
-    line = (num_users - state.num_users) / state.requests_per_second
-    if not line:
+def _in_line(model: SpeedModel, num_users: float, seats: float, end: End) -> SteadyState:
+    """What ``num_users`` see, ``seats`` of whom are served: as many are before one who comes as wait."""
+    state = model.steady(min(num_users, seats), end)
+    if num_users <= seats:
         return state
+    line = (num_users - seats) / state.requests_per_second
     return replace(
         state, num_users=num_users, ttft_seconds=state.ttft_seconds + line, e2el_seconds=state.e2el_seconds + line
     )
 
 
-def serve_thinking(model: SpeedModel, num_users: int, think_seconds: float) -> LoadedReplica:
-    """``num_users`` users, each of whom thinks for so long in the mean before the next request."""
-    middle, worst = (_thinking(model, num_users, think_seconds, end) for end in ("middle", "worst"))
-    server_share = model.server_share(middle.num_users)
+def serve_thinking(model: SpeedModel, num_users: int, think_seconds: float, seats: float = math.inf) -> LoadedReplica:
+    """``num_users`` users, each of whom thinks for so long in the mean before the next request. Requests in progress
+    without one of the ``seats`` wait."""
+    seats = max(seats, 1)
+    middle, worst = (_thinking(model, num_users, think_seconds, seats, end) for end in ("middle", "worst"))
+    running = min(middle.num_users, seats)
     return LoadedReplica(
         middle.num_users,
         worst.num_users,
         middle,
-        lambda: model.between(_thinking(model, num_users, think_seconds, "best"), worst, middle.num_users),
-        server_share=server_share,
+        lambda: model.between(_thinking(model, num_users, think_seconds, seats, "best"), worst, running),
+        server_share=model.server_share(running),
+        seats=seats,
     )
 
 
-def _thinking(model: SpeedModel, num_users: int, think_seconds: float, end: End) -> SteadyState:
+def _thinking(model: SpeedModel, num_users: int, think_seconds: float, seats: float, end: End) -> SteadyState:
     """One who comes finds of the others those in progress, as many on average as if it were not there (the arrival
     theorem of closed networks): what it sees is what one of so many users without pauses sees."""
     low, high = 0.0, num_users - 1.0
-    state = model.steady(num_users, end)
+    state = _in_line(model, num_users, seats, end)
     while high - low > max(_PRECISION - 1, (_PRECISION - 1) * low) / 5:
         others = (low + high) / 2
-        state = model.steady(1 + others, end)
+        state = _in_line(model, 1 + others, seats, end)
         if others * (1 + think_seconds / state.e2el_seconds) >= num_users - 1:
             high = others
         else:
@@ -169,11 +173,16 @@ def most_requests_per_second(model: SpeedModel, room: int, end: End) -> float:
     return min(whole.requests_per_second, room / beside_one.e2el_seconds)
 
 
-def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> LoadedReplica:
-    """The share of ``workload`` that falls on one of ``replicas``, which has ``room`` for so many at once."""
+def replica_load(
+    workload: Workload, replicas: int, model: SpeedModel, room: int, *, may_wait: bool = True
+) -> LoadedReplica:
+    """The share of ``workload`` that falls on one of ``replicas``, which has ``room`` for so many at once.
+
+    ``may_wait``: whether users who think may have more requests in progress than that.
+    """
     if workload.requests_per_second is not None:
         return serve_rate(model, workload.requests_per_second / replicas, room)
-    num_users = math.ceil((workload.num_users or 1) / replicas)
-    if workload.pattern.think_seconds:
-        return serve_thinking(model, num_users, workload.pattern.think_seconds)
+    num_users, think = workload.users_of_one(replicas), workload.pattern.think_seconds
+    if think:
+        return serve_thinking(model, num_users, think, room if may_wait else math.inf)
     return serve_users(model, num_users, room)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.engines import EngineChoice
@@ -58,7 +57,7 @@ class PlayedReplica:
         reading = 0.0 if served.middle is None else served.middle.reading_share
         think = self.workload.pattern.think_seconds
         if rate is None and (think or self.workload.pattern.sharing.turns > 1):
-            count = math.ceil((self.workload.num_users or 1) / self.number)
+            count = self.workload.users_of_one(self.number)
             return thinking_users(count, think, served.num_users, prompt, answer, reading)
         if rate is None:
             load = steady_users(round(served.num_users), prompt, answer, reading)

@@ -51,14 +51,14 @@ def _surely_holds(found: Candidate) -> bool:
     if users is None or basis.workload.pattern.think_seconds:
         running = found.served.num_running
     else:
-        running = min(math.ceil(users / found.replicas), found.room)
+        running = min(basis.workload.users_of_one(found.replicas), found.room)
     return running <= held_with(found, basis.request.goal.confidence)
 
 
 def for_all(basis: PlanBasis, choice: DeploymentChoice, replicas: int) -> Candidate | Miss:
     """``choice`` with a seat for every request."""
     users, groups = basis.workload.num_users, choice.layout.data_parallel_size
-    at_once = MOST_SEQUENCES if users is None else math.ceil(users / replicas)
+    at_once = MOST_SEQUENCES if users is None else basis.workload.users_of_one(replicas)
     found = with_seats(basis, choice, replicas, at_once / groups)
     if isinstance(found, Miss):
         return found
@@ -94,18 +94,17 @@ def _lacks_room(found: Candidate, served: LoadedReplica) -> Miss:
 # ---- with less than a seat for all, and graphs
 
 
-def least_replicas(basis: PlanBasis, choice: DeploymentChoice) -> float:
-    """How many replicas of ``choice`` the load takes at least, by what one holds; infinite where none starts.
+def least_replicas(basis: PlanBasis, choice: DeploymentChoice) -> float | Miss:
+    """How many replicas of ``choice`` the load takes at least, by what one holds; infinite where none starts. What it
+    lacks where its weights do not fit.
 
     Under users the pool is largest with the fewest seats, and so many wait as ``_most_users`` says. Under a rate a
     replica has as many seats however many there are, and answers no more requests than it does with all of them taken.
     """
     users, groups = basis.workload.num_users, choice.layout.data_parallel_size
-    if users is not None and basis.workload.pattern.think_seconds:
-        return 1.0
     found = with_seats(basis, choice, 1, 1.0 if users is not None else MOST_SEQUENCES / groups)
     if isinstance(found, Miss):
-        return 1.0 if _graphs_give(basis, found) >= found.missing_bytes else math.inf
+        return found if found.is_final else 1.0 if _graphs_give(basis, found) >= found.missing_bytes else math.inf
     larger = 1 + _graphs_give(basis, found) / max(found.prediction.rank.available_kv_bytes, 1)
     if users is not None:
         return _SURELY * users / max(_most_users(found) * larger, 1)
@@ -113,15 +112,36 @@ def least_replicas(basis: PlanBasis, choice: DeploymentChoice) -> float:
     return _SURELY * (basis.workload.requests_per_second or 0.0) / (answered * larger)
 
 
+def least_that_answer(basis: PlanBasis, choice: DeploymentChoice) -> float:
+    """How many replicas of ``choice`` answer users at least as soon as their service level says, with any number of
+    seats and any token budget.
+
+    By Little's law each answers as many requests as it has users, in the time that one is away. It reads no more
+    prompts than in steps of the largest budget that read nothing else.
+    """
+    workload, goal = basis.workload, basis.request.goal
+    most = {bound.name: bound.seconds * PLAY_MAY_BE_SHORTER[bound.name] for bound in goal.slo.bounds()}
+    others = (workload.output_tokens - 1) * most.get("tpot", math.inf) if workload.output_tokens > 1 else 0.0
+    longest = min(most.get("e2el", math.inf), most.get("ttft", math.inf) + others)
+    found = with_seats(basis, choice, 1, 1.0)
+    if workload.num_users is None or not goal.is_asked or math.isinf(longest) or isinstance(found, Miss):
+        return 1.0
+    answered = found.model.most_prompts_per_second(max(basis.step_budgets(choice.gpu)))
+    return _SURELY * workload.num_users / (answered * (longest + workload.pattern.think_seconds))
+
+
 def _most_users(found: Candidate) -> float:
-    """Users of one replica at most: those that ``found`` has room for, and those that can wait for one of them.
+    """Users of one replica at most: those that ``found`` has room for, those that can wait for one of them, and those
+    that think.
 
     How soon that is differs little with the token budget, so that the default's speeds do.
     """
-    if not _may_wait(found.basis):
-        return found.held
-    basis, room = found.basis, max(found.room, 1)
-    return room + longest_wait(basis.request.goal) * _usual(found).steady(room, "middle").requests_per_second
+    basis, away, room = found.basis, found.basis.workload.pattern.think_seconds, found.held
+    if _may_wait(basis):
+        away, room = away + longest_wait(basis.request.goal), max(found.room, 1)
+    if not away:
+        return room
+    return room + away * _usual(found).steady(room, "middle").requests_per_second
 
 
 def _usual(found: Candidate) -> SpeedModel:
@@ -134,11 +154,11 @@ def _usual(found: Candidate) -> SpeedModel:
 
 
 def _may_wait(basis: PlanBasis) -> bool:
-    """Whether requests may wait for a seat: those of users who do not think, where a service level says how long, or
-    somebody says how many seats there are. Otherwise so many users are to be served at once."""
-    request, workload = basis.request, basis.workload
-    is_closed = workload.num_users is not None and not workload.pattern.think_seconds and not request.as_started
-    return is_closed and (request.goal.is_asked or request.settings.max_num_seqs is not None)
+    """Whether requests may wait for a seat: those of users, where a service level says how long, or somebody says how
+    many seats there are. Otherwise so many users are to be served at once."""
+    request = basis.request
+    is_said = request.goal.is_asked or request.settings.max_num_seqs is not None or request.as_started
+    return basis.workload.num_users is not None and is_said
 
 
 def _graphs_give(basis: PlanBasis, found: Candidate | Miss) -> int:
@@ -157,11 +177,11 @@ def _with_less(
     basis: PlanBasis, choice: DeploymentChoice, replicas: int, lacks: Miss
 ) -> Iterator[Candidate | Miss | None]:
     """``choice`` that lacks room with seats for some, without graphs, and both."""
-    at_once, given = math.ceil((basis.workload.num_users or 0) / replicas), _graphs_give(basis, lacks)
+    at_once, given = basis.workload.users_of_one(replicas), _graphs_give(basis, lacks)
     most, may_wait = 0.0, _may_wait(basis)
     first = with_seats(basis, choice, 1, 1.0) if may_wait else None
     if isinstance(first, Candidate):
-        most, may_wait = _most_users(first), _is_fast_with(_least_seats(first, at_once), first)
+        most, may_wait = _most_users(first), _is_fast_with(_least_seats(first, replicas), first)
     if most >= at_once and may_wait:
         yield _in_line(basis, choice, replicas, at_once)
     if given and lacks.reason != "seats" and lacks.prediction is not None:
@@ -203,7 +223,7 @@ def with_fewer_seats(found: Candidate, most_tpot: float | None = None) -> Candid
     if not bounds or not _may_wait(basis) or basis.given_sequences(found.choice.gpu) is not None:
         return None
     running = math.ceil(found.served.num_running)
-    least = _least_seats(found, math.ceil(found.served.num_users))
+    least = _least_seats(found, found.replicas)
     if least >= running or not _is_fast_with(least, found):
         return None
     most_tpot = most_tpot or _most_tpot(found, bounds)
@@ -242,9 +262,9 @@ def _tpot_bounds(basis: PlanBasis) -> list[Bound]:
     return [bound for bound in basis.request.goal.slo.bounds() if bound.name == "tpot"]
 
 
-def _least_seats(found: Candidate, num_users: int) -> int:
-    """With fewer seats some wait too long, were each answer written as fast as one alone is."""
-    model = _usual(found)
+def _least_seats(found: Candidate, replicas: int) -> int:
+    """With fewer seats on each of ``replicas`` some wait too long, were each answer written as fast as one alone is."""
+    model, workload = _usual(found), found.basis.workload
     alone = model.steady(1, "middle").tpot_seconds * model.output_tokens
-    answers_waited_for = longest_wait(found.basis.request.goal) / max(alone, 1e-9)
-    return max(int(num_users / (1 + answers_waited_for)), 1)
+    away = longest_wait(found.basis.request.goal) + workload.pattern.think_seconds
+    return max(int(workload.users_of_one(replicas) / (1 + away / max(alone, 1e-9))), 1)

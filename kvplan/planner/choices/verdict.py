@@ -97,6 +97,10 @@ class Verdict:
         """The bound that is kept least surely."""
         return min(self.seen, key=lambda each: each.confidence, default=None)
 
+    def misses_other_than(self, name: str) -> bool:
+        """Whether a bound on another objective is kept less surely than asked."""
+        return any(each.bound.name != name and each.confidence < self.goal.confidence for each in self.seen)
+
     @property
     def margin(self) -> float:
         """The largest ratio of a figure to its bound: the smaller, the more room."""

@@ -118,6 +118,10 @@ class Workload:
         """Tokens of a prompt behind a shared prefix and earlier turns; all of it where there are none."""
         return self.input_tokens if self.own_tokens is None else self.own_tokens
 
+    def users_of_one(self, replicas: int) -> int:
+        """Users of the busiest of ``replicas``; 1 under a rate."""
+        return math.ceil((self.num_users or 1) / replicas)
+
     @property
     def longest_turn(self) -> int:
         """Tokens that a message and its answer may have together, in the last turn of a chat too."""

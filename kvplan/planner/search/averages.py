@@ -24,10 +24,13 @@ def tpot_to_keep(played: PlannedDeployment) -> float:
     return min((middle.tpot_seconds * share for share in kept), default=math.inf)
 
 
-def would_keep(again: Candidate, found: Candidate, played: PlannedDeployment, share: float) -> bool:
-    """Whether ``again``, with more replicas than ``found``, keeps the goal if averages miss the play by as much, or by
-    a ``share`` of it."""
-    confidence = played.verdict.goal.confidence if played.verdict.goal.is_asked else 0.5
+def would_keep(
+    again: Candidate, found: Candidate, played: PlannedDeployment, share: float = 1.0, confidence: float | None = None
+) -> bool:
+    """Whether ``again`` keeps the goal if averages miss its play as they miss that of ``found``, or by a ``share`` of
+    it. ``confidence``: None for what was asked."""
+    if confidence is None:
+        confidence = played.verdict.goal.confidence if played.verdict.goal.is_asked else 0.5
     for seen in played.verdict.seen:
         name = seen.bound.name
         missed = (seen.figure.middle / found.average(name)) ** share

@@ -21,7 +21,7 @@ from kvplan.planner.choices.candidate import Candidate
 from kvplan.planner.choices.deployment import DeploymentChoice, Miss, PlannedDeployment
 from kvplan.planner.choices.evaluation import evaluate, too_slow
 from kvplan.planner.choices.formats import FormatPair
-from kvplan.planner.choices.sizing import candidate, least_replicas, with_fewer_seats
+from kvplan.planner.choices.sizing import candidate, least_replicas, least_that_answer, with_fewer_seats
 from kvplan.planner.search.averages import cost_of_tokens, fewest, tpot_to_keep, would_keep
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
@@ -87,16 +87,19 @@ class _Played(NamedTuple):
 
 @dataclass
 class Frontier:
-    """One search. ``budget``: dollars per hour. ``most_plays``: after which only what was found counts."""
+    """One search. ``budget``: dollars per hour. ``most_plays``: after which only what was found counts. ``is_aside``:
+    nobody asks what others lack."""
 
     basis: PlanBasis
     formats: Sequence[FormatPair]
     budget: float | None
     most_plays: int = MOST_PLAYS
     progress: Progress | None = None
+    is_aside: bool = False
     num_tried: int = 0
     num_played: int = 0
     _num_pushed: int = 0
+    _num_spared: int = 0
     _heap: list[_Entry] = field(default_factory=list)
     _misses: list[Miss] = field(default_factory=list)
     _met: list[PlannedDeployment] = field(default_factory=list)
@@ -108,6 +111,11 @@ class Frontier:
     _candidates: dict[tuple[object, ...], Candidate | Miss] = field(default_factory=dict)
     _across: dict[str, list[DeploymentChoice]] = field(default_factory=dict)
     """By GPU: instances over several nodes, for where one node is not enough."""
+
+    @property
+    def _num_settled(self) -> int:
+        """Loads that were played, or need not be."""
+        return self.num_played + self._num_spared
 
     @property
     def is_thorough(self) -> bool:
@@ -176,7 +184,7 @@ class Frontier:
         if entry.rough in (_UNSIZED, _BOUNDED):
             try:
                 if entry.rough == _UNSIZED:
-                    self._bound(entry.choice)
+                    self._bound(entry.choice, entry.replicas)
                 else:
                     self._size(entry.choice, entry.replicas)
             except KvplanError as error:
@@ -192,17 +200,24 @@ class Frontier:
         heapq.heappush(self._heap, replace(entry, rough=rough))
         return True
 
-    def _bound(self, choice: DeploymentChoice) -> None:
+    def _bound(self, choice: DeploymentChoice, replicas: int) -> None:
         """Push it with the replicas that it takes at least: most come at a higher price than the answer then."""
-        first = self._candidate(choice, 1)
-        if isinstance(first, Miss) and first.is_final:
-            self._misses.append(first)
+        most = self.basis.most_replicas(choice)
+        answering = least_that_answer(self.basis, choice)
+        if answering > most and self.is_aside:
             return
-        least = min(least_replicas(self.basis, each) for each in self._with_budgets(choice))
-        if least > self.basis.most_replicas(choice):
+        if replicas < answering <= most:  # of what never answers in time it is told what it lacks with fewer
+            self._push(choice, math.ceil(answering), _UNSIZED)
+            return
+        found = [least_replicas(self.basis, each) for each in self._with_budgets(choice)]
+        if isinstance(found[0], Miss):
+            self._misses.append(found[0])
+            return
+        least = min(each for each in found if not isinstance(each, Miss))
+        if least > most:
             self._note_lack(choice)
         else:
-            self._push(choice, max(int(least), 1), _BOUNDED)
+            self._push(choice, max(math.ceil(least), replicas), _BOUNDED)
 
     def _size(self, choice: DeploymentChoice, least: int) -> None:
         """Push it with as few replicas as hold the load, at least so many."""
@@ -214,6 +229,8 @@ class Frontier:
 
     def _note_lack(self, choice: DeploymentChoice) -> None:
         """A miss: the largest number of replicas does not hold the load."""
+        if self.is_aside:
+            return
         last = self._candidate(choice, self.basis.most_replicas(choice))
         assert isinstance(last, Miss), "the largest number does not hold the load"
         self._misses.append(last)
@@ -246,14 +263,14 @@ class Frontier:
         """Whether what comes now can only be dearer than the answer, and enough stands beside that."""
         best = self._best_price
         if best is None:
-            self._is_cut = self.num_played >= _PATIENCE * self.most_plays
+            self._is_cut = self._num_settled >= _PATIENCE * self.most_plays
             return self._is_cut
         if entry.price <= best:
             return False
         budget = self.basis.request.usd_per_hour
         if within_budget(best, budget) and not within_budget(entry.price, budget):
             return True
-        if self.num_played >= self.most_plays:
+        if self._num_settled >= self.most_plays:
             return True
         gpus = self.basis.gpus
         return len(gpus) <= _NAMED and len(self._met) >= 3 * len(gpus) and self._is_served(gpus)
@@ -291,12 +308,7 @@ class Frontier:
             self._slow += found[:1]
             self._more(entry, found[0] if found else None, None, for_all=not may_wait)
             return
-        played: list[_Played] = []
-        for each in tried[: _MOST_BUDGETS if not self.is_thorough else None]:
-            played.append(_Played(each, self._play(each)))
-            if played[-1].deployment.verdict.meets and not self.is_thorough:
-                break
-        best = min(played, key=_rank_of)
+        best = min(self._played(tried), key=_rank_of)
         served = best if best.deployment.verdict.meets else None
         if served is None and may_wait:
             served = self._with_fewer_seats(best)
@@ -313,6 +325,26 @@ class Frontier:
         self._slow.append(best.found)
         self._more(entry, *(best if hopeful else (found[0], None)))
 
+    def _played(self, tried: Sequence[Candidate]) -> Iterator[_Played]:
+        """Play those of ``tried`` that are quickest by averages, until one keeps the goal."""
+        if self.is_thorough:
+            yield from (_Played(each, self._play(each)) for each in tried)
+            return
+        played: _Played | None = None
+        for each in tried[:_MOST_BUDGETS]:
+            if played is not None and not self._may_be_shown(each, played):
+                self._num_spared += 1
+                continue
+            played = _Played(each, self._play(each))
+            yield played
+            if played.deployment.verdict.meets:
+                return
+
+    @staticmethod
+    def _may_be_shown(found: Candidate, beside: _Played) -> bool:
+        """Whether it may keep the goal, surely or not, by the play of another budget; or be better than that one is."""
+        return beside.deployment.verdict.possible or would_keep(found, *beside, confidence=0.5)
+
     def _with_fewer_seats(self, played: _Played) -> _Played | None:
         """What writes too slowly to everybody, or may not hold everybody, with so few seats that it keeps the goal."""
         for _ in range(_PLAYS_OF_SEATS):
@@ -322,6 +354,8 @@ class Frontier:
             played = _Played(found, self._play(found))
             if played.deployment.verdict.meets:
                 return played
+            if played.deployment.verdict.misses_other_than("tpot"):
+                return None  # fewer seats make the others wait longer
         return None
 
     def _budgets(self, choice: DeploymentChoice, replicas: int) -> list[Candidate]:

@@ -154,7 +154,7 @@ def _search_others(
         budget = cost if budget is None else min(budget, cost)
     if most < THOROUGH_PLAYS:
         most = MOST_PLAYS // 2
-    return Frontier(basis, others, budget, most, progress).run()
+    return Frontier(basis, others, budget, most, progress, is_aside=True).run()
 
 
 def formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
@@ -235,7 +235,7 @@ class FirstDeployments:
                 return None
         self._last = basis
         asked, _ = formats_asked(self.spec, request)
-        found = Frontier(basis, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT).run()
+        found = Frontier(basis, asked, request.usd_per_hour, _PLAYS_FOR_A_HINT, is_aside=True).run()
         return next((each for each in found.deployments if each.verdict.meets), None)
 
 
