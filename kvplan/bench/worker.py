@@ -8,8 +8,7 @@ from __future__ import annotations
 from kvplan.bench.options import BenchOrder
 from kvplan.bench.protocol import DoneMessage, ErrorMessage, ExperimentMessage, NoticeMessage, StartMessage
 from kvplan.machine.cpu_meter import CpuMeter
-from kvplan.workers.channel import WorkerChannel
-from kvplan.workers.imports import quick_imports
+from kvplan.workers.channel import WorkerChannel, quick_imports
 
 
 def main() -> None:

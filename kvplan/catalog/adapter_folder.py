@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from kvplan.catalog.vllm_refusals import LORA_RANKS
 from kvplan.errors import UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, parse_json, read_text
 
 ADAPTER_FILE: Final = "adapter_config.json"
 """What PEFT's ``save_pretrained`` writes beside the adapter's weights."""
-_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
 
 
 def adapter_error(folder: Path) -> UsageError:
@@ -26,7 +25,7 @@ def adapter_error(folder: Path) -> UsageError:
     if not isinstance(base, str) or not base or type(rank) is not int or rank < 1:
         hint = "pass its base model, with --max-lora-rank"
         return UsageError(f"{folder} holds a LoRA adapter, not a model.", hint=hint)
-    slot = next((each for each in _RANKS if each >= rank), rank)
+    slot = next((each for each in LORA_RANKS if each >= rank), rank)
     return UsageError(
         f"{folder} holds a LoRA adapter of rank {rank}, not a model.",
         hint=f"size its base model with a slot for it: {base} --max-lora-rank {slot}",

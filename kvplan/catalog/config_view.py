@@ -161,6 +161,10 @@ class ConfigView:
             raise self._wrong(key, value, "an object")
         return ConfigView(value, path=f"{self.path}{key}.", assumptions=self.assumptions)
 
+    def changed(self, values: Mapping[str, Any]) -> ConfigView:
+        """The same object with ``values`` for some of its keys, as a reader needs them."""
+        return ConfigView({**self.config, **values}, path=self.path, assumptions=self.assumptions)
+
     def assume(self, sentence: str) -> None:
         if sentence not in self.assumptions:
             self.assumptions.append(sentence)

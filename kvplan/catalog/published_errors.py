@@ -18,19 +18,16 @@ the interval is as wide on both sides. A data sheet is an exception, as nothing 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from kvplan.errors import KvplanError
-from kvplan.paths import profiles_dir
+from kvplan.paths import read_shipped
 
 SCHEMA: Final = "kvplan.speed_errors/3"
-FILE: Final = Path("errors") / "published.json"
+FILE: Final = "errors/published.json"
 FigureName = Literal["ttft", "tpot", "throughput"]
 TAILS: Final[dict[FigureName, str]] = {"tpot": "tpot_p99"}
 """Figures whose 99th percentile has an interval of its own, and the name that it has in the file."""
@@ -240,11 +237,10 @@ def _interval(record: Mapping[str, Any]) -> tuple[tuple[ErrorGroup, str], ErrorI
 @cache
 def published_errors() -> PublishedErrors:
     """Return the errors that ship. KvplanError where the file is damaged."""
-    path = profiles_dir() / FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
-        return PublishedErrors.from_json(document["intervals"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise KvplanError(f"{path} cannot be used: {error}.", hint="reinstall kvplan") from error
+    return read_shipped(FILE, _published)
+
+
+def _published(document: Mapping[str, Any]) -> PublishedErrors:
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    return PublishedErrors.from_json(document["intervals"])

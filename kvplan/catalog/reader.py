@@ -130,8 +130,7 @@ def _with_expert_dtype(view: ConfigView) -> ConfigView:
     section = view.section("quantization_config")
     if section is None or not section.has("expert_dtype") or view.has("expert_dtype"):
         return view
-    merged = {**view.config, "expert_dtype": section.config["expert_dtype"]}
-    return ConfigView(merged, path=view.path, assumptions=view.assumptions)
+    return view.changed({"expert_dtype": section.config["expert_dtype"]})
 
 
 def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

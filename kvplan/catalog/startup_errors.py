@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, Final
 
-from kvplan.errors import KvplanError
-from kvplan.paths import profiles_dir
+from kvplan.paths import read_shipped
 
 SCHEMA: Final = "kvplan.startup_errors/1"
-FILE: Final = Path("errors") / "startups.json"
+FILE: Final = "errors/startups.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +115,4 @@ def _compared(records: Iterable[Mapping[str, Any]]) -> Iterable[ComparedStartups
 @cache
 def startup_errors() -> StartupErrors:
     """Return those that ship. KvplanError where the file is damaged."""
-    path = profiles_dir() / FILE
-    try:
-        return StartupErrors.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise KvplanError(f"{path} cannot be used: {error}.", hint="reinstall kvplan") from error
+    return read_shipped(FILE, StartupErrors.from_json)

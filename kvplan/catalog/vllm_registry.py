@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from kvplan.catalog.registry import find_reader
-from kvplan.paths import profiles_dir
+from kvplan.paths import read_shipped
 
 GENERATING: Final = ("text generation", "multimodal", "transformers backend")
 """The kinds that generate text, which kvplan means to size."""
@@ -43,10 +42,7 @@ def registered_models() -> Iterator[RegisteredModel]:
 
 @cache
 def _document() -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = json.loads(
-        (profiles_dir() / "vllm-registry.json").read_text(encoding="utf-8")
-    )
-    return found
+    return read_shipped("vllm-registry.json", dict)
 
 
 def _registered(name: str, kind: str) -> RegisteredModel:

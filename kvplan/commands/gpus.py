@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.devices.known_gpus import known_gpus
+from kvplan.catalog.devices.gpus import find_gpu, known_gpus
 from kvplan.commands.printing.known import print_gpus
 from kvplan.commands.printing.render import OutputFormat, chosen_format
 

@@ -22,7 +22,7 @@ from kvplan.commands.options.shared import SPECULATIVE_CONFIG_HELP, Model
 from kvplan.errors import UsageError
 from kvplan.files import parse_json
 from kvplan.settings import KNOBS, SPECULATION_PANEL, ServingSettings, option_of
-from kvplan.workers.environment import same_imports
+from kvplan.workers.process import same_imports
 
 SERVER_PANEL: Final = "Server"
 CACHE_PANEL: Final = "KV in host memory and on disk"

@@ -15,7 +15,7 @@ from kvplan.calibrate.calibration import calibrate_directories, profile_document
 from kvplan.doctor.screen import screen_of
 from kvplan.doctor.session import without_home
 from kvplan.errors import KvplanError
-from kvplan.workers.environment import same_imports
+from kvplan.workers.process import same_imports
 
 SCHEMA: Final = "kvplan.doctor-rows/1"
 SWEEP: Final = "sweep"

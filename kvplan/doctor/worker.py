@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.workers.channel import WorkerChannel
-from kvplan.workers.imports import quick_imports
+from kvplan.workers.channel import WorkerChannel, quick_imports
 
 
 def main() -> None:

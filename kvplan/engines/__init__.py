@@ -11,8 +11,7 @@ prediction for it. Everything else is the same for all of them.
     dummies    a model directory without weights
     rows       what a server said and a load measured, in the sweep's columns
     steps      each step of a server that tells them, in the sweep's columns
-    progress   a load on its way, as a sweep shows it
-    guards     what holds while a server is loaded
+    guards     what holds while a server is loaded, and how a sweep shows its load
     host       the trials of a sweep, served
     swept      an adapter as a sweep plans with it
     vllm/      vLLM's adapter

@@ -8,9 +8,8 @@ from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.dummies import write_dummy_model
-from kvplan.engines.guards import ended_after, signals_kept
+from kvplan.engines.guards import ended_after, progress_to, signals_kept
 from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSettings, StartOrder, TellsSteps
-from kvplan.engines.progress import progress_to
 from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
 from kvplan.engines.starter import Starter

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.progress import progress_to
+from kvplan.engines.guards import progress_to
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.load.client.body import RequestForm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.catalog.devices.known_gpus import known_gpus
+from kvplan.catalog.devices.gpus import known_gpus
 from kvplan.catalog.models import profiles
 from kvplan.catalog.releases.vllm import latest_vllm
 from kvplan.estimate.weights import NAMED_FORMATS

@@ -39,20 +39,48 @@ class CacheConfig:
     enable_prefix_caching: bool | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What a server counts and times. None: it does not tell.
+
+    prefix_cache_queries, prefix_cache_hits: prompt tokens, or blocks. num_drafts: verifications of a sequence's draft
+    tokens; accepted_per_position: how many of their first, second, ... tokens were accepted, by position from 0.
+    num_finished: requests by the reason they finished for ("all" where the engine does not say). Times in seconds;
+    iteration_tokens: tokens of each engine step.
+    """
+
+    num_preemptions: float | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    num_drafts: float | None = None
+    num_draft_tokens: float | None = None
+    num_accepted_tokens: float | None = None
+    accepted_per_position: Mapping[str, float] = field(default_factory=dict)
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    num_finished: Mapping[str, float] = field(default_factory=dict)
+    num_rejected: float | None = None
+    ttft: Histogram | None = None
+    itl: Histogram | None = None
+    tpot: Histogram | None = None
+    e2e_latency: Histogram | None = None
+    queue_time: Histogram | None = None
+    prefill_time: Histogram | None = None
+    decode_time: Histogram | None = None
+    iteration_tokens: Histogram | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class ServerReading:
+class ServerReading(Counted):
     """One reading of a server's metrics. Counters count since it started; None: the server does not tell.
 
     seconds: when it was read, ``time.perf_counter()``. num_engines: data-parallel engines that report; running, waiting
     and counters are their sums, kv_cache_usage (0 to 1) their mean and kv_cache_usage_highest that of the fullest.
-    waiting_by_reason: vLLM's ``capacity`` and ``deferred``. prefix_cache_queries, prefix_cache_hits: in
-    ``prefix_unit``, because vLLM 0.8 and TensorRT-LLM count blocks. prefix_cache_hit_rate: a gauge, where an engine has
-    no counters. num_drafts: verifications of a sequence's draft tokens; accepted_per_position: how many of their first,
-    second, ... tokens were accepted, by position from 0. mean_acceptance_length: SGLang's gauge of the tokens of such a
-    verification. num_finished: requests by the reason they finished for ("all" where the engine does not say).
-    iteration_tokens: tokens of each engine step. max_num_seqs: where the page says it. kv_cache_used_tokens: as told.
-    num_slots, slot_tokens: llama.cpp's places for sequences, and the longest sequence that one takes. engines: where
-    there are several, what each of them says, by its number.
+    waiting_by_reason: vLLM's ``capacity`` and ``deferred``. prefix_unit: what prefix hits are counted in, because vLLM
+    0.8 and TensorRT-LLM count blocks. prefix_cache_hit_rate: a gauge, where an engine has no counters.
+    mean_acceptance_length: SGLang's gauge of the tokens of a verification. max_num_seqs: where the page says it.
+    kv_cache_used_tokens: as told. num_slots, slot_tokens: llama.cpp's places for sequences, and the longest sequence
+    that one takes. engines: where there are several, what each of them says, by its number.
     """
 
     engine: EngineName
@@ -68,29 +96,10 @@ class ServerReading:
     num_slots: int | None = None
     slot_tokens: int | None = None
     max_num_seqs: int | None = None
-    num_preemptions: float | None = None
-    prefix_cache_queries: float | None = None
-    prefix_cache_hits: float | None = None
     prefix_unit: PrefixUnit = "tokens"
     prefix_cache_hit_rate: float | None = None
-    num_drafts: float | None = None
-    num_draft_tokens: float | None = None
-    num_accepted_tokens: float | None = None
-    accepted_per_position: Mapping[str, float] = field(default_factory=dict)
     mean_acceptance_length: float | None = None
-    prompt_tokens: float | None = None
-    generation_tokens: float | None = None
     output_throughput: float | None = None
-    num_finished: Mapping[str, float] = field(default_factory=dict)
-    num_rejected: float | None = None
-    ttft: Histogram | None = None
-    itl: Histogram | None = None
-    tpot: Histogram | None = None
-    e2e_latency: Histogram | None = None
-    queue_time: Histogram | None = None
-    prefill_time: Histogram | None = None
-    decode_time: Histogram | None = None
-    iteration_tokens: Histogram | None = None
     cache: CacheConfig = CacheConfig()
     engines: Mapping[str, ServerReading] = field(default_factory=dict)
 
@@ -103,7 +112,7 @@ class ServerReading:
 
 
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2e_latency", "queue_time", "prefill_time", "decode_time", "iteration_tokens")
-"""The fields of ServerReading that are histograms."""
+"""The fields of Counted that are histograms."""
 
 COUNTERS = (
     "num_preemptions",
@@ -116,7 +125,7 @@ COUNTERS = (
     "generation_tokens",
     "num_rejected",
 )
-"""The fields of ServerReading that only grow while a server runs."""
+"""The fields of Counted that only grow while a server runs."""
 
 
 def histogram_json(histogram: Histogram) -> dict[str, float | None]:

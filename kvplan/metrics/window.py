@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvplan.metrics.histograms import Histogram
-from kvplan.metrics.reading import COUNTERS, HISTOGRAMS, ServerReading, histogram_json
+from kvplan.metrics.reading import COUNTERS, HISTOGRAMS, Counted, ServerReading, histogram_json
 
 
 @dataclass(frozen=True, slots=True)
-class WindowFigures:
+class WindowFigures(Counted):
     """The window between two readings. None: the server does not tell, or (restarted) it began to count anew.
 
-    num_finished: requests by the reason they finished for. prefix_hit_rate: prompt tokens (blocks) found in the prefix
-    cache over those looked up, None where none was. num_drafts and what follows: see ServerReading.
-    Throughputs per second of the window. Histograms hold what was observed within the window, in seconds
-    (iteration_tokens: tokens of an engine step).
+    Histograms hold what was observed within the window; throughputs are per second of it.
     """
 
     seconds: float
     restarted: bool = False
-    num_preemptions: float | None = None
-    prefix_cache_queries: float | None = None
-    prefix_cache_hits: float | None = None
-    num_drafts: float | None = None
-    num_draft_tokens: float | None = None
-    num_accepted_tokens: float | None = None
-    accepted_per_position: Mapping[str, float] = field(default_factory=dict)
-    prompt_tokens: float | None = None
-    generation_tokens: float | None = None
-    num_rejected: float | None = None
-    num_finished: Mapping[str, float] = field(default_factory=dict)
-    ttft: Histogram | None = None
-    itl: Histogram | None = None
-    tpot: Histogram | None = None
-    e2e_latency: Histogram | None = None
-    queue_time: Histogram | None = None
-    prefill_time: Histogram | None = None
-    decode_time: Histogram | None = None
-    iteration_tokens: Histogram | None = None
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """0 to 1."""
+        """Prompt tokens (blocks) found in the prefix cache over those looked up, 0 to 1; None where none was."""
         if self.prefix_cache_hits is None or not self.prefix_cache_queries:
             return None
         return self.prefix_cache_hits / self.prefix_cache_queries

@@ -19,7 +19,7 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import file_name, implementation_of, make_predictor, notices_of
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
-from kvplan.sweeps.worker.asking import ask_own_worker
+from kvplan.sweeps.worker.early import ask_own_worker
 from kvplan.workload.requests import WorkloadSpec
 
 

@@ -26,7 +26,7 @@ from kvplan.sweeps.drafting import swept_model
 from kvplan.sweeps.hosts import SweptEngine
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_predictor, make_schedule, notices_of
-from kvplan.sweeps.worker.asking import ask_own_worker
+from kvplan.sweeps.worker.early import ask_own_worker
 from kvplan.workload.lengths import LARGEST_SIGMA, LONGEST, Lengths
 from kvplan.workload.requests import LARGEST_SEED, LOWEST_RATE, MOST_REQUESTS, RequestSpec, WorkloadSpec
 

@@ -42,7 +42,7 @@ from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, simu
 from kvplan.sweeps.schedules.slo_search import SloSearch
 from kvplan.sweeps.shards.shard import Shard
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
-from kvplan.sweeps.worker.asking import ask_own_worker
+from kvplan.sweeps.worker.early import ask_own_worker
 from kvplan.workload.requests import WorkloadSpec, generate_requests, share_by_file
 
 SHARED_NOTICE: Final = (

@@ -4,9 +4,6 @@
 stdout. What the messages say is each command's own affair (``kvplan.sweeps.worker.protocol``,
 ``kvplan.profiling.protocol``, ``kvplan.bench.protocol``).
 
-    messages   a message as a line, and back
-    process    the parent's end: start, send, receive with a deadline, kill; why a worker died
-    channel    the worker's end: stdout kept for messages, and an end with the parent
-    environment  the environment in which it finds the same kvplan and engine
-    imports    torch and the engine, imported sooner
+    process    the parent's end: start where it finds the same kvplan, send, receive with a deadline, kill; why it died
+    channel    the worker's end: stdout kept for messages, an end with the parent, quicker imports; messages as lines
 """

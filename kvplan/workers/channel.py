@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, BinaryIO
-
-from kvplan.workers.messages import LOG, decode, encode
+from typing import Any, BinaryIO, Final
 
 
 class WorkerChannel:
@@ -84,3 +85,29 @@ def _exit_at_once(kind: type[BaseException], error: BaseException, trace: Traceb
     sys.__excepthook__(kind, error, trace)
     sys.stderr.flush()
     os._exit(1)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Speed up a block of imports: importing torch sets off a thousand garbage collections, which find nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+LOG: Final = "log"
+"""The type of the one message that no command reads: stderr goes to its ``path`` from now on."""
+
+
+def encode(message: Mapping[str, object]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The message in a line. ValueError if it is none."""
+    message = json.loads(line)
+    if not isinstance(message, dict) or "type" not in message:
+        raise ValueError(f"not a message: {line!r}")
+    return message

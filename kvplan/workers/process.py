@@ -7,14 +7,14 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
-from kvplan.workers.environment import same_imports
-from kvplan.workers.messages import LOG, decode, encode
+from kvplan.workers.channel import LOG, decode, encode
 
 _READ_BYTES: Final = 1 << 16
 
@@ -151,3 +151,8 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def same_imports() -> dict[str, str]:
+    """This process's environment with its import path, so that another finds the same kvplan and the same engine."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

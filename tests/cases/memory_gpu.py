@@ -20,7 +20,7 @@ import torch
 
 from kvplan.machine import device as machine_module
 from kvplan.sweeps import session
-from kvplan.sweeps.worker import opened
+from kvplan.sweeps.worker import answers
 from kvplan.sweeps.worker.answers import answer
 from kvplan.sweeps.worker.client import Worker
 from kvplan.sweeps.worker.engine_host import EngineHost, greeting
@@ -200,7 +200,7 @@ def take_card(monkeypatch: pytest.MonkeyPatch, card: Card) -> CardDriver:
     monkeypatch.setattr(cuda, "machine_available_bytes", driver.available)
     monkeypatch.setattr(cuda.CudaDevice, "is_usable", lambda _: True)
     monkeypatch.setattr(cuda, "refuse_unusable_gpu", lambda: None)
-    monkeypatch.setattr(opened, "why_no_usable_gpu", lambda: None)
+    monkeypatch.setattr(answers, "why_no_usable_gpu", lambda: None)
     monkeypatch.setattr(machine_module, "_torch_is_cpu_build", lambda: False)
     monkeypatch.setattr(machine_module, "has_driver", lambda: True)
     monkeypatch.setattr(carving, "measure_profile_step", lambda runner, *_: _largest_step(driver, *_))

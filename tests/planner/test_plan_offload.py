@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvplan.catalog.devices.gpu_profile import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.devices.host_link import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError

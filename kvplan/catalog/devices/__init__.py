@@ -1,10 +1,9 @@
 """Devices as types: what the driver reports, dense speed, links, price, and what was measured.
 
 gpu_profile      a GPU or CPU host, every number with its source
-gpus             the shipped ones, found by exact alias; slices: MIG slices of them, by nvidia-smi's names
+gpus             the shipped ones, found by exact alias, as rows and as a document
+slices           MIG slices of them, by nvidia-smi's names
 clouds           instances that clouds rent, by name: their GPUs and their prices
-host_link        how fast a GPU reads its host's memory
-known_gpus       the same as rows and as a document
 unlisted_gpus    what is said of devices without a profile
 device_support   what vLLM refuses on older GPUs
 measured         which measured speeds speak for a device; the files that ``kvplan calibrate`` writes

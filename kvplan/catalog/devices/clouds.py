@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,8 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvplan.catalog.devices.gpu_profile import ASSUMED_NODE_NETWORK_BYTES_PER_SECOND, GpuPrice, GpuProfile
-from kvplan.errors import KvplanError
-from kvplan.paths import profiles_dir
+from kvplan.paths import read_shipped
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"[a-z]\d+[a-z]*(-[a-z]+\d+)?\.(\d*x?large|metal).*|[ag]\d[a-z]?-[a-z]+(gpu|standard)?-\d+g?|(standard_)?n[cdgv]\d+[a-z]*(_\w+)?_v\d"
@@ -87,12 +85,11 @@ def _key(name: str) -> str:
 
 @cache
 def _index() -> Mapping[str, Instance]:
-    path = profiles_dir() / "clouds.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        found = [_instance(entry, document["sources"]) for entry in document["instances"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise KvplanError(f"The file {path.name} cannot be read: {error}.", hint="reinstall kvplan") from error
+    return read_shipped("clouds.json", _by_name)
+
+
+def _by_name(document: Mapping[str, Any]) -> Mapping[str, Instance]:
+    found = [_instance(entry, document["sources"]) for entry in document["instances"]]
     also = {
         _key(name): each
         for each, entry in zip(found, document["instances"], strict=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from kvplan.errors import KvplanError
+
 NETWORK_GIVEN: Final = "given with --network"
 ASSUMED_NODE_NETWORK_BYTES_PER_SECOND: Final = 12.5e9
 """Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node. It is said."""
@@ -127,3 +129,15 @@ _WIDER_DTYPES: dict[str, tuple[str, ...]] = {
     "float16": ("bfloat16", "float32"),
     "float32": ("bfloat16", "float16"),
 }
+
+
+REACHED_SHARE: Final = 0.7
+"""Share of a bus's bandwidth by its data sheet: loads of 1.37 GB at 41 to 47 GB/s are in LMCache's log (LMCache pull
+request 1740), where PCIe 5.0 x16 has 64."""
+
+
+def host_bytes_per_second(gpu: GpuProfile) -> float:
+    """What a GPU's bus reaches. KvplanError where its data sheet is not known."""
+    if gpu.pcie_bytes_per_second is None:
+        raise KvplanError(f"It is not known how fast {gpu.id} reads host memory.", hint="use other GPUs")
+    return REACHED_SHARE * gpu.pcie_bytes_per_second

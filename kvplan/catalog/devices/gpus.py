@@ -6,13 +6,11 @@ Profiles are matched by exact alias, never by substring: ``l4`` must not find an
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvplan.catalog.devices.clouds import find_instance, rented, unknown_instance_hint
 from kvplan.catalog.devices.gpu_profile import (
@@ -24,7 +22,7 @@ from kvplan.catalog.devices.gpu_profile import (
 from kvplan.catalog.devices.slices import slice_name, sliced
 from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import KvplanError, UsageError
-from kvplan.paths import profiles_dir
+from kvplan.paths import profiles_dir, read_shipped
 from kvplan.units import GIB
 
 __all__ = [
@@ -49,7 +47,7 @@ def load_gpus() -> tuple[GpuProfile, ...]:
     """All shipped profiles in the order of the files. KvplanError when a file is unreadable or an alias taken twice."""
     profiles: list[GpuProfile] = []
     for path in sorted((profiles_dir() / "gpus").glob("*.json")):
-        profiles.extend(_read_file(path))
+        profiles.extend(read_shipped(f"gpus/{path.name}", _profiles))
     if not profiles:
         raise KvplanError("kvplan's GPU profiles are missing from this installation.", hint="reinstall kvplan")
     _by_alias(profiles)
@@ -184,14 +182,8 @@ def _by_alias(profiles: Iterable[GpuProfile]) -> dict[str, GpuProfile]:
     return index
 
 
-def _read_file(path: Path) -> list[GpuProfile]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return [_profile(entry, document["sources"]) for entry in document["gpus"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise KvplanError(
-            f"The GPU profile file {path.name} cannot be read: {error}.", hint="reinstall kvplan"
-        ) from error
+def _profiles(document: Mapping[str, Any]) -> list[GpuProfile]:
+    return [_profile(entry, document["sources"]) for entry in document["gpus"]]
 
 
 def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile:
@@ -231,3 +223,54 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
 
 def _bandwidth(links: Mapping[str, Any], name: str) -> float | None:
     return float(links[name]["value"]) if name in links else None
+
+
+SCHEMA: Final = "kvplan.gpus/1"
+
+
+def known_gpus(search: str | None = None) -> list[GpuProfile]:
+    """Return the devices whose id, name or alias contains ``search``, or those of the cloud's instance of this name."""
+    instance = None if search is None else find_instance(search)
+    if instance is not None:
+        return [rented(find_gpu(instance.gpu), instance)]
+    return [profile for profile in load_gpus() if search is None or _matches(profile, search)]
+
+
+def _matches(profile: GpuProfile, search: str) -> bool:
+    names = (profile.id, profile.name, *profile.aliases)
+    return any(search.casefold() in name.casefold() for name in names)
+
+
+def gpus_document(found: Sequence[GpuProfile]) -> dict[str, Any]:
+    """Return what ``kvplan gpus --json`` prints."""
+    return {"schema": SCHEMA, "gpus": [_document(profile) for profile in found]}
+
+
+def gpu_row(profile: GpuProfile) -> dict[str, Any]:
+    """Return the main facts of a device, each in one cell."""
+    return {
+        "id": profile.id,
+        "name": profile.name,
+        "vendor": profile.vendor,
+        "memory_bytes": profile.memory_bytes,
+        "memory_bandwidth_bytes_per_second": profile.memory_bandwidth_bytes_per_second,
+        "compute_capability": profile.compute_capability,
+        "pcie_bytes_per_second": profile.pcie_bytes_per_second,
+        "nvlink_bytes_per_second": profile.nvlink_bytes_per_second,
+        "bridged_gpus": profile.bridged_gpus,
+        "max_gpus_per_node": profile.max_gpus_per_node,
+        "nvlink_gpus": profile.nvlink_gpus if profile.nvlink_bytes_per_second else None,
+        "network_bytes_per_second": profile.network_bytes_per_second if profile.has_known_network else None,
+        "usd_per_hour": profile.price.usd_per_hour if profile.price else None,
+        "price_date": profile.price.date if profile.price else None,
+    }
+
+
+def _document(profile: GpuProfile) -> dict[str, Any]:
+    return {
+        **gpu_row(profile),
+        "aliases": list(profile.aliases),
+        "dense_flops": dict(profile.dense_flops),
+        "note": profile.note,
+        "sources": dict(profile.sources),
+    }

@@ -7,18 +7,17 @@ peer access over PCIe (github.com/NVIDIA/nccl/issues/1716), and a process sees o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from kvplan.catalog.devices.gpu_profile import GpuProfile
 from kvplan.caveats import Caveat
-from kvplan.errors import KvplanError, UsageError
-from kvplan.paths import profiles_dir
+from kvplan.errors import UsageError
+from kvplan.paths import read_shipped
 
 _NAME: Final = re.compile(
     r"(?:nvidia[\s-]+)?(?P<gpu>.+?)(?:[\s:/_-]+mig)?[\s:/_-]+(?P<slice>\d+g\.\d+gb)(?:[+-](?:me|gfx)(?:\.all)?)?",
@@ -104,27 +103,23 @@ def _unknown(gpu: GpuProfile, name: str) -> UsageError:
 
 @cache
 def _slices() -> Mapping[str, Mapping[str, Slice]]:
-    path = profiles_dir() / "mig.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return MappingProxyType(
-            {
-                gpu: MappingProxyType(
-                    {
-                        entry["name"]: Slice(
-                            entry["name"],
-                            int(entry["memory_bytes"]),
-                            int(entry["multiprocessors"]),
-                            entry["memory_slices"] / part["memory_slices"],
-                            int(entry["instances"]),
-                            document["sources"][entry["source"]],
-                        )
-                        for entry in part["slices"]
-                    }
-                )
-                for part in document["parts"]
-                for gpu in part["gpus"]
-            }
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise KvplanError(f"The file of MIG slices cannot be read: {error}.", hint="reinstall kvplan") from error
+    return read_shipped("mig.json", _by_gpu)
+
+
+def _by_gpu(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Slice]]:
+    found: dict[str, Mapping[str, Slice]] = {}
+    for part in document["parts"]:
+        slices = {entry["name"]: _slice(entry, part, document["sources"]) for entry in part["slices"]}
+        found |= dict.fromkeys(part["gpus"], MappingProxyType(slices))
+    return MappingProxyType(found)
+
+
+def _slice(entry: Mapping[str, Any], part: Mapping[str, Any], sources: Mapping[str, str]) -> Slice:
+    return Slice(
+        entry["name"],
+        int(entry["memory_bytes"]),
+        int(entry["multiprocessors"]),
+        entry["memory_slices"] / part["memory_slices"],
+        int(entry["instances"]),
+        sources[entry["source"]],
+    )

@@ -7,7 +7,6 @@ softmax      attention to keys and values of heads
 latent       attention to latents or compressed vectors
 states       layers that keep a state
 wrappers     towers around a language model
-common       what most readers read the same way: sizes, rotary positions, layer types
+common       what most readers read and make the same way: sizes, rotary positions, layer types, layers, the whole body
 positions    layers that turn by positions of their own
-multi_token  a checkpoint's own layers for multi-token prediction
 """

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.body import Body as Body
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.parts import FULL, Window, chunked, sliding
-from kvplan.catalog.spec import RopeSpec
+from kvplan.catalog.parts import FULL, AttentionTraits, Window, attention, chunked, linear, norms, outside, sliding
+from kvplan.catalog.spec import (
+    ExtraModule,
+    FeedForward,
+    LayerSpec,
+    Mixer,
+    RopeSpec,
+    SoftmaxAttention,
+    SparseIndexer,
+)
+from kvplan.catalog.tensors import Tensor, count_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +118,96 @@ def layer_types(view: ConfigView, num_layers: int) -> list[str] | None:
     if types is not None and len(types) != num_layers:
         raise view.reject("layer_types", f"one entry for each of {num_layers} layers")
     return types
+
+
+def softmax_attention(
+    sizes: Sizes,
+    traits: AttentionTraits = AttentionTraits(),
+    *,
+    window: Window = FULL,
+    head_v: int | None = None,
+    kv_shared_with: int | None = None,
+    indexer: SparseIndexer | None = None,
+) -> SoftmaxAttention:
+    """An attention with the heads that the config states."""
+    return attention(
+        *(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head),
+        head_v=head_v,
+        window=window,
+        traits=traits,
+        kv_shared_with=kv_shared_with,
+        indexer=indexer,
+    )
+
+
+def stacked(
+    sizes: Sizes, mixers: Sequence[Mixer], parts: Sequence[FeedForward], tensors: tuple[Tensor, ...] | None = None
+) -> list[LayerSpec]:
+    """A layer of each mixer with its feed-forward; ``tensors``: what stands beside both, by default two norms."""
+    beside = norms(2, sizes.hidden) if tensors is None else tensors
+    return [LayerSpec(mixer, None, part, beside) for mixer, part in zip(mixers, parts, strict=True)]
+
+
+def decoder_body(
+    view: ConfigView,
+    sizes: Sizes,
+    layers: Sequence[LayerSpec],
+    *,
+    tied: bool | None = False,
+    final_norm: bool = True,
+    rotary: bool = True,
+    rotary_share: float = 1.0,
+    max_positions: int | None = None,
+    further: tuple[Tensor, ...] = (),
+    extras: tuple[ExtraModule, ...] = (),
+    residual_streams: int = 1,
+) -> Body:
+    """The layers between an embedding, a final norm and a head: the shared end of most readers.
+
+    tied: where the config is silent; None: never, whatever it says. further: what else stands outside the layers.
+    """
+    is_tied = tied is not None and read_tied(view, default=tied)
+    return Body(
+        layers=tuple(layers),
+        tensors=outside(sizes.hidden, sizes.vocab, tied=is_tied, final_norm=final_norm) + further,
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
+        tied=is_tied,
+        max_position_embeddings=read_max_positions(view, default=max_positions),
+        rope=read_rope(view, sizes.head, default_share=rotary_share) if rotary else None,
+        extras=extras,
+        residual_streams=residual_streams,
+    )
+
+
+MULTI_TOKEN_KEYS = ("num_nextn_predict_layers", "num_mtp_modules")
+
+
+def multi_token_layers(
+    view: ConfigView,
+    layer: LayerSpec,
+    hidden: int,
+    *,
+    keys: tuple[str, ...] = MULTI_TOKEN_KEYS,
+    joint: tuple[Tensor, ...] | None = None,
+    default: int = 0,
+) -> tuple[ExtraModule, ...]:
+    """DeepSeek V3's multi-token-prediction layers: a layer like the last one, three norms, a projection of both inputs.
+
+    The embedding and the head are those of the model, though the checkpoint repeats them. ``keys``: how the config
+    calls their number, ``default``: where it is silent; ``joint``: how embedding and hidden state are joined, by
+    default one matrix over both.
+    """
+    return repeated_layer(view.integer(*keys, default=default, minimum=0, maximum=64), layer, hidden, joint)
+
+
+def repeated_layer(
+    count: int, layer: LayerSpec, hidden: int, joint: tuple[Tensor, ...] | None = None
+) -> tuple[ExtraModule, ...]:
+    """``count`` such layers that are alike; none where it is 0."""
+    if not count:
+        return ()
+    joint = linear("eh_proj", hidden, 2 * hidden) if joint is None else joint
+    whole = replace(layer, tensors=layer.tensors + norms(3, hidden) + joint)
+    tensors = whole.all_tensors
+    return (ExtraModule("mtp", "multi_token_prediction", count * count_elements(tensors), count, tensors, whole),)

@@ -2,10 +2,9 @@
 
 reading      where the section stands, which loader reads it
 beside       ModelOpt's file beside a config.json
-formats      a format (``QuantizationSpec``) and the rules that say which module is in which (``ModuleRules``)
+formats      formats (``QuantizationSpec``), some with names, and rules for which module is in which (``ModuleRules``)
 modules      the full names of a model's modules, in the checkpoint's spelling and in vLLM's, and their class
 matching     how lists name modules: whole names, parts, globs, regular expressions
-recipes      formats that have a name
 floats, integers, compressed, modelopt, quark, torchao    the readers, by loader
 notes        what vLLM would refuse, and what a config leaves open
 sections     what sections of several formats have in common

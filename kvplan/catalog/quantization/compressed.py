@@ -13,10 +13,9 @@ from itertools import groupby
 from typing import Final, Literal
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rules
+from kvplan.catalog.quantization.formats import MXFP4, NVFP4, QuantizationSpec, Rule, with_rules
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.quantization.modules import ModuleKind, ModuleNaming
-from kvplan.catalog.quantization.recipes import MXFP4, NVFP4
 from kvplan.catalog.quantization.sections import bits, block_shape, names
 
 _CLASSES: tuple[tuple[ModuleKind, tuple[str, ...]], ...] = (

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rules
+from kvplan.catalog.quantization.formats import ALGORITHMS, MXFP4, NVFP4, QuantizationSpec, Rule, with_rules
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.quantization.modelopt import read_excluding
 from kvplan.catalog.quantization.modules import ModuleNaming
-from kvplan.catalog.quantization.recipes import ALGORITHMS, MXFP4, NVFP4
 from kvplan.catalog.quantization.sections import block_shape, names
 
 

@@ -12,10 +12,9 @@ from itertools import groupby
 from typing import Any, Final
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization.formats import MATRICES, QuantizationSpec, Rule, with_rules
+from kvplan.catalog.quantization.formats import MATRICES, MXFP4, MXFP8, QuantizationSpec, Rule, with_rules
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.quantization.modules import ModuleKind, ModuleNaming
-from kvplan.catalog.quantization.recipes import MXFP4, MXFP8
 from kvplan.catalog.quantization.sections import bits, block_shape, entries, flattened, grouped, names
 
 _UNQUANTIZED_BITS: Final = 16

@@ -13,10 +13,9 @@ from typing import Final
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.quantization.compressed import read_groups
-from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rules
+from kvplan.catalog.quantization.formats import ALGORITHMS, QuantizationSpec, Rule, with_rules
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.quantization.modules import ModuleKind, ModuleNaming
-from kvplan.catalog.quantization.recipes import ALGORITHMS
 from kvplan.catalog.quantization.sections import entries, names
 
 _TOWERS: Final = ("vision_tower", "vision_model", "vit_large_projector")

@@ -9,10 +9,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization.formats import MATRICES, QuantizationSpec, Rule, with_rules
+from kvplan.catalog.quantization.formats import (
+    MATRICES,
+    MXFP4,
+    MXFP6,
+    NVFP4,
+    NVFP4_STATIC,
+    QuantizationSpec,
+    Rule,
+    with_rules,
+)
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.quantization.modules import ModuleNaming
-from kvplan.catalog.quantization.recipes import MXFP4, MXFP6, NVFP4, NVFP4_STATIC
 from kvplan.catalog.quantization.sections import entries, mapping, names
 
 _BITS: Final = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}

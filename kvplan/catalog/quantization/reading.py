@@ -65,14 +65,10 @@ def _for_its_model(view: ConfigView, section: ConfigView, method: str) -> Config
     """
     named = view.texts("architectures") or []
     if "KimiK3ForConditionalGeneration" in named and section.config.get("format") == "mxfp4-pack-quantized":
-        return _with(section, packed_experts_only=True)
+        return section.changed({"packed_experts_only": True})
     is_v4 = method in ("fp8", "deepseek_v4_fp8") and view.config.get("model_type") == "deepseek_v4"
     dtype = view.config.get("expert_dtype", "fp4" if is_v4 else None)
-    return _with(section, expert_dtype=dtype) if dtype is not None else section
-
-
-def _with(section: ConfigView, **entries: object) -> ConfigView:
-    return ConfigView({**section.config, **entries}, path=section.path, assumptions=section.assumptions)
+    return section.changed({"expert_dtype": dtype}) if dtype is not None else section
 
 
 def _method(section: ConfigView) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rules
+from kvplan.catalog.quantization.formats import MXFP4, MXFP8, NVFP4, QuantizationSpec, Rule, with_rules
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.quantization.modules import ModuleNaming
-from kvplan.catalog.quantization.recipes import MXFP4, MXFP8, NVFP4
 from kvplan.catalog.quantization.sections import mapping, names
 from kvplan.errors import KvplanError
 

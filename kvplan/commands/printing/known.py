@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.known_gpus import gpu_row, gpus_document
+from kvplan.catalog.devices.gpus import GpuProfile, gpu_row, gpus_document
 from kvplan.catalog.vllm_registry import RegisteredModel
 from kvplan.commands.printing.render import (
     OutputFormat,

@@ -15,7 +15,7 @@ from typing import IO, Any, Final, Protocol
 
 from kvplan.engines.interface import Command
 from kvplan.errors import KvplanError
-from kvplan.workers.environment import same_imports
+from kvplan.workers.process import same_imports
 
 _KEEPER: Final = "kvplan.engines.serving.keeper"
 PATIENCE_SECONDS: Final = 20.0

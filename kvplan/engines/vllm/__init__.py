@@ -5,8 +5,7 @@ command       settings -> ``vllm.entrypoints.openai.api_server``
 preload       what servers are forked from
 plugin/       a scheduler that vLLM loads: it takes smaller limits while it runs, and tells steps
 limits        settings of a running server that are lowered
-outputs       what a log and a metrics page say of a start
 failures      a log -> one of the sweep's statuses
 model         what the planner expects of it
-adapter       all of that as an EngineAdapter
+adapter       all of that as an EngineAdapter, and what a log and a metrics page say of a start
 """

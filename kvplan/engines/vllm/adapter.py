@@ -1,4 +1,4 @@
-"""vLLM as an EngineAdapter."""
+"""vLLM as an EngineAdapter, and what one that is up says of itself."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from kvplan.engines.vllm.failures import read_failure
 from kvplan.engines.vllm.installation import installation_from, packages_of
 from kvplan.engines.vllm.limits import LOWERED, steps_file, write_limits
 from kvplan.engines.vllm.model import VllmModel
-from kvplan.engines.vllm.outputs import read_start
 from kvplan.engines.vllm.preload import is_preloaded, vllm_preload
+from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.trials import TrialSettings
@@ -113,3 +113,28 @@ class VllmAdapter:
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return VllmModel(spec, device, self.identify().version or "latest", given_settings(self.arguments))
+
+
+def read_start(log: str, reading: ServerReading | None) -> StartedEngine:
+    """Tokens and concurrency as printed, in bytes to a hundredth of a GiB; blocks as the metrics page has them."""
+    found = parse_startup_log(log)
+    cache = None if reading is None else reading.cache
+    settings = {
+        "block_size": None if cache is None else cache.block_size,
+        "max_model_len": found.settings.max_model_len,
+    }
+    return StartedEngine(
+        version=found.version,
+        kv_cache_tokens=found.kv_cache_tokens,
+        num_blocks=found.num_blocks if cache is None else cache.num_blocks,
+        block_size=None if cache is None else cache.block_size,
+        weights_bytes=found.memory.weight_bytes,
+        activation_bytes=found.memory.activation_bytes,
+        graph_bytes=found.memory.graph_bytes,
+        overhead_bytes=found.memory.non_torch_bytes,
+        budget_bytes=found.memory.budget_bytes,
+        max_concurrency=found.max_concurrency,
+        dtype=found.settings.dtype if found.settings.dtype != "auto" else None,
+        kv_cache_dtype=found.settings.kv_cache_dtype if found.settings.kv_cache_dtype != "auto" else None,
+        resolved={name: value for name, value in settings.items() if value is not None},
+    )

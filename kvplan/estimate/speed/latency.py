@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final, Literal
 
+from kvplan.catalog.devices.gpu_profile import host_bytes_per_second
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.host_link import host_bytes_per_second
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.devices.server_scale import Sensitivity, ServerScale
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, published_errors, server_kind

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvplan.catalog.devices.gpu_profile import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.host_link import REACHED_SHARE, host_bytes_per_second
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.fleet.tiers.layouts import CacheLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvplan.catalog.devices.host_link import REACHED_SHARE, host_bytes_per_second
+from kvplan.catalog.devices.gpu_profile import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.vllm_models import service_note
 from kvplan.estimate.speed.latency import Range

@@ -2,6 +2,5 @@
 
 process      the worker's main: one order, one result
 recorder     what an engine's observer notes of each step
-recording    the requests served under the recorder's eyes
-allocations  torch's allocator history on a GPU
+recording    the requests served under the recorder's eyes, and torch's allocator history on a GPU
 """

@@ -6,8 +6,7 @@ Started as ``python -m kvplan.profiling.worker.process``; see :mod:`kvplan.profi
 from __future__ import annotations
 
 from kvplan.profiling.protocol import ProfileOrder
-from kvplan.workers.channel import WorkerChannel
-from kvplan.workers.imports import quick_imports
+from kvplan.workers.channel import WorkerChannel, quick_imports
 
 
 def main() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
 import torch
 
 from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.profiling.protocol import ProfileOrder, ProfileResult
 from kvplan.profiling.steps import MemoryParts, ProfiledRequest, RecordingJson
-from kvplan.profiling.worker.allocations import allocations_recorded
 from kvplan.profiling.worker.recorder import StepRecorder
 from kvplan.runs.columns import Row
 from kvplan.sweeps.worker.engine_host import EngineHost, Send, stage_message, timed_request
@@ -118,3 +121,21 @@ def _memory_parts(engine: Engine) -> MemoryParts:
         "num_blocks": memory.num_blocks,
         "block_size": memory.block_size,
     }
+
+
+_MOST_ENTRIES: Final = 100_000
+
+
+@contextmanager
+def allocations_recorded(path: str | None) -> Iterator[None]:
+    """Record what the allocator does meanwhile and write it to ``path``; nothing if that is None."""
+    if path is None:
+        yield
+        return
+    memory = torch.cuda.memory
+    memory._record_memory_history(max_entries=_MOST_ENTRIES)
+    try:
+        yield
+    finally:
+        memory._dump_snapshot(path)
+        memory._record_memory_history(enabled=None)

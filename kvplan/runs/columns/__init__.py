@@ -4,7 +4,7 @@
 from it, and mypy checks the keys and types of every row against it. A stored row has all columns, with None where a
 figure does not exist; a part of a row, such as the one a worker measures, has some of them.
 
-    about        what stands beside a type: group, description, unit
+    about        what stands beside a type: description, unit
     identity     which trial it is
     asked        the engine's settings; the workload
     outcome      how it ended; the service level; speculation; the time it took
@@ -49,6 +49,25 @@ class Row(
     """One trial, its columns in this order. A new one is a line more in a group; docs/how-to/add-a-report-column.md."""
 
 
+_GROUPS: Final[Mapping[str, type]] = {
+    "identity": IdentityColumns,
+    "settings": SettingColumns,
+    "workload": WorkloadColumns,
+    "status": StatusColumns,
+    "throughput": ThroughputColumns,
+    "latency": LatencyColumns,
+    "client": ClientColumns,
+    "server": ServerColumns,
+    "kv": KvColumns,
+    "memory": MemoryColumns,
+    "prediction": PredictionColumns,
+    "slo": SloColumns,
+    "speculation": SpeculationColumns,
+    "time": TimeColumns,
+}
+"""Each heading that reports list columns under, and the class whose columns stand there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column: its name (vLLM's where vLLM has one), unit, group and description."""
@@ -60,10 +79,11 @@ class Column:
 
 
 def _columns() -> tuple[Column, ...]:
+    groups = {name: group for group, kind in _GROUPS.items() for name in kind.__annotations__}
     columns = []
     for name, hint in get_type_hints(Row, include_extras=True).items():
         (about,) = hint.__metadata__
-        columns.append(Column(name, about.unit, about.group, about.description))
+        columns.append(Column(name, about.unit, groups[name], about.description))
     return tuple(columns)
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What stands beside a column's type: the group it is shown in, its description, and its unit ('' for none)."""
+    """What stands beside a column's type: its description, and its unit ('' for none)."""
 
-    group: str
     description: str
     unit: str = ""

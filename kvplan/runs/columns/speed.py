@@ -24,36 +24,29 @@ _STATISTICS: Final = {
 
 
 def _latency(statistic: str, latency: str) -> About:
-    return About("latency", f"{_STATISTICS[statistic]} of {_LATENCIES[latency]}", unit="ms")
+    return About(f"{_STATISTICS[statistic]} of {_LATENCIES[latency]}", "ms")
 
 
 class ThroughputColumns(TypedDict, total=False):
     """Group ``throughput``."""
 
-    duration: Annotated[float | None, About("throughput", "first arrival to last token", unit="s")]
-    completed: Annotated[int | None, About("throughput", "requests served to completion", unit="requests")]
-    failed: Annotated[int | None, About("throughput", "requests refused or aborted", unit="requests")]
-    total_input_tokens: Annotated[
-        int | None, About("throughput", "prompt tokens of the completed requests", unit="tokens")
-    ]
-    total_output_tokens: Annotated[
-        int | None, About("throughput", "generated tokens of the completed requests", unit="tokens")
-    ]
-    request_throughput: Annotated[float | None, About("throughput", "completed / duration", unit="requests/s")]
+    duration: Annotated[float | None, About("first arrival to last token", "s")]
+    completed: Annotated[int | None, About("requests served to completion", "requests")]
+    failed: Annotated[int | None, About("requests refused or aborted", "requests")]
+    total_input_tokens: Annotated[int | None, About("prompt tokens of the completed requests", "tokens")]
+    total_output_tokens: Annotated[int | None, About("generated tokens of the completed requests", "tokens")]
+    request_throughput: Annotated[float | None, About("completed / duration", "requests/s")]
     output_throughput: Annotated[
         float | None,
         About(
-            "throughput",
             "total_output_tokens / duration; after warm-up requests: all tokens that came within it / duration",
-            unit="tokens/s",
+            "tokens/s",
         ),
     ]
     total_token_throughput: Annotated[
-        float | None, About("throughput", "(total_input_tokens + total_output_tokens) / duration", unit="tokens/s")
+        float | None, About("(total_input_tokens + total_output_tokens) / duration", "tokens/s")
     ]
-    max_concurrent_requests: Annotated[
-        int | None, About("throughput", "peak number of requests in flight", unit="requests")
-    ]
+    max_concurrent_requests: Annotated[int | None, About("peak number of requests in flight", "requests")]
 
 
 class LatencyColumns(TypedDict, total=False):
@@ -88,6 +81,6 @@ class LatencyColumns(TypedDict, total=False):
     p99_e2el_ms: Annotated[float | None, _latency("p99", "e2el")]
     p99_9_e2el_ms: Annotated[float | None, _latency("p99_9", "e2el")]
     mean_sent_ttft_ms: Annotated[
-        float | None, About("latency", "mean time to first token from sending, not from the schedule", unit="ms")
+        float | None, About("mean time to first token from sending, not from the schedule", "ms")
     ]
-    p99_sent_ttft_ms: Annotated[float | None, About("latency", "99th percentile of the same", unit="ms")]
+    p99_sent_ttft_ms: Annotated[float | None, About("99th percentile of the same", "ms")]

@@ -19,8 +19,8 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.weights import weights_path
-from kvplan.sweeps.worker.asking import ask_own_worker
 from kvplan.sweeps.worker.client import TimeLimits, Worker
+from kvplan.sweeps.worker.early import ask_own_worker
 from kvplan.sweeps.worker.protocol import Event, TrialResult
 from kvplan.sweeps.worker_host import WorkerHost, engine_source
 

@@ -60,3 +60,9 @@ class EarlyWorker:
     def _release(self) -> None:
         if self._memory is not None:
             self._memory.release()
+
+
+def ask_own_worker() -> OpenedGpu | NoGpu:
+    """Ask as ``EarlyWorker.ask_device`` does, by a process of its own, which leaves nothing on the GPU."""
+    with EarlyWorker() as worker:
+        return worker.ask_device()

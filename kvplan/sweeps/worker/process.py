@@ -7,8 +7,7 @@ as a crash with the last line of this process's log.
 
 from __future__ import annotations
 
-from kvplan.workers.channel import WorkerChannel
-from kvplan.workers.imports import quick_imports
+from kvplan.workers.channel import WorkerChannel, quick_imports
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def test_a_damaged_file_of_errors_is_one_sentence(tmp_path: Path, monkeypatch: p
     path = tmp_path / FILE
     path.parent.mkdir()
     path.write_text((profiles_dir() / FILE).read_text(encoding="utf-8").replace("startup_errors/1", "startup_errors/0"))
-    monkeypatch.setattr("kvplan.catalog.startup_errors.profiles_dir", lambda: tmp_path)
+    monkeypatch.setattr("kvplan.paths.profiles_dir", lambda: tmp_path)
     startup_errors.cache_clear()
     with pytest.raises(KvplanError, match="cannot be used"):
         startup_errors()

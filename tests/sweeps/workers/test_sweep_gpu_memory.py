@@ -20,8 +20,8 @@ from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
+from kvplan.sweeps.worker.answers import opened_gpu
 from kvplan.sweeps.worker.client import Worker
-from kvplan.sweeps.worker.opened import opened_gpu
 from kvplan.workers.process import WorkerDied
 
 

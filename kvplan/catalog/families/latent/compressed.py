@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
-from kvplan.catalog.families.latent.streams import hyper_connections, hyper_head
-from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.common import (
+    Body,
+    Sizes,
+    decoder_body,
+    layer_types,
+    multi_token_layers,
+    read_rope,
+    read_sizes,
+)
 from kvplan.catalog.families.positions import rope_of_type, with_ropes
 from kvplan.catalog.families.softmax.mixtures import EXPERT_KEYS, TOP_K_KEYS
-from kvplan.catalog.families.states.hybrid import hybrid_body
-from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
+from kvplan.catalog.parts import MoeTraits, hyper_connections, hyper_head, linear, mixture, norm, norms
 from kvplan.catalog.spec import CompressedAttention, ExtraModule, LayerSpec, MoeFeedForward, RopeSpec, SparseIndexer
 from kvplan.catalog.tensors import Tensor
 
@@ -111,8 +116,8 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     own = LayerSpec(mixers[ratios[sizes.layers]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
     extras = _vision(view) + multi_token_layers(view, own, sizes.hidden, joint=joint)
-    body = replace(hybrid_body(view, sizes, layers, extras=extras), residual_streams=streams)
-    return with_ropes(replace(body, tensors=body.tensors + head), _ropes(view, ratios[: sizes.layers]))
+    body = decoder_body(view, sizes, layers, further=head, extras=extras, residual_streams=streams)
+    return with_ropes(body, _ropes(view, ratios[: sizes.layers]))
 
 
 _TYPES = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}

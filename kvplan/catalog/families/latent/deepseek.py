@@ -11,11 +11,10 @@ from kvplan.catalog.families.common import (
     LAYER_KEYS,
     Body,
     Sizes,
-    read_max_positions,
+    decoder_body,
+    multi_token_layers,
     read_rope,
-    read_tied,
 )
-from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.softmax import mixtures
 from kvplan.catalog.families.softmax.mixtures import (
     MixtureFamily,
@@ -25,14 +24,8 @@ from kvplan.catalog.families.softmax.mixtures import (
     read_mixture,
 )
 from kvplan.catalog.families.softmax.plain import Flag, PlainFamily
-from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms, outside
-from kvplan.catalog.spec import (
-    FeedForward,
-    LatentAttention,
-    LayerSpec,
-    RopeSpec,
-    SparseIndexer,
-)
+from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms
+from kvplan.catalog.spec import FeedForward, LatentAttention, LayerSpec, RopeSpec, SparseIndexer
 from kvplan.catalog.tensors import Tensor
 
 _SHARED = MoeTraits(shared_name="shared_experts")
@@ -199,17 +192,9 @@ def read_latent(view: ConfigView, family: LatentFamily) -> Body:
         own = indexer if _has_own_indexer(view, index) else None
         mixer = latent_attention(sizes.hidden, latent, bias=bias, indexer=own, chosen_tokens=chosen)
         layers.append(LayerSpec(mixer, None, part, norms(family.num_norms, sizes.hidden)))
-    tied = read_tied(view, default=family.tied)
-    return Body(
-        layers=tuple(layers),
-        tensors=outside(sizes.hidden, sizes.vocab, tied=tied),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=tied,
-        max_position_embeddings=read_max_positions(view),
-        rope=latent_rope(view, latent.rope),
-        extras=multi_token_layers(view, layers[-1], sizes.hidden),
-    )
+    extras = multi_token_layers(view, layers[-1], sizes.hidden)
+    body = decoder_body(view, sizes, layers, tied=family.tied, rotary=False, extras=extras)
+    return replace(body, rope=latent_rope(view, latent.rope))
 
 
 def read_axk1(view: ConfigView) -> Body:
@@ -288,16 +273,8 @@ def read_longcat(view: ConfigView) -> Body:
     tensors = (router, *corrections, *(tensor for tensor in routed.tensors if tensor.role != "router"))
     first = LayerSpec(mixer, None, replace(routed, tensors=tensors), norms(2, sizes.hidden))
     second = LayerSpec(mixer, None, feed_forward(sizes.hidden, dense_size, name="mlps.1"), norms(2, sizes.hidden))
-    tied = read_tied(view, default=False)
-    return Body(
-        layers=(first, second) * sizes.layers,
-        tensors=outside(sizes.hidden, sizes.vocab, tied=tied),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=tied,
-        max_position_embeddings=read_max_positions(view),
-        rope=latent_rope(view, mixer.qk_rope_head_size),
-    )
+    body = decoder_body(view, sizes, (first, second) * sizes.layers, rotary=False)
+    return replace(body, rope=latent_rope(view, mixer.qk_rope_head_size))
 
 
 def read_longcat_ngram(view: ConfigView) -> Body:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, layer_types, read_max_positions, read_tied
+from kvplan.catalog.families.common import Body, decoder_body, layer_types, multi_token_layers, stacked
 from kvplan.catalog.families.latent.deepseek import (
     LatentSizes,
     decoder_sizes,
@@ -14,11 +14,9 @@ from kvplan.catalog.families.latent.deepseek import (
     read_indexer,
     read_latent_sizes,
 )
-from kvplan.catalog.families.latent.streams import hyper_connections, hyper_head
-from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_first_layer, read_feed_forwards
 from kvplan.catalog.families.softmax.plain import PlainFamily
-from kvplan.catalog.parts import MoeTraits, norms, outside
+from kvplan.catalog.parts import MoeTraits, hyper_connections, hyper_head, norms
 from kvplan.catalog.spec import LatentAttention, LayerSpec
 from kvplan.catalog.tensors import Tensor
 
@@ -46,21 +44,17 @@ def read_hy_v4(view: ConfigView) -> Body:
     beside = norms(2, sizes.hidden)
     connected = beside + (hyper_connections(sizes.hidden, streams, mixes=False) if streams else ())
     parts = read_feed_forwards(view, _MIXTURE, sizes)
-    layers = [LayerSpec(mixers[kind], None, part, connected) for kind, part in zip(kinds, parts, strict=True)]
+    layers = stacked(sizes, [mixers[kind] for kind in kinds], parts, connected)
     # Layers for multi-token prediction have one stream, and choose for themselves.
     own = LayerSpec(mixers[_DENSE if kinds[-1] == _DENSE else "full"], None, parts[-1], beside)
-    tied = read_tied(view, default=False)
-    return Body(
-        layers=tuple(layers),
-        tensors=outside(sizes.hidden, sizes.vocab, tied=tied) + (hyper_head(sizes.hidden, streams) if streams else ()),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=tied,
-        max_position_embeddings=read_max_positions(view),
-        rope=latent_rope(view, latent.rope),
+    body = decoder_body(
+        *(view, sizes, layers),
+        rotary=False,
+        further=hyper_head(sizes.hidden, streams) if streams else (),
         extras=multi_token_layers(view, own, sizes.hidden),
         residual_streams=max(streams, 1),
     )
+    return replace(body, rope=latent_rope(view, latent.rope))
 
 
 def _attention_kinds(view: ConfigView, num_layers: int) -> list[str]:

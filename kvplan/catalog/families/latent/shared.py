@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_rope, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, read_rope, read_sizes
 from kvplan.catalog.families.latent.compressed import CompressedSizes, read_compressed_sizes
-from kvplan.catalog.families.latent.streams import hyper_connections
 from kvplan.catalog.families.positions import with_ropes
-from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.families.wrappers.multimodal import text_section
-from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
+from kvplan.catalog.parts import MoeTraits, hyper_connections, linear, mixture, norm, norms
 from kvplan.catalog.spec import CompressedAttention, ExtraModule, LayerSpec, MoeFeedForward, RopeSpec
 from kvplan.catalog.tensors import Tensor, count_elements
 
@@ -67,7 +65,7 @@ def read_deepseek_v41(view: ConfigView) -> Body:
             known[kind] = LayerSpec(_attention(text, sizes, shared, index, ratios[index]), None, routed, others)
         layers.append(known[kind])
     extras = (*_vision(view, sizes.hidden), *_drafting_layers(text, sizes, shared, rest))
-    body = replace(hybrid_body(text, sizes, layers, extras=extras), residual_streams=streams)
+    body = decoder_body(text, sizes, layers, extras=extras, residual_streams=streams)
     return with_ropes(body, _ropes(text, ratios[: sizes.layers]))
 
 
@@ -80,8 +78,7 @@ def _completed(text: ConfigView) -> ConfigView:
         missing = [key for key in missing if not key.startswith("engram")]
     for key in missing:
         text.assume(f"'{text.path}{key}' is not in the config: that of DeepSeek-V4.1-Flash.")
-    own = {key: _PUBLISHED[key] for key in missing}
-    return ConfigView({**text.config, **own}, path=text.path, assumptions=text.assumptions)
+    return text.changed({key: _PUBLISHED[key] for key in missing})
 
 
 def _read_shared(text: ConfigView, sizes: Sizes) -> _SharedVectors:

@@ -2,109 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.common import (
+    Body,
+    Sizes,
+    read_max_positions,
+    read_rope,
+    read_sizes,
+    read_tied,
+    softmax_attention,
+    stacked,
+)
 from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, linear, norm, norms, outside, sliding
 from kvplan.catalog.spec import LayerSpec, RopeSpec
 from kvplan.catalog.tensors import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicShape:
-    """What differs between the classic decoders; everything else is as in GPT-2."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocab: int
-    head: int | None = None
-    attention_bias: bool = True
-    mlp_bias: bool = True
-    norms: int = 2
-    norm_bias: bool = True
-    head_bias: bool = False
-    positions: int = 0
-    """Rows of a learned position embedding; 0 without one."""
-
-
 def _classic_body(
     view: ConfigView,
-    shape: ClassicShape,
+    sizes: Sizes,
+    intermediate: int,
     *,
     tied: bool,
+    attention_bias: bool = True,
+    mlp_bias: bool = True,
+    num_norms: int = 2,
+    norm_bias: bool = True,
+    head_bias: bool = False,
+    positions: int = 0,
     extra: tuple[Tensor, ...] = (),
     rope: RopeSpec | None = None,
     traits: AttentionTraits | None = None,
     windows: list[Window] | None = None,
 ) -> Body:
-    head = shape.head or _head_size(view, shape)
-    own = traits or AttentionTraits.biased(shape.attention_bias, shape.attention_bias)
-    part = feed_forward(shape.hidden, shape.intermediate, gated=False, bias=shape.mlp_bias)
-    layer_norms = norms(shape.norms, shape.hidden, bias=shape.norm_bias)
+    """What differs between the classic decoders; everything else is as in GPT-2.
 
-    def layer(window: Window) -> LayerSpec:
-        mixer = attention(shape.hidden, shape.heads, shape.kv_heads, head, window=window, traits=own)
-        return LayerSpec(mixer, None, part, layer_norms)
-
+    positions: rows of a learned position embedding; 0 without one.
+    """
+    own = traits or AttentionTraits.biased(attention_bias, attention_bias)
+    part = feed_forward(sizes.hidden, intermediate, gated=False, bias=mlp_bias)
+    mixers = [softmax_attention(sizes, own, window=window) for window in windows or [Window()] * sizes.layers]
+    layers = stacked(sizes, mixers, [part] * sizes.layers, norms(num_norms, sizes.hidden, bias=norm_bias))
     tensors = outside(
-        shape.hidden,
-        shape.vocab,
-        tied=tied,
-        positions=shape.positions,
-        norm_bias=shape.norm_bias,
-        head_bias=shape.head_bias,
+        *(sizes.hidden, sizes.vocab), tied=tied, positions=positions, norm_bias=norm_bias, head_bias=head_bias
     )
     return Body(
-        layers=tuple(map(layer, windows or [Window()] * shape.layers)),
+        layers=tuple(layers),
         tensors=tensors + extra,
-        hidden_size=shape.hidden,
-        vocab_size=shape.vocab,
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
         tied=tied,
         max_position_embeddings=read_max_positions(view),
         rope=rope,
     )
 
 
-def _head_size(view: ConfigView, shape: ClassicShape) -> int:
-    if shape.hidden % shape.heads:
-        raise view.reject("hidden_size", f"a multiple of the {shape.heads} heads")
-    return shape.hidden // shape.heads
+def _read_sizes(view: ConfigView) -> Sizes:
+    """Sizes with heads that share the hidden size."""
+    return read_sizes(view.changed({"head_dim": None}))
 
 
 def read_gpt2(view: ConfigView) -> Body:
     """GPT-2: n_embd, n_head, n_layer, learned positions, biases everywhere, head tied to the embedding."""
-    sizes = read_sizes(view)
-    shape = ClassicShape(
-        *(sizes.hidden, sizes.layers, sizes.heads, sizes.kv_heads),
-        intermediate=view.integer("n_inner", default=4 * sizes.hidden),
-        vocab=sizes.vocab,
-        positions=view.integer("n_positions", "n_ctx"),
-    )
-    return _classic_body(view, shape, tied=read_tied(view, default=True))
+    sizes = _read_sizes(view)
+    inner, positions = view.integer("n_inner", default=4 * sizes.hidden), view.integer("n_positions", "n_ctx")
+    return _classic_body(view, sizes, inner, positions=positions, tied=read_tied(view, default=True))
 
 
 def read_gpt_bigcode(view: ConfigView) -> Body:
     """StarCoder and SantaCoder: GPT-2 with one KV head for all query heads."""
-    sizes = read_sizes(view)
-    shape = ClassicShape(
-        hidden=sizes.hidden,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=1 if view.flag("multi_query", default=True) else sizes.heads,
-        intermediate=view.integer("n_inner", default=4 * sizes.hidden),
-        vocab=sizes.vocab,
-        positions=view.integer("n_positions"),
-    )
-    return _classic_body(view, shape, tied=read_tied(view, default=True))
+    sizes = _read_sizes(view)
+    sizes = replace(sizes, kv_heads=1 if view.flag("multi_query", default=True) else sizes.heads)
+    inner, positions = view.integer("n_inner", default=4 * sizes.hidden), view.integer("n_positions")
+    return _classic_body(view, sizes, inner, positions=positions, tied=read_tied(view, default=True))
 
 
 def read_gpt_neo(view: ConfigView) -> Body:
     """GPT-Neo: ``attention_types`` of global and local layers, a window of ``window_size``; no bias in q, k and v."""
-    sizes = read_sizes(view)
+    sizes = _read_sizes(view)
     tokens = view.integer("window_size", default=256)
     kinds: list[str] = []
     for entry in view.items("attention_types") or [[["global"], sizes.layers]]:
@@ -115,30 +92,30 @@ def read_gpt_neo(view: ConfigView) -> Body:
         kinds.extend(entry[0] * min(max(entry[1], 0), sizes.layers))
     if len(kinds) != sizes.layers or set(map(str, kinds)) - {"global", "local"}:
         raise view.reject("attention_types", f"global or local for each of {sizes.layers} layers")
-    shape = ClassicShape(
-        *(sizes.hidden, sizes.layers, sizes.heads, sizes.heads),
-        intermediate=view.integer("intermediate_size", default=4 * sizes.hidden),
-        vocab=sizes.vocab,
+    return _classic_body(
+        view,
+        replace(sizes, kv_heads=sizes.heads),
+        view.integer("intermediate_size", default=4 * sizes.hidden),
         positions=view.integer("max_position_embeddings"),
+        tied=read_tied(view, default=True),
+        traits=AttentionTraits(output_bias=True),
+        windows=[sliding(tokens) if kind == "local" else Window() for kind in kinds],
     )
-    windows = [sliding(tokens) if kind == "local" else Window() for kind in kinds]
-    traits = AttentionTraits(output_bias=True)
-    return _classic_body(view, shape, tied=read_tied(view, default=True), traits=traits, windows=windows)
 
 
 def read_gptj(view: ConfigView) -> Body:
     """GPT-J and CodeGen: rotary positions, attention without and MLP with biases, one norm, a head with bias."""
-    sizes = read_sizes(view)
-    shape = ClassicShape(
-        *(sizes.hidden, sizes.layers, sizes.heads, sizes.heads),
-        intermediate=view.integer("n_inner", default=4 * sizes.hidden),
-        vocab=sizes.vocab,
+    sizes = _read_sizes(view)
+    return _classic_body(
+        view,
+        replace(sizes, kv_heads=sizes.heads),
+        view.integer("n_inner", default=4 * sizes.hidden),
         attention_bias=False,
-        norms=1,
+        num_norms=1,
         head_bias=True,
+        tied=read_tied(view, default=False),
+        rope=RopeSpec(10000.0, min(view.integer("rotary_dim", default=64), sizes.head)),
     )
-    rotary = min(view.integer("rotary_dim", default=64), sizes.head)
-    return _classic_body(view, shape, tied=read_tied(view, default=False), rope=RopeSpec(10000.0, rotary))
 
 
 def read_opt(view: ConfigView) -> Body:
@@ -168,35 +145,33 @@ def read_opt(view: ConfigView) -> Body:
 
 def read_bloom(view: ConfigView) -> Body:
     """BLOOM: ALiBi positions, a norm after the embedding."""
-    sizes = read_sizes(view)
-    shape = ClassicShape(
-        *(sizes.hidden, sizes.layers, sizes.heads, sizes.heads), intermediate=4 * sizes.hidden, vocab=sizes.vocab
-    )
+    sizes = _read_sizes(view)
     extra = norm("word_embeddings_layernorm", sizes.hidden, bias=True)
-    return _classic_body(view, shape, tied=read_tied(view, default=True), extra=extra)
+    whole = replace(sizes, kv_heads=sizes.heads)
+    return _classic_body(view, whole, 4 * sizes.hidden, tied=read_tied(view, default=True), extra=extra)
 
 
 def read_mpt(view: ConfigView) -> Body:
     """MPT: ALiBi positions, no bias anywhere; grouped heads where ``attn_config`` says so."""
-    sizes = read_sizes(view)
+    sizes = _read_sizes(view)
     inner = view.section("attn_config")
     kv_heads = inner.integer("kv_n_heads", default=sizes.heads) if inner is not None else sizes.heads
     if sizes.heads % kv_heads:
         raise view.reject("attn_config", f"KV heads that divide the {sizes.heads} heads")
-    shape = ClassicShape(
-        *(sizes.hidden, sizes.layers, sizes.heads, kv_heads),
-        intermediate=view.integer("expansion_ratio", default=4) * sizes.hidden,
-        vocab=sizes.vocab,
+    return _classic_body(
+        view,
+        replace(sizes, kv_heads=kv_heads),
+        view.integer("expansion_ratio", default=4) * sizes.hidden,
         attention_bias=False,
         mlp_bias=False,
         norm_bias=False,
+        tied=True,
     )
-    return _classic_body(view, shape, tied=True)
 
 
 def read_falcon(view: ConfigView) -> Body:
     """Falcon 7B (one KV head), 40B and 180B (grouped, ``new_decoder_architecture``)."""
-    sizes = read_sizes(view)
+    sizes = _read_sizes(view)
     grouped = view.flag("new_decoder_architecture", default=False)
     parallel = view.flag("parallel_attn", default=True)
     kv_heads = view.integer("num_kv_heads", "n_head_kv", default=sizes.heads)
@@ -206,13 +181,13 @@ def read_falcon(view: ConfigView) -> Body:
     num_norms = view.integer("num_ln_in_parallel_attn", default=2 if grouped else 1, maximum=2)
     if sizes.heads % kv_heads:
         raise view.reject("num_kv_heads", f"a divisor of the {sizes.heads} heads")
-    shape = ClassicShape(
-        *(sizes.hidden, sizes.layers, sizes.heads, kv_heads),
-        intermediate=view.integer("ffn_hidden_size", default=4 * sizes.hidden),
-        vocab=sizes.vocab,
+    return _classic_body(
+        view,
+        replace(sizes, kv_heads=kv_heads),
+        view.integer("ffn_hidden_size", default=4 * sizes.hidden),
         attention_bias=bias,
         mlp_bias=bias,
-        norms=num_norms if parallel or grouped else 2,
+        num_norms=num_norms if parallel or grouped else 2,
+        tied=read_tied(view, default=True),
+        rope=None if view.flag("alibi", default=False) else read_rope(view, sizes.head),
     )
-    rope = None if view.flag("alibi", default=False) else read_rope(view, sizes.head)
-    return _classic_body(view, shape, tied=read_tied(view, default=True), rope=rope)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
-from kvplan.catalog.parts import FULL, Window, attention, feed_forward, norm, norms, outside, sliding
-from kvplan.catalog.spec import LayerSpec
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, read_rope, read_sizes, softmax_attention
+from kvplan.catalog.parts import FULL, Window, feed_forward, norm, norms, sliding
+from kvplan.catalog.spec import FeedForward, LayerSpec
 
 
 def read_domyn_edge(view: ConfigView) -> Body:
@@ -16,24 +18,16 @@ def read_domyn_edge(view: ConfigView) -> Body:
     if turns is None or len(turns) != sizes.layers or set(turns) - {"rope", "nope"}:
         raise view.reject("position_layers", f"rope or nope for each of {sizes.layers} layers")
     part = feed_forward(sizes.hidden, view.integer("intermediate_size"), name="feedforward")
-    kinds = {each: _layer(sizes, *each) for each in set(zip(heads, windows, strict=True))}
+    kinds = {each: _layer(sizes, part, *each) for each in set(zip(heads, windows, strict=True))}
     layers = [kinds[each] for each in zip(heads, windows, strict=True)]
-    tied = read_tied(view, default=True)
     rotary = next((head for head, kind in zip(heads, turns, strict=True) if kind == "rope"), None)
-    return Body(
-        layers=tuple(LayerSpec(layer.mixer, None, part, layer.tensors) for layer in layers),
-        tensors=outside(sizes.hidden, sizes.vocab, tied=tied),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=tied,
-        max_position_embeddings=read_max_positions(view),
-        rope=None if rotary is None else read_rope(view, rotary),
-    )
+    body = decoder_body(view, sizes, layers, tied=True, rotary=False)
+    return body if rotary is None else replace(body, rope=read_rope(view, rotary))
 
 
-def _layer(sizes: Sizes, head: int, window: Window) -> LayerSpec:
-    mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, head, window=window)
-    return LayerSpec(mixer, None, None, norms(4, sizes.hidden) + norm("attention.k_norm", head))
+def _layer(sizes: Sizes, part: FeedForward, head: int, window: Window) -> LayerSpec:
+    mixer = softmax_attention(replace(sizes, head=head), window=window)
+    return LayerSpec(mixer, None, part, norms(4, sizes.hidden) + norm("attention.k_norm", head))
 
 
 def _head_sizes(view: ConfigView, num_layers: int) -> list[int]:

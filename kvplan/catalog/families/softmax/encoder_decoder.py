@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.common import (
+    Body,
+    read_max_positions,
+    read_rope,
+    read_sizes,
+    read_tied,
+    softmax_attention,
+)
 from kvplan.catalog.families.wrappers.towers import read_towers
 from kvplan.catalog.parts import AttentionTraits, attention, feed_forward, norm, norms, outside
 from kvplan.catalog.spec import CrossAttention, ExtraModule, LayerSpec, SoftmaxAttention
@@ -79,12 +86,10 @@ def read_mllama(view: ConfigView) -> Body:
     text = view.section("text_config") or view
     sizes = read_sizes(text)
     part = feed_forward(sizes.hidden, text.integer("intermediate_size"))
-    own = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head)
-    traits = AttentionTraits(qk_norm="head", name="cross_attn")
-    crossed = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    crossed = softmax_attention(sizes, AttentionTraits(qk_norm="head", name="cross_attn"))
     tokens = _picture_tokens(view)
     gates = tuple(Tensor(f"cross_attn_{name}_gate", (1,), "norm") for name in ("attn", "mlp"))
-    plain = LayerSpec(own, None, part, norms(2, sizes.hidden))
+    plain = LayerSpec(softmax_attention(sizes), None, part, norms(2, sizes.hidden))
     looking = LayerSpec(None, cross_attention(crossed, tokens), part, norms(2, sizes.hidden) + gates)
     indices = text.integers("cross_attention_layers")
     where = set(indices if indices is not None else range(3, sizes.layers, 5))

@@ -8,10 +8,10 @@ from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import (
     Body,
     Sizes,
+    decoder_body,
     layer_types,
-    read_max_positions,
     read_sizes,
-    read_tied,
+    softmax_attention,
     windows_of_types,
 )
 from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, rope_of_type, with_ropes
@@ -26,10 +26,9 @@ from kvplan.catalog.parts import (
     mixture,
     norm,
     norms,
-    outside,
     sliding,
 )
-from kvplan.catalog.spec import FeedForward, LayerSpec, MoeFeedForward, RopeSpec, SoftmaxAttention
+from kvplan.catalog.spec import FeedForward, LayerSpec, MoeFeedForward, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 
 
@@ -88,21 +87,6 @@ def _read_per_layer_input(view: ConfigView) -> PerLayerInput:
     return PerLayerInput(size, view.integer("vocab_size_per_layer_input", default=262144))
 
 
-def _body(
-    view: ConfigView, sizes: Sizes, layers: list[LayerSpec], extra: tuple[Tensor, ...], ropes: tuple[RopeSpec, ...]
-) -> Body:
-    tied = read_tied(view, default=True)
-    body = Body(
-        layers=tuple(layers),
-        tensors=outside(sizes.hidden, sizes.vocab, tied=tied) + extra,
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=tied,
-        max_position_embeddings=read_max_positions(view),
-    )
-    return with_ropes(body, ropes)
-
-
 def read_gemma3n(view: ConfigView) -> Body:
     """Gemma 3n's text model: AltUp streams, Laurel blocks, per-layer embeddings, the last layers' caches shared."""
     sizes = read_sizes(view, head_default=256)
@@ -117,15 +101,7 @@ def read_gemma3n(view: ConfigView) -> Body:
     traits = AttentionTraits.biased(bias, bias, qk_norm="head")
     layers = []
     for window, owner, width in zip(windows, shared, inner, strict=True):
-        mixer = attention(
-            sizes.hidden,
-            sizes.heads,
-            sizes.kv_heads,
-            sizes.head,
-            window=window,
-            traits=traits,
-            kv_shared_with=owner,
-        )
+        mixer = softmax_attention(sizes, traits, window=window, kv_shared_with=owner)
         layers.append(LayerSpec(mixer, None, feed_forward(sizes.hidden, width), rest))
     extra = per_layer.outer_tensors(sizes.hidden, sizes.layers)
     for name in ("altup_projections", "altup_unembed_projections"):
@@ -134,7 +110,7 @@ def read_gemma3n(view: ConfigView) -> Body:
         rope_of_type(view, sizes.head, FULL_TYPE, theta=1_000_000.0),
         rope_of_type(view, sizes.head, WINDOW_TYPE),
     )
-    return _body(view, sizes, layers, extra, ropes)
+    return with_ropes(decoder_body(view, sizes, layers, tied=True, rotary=False, further=extra), ropes)
 
 
 def _laurel(hidden: int, rank: int) -> tuple[Tensor, ...]:
@@ -176,7 +152,8 @@ def read_gemma4(view: ConfigView) -> Body:
         replace(rope_of_type(view, wide, FULL_TYPE, theta=1_000_000.0), rotary_size=wide),
         rope_of_type(view, sizes.head, WINDOW_TYPE),
     )
-    return _body(view, sizes, layers, per_layer.outer_tensors(sizes.hidden, sizes.layers), ropes)
+    extra = per_layer.outer_tensors(sizes.hidden, sizes.layers)
+    return with_ropes(decoder_body(view, sizes, layers, tied=True, rotary=False, further=extra), ropes)
 
 
 def _with_global_sizes(view: ConfigView, num_layers: int) -> ConfigView:
@@ -185,10 +162,9 @@ def _with_global_sizes(view: ConfigView, num_layers: int) -> ConfigView:
     last = None if listed is None else listed.section(str(num_layers - 1))
     if last is None:
         return view
-    config = dict(view.config)
-    config["global_head_dim"] = last.config.get("head_dim", config.get("head_dim"))
-    config["num_global_key_value_heads"] = last.config.get("num_key_value_heads")
-    return ConfigView(config, path=view.path, assumptions=view.assumptions)
+    head = last.config.get("head_dim", view.config.get("head_dim"))
+    kv_heads = last.config.get("num_key_value_heads")
+    return view.changed({"global_head_dim": head, "num_global_key_value_heads": kv_heads})
 
 
 def _gemma4_attention(view: ConfigView, sizes: Sizes, window: Window, owner: int | None) -> SoftmaxAttention:

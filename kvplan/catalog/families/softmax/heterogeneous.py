@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
-from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.common import (
+    Body,
+    Sizes,
+    decoder_body,
+    layer_types,
+    multi_token_layers,
+    read_rope,
+    read_sizes,
+    softmax_attention,
+    stacked,
+)
 from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, rope_of_type, with_ropes
 from kvplan.catalog.families.softmax.mixtures import (
     MixtureFamily,
@@ -16,7 +24,6 @@ from kvplan.catalog.families.softmax.mixtures import (
     read_feed_forwards,
 )
 from kvplan.catalog.families.softmax.plain import PlainFamily
-from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.parts import (
     FULL,
     AttentionTraits,
@@ -30,15 +37,10 @@ from kvplan.catalog.parts import (
     norms,
     sliding,
 )
-from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, RopeSpec, SparseIndexer
+from kvplan.catalog.spec import FeedForward, LayerSpec, RopeSpec, SparseIndexer
 
 _SHARED = MoeTraits(shared_name="shared_experts")
 _FLOAT32 = replace(_SHARED, float32_router=True)
-
-
-def _stack(sizes: Sizes, mixers: Sequence[Mixer], parts: Sequence[FeedForward]) -> list[LayerSpec]:
-    layer_norms = norms(2, sizes.hidden)
-    return [LayerSpec(mixer, None, part, layer_norms) for mixer, part in zip(mixers, parts, strict=True)]
 
 
 def _windows(view: ConfigView, num_layers: int, tokens: int) -> list[Window] | None:
@@ -53,13 +55,11 @@ def _windows(view: ConfigView, num_layers: int, tokens: int) -> list[Window] | N
 
 def read_decilm(view: ConfigView) -> Body:
     """Nemotron-NAS: ``block_configs`` say of each layer how many KV heads it has and how wide it is, if at all."""
-    heads = view.integer("num_attention_heads")
-    merged = {**view.config, "num_key_value_heads": heads, "intermediate_size": 1}
-    sizes = read_sizes(ConfigView(merged, path=view.path, assumptions=view.assumptions))
+    sizes = read_sizes(view.changed({"num_key_value_heads": view.integer("num_attention_heads")}))
     blocks = view.items("block_configs")
     if blocks is None or len(blocks) != sizes.layers:
         raise view.reject("block_configs", f"one entry for each of {sizes.layers} layers")
-    return hybrid_body(view, sizes, [_decilm_layer(view, sizes, block) for block in blocks])
+    return decoder_body(view, sizes, [_decilm_layer(view, sizes, block) for block in blocks])
 
 
 def _decilm_layer(view: ConfigView, sizes: Sizes, block: object) -> LayerSpec:
@@ -78,7 +78,7 @@ def _decilm_layer(view: ConfigView, sizes: Sizes, block: object) -> LayerSpec:
             raise own.reject("n_heads_in_group", f"a divisor of the {sizes.heads} heads")
         tokens = own.optional_integer("window_length")
         window = sliding(tokens) if tokens else FULL
-        mixer = attention(sizes.hidden, sizes.heads, sizes.heads // group, sizes.head, window=window)
+        mixer = softmax_attention(replace(sizes, kv_heads=sizes.heads // group), window=window)
     part = None
     if not inner.flag("no_op", default=False):
         part = feed_forward(sizes.hidden, _decilm_width(inner.number("ffn_mult", default=0.0), sizes.hidden))
@@ -101,7 +101,7 @@ def read_mimo_v2(view: ConfigView) -> Body:
         windows = [sliding(tokens) if slides else FULL for slides in pattern]
     bias = view.flag("attention_bias", default=False)
     traits = AttentionTraits.biased(bias, False)
-    full = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, head_v=value, traits=traits)
+    full = softmax_attention(sizes, traits, head_v=value)
     heads = view.integer("swa_num_attention_heads", default=sizes.heads)
     kv_heads = view.integer("swa_num_key_value_heads", default=2 * sizes.kv_heads)
     if heads % kv_heads:
@@ -124,7 +124,7 @@ def read_mimo_v2(view: ConfigView) -> Body:
         traits=_FLOAT32,
     )
     mixers = [full if window.kind == "full" else local for window in windows]
-    body = hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
+    body = decoder_body(view, sizes, stacked(sizes, mixers, read_feed_forwards(view, family, sizes)))
     turned = rope_of_type(view, sizes.head, FULL_TYPE)
     theta = view.number("swa_rope_theta", default=turned.theta)
     local_head = view.integer("swa_head_dim", default=sizes.head)
@@ -137,7 +137,7 @@ def read_mimo_v2(view: ConfigView) -> Body:
 def read_step3p7(view: ConfigView) -> Body:
     """Step 3.5 and 3.7 Flash: sliding layers may have more heads; a gate per head; experts from the fourth layer on."""
     groups = view.integer("num_attention_groups", "num_key_value_heads", default=8)
-    view = ConfigView({**view.config, "num_key_value_heads": groups}, path=view.path, assumptions=view.assumptions)
+    view = view.changed({"num_key_value_heads": groups})
     sizes = read_sizes(view, head_default=128)
     tokens = view.integer("sliding_window", default=512)
     windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
@@ -151,8 +151,8 @@ def read_step3p7(view: ConfigView) -> Body:
     )
     if local_heads % sizes.kv_heads:
         raise view.reject("num_sliding_attention_heads", f"a multiple of the {sizes.kv_heads} KV heads")
-    full = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
-    local = attention(sizes.hidden, local_heads, sizes.kv_heads, sizes.head, window=sliding(tokens), traits=traits)
+    full = softmax_attention(sizes, traits)
+    local = softmax_attention(replace(sizes, heads=local_heads), traits, window=sliding(tokens))
     family = MixtureFamily(
         PlainFamily(),
         step_sparse_layers,
@@ -162,12 +162,9 @@ def read_step3p7(view: ConfigView) -> Body:
         traits=_FLOAT32,
     )
     mixers = [full if window.kind == "full" else local for window in windows]
-    layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
-    single = {key: value for key, value in view.config.items() if key != "rope_theta"}
-    if not isinstance(view.config.get("rope_theta"), list):
-        single = dict(view.config)
-    inner = ConfigView(single, path=view.path, assumptions=view.assumptions)
-    body = hybrid_body(inner, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+    layers = stacked(sizes, mixers, read_feed_forwards(view, family, sizes))
+    inner = view.changed({"rope_theta": None}) if isinstance(view.config.get("rope_theta"), list) else view
+    body = decoder_body(inner, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
     return with_ropes(body, step_ropes(view, inner, sizes))
 
 
@@ -202,7 +199,7 @@ def read_step3(view: ConfigView) -> Body:
     """Step 3: one KV head, queries through a matrix that all heads share, experts and a shared one in listed layers."""
     sizes = replace(read_sizes(view, head_default=256), kv_heads=1)
     shared_query = view.integer("share_q_dim", default=2048)
-    plain = attention(sizes.hidden, sizes.heads, 1, sizes.head)
+    plain = softmax_attention(sizes)
     name, width = "self_attn", sizes.heads * sizes.head
     factors = linear(f"{name}.q_proj", shared_query, sizes.hidden) + norm(f"{name}.inter_norm", shared_query)
     factors += linear(f"{name}.wq", width, shared_query, "column")
@@ -214,8 +211,7 @@ def read_step3(view: ConfigView) -> Body:
         shared_size=("share_expert_dim",),
         traits=_SHARED,
     )
-    layers = _stack(sizes, [mixer] * sizes.layers, read_feed_forwards(view, family, sizes))
-    body = hybrid_body(view, sizes, layers)
+    body = decoder_body(view, sizes, stacked(sizes, [mixer] * sizes.layers, read_feed_forwards(view, family, sizes)))
     positions = view.optional_integer("max_position_embedding") or body.max_position_embeddings
     return replace(body, max_position_embeddings=positions)
 
@@ -242,7 +238,7 @@ def read_laguna(view: ConfigView) -> Body:
     if any(count % sizes.kv_heads for count in heads):
         raise view.reject("num_attention_heads_per_layer", f"multiples of the {sizes.kv_heads} KV heads")
     mixers = [
-        attention(sizes.hidden, count, sizes.kv_heads, sizes.head, window=window, traits=traits)
+        softmax_attention(replace(sizes, heads=count), traits, window=window)
         for count, window in zip(heads, windows, strict=True)
     ]
     family = MixtureFamily(
@@ -253,14 +249,9 @@ def read_laguna(view: ConfigView) -> Body:
         router_bias=True,
         traits=_SHARED,
     )
-    body = hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
-    return with_ropes(
-        body,
-        (
-            rope_of_type(view, sizes.head, FULL_TYPE, theta=500_000.0, share=0.5),
-            rope_of_type(view, sizes.head, WINDOW_TYPE),
-        ),
-    )
+    body = decoder_body(view, sizes, stacked(sizes, mixers, read_feed_forwards(view, family, sizes)))
+    full = rope_of_type(view, sizes.head, FULL_TYPE, theta=500_000.0, share=0.5)
+    return with_ropes(body, (full, rope_of_type(view, sizes.head, WINDOW_TYPE)))
 
 
 def read_minimax_m3(view: ConfigView) -> Body:
@@ -268,17 +259,7 @@ def read_minimax_m3(view: ConfigView) -> Body:
     sizes = read_sizes(view, head_default=128)
     indexed, indexer = _minimax_indexer(view, sizes.layers)
     traits = AttentionTraits(qk_norm="head")
-    mixers = [
-        attention(
-            sizes.hidden,
-            sizes.heads,
-            sizes.kv_heads,
-            sizes.head,
-            traits=traits,
-            indexer=indexer if has_indexer else None,
-        )
-        for has_indexer in indexed
-    ]
+    mixers = [softmax_attention(sizes, traits, indexer=indexer if has_indexer else None) for has_indexer in indexed]
     family = MixtureFamily(
         PlainFamily(),
         after_dense_ones,
@@ -288,8 +269,8 @@ def read_minimax_m3(view: ConfigView) -> Body:
         router_bias=True,
         traits=replace(_FLOAT32, name="block_sparse_moe"),
     )
-    layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
-    return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+    layers = stacked(sizes, mixers, read_feed_forwards(view, family, sizes))
+    return decoder_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
 
 
 def _minimax_indexer(view: ConfigView, num_layers: int) -> tuple[list[bool], SparseIndexer | None]:
@@ -318,8 +299,7 @@ def read_dbrx(view: ConfigView) -> Body:
     own, inner = view.section("attn_config"), view.section("ffn_config")
     if own is None or inner is None:
         raise view.reject("attn_config", "an object, beside ffn_config")
-    merged = {**view.config, "num_key_value_heads": own.integer("kv_n_heads")}
-    sizes = read_sizes(ConfigView(merged, path=view.path, assumptions=view.assumptions))
+    sizes = read_sizes(view.changed({"num_key_value_heads": own.integer("kv_n_heads")}))
     part = mixture(
         sizes.hidden,
         inner.integer("moe_num_experts"),
@@ -327,32 +307,29 @@ def read_dbrx(view: ConfigView) -> Body:
         inner.integer("ffn_hidden_size"),
         traits=MoeTraits(name="ffn"),
     )
-    mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head)
-    return hybrid_body(view, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))
+    return decoder_body(view, sizes, [_layer(sizes, AttentionTraits(), part)] * sizes.layers)
+
+
+def _layer(sizes: Sizes, traits: AttentionTraits, part: FeedForward) -> LayerSpec:
+    return LayerSpec(softmax_attention(sizes, traits), None, part, norms(2, sizes.hidden))
 
 
 def read_qwen1(view: ConfigView) -> Body:
     """The first Qwen: biases in q, k and v only, a feed-forward of half the stated size, twice."""
     sizes = read_sizes(view)
-    mixer = attention(sizes.hidden, sizes.heads, sizes.heads, sizes.head, traits=AttentionTraits.biased(True, False))
     part = feed_forward(sizes.hidden, view.integer("intermediate_size", minimum=2) // 2)
-    return hybrid_body(view, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))
+    whole = replace(sizes, kv_heads=sizes.heads)
+    return decoder_body(view, sizes, [_layer(whole, AttentionTraits.biased(True, False), part)] * sizes.layers)
 
 
 def read_chatglm(view: ConfigView) -> Body:
     """ChatGLM 2 and 3: ``multi_query_group_num`` KV heads, ``padded_vocab_size``, biases in q, k and v."""
-    merged = {
-        **view.config,
-        "vocab_size": view.integer("padded_vocab_size"),
-        "head_dim": view.optional_integer("kv_channels"),
-    }
+    own = {"vocab_size": view.integer("padded_vocab_size"), "head_dim": view.optional_integer("kv_channels")}
     if view.flag("multi_query_attention", default=False):
-        merged["num_key_value_heads"] = view.integer("multi_query_group_num")
-    inner = ConfigView(merged, path=view.path, assumptions=view.assumptions)
+        own["num_key_value_heads"] = view.integer("multi_query_group_num")
+    inner = view.changed(own)
     sizes = read_sizes(inner)
     bias = view.flag("add_bias_linear", default=False)
     traits = AttentionTraits.biased(bias or view.flag("add_qkv_bias", default=True), bias)
-    mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
     part = feed_forward(sizes.hidden, view.integer("ffn_hidden_size"), bias=bias)
-    body = hybrid_body(inner, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))
-    return replace(body, rope=read_rope(inner, sizes.head, default_share=0.5))
+    return decoder_body(inner, sizes, [_layer(sizes, traits, part)] * sizes.layers, rotary_share=0.5)

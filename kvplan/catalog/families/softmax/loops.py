@@ -8,17 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import (
-    Body,
-    Sizes,
-    layer_types,
-    read_max_positions,
-    read_rope,
-    read_sizes,
-    read_tied,
-)
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, layer_types, read_sizes, softmax_attention
 from kvplan.catalog.families.softmax.plain import LLAMA, assemble, dense_feed_forward
-from kvplan.catalog.parts import FULL, AttentionTraits, attention, feed_forward, linear, outside, sliding
+from kvplan.catalog.parts import FULL, AttentionTraits, feed_forward, linear, sliding
 from kvplan.catalog.spec import LayerSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 
@@ -46,7 +38,7 @@ def read_loop_coder(view: ConfigView) -> Body:
     """
     if view.has("dual_chunk_attention_config"):
         raise view.reject("dual_chunk_attention_config", "none (what its layers keep then is not known)")
-    sizes = read_sizes(ConfigView({**view.config, "head_dim": None}, path=view.path, assumptions=view.assumptions))
+    sizes = read_sizes(view.changed({"head_dim": None}))
     family = replace(LLAMA, qkv_bias=False, output_bias=False, mlp_bias=False, max_positions=131072)
     body = assemble(view, family, sizes, [dense_feed_forward(view, family, sizes)] * sizes.layers)
     loops = view.integer("loop_num", default=2, maximum=_MOST_PASSES)
@@ -94,28 +86,18 @@ def read_hrm_text(view: ConfigView) -> Body:
     transformers 5 counts all passes in ``num_hidden_layers`` and the layers of a stack in ``num_layers_per_stack``.
     """
     depth = view.layers("num_layers_per_stack", "num_hidden_layers")
-    stacked = {**view.config, "num_key_value_heads": None, "num_hidden_layers": depth}
-    sizes = read_sizes(ConfigView(stacked, path=view.path, assumptions=view.assumptions), head_default=128)
+    sizes = read_sizes(view.changed({"num_key_value_heads": None, "num_hidden_layers": depth}), head_default=128)
     if view.flag("attention_bias", default=False):
         raise view.reject("attention_bias", "false (which of its matrices have one then is not known)")
     slow = view.integer("H_cycles", default=2, maximum=_MOST_PASSES)
     fast = view.integer("L_cycles", default=3, maximum=_MOST_PASSES)
-    traits = AttentionTraits(output_gate="separate")
-    mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    mixer = softmax_attention(sizes, AttentionTraits(output_gate="separate"))
     layer = LayerSpec(mixer, None, dense_feed_forward(view, LLAMA, sizes))
     stacks, passes = 2 * depth, depth * slow * (fast + 1)
     _assume_passes(view, stacks, passes)
-    tied = read_tied(view, default=False)
+    layers = (layer,) * stacks + (again(layer),) * (passes - stacks)
     start = Tensor("z_L_init", (sizes.hidden,), "state")
-    return Body(
-        layers=(layer,) * stacks + (again(layer),) * (passes - stacks),
-        tensors=(*outside(sizes.hidden, sizes.vocab, tied=tied, final_norm=False), start),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=tied,
-        max_position_embeddings=read_max_positions(view, default=2048),
-        rope=read_rope(view, sizes.head),
-    )
+    return decoder_body(view, sizes, layers, final_norm=False, max_positions=2048, further=(start,))
 
 
 def read_dory(view: ConfigView) -> Body:
@@ -143,17 +125,9 @@ def read_dory(view: ConfigView) -> Body:
         passes = [_overwriting(layer, index) for layer, index in zip(passes, indices, strict=True)]
     if passes:
         _assume_passes(view, sizes.layers, sizes.layers + len(passes))
-    return Body(
-        layers=(*blocks, *passes),
-        tensors=(
-            *outside(sizes.hidden, sizes.vocab, tied=False, final_norm=False),
-            Tensor("lm_head.logit_scale", (sizes.vocab,), "norm"),
-        ),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=False,
-        max_position_embeddings=read_max_positions(view, default=8192),
-        rope=read_rope(view, sizes.head),
+    scale = Tensor("lm_head.logit_scale", (sizes.vocab,), "norm")
+    return decoder_body(
+        view, sizes, (*blocks, *passes), tied=None, final_norm=False, max_positions=8192, further=(scale,)
     )
 
 
@@ -167,14 +141,13 @@ def _dory_blocks(view: ConfigView, sizes: Sizes, kinds: set[str]) -> dict[str, L
     traits = AttentionTraits(output_gate="separate", name="mixer")
     for kind in kinds - {"mlp"}:
         window = FULL if kind == "full_attention" else sliding(view.integer("sliding_window"))
-        mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, window=window, traits=traits)
-        found[kind] = LayerSpec(mixer, None, None, (rate, *scales))
+        found[kind] = LayerSpec(softmax_attention(sizes, traits, window=window), None, None, (rate, *scales))
     return found
 
 
 def _overwriting(layer: LayerSpec, index: int) -> LayerSpec:
     """A pass that writes into the cache of the layer ``index``, which it repeats."""
     mixer = layer.mixer
-    return (
-        layer if not isinstance(mixer, SoftmaxAttention) else replace(layer, mixer=replace(mixer, kv_shared_with=index))
-    )
+    if not isinstance(mixer, SoftmaxAttention):
+        return layer
+    return replace(layer, mixer=replace(mixer, kv_shared_with=index))

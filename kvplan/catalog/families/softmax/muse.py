@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, read_sizes
+from kvplan.catalog.families.common import Body, decoder_body, read_sizes, softmax_attention
 from kvplan.catalog.families.softmax.mixtures import after_dense_ones
 from kvplan.catalog.families.softmax.windows import muse
-from kvplan.catalog.families.states.hybrid import hybrid_body
-from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, mixture, norm, norms
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, feed_forward, mixture, norm, norms
 from kvplan.catalog.spec import FeedForward, LayerSpec
 from kvplan.catalog.tensors import Tensor
 
@@ -23,10 +22,7 @@ def read_muse_spark(view: ConfigView) -> Body:
     sizes = read_sizes(view)
     traits = AttentionTraits(output_gate="separate")
     windows = muse(view, sizes.layers)
-    mixers = {
-        window: attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, window=window, traits=traits)
-        for window in set(windows)
-    }
+    mixers = {window: softmax_attention(sizes, traits, window=window) for window in set(windows)}
     gates = tuple(Tensor(f"residual_gate{index}", (sizes.hidden,), "state") for index in range(2))
     around = norms(3, sizes.hidden) + gates
     dense, sparse = feed_forward(sizes.hidden, view.integer("intermediate_size")), _mixture(view, sizes.hidden)
@@ -35,8 +31,7 @@ def read_muse_spark(view: ConfigView) -> Body:
         LayerSpec(mixers[window], None, sparse if is_sparse else dense, around)
         for window, is_sparse in zip(windows, kinds, strict=True)
     ]
-    untied = ConfigView({**view.config, "tie_word_embeddings": False}, path=view.path, assumptions=view.assumptions)
-    return hybrid_body(untied, sizes, layers)
+    return decoder_body(view, sizes, layers, tied=None)
 
 
 def _mixture(view: ConfigView, hidden: int) -> FeedForward:

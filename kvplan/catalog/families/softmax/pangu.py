@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, read_sizes
+from kvplan.catalog.families.common import Body, read_sizes, softmax_attention
 from kvplan.catalog.families.softmax import windows
 from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
 from kvplan.catalog.families.softmax.plain import Flag, assemble, pangu_family
-from kvplan.catalog.parts import FULL, AttentionTraits, Window, attention, norm, sliding
+from kvplan.catalog.parts import FULL, AttentionTraits, Window, norm, sliding
 from kvplan.catalog.spec import LayerSpec, RopeSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 
@@ -32,21 +32,14 @@ def read_pangu_pro(view: ConfigView) -> Body:
         router_bias=Flag(("router_enable_expert_bias",), False),
     )
     sinks = view.integer("param_sink_number", default=0, minimum=0)
-    key_size = view.integer("qk_nope_dim") + view.integer("qk_rope_dim") if sinks else None
-    counted = view if key_size is None else ConfigView({**view.config, "head_dim": key_size}, path=view.path)
+    counted = view.changed({"head_dim": view.integer("qk_nope_dim") + view.integer("qk_rope_dim")}) if sinks else view
     sizes = read_sizes(counted)
     parts = read_feed_forwards(view, family, sizes)
     if not sinks:
         return assemble(view, plain, sizes, parts)
     body = assemble(counted, replace(plain, windows=windows.no_window), sizes, parts)
-    mixer = attention(
-        sizes.hidden,
-        sizes.heads,
-        sizes.kv_heads,
-        sizes.head,
-        head_v=view.integer("v_channels"),
-        traits=AttentionTraits.biased(bool(plain.qkv_bias), bool(plain.output_bias)),
-    )
+    traits = AttentionTraits.biased(bool(plain.qkv_bias), bool(plain.output_bias))
+    mixer = softmax_attention(sizes, traits, head_v=view.integer("v_channels"))
     own = norm("self_attn.k_layernorm", sizes.head) + _sinks(view, mixer, sinks)
     layers = tuple(LayerSpec(mixer, None, each.feed_forward, each.tensors + own) for each in body.layers)
     return replace(body, layers=layers, rope=RopeSpec(10000.0, view.integer("qk_rope_dim")))

@@ -12,11 +12,20 @@ from typing import Literal
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families import positions
-from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
-from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.common import (
+    Body,
+    Sizes,
+    multi_token_layers,
+    read_max_positions,
+    read_rope,
+    read_sizes,
+    read_tied,
+    softmax_attention,
+    stacked,
+)
 from kvplan.catalog.families.softmax import windows
-from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, norms, outside
-from kvplan.catalog.spec import FeedForward, LayerSpec, RopeSpec
+from kvplan.catalog.parts import AttentionTraits, Window, feed_forward, norms, outside
+from kvplan.catalog.spec import FeedForward, RopeSpec
 from kvplan.catalog.tensors import Tensor
 
 
@@ -242,9 +251,7 @@ def read_telechat2(view: ConfigView) -> Body:
 def read_step1(view: ConfigView) -> Body:
     """Step 1: Llama with ALiBi in place of rotary positions, and groups of heads (vllm: models/step1.py)."""
     groups = view.integer("num_attention_groups", "num_key_value_heads", default=1)
-    counted = ConfigView(
-        {**view.config, "num_key_value_heads": groups, "head_dim": None}, path=view.path, assumptions=view.assumptions
-    )
+    counted = view.changed({"num_key_value_heads": groups, "head_dim": None})
     return replace(read_plain(counted, replace(LLAMA, tied=True)), rope=None)
 
 
@@ -262,14 +269,8 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
     layer_norms += tuple(Tensor(f"scalar{index}", (1,), "norm") for index in range(family.layer_scalars))
 
     windows_of_layers = family.windows(view, sizes.layers)
-    mixers = {
-        window: attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, window=window, traits=traits)
-        for window in set(windows_of_layers)
-    }
-    layers = tuple(
-        LayerSpec(mixers[window], None, part, layer_norms)
-        for window, part in zip(windows_of_layers, feed_forwards, strict=True)
-    )
+    mixers = {window: softmax_attention(sizes, traits, window=window) for window in set(windows_of_layers)}
+    layers = tuple(stacked(sizes, [mixers[window] for window in windows_of_layers], feed_forwards, layer_norms))
     tied = family.tied is not None and read_tied(view, default=family.tied)
     body = Body(
         layers=layers,

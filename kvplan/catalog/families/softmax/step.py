@@ -9,13 +9,19 @@ from collections import Counter
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_sizes
-from kvplan.catalog.families.multi_token import MULTI_TOKEN_KEYS, repeated_layer
+from kvplan.catalog.families.common import (
+    MULTI_TOKEN_KEYS,
+    Body,
+    Sizes,
+    decoder_body,
+    read_sizes,
+    repeated_layer,
+    stacked,
+)
 from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, with_ropes
 from kvplan.catalog.families.softmax.heterogeneous import step3_sparse_layers, step_ropes
 from kvplan.catalog.families.softmax.mixtures import MixtureFamily, read_feed_forwards
 from kvplan.catalog.families.softmax.plain import PlainFamily
-from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.parts import FULL, AttentionTraits, MoeTraits, attention, feed_forward, linear, norm, norms, sliding
 from kvplan.catalog.spec import ExtraModule, LayerSpec, RopeSpec, SoftmaxAttention, SparseIndexer
 from kvplan.catalog.tensors import Tensor
@@ -45,15 +51,12 @@ def read_step5(view: ConfigView) -> Body:
     indexer = _indexer(view)
     mixers = {kind: _attention(view, sizes, kind, indexer) for kind in dict.fromkeys(types)}
     parts = read_feed_forwards(view, _FAMILY, sizes)
-    rest = norms(2, sizes.hidden)
-    layers = [
-        LayerSpec(mixers[kind], None, part, rest) for kind, part in zip(types[: sizes.layers], parts, strict=True)
-    ]
+    layers = stacked(sizes, [mixers[kind] for kind in types[: sizes.layers]], parts)
     drafting = Counter(types[sizes.layers : sizes.layers + count])
     extras = sum((_drafter(view, sizes, mixers[kind], number) for kind, number in drafting.items()), ())
     single = {key: value for key, value in view.config.items() if not isinstance(value, list)}
     inner = ConfigView(single, path=view.path, assumptions=view.assumptions)
-    return with_ropes(hybrid_body(inner, sizes, layers, extras=extras), _ropes(view, inner, sizes, types))
+    return with_ropes(decoder_body(inner, sizes, layers, extras=extras), _ropes(view, inner, sizes, types))
 
 
 def _with_defaults(view: ConfigView) -> ConfigView:
@@ -64,13 +67,12 @@ def _with_defaults(view: ConfigView) -> ConfigView:
         raise view.reject("use_moe_router_bias", "true")
     active = view.integer("moe_top_k")
     sparse = next((key for key in ("moe_layers_enum", "moe_layer_list") if view.has(key)), "")
-    merged = {
-        **view.config,
+    own = {
         "num_key_value_heads": view.integer("num_attention_groups"),
         "moe_layers_enum": view.config.get(sparse),
         "share_expert_dim": view.integer("share_expert_dim", default=active * view.integer("moe_intermediate_size")),
     }
-    return ConfigView(merged, path=view.path, assumptions=view.assumptions)
+    return view.changed(own)
 
 
 def _indexer(view: ConfigView) -> SparseIndexer | None:

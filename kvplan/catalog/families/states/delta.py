@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
+from kvplan.catalog.families.common import (
+    Body,
+    Sizes,
+    decoder_body,
+    layer_types,
+    multi_token_layers,
+    read_rope,
+    read_sizes,
+    softmax_attention,
+    stacked,
+)
 from kvplan.catalog.families.latent.deepseek import LatentSizes, latent_attention, read_latent_sizes
-from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.positions import with_ropes
 from kvplan.catalog.families.softmax.mixtures import (
     MixtureFamily,
@@ -17,7 +26,6 @@ from kvplan.catalog.families.softmax.mixtures import (
     stepped,
 )
 from kvplan.catalog.families.softmax.plain import Flag, PlainFamily
-from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.families.states.state import (
     DeltaSizes,
     gated_delta_net,
@@ -25,8 +33,8 @@ from kvplan.catalog.families.states.state import (
     lightning_attention,
     read_state_dtype,
 )
-from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, linear, norm, norms
-from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, StateMixer
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, feed_forward, linear, norm, norms
+from kvplan.catalog.spec import FeedForward, LayerSpec, StateMixer
 from kvplan.catalog.tensors import Tensor
 
 QWEN_MIXTURE = MixtureFamily(
@@ -85,16 +93,15 @@ def read_qwen3_next(view: ConfigView) -> Body:
     bias = view.flag("attention_bias", default=False)
     gated = view.flag("attn_output_gate", default=True)
     traits = AttentionTraits.biased(bias, bias, qk_norm="head", output_gate="element" if gated else "none")
-    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    softmax = softmax_attention(sizes, traits)
     parts = _qwen_feed_forwards(view, sizes)
-    mixers: list[Mixer] = [delta if linear else softmax for linear in linear_layers(view, sizes.layers)]
-    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    layers = stacked(sizes, [delta if linear else softmax for linear in linear_layers(view, sizes.layers)], parts)
     last = LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden))
     # Qwen3-Next's config names none: vLLM takes one (vllm/model_executor/models/qwen3_next_mtp.py, num_mtp_layers).
     silent = 1 if view.text("model_type", default="") == "qwen3_next" else 0
     keys = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
     extras = multi_token_layers(view, last, sizes.hidden, keys=keys, default=silent)
-    return hybrid_body(view, sizes, layers, rotary_share=0.25, extras=extras)
+    return decoder_body(view, sizes, layers, rotary_share=0.25, extras=extras)
 
 
 def read_delta_net(view: ConfigView, hidden: int) -> StateMixer:
@@ -135,13 +142,10 @@ def read_olmo_hybrid(view: ConfigView) -> Body:
     )
     bias = view.flag("attention_bias", default=False)
     traits = AttentionTraits.biased(bias, bias, qk_norm="full")
-    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
-    part = feed_forward(sizes.hidden, view.integer("intermediate_size"))
-    layers = [
-        LayerSpec(delta if is_linear else softmax, None, part, norms(2, sizes.hidden))
-        for is_linear in linear_layers(view, sizes.layers)
-    ]
-    return hybrid_body(view, sizes, layers)
+    softmax = softmax_attention(sizes, traits)
+    parts = [feed_forward(sizes.hidden, view.integer("intermediate_size"))] * sizes.layers
+    mixers = [delta if is_linear else softmax for is_linear in linear_layers(view, sizes.layers)]
+    return decoder_body(view, sizes, stacked(sizes, mixers, parts))
 
 
 def read_kimi_linear(view: ConfigView) -> Body:
@@ -165,14 +169,13 @@ def read_kimi_linear(view: ConfigView) -> Body:
     gate = latent_sizes.heads * latent_sizes.value if gated else 0
     latent = latent_attention(sizes.hidden, latent_sizes, gate=gate)
     parts = read_feed_forwards(view, _kimi_mixture(view), sizes)
-    mixers: list[Mixer] = [latent if index in full else delta for index in range(sizes.layers)]
-    weighs = view.has("attn_res_block_size")
     others = norms(2, sizes.hidden)
-    if weighs:
+    last: tuple[Tensor, ...] = ()
+    if view.has("attn_res_block_size"):
         others += _weighed_residual("self_attention", sizes.hidden) + _weighed_residual("mlp", sizes.hidden)
-    layers = [LayerSpec(mixer, None, part, others) for mixer, part in zip(mixers, parts, strict=True)]
-    body = hybrid_body(view, sizes, layers, rotary=not view.flag("mla_use_nope", default=True))
-    return replace(body, tensors=body.tensors + _weighed_residual("output_attn", sizes.hidden)) if weighs else body
+        last = _weighed_residual("output_attn", sizes.hidden)
+    layers = stacked(sizes, [latent if index in full else delta for index in range(sizes.layers)], parts, others)
+    return decoder_body(view, sizes, layers, rotary=not view.flag("mla_use_nope", default=True), further=last)
 
 
 def _kimi_mixture(view: ConfigView) -> MixtureFamily:
@@ -235,7 +238,7 @@ def read_alice(view: ConfigView) -> Body:
         raise view.reject("linear_num_value_heads", "the heads and sizes of keys, which vLLM needs")
     delta = kimi_delta(sizes.hidden, heads, head, view.integer("linear_conv_kernel_dim", default=4))
     traits = AttentionTraits(qk_norm="head", output_gate="element")
-    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    softmax = softmax_attention(sizes, traits)
     (part, *_) = read_feed_forwards(view, _ALICE_MIXTURE, sizes)
     mixed = norms(2, sizes.hidden) + _weighed_residual("mlp", sizes.hidden)
     others = [mixed, *[mixed + _weighed_residual("attn", sizes.hidden)] * (sizes.layers - 1)]
@@ -243,9 +246,8 @@ def read_alice(view: ConfigView) -> Body:
         LayerSpec(delta if is_linear else softmax, None, part, tensors)
         for is_linear, tensors in zip(linear_layers(view, sizes.layers), others, strict=True)
     ]
-    untied = ConfigView({**view.config, "tie_word_embeddings": False}, path=view.path, assumptions=view.assumptions)
-    body = hybrid_body(untied, sizes, layers, rotary_share=0.25)
-    return replace(body, tensors=body.tensors + _weighed_residual("final", sizes.hidden))
+    last = _weighed_residual("final", sizes.hidden)
+    return decoder_body(view, sizes, layers, tied=None, rotary_share=0.25, further=last)
 
 
 def read_bailing_hybrid(view: ConfigView) -> Body:
@@ -264,10 +266,10 @@ def read_bailing_hybrid(view: ConfigView) -> Body:
     latent = latent_attention(sizes.hidden, read_latent_sizes(view))
     period = view.integer("layer_group_size", default=1)
     parts = read_feed_forwards(view, _BAILING_HYBRID, sizes)
-    mixers: list[Mixer] = [lightning if (index + 1) % period else latent for index in range(sizes.layers)]
-    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    mixers = [lightning if (index + 1) % period else latent for index in range(sizes.layers)]
     last = LayerSpec(latent, None, parts[-1], norms(2, sizes.hidden))
-    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, last, sizes.hidden))
+    extras = multi_token_layers(view, last, sizes.hidden)
+    body = decoder_body(view, sizes, stacked(sizes, mixers, parts), extras=extras)
     turned = read_rope(view, sizes.head)
     return with_ropes(body, (replace(turned, rotary_size=latent.qk_rope_head_size), turned))
 
@@ -295,12 +297,10 @@ def read_bailing_v3(view: ConfigView) -> Body:
     traits = replace(_BAILING_HYBRID.traits, float32_router=True)
     family = replace(_BAILING_HYBRID, router_bias=True, router_dtype="", traits=traits)
     parts = read_feed_forwards(view, family, sizes)
-    mixers: list[Mixer] = [
-        latent if (index + 1) % period == 0 or index >= whole else delta for index in range(sizes.layers)
-    ]
-    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    mixers = [latent if (index + 1) % period == 0 or index >= whole else delta for index in range(sizes.layers)]
     last = LayerSpec(latent, None, parts[-1], norms(2, sizes.hidden))
-    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, last, sizes.hidden))
+    extras = multi_token_layers(view, last, sizes.hidden)
+    body = decoder_body(view, sizes, stacked(sizes, mixers, parts), extras=extras)
     return replace(body, rope=replace(read_rope(view, sizes.head), rotary_size=latent.qk_rope_head_size))
 
 
@@ -319,11 +319,8 @@ def read_minimax(view: ConfigView) -> Body:
         kinds = view.per_layer("attn_type_list", sizes.layers, minimum=0)
         linear = [kind == 0 for kind in kinds]
     lightning = lightning_attention(sizes.hidden, sizes.heads, sizes.head)
-    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head)
+    softmax = softmax_attention(sizes)
     family = MixtureFamily(PlainFamily(), traits=MoeTraits(name="block_sparse_moe"))
     parts = read_feed_forwards(view, family, sizes)
-    layers = [
-        LayerSpec(lightning if is_linear else softmax, None, part, norms(2, sizes.hidden))
-        for is_linear, part in zip(linear, parts, strict=True)
-    ]
-    return hybrid_body(view, sizes, layers)
+    layers = stacked(sizes, [lightning if is_linear else softmax for is_linear in linear], parts)
+    return decoder_body(view, sizes, layers)

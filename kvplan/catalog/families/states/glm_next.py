@@ -6,15 +6,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, layer_types, read_max_positions, read_tied
+from kvplan.catalog.families.common import Body, decoder_body, layer_types, multi_token_layers, stacked
 from kvplan.catalog.families.latent.deepseek import decoder_sizes, latent_attention, read_indexer, read_latent_sizes
-from kvplan.catalog.families.latent.streams import hyper_connections
-from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
 from kvplan.catalog.families.softmax.plain import PlainFamily
 from kvplan.catalog.families.states.state import kimi_delta
-from kvplan.catalog.parts import MoeTraits, linear, norms, outside
-from kvplan.catalog.spec import LatentAttention, LayerSpec, Mixer, SparseIndexer, StateMixer
+from kvplan.catalog.parts import MoeTraits, hyper_connections, linear, norms
+from kvplan.catalog.spec import LatentAttention, LayerSpec, SparseIndexer, StateMixer
 from kvplan.catalog.tensors import Tensor
 
 _Mixer = TypeVar("_Mixer", StateMixer, LatentAttention)
@@ -54,19 +52,10 @@ def read_glm5_next(view: ConfigView) -> Body:
     connected = beside
     if view.flag("mhc", default=True):
         connected += hyper_connections(sizes.hidden, view.integer("hc_mult", default=4, maximum=64))
-    mixers: list[Mixer] = [state if linear else latent for linear in is_linear]
-    layers = [LayerSpec(mixer, None, part, connected) for mixer, part in zip(mixers, parts, strict=True)]
+    layers = stacked(sizes, [state if linear else latent for linear in is_linear], parts, connected)
     # Layers for multi-token prediction have latent attention and one stream.
     own = LayerSpec(latent, None, parts[-1], beside)
-    return Body(
-        layers=tuple(layers),
-        tensors=outside(sizes.hidden, sizes.vocab, tied=False),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=read_tied(view, default=False),
-        max_position_embeddings=read_max_positions(view),
-        extras=multi_token_layers(view, own, sizes.hidden),
-    )
+    return decoder_body(view, sizes, layers, rotary=False, extras=multi_token_layers(view, own, sizes.hidden))
 
 
 def _unquantized(mixer: _Mixer) -> _Mixer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, read_sizes, softmax_attention, stacked
 from kvplan.catalog.families.states.state import (
     Mamba1Sizes,
     Mamba2Sizes,
@@ -14,47 +14,9 @@ from kvplan.catalog.families.states.state import (
     read_state_dtype,
     time_step_rank,
 )
-from kvplan.catalog.parts import (
-    AttentionTraits,
-    MoeTraits,
-    attention,
-    feed_forward,
-    linear,
-    mixture,
-    norm,
-    norms,
-    outside,
-)
-from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, Mixer, SoftmaxAttention
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, feed_forward, linear, mixture, norm, norms
+from kvplan.catalog.spec import FeedForward, LayerSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
-
-
-def hybrid_body(
-    view: ConfigView,
-    sizes: Sizes,
-    layers: list[LayerSpec],
-    *,
-    tied: bool = False,
-    rotary: bool = True,
-    rotary_share: float = 1.0,
-    extras: tuple[ExtraModule, ...] = (),
-) -> Body:
-    """The layers between an embedding, a final norm and a head; the shared end of all hybrid readers."""
-    is_tied = read_tied(view, default=tied)
-    return Body(
-        layers=tuple(layers),
-        tensors=outside(sizes.hidden, sizes.vocab, tied=is_tied),
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=is_tied,
-        max_position_embeddings=read_max_positions(view),
-        rope=read_rope(view, sizes.head, default_share=rotary_share) if rotary else None,
-        extras=extras,
-    )
-
-
-def plain_attention(sizes: Sizes, traits: AttentionTraits | None = None) -> SoftmaxAttention:
-    return attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits or AttentionTraits())
 
 
 def read_jamba(view: ConfigView) -> Body:
@@ -81,10 +43,9 @@ def read_jamba(view: ConfigView) -> Body:
         routed = mixture(sizes.hidden, num_experts, top_k, intermediate, traits=MoeTraits(name="feed_forward"))
     attends = _periodic(view, "attn_layer", sizes.layers, period=8, offset=4)
     is_routed = _periodic(view, "expert_layer", sizes.layers, period=2, offset=1)
-    mixers: list[Mixer] = [plain_attention(sizes) if own else state for own in attends]
     parts = [routed if own else dense for own in is_routed]
-    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
-    return hybrid_body(view, sizes, layers, rotary=False)
+    layers = stacked(sizes, [softmax_attention(sizes) if own else state for own in attends], parts)
+    return decoder_body(view, sizes, layers, rotary=False)
 
 
 def _periodic(view: ConfigView, name: str, num_layers: int, *, period: int, offset: int) -> list[bool]:
@@ -135,7 +96,7 @@ def _mamba2_sizes(
 
 def _biased_attention(view: ConfigView, sizes: Sizes) -> SoftmaxAttention:
     bias = view.flag("attention_bias", default=False)
-    return plain_attention(sizes, AttentionTraits.biased(bias, bias))
+    return softmax_attention(sizes, AttentionTraits.biased(bias, bias))
 
 
 def read_bamba(view: ConfigView) -> Body:
@@ -145,11 +106,8 @@ def read_bamba(view: ConfigView) -> Body:
     attending = set(view.integers("attn_layer_indices") or [])
     part = feed_forward(sizes.hidden, view.integer("intermediate_size"), name="feed_forward")
     softmax = _biased_attention(view, sizes)
-    layers = [
-        LayerSpec(softmax if index in attending else state, None, part, norms(2, sizes.hidden))
-        for index in range(sizes.layers)
-    ]
-    return hybrid_body(view, sizes, layers, rotary_share=0.5)
+    mixers = [softmax if index in attending else state for index in range(sizes.layers)]
+    return decoder_body(view, sizes, stacked(sizes, mixers, [part] * sizes.layers), rotary_share=0.5)
 
 
 def read_granite_hybrid(view: ConfigView) -> Body:
@@ -164,13 +122,10 @@ def read_granite_hybrid(view: ConfigView) -> Body:
         raise view.reject("layer_types", "mamba or attention for each layer")
     if len(types) != sizes.layers or set(types) - {"mamba", "attention", "linear_attention", "full_attention"}:
         raise view.reject("layer_types", f"mamba or attention for each of {sizes.layers} layers")
-    part = _granite_feed_forward(view, sizes)
-    layers = [
-        LayerSpec(softmax if kind in ("attention", "full_attention") else state, None, part, norms(2, sizes.hidden))
-        for kind in types
-    ]
+    parts = [_granite_feed_forward(view, sizes)] * sizes.layers
+    mixers = [softmax if kind in ("attention", "full_attention") else state for kind in types]
     rotary = view.text("position_embedding_type", default="nope") == "rope"
-    return hybrid_body(view, sizes, layers, rotary=rotary)
+    return decoder_body(view, sizes, stacked(sizes, mixers, parts), rotary=rotary)
 
 
 def _granite_feed_forward(view: ConfigView, sizes: Sizes) -> FeedForward:
@@ -200,7 +155,7 @@ def read_falcon_h1(view: ConfigView) -> Body:
         tensors=norms(2, sizes.hidden),
         parallel_state=mamba2(sizes.hidden, mamba_sizes, state_dtype=read_state_dtype(view), name="mamba"),
     )
-    return hybrid_body(view, sizes, [layer] * sizes.layers)
+    return decoder_body(view, sizes, [layer] * sizes.layers)
 
 
 def read_zamba2(view: ConfigView) -> Body:
@@ -212,14 +167,14 @@ def read_zamba2(view: ConfigView) -> Body:
     types = view.texts("layers_block_type")
     if types is None:
         raise view.reject("layers_block_type", "mamba or hybrid for each layer")
-    counted = ConfigView({**view.config, "head_dim": None, "num_hidden_layers": len(types)}, path=view.path)
+    counted = view.changed({"head_dim": None, "num_hidden_layers": len(types)})
     wide = 2 * view.integer("hidden_size")
     head = view.integer("attention_head_dim", default=max(wide // view.integer("num_attention_heads"), 1))
     sizes = read_sizes(counted, head_default=head)
     state = mamba2(sizes.hidden, _zamba2_mamba(view, sizes.hidden), name="mamba")
     rank = view.integer("adapter_rank", default=128)
     block, adapters = _zamba2_block(view, sizes, rank)
-    cached = replace(plain_attention(sizes), tensors=())
+    cached = replace(softmax_attention(sizes), tensors=())
     plain = LayerSpec(state, None, None, norms(1, sizes.hidden))
     passing = LayerSpec(
         cached,
@@ -231,8 +186,8 @@ def read_zamba2(view: ConfigView) -> Body:
     again, num_blocks = replace(passing, repeats=block), view.integer("num_mem_blocks", default=1, maximum=64)
     passes = iter([passing] * num_blocks)
     layers = [next(passes, again) if kind == "hybrid" else plain for kind in types]
-    body = hybrid_body(view, sizes, layers, tied=True, rotary=view.flag("use_mem_rope", default=False))
-    return replace(body, tensors=body.tensors + block * num_blocks)
+    rotary = view.flag("use_mem_rope", default=False)
+    return decoder_body(view, sizes, layers, tied=True, rotary=rotary, further=block * num_blocks)
 
 
 def _zamba2_mamba(view: ConfigView, hidden: int) -> Mamba2Sizes:

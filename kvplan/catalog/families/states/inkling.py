@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, layer_types, read_sizes
 from kvplan.catalog.families.softmax.mixtures import after_dense_ones
-from kvplan.catalog.families.states.hybrid import hybrid_body
 from kvplan.catalog.families.wrappers.multimodal import text_section
 from kvplan.catalog.families.wrappers.towers import read_towers
 from kvplan.catalog.parts import (
@@ -48,8 +47,7 @@ def read_inkling(view: ConfigView) -> Body:
     for index in range(sizes.layers):
         mixer, streams = kinds[index in local_ids]
         layers.append(LayerSpec(mixer, None, parts[index >= dense], around, streams))
-    untied = ConfigView({**text.config, "tie_word_embeddings": False}, path=text.path, assumptions=text.assumptions)
-    body = hybrid_body(untied, sizes, layers, rotary=False)
+    body = decoder_body(text, sizes, layers, tied=None, rotary=False)
     tensors = tuple(replace(each, split="replicated") if each.role == "embedding" else each for each in body.tensors)
     if text.flag("use_embed_norm", default=False):
         tensors += norm("embed_norm", sizes.hidden)
@@ -71,8 +69,7 @@ def _uniform(text: ConfigView) -> ConfigView:
         own["intermediate_size"] = text.integer("moe_intermediate_size")
     if text.has("layer_types"):  # transformers' class has all of them, vLLM's those that its keys ask for
         own = {"use_embed_norm": True, "use_global_scale": True, "use_gate_bias": True, **text.config, **own}
-    found = {**text.config, **own, "dense_intermediate_size": dense}
-    return ConfigView(found, path=text.path, assumptions=text.assumptions)
+    return text.changed({**own, "dense_intermediate_size": dense})
 
 
 def _local_layers(text: ConfigView, num_layers: int) -> set[int]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_sizes
-from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, multi_token_layers, read_sizes, softmax_attention
 from kvplan.catalog.families.softmax.mixtures import EXPERT_KEYS, TOP_K_KEYS
-from kvplan.catalog.families.states.hybrid import hybrid_body, plain_attention
 from kvplan.catalog.families.states.state import Mamba2Sizes, mamba2, read_state_dtype
-from kvplan.catalog.parts import FULL, MoeTraits, attention, feed_forward, mixture, norms, sliding
+from kvplan.catalog.parts import FULL, MoeTraits, feed_forward, mixture, norms, sliding
 from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, StateMixer
 
 _NEMOTRON_LETTERS = {
@@ -31,8 +29,7 @@ def read_nemotron_puzzle(view: ConfigView) -> Body:
         raise view.reject("block_configs", "an object for each layer")
     kinds = [_puzzle_letter(block) for block in blocks]
     sizes = read_sizes(
-        ConfigView({**view.config, "num_hidden_layers": len(blocks)}, path=view.path, assumptions=view.assumptions),
-        head_default=view.integer("attention_head_dim", default=128),
+        view.changed({"num_hidden_layers": len(blocks)}), head_default=view.integer("attention_head_dim", default=128)
     )
     made: dict[str, LayerSpec] = {}
     layers = []
@@ -41,7 +38,7 @@ def read_nemotron_puzzle(view: ConfigView) -> Body:
         if key not in made:
             made[key] = _nemotron_layer(block, sizes, letter)
         layers.append(made[key])
-    return hybrid_body(view, sizes, layers, rotary=False, extras=_puzzle_extras(view, sizes))
+    return decoder_body(view, sizes, layers, rotary=False, extras=_puzzle_extras(view, sizes))
 
 
 def _puzzle_blocks(view: ConfigView, key: str) -> list[ConfigView]:
@@ -85,24 +82,20 @@ def _nemotron_layer(view: ConfigView, sizes: Sizes, letter: str) -> LayerSpec:
         return LayerSpec(None, None, part, one_norm)
     if letter == "E":
         return LayerSpec(None, None, _nemotron_mixture(view, sizes), one_norm)
-    own = read_sizes(
-        ConfigView({**view.config, "num_hidden_layers": sizes.layers}, path=view.path), head_default=sizes.head
-    )
+    own = read_sizes(view.changed({"num_hidden_layers": sizes.layers}), head_default=sizes.head)
     tokens = view.optional_integer("sliding_window") if view.has("block_type") else None
     window = sliding(tokens) if tokens else FULL
-    return LayerSpec(attention(own.hidden, own.heads, own.kv_heads, own.head, window=window), None, None, one_norm)
+    return LayerSpec(softmax_attention(own, window=window), None, None, one_norm)
 
 
 def read_nemotron_h(view: ConfigView) -> Body:
     """Nemotron-H and Nemotron 3: each layer is one thing: Mamba 2 (M), attention (*), MLP (-) or experts (E)."""
     pattern = _nemotron_pattern(view)
-    counted = ConfigView(
-        {**view.config, "num_hidden_layers": len(pattern)}, path=view.path, assumptions=view.assumptions
-    )
+    counted = view.changed({"num_hidden_layers": len(pattern)})
     sizes = read_sizes(counted, head_default=view.integer("attention_head_dim", default=128))
     kinds = {letter: _nemotron_layer(view, sizes, letter) for letter in sorted(set(pattern))}
     layers = [kinds[letter] for letter in pattern]
-    return hybrid_body(view, sizes, layers, rotary=False, extras=_nemotron_extras(view, sizes))
+    return decoder_body(view, sizes, layers, rotary=False, extras=_nemotron_extras(view, sizes))
 
 
 def _nemotron_pattern(view: ConfigView) -> str:
@@ -161,7 +154,7 @@ def _nemotron_extras(view: ConfigView, sizes: Sizes) -> tuple[ExtraModule, ...]:
     if types is not None:
         pattern = "".join(_NEMOTRON_LETTERS.get(kind, "?") for kind in types)
     if pattern == "*E":
-        layer = LayerSpec(plain_attention(sizes), None, _nemotron_mixture(view, sizes), norms(2, sizes.hidden))
+        layer = LayerSpec(softmax_attention(sizes), None, _nemotron_mixture(view, sizes), norms(2, sizes.hidden))
         return multi_token_layers(view, layer, sizes.hidden, keys=("num_nextn_predict_layers",))
     count = view.integer("num_nextn_predict_layers", default=0, minimum=0, maximum=64)
     return (ExtraModule("mtp", "multi_token_prediction", None, count),) if count else ()

@@ -11,17 +11,11 @@ from itertools import count, islice
 from math import isqrt
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, read_sizes, softmax_attention
 from kvplan.catalog.families.softmax.mixtures import every_layer_sparse, read_feed_forwards
 from kvplan.catalog.families.states.delta import QWEN_MIXTURE, linear_layers, read_delta_net
-from kvplan.catalog.parts import AttentionTraits, attention, linear, norm, outside
-from kvplan.catalog.spec import (
-    ExtraModule,
-    LayerSpec,
-    SoftmaxAttention,
-    SparseIndexer,
-    StateMixer,
-)
+from kvplan.catalog.parts import AttentionTraits, linear, norm
+from kvplan.catalog.spec import ExtraModule, LayerSpec, SoftmaxAttention, SparseIndexer, StateMixer
 from kvplan.catalog.tensors import Tensor, count_elements
 
 _ATTENDING = ("full_attention", "indexed_attention", "qwen_sparse_attention")
@@ -48,18 +42,15 @@ def read_qwen4(view: ConfigView) -> Body:
     parts = read_feed_forwards(view, _MIXTURE, sizes)
     linear_ones = linear_layers(view, sizes.layers, _ATTENDING)
     lookups = _lookups(view, sizes, streams, linear_ones)
-    layers = tuple(
+    layers = [
         LayerSpec(delta if is_linear else softmax, None, part, rest, lookups.get(index))
         for index, (is_linear, part) in enumerate(zip(linear_ones, parts, strict=True))
-    )
-    return Body(
-        layers=layers,
-        tensors=outside(sizes.hidden, sizes.vocab, tied=False, final_norm=False) + last,
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=False,
-        max_position_embeddings=read_max_positions(view, default=32768),
-        rope=read_rope(view, sizes.head),
+    ]
+    return decoder_body(
+        *(view, sizes, layers),
+        final_norm=False,
+        max_positions=32768,
+        further=last,
         extras=_drafter(view, LayerSpec(softmax, None, parts[-1], rest + last), sizes.hidden, streams),
         residual_streams=streams,
     )
@@ -81,7 +72,7 @@ def _attention(view: ConfigView, sizes: Sizes) -> SoftmaxAttention:
         key_format="model",
     )
     traits = AttentionTraits(qk_norm="head", output_gate="element")
-    found = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    found = softmax_attention(sizes, traits)
     name = "self_attn.indexer"
     tensors = linear(f"{name}.index_qk_proj", (indexer.num_heads + 1) * head, sizes.hidden)
     tensors += norm(f"{name}.q_layernorm", head) + norm(f"{name}.k_layernorm", head)

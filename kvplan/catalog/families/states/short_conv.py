@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.common import (
+    Body,
+    Sizes,
+    decoder_body,
+    layer_types,
+    read_sizes,
+    softmax_attention,
+    stacked,
+)
 from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
 from kvplan.catalog.families.softmax.plain import Flag, PlainFamily
-from kvplan.catalog.families.states.hybrid import hybrid_body, plain_attention
 from kvplan.catalog.families.states.state import short_convolution
-from kvplan.catalog.parts import AttentionTraits, feed_forward, norms
-from kvplan.catalog.spec import FeedForward, LayerSpec
+from kvplan.catalog.parts import AttentionTraits, feed_forward
+from kvplan.catalog.spec import FeedForward
 
 _MIXTURE = MixtureFamily(
     PlainFamily(),
@@ -48,12 +55,10 @@ def _feed_forwards(view: ConfigView, sizes: Sizes) -> list[FeedForward]:
 def read_lfm2(view: ConfigView) -> Body:
     """LFM2 and its mixture: ``layer_types`` or ``full_attn_idxs`` say which layers attend."""
     sizes = read_sizes(view)
-    softmax = plain_attention(sizes, AttentionTraits(qk_norm="head"))
+    softmax = softmax_attention(sizes, AttentionTraits(qk_norm="head"))
     conv = short_convolution(
         sizes.hidden, view.integer("conv_L_cache", default=3), bias=view.flag("conv_bias", default=False)
     )
-    layers = [
-        LayerSpec(softmax if attends else conv, None, part, norms(2, sizes.hidden))
-        for attends, part in zip(_attending(view, sizes.layers), _feed_forwards(view, sizes), strict=True)
-    ]
-    return hybrid_body(view, sizes, layers, tied=view.flag("tie_embedding", default=True))
+    mixers = [softmax if attends else conv for attends in _attending(view, sizes.layers)]
+    layers = stacked(sizes, mixers, _feed_forwards(view, sizes))
+    return decoder_body(view, sizes, layers, tied=view.flag("tie_embedding", default=True))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from kvplan.catalog.architectures import architectures, of_type
@@ -11,84 +13,9 @@ from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body
 from kvplan.catalog.families.wrappers.towers import read_towers
 from kvplan.errors import UnknownArchitectureError
+from kvplan.paths import read_shipped
 
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
-
-_LLAMA = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-}
-_NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
-    "llama": _LLAMA,
-    "mistral": {
-        **_LLAMA,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-    },
-    "gemma3_text": {
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-    "gemma3n_text": {"vocab_size": 262400, "max_position_embeddings": 32768, "head_dim": 256},
-    "gemma4_text": {"vocab_size": 262144, "max_position_embeddings": 131072, "head_dim": 256},
-    "gemma4_unified_text": {
-        "vocab_size": 262144,
-        "max_position_embeddings": 262144,
-        "head_dim": 256,
-        "sliding_window": 1024,
-        "hidden_size_per_layer_input": 0,
-    },
-    "glm_ocr_text": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "vocab_size": 59392,
-        "max_position_embeddings": 131072,
-        "attention_bias": False,
-    },
-    "granite4_vision_text": _LLAMA,
-    "cosmos3_edge_text": {
-        "hidden_size": 2048,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 131072,
-        "max_position_embeddings": 131072,
-    },
-    "emu3_text_model": {
-        **_LLAMA,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "vocab_size": 184622,
-        "max_position_embeddings": 9216,
-    },
-    "opt": {
-        "hidden_size": 768,
-        "ffn_dim": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-    },
-    "qwen2": {"vocab_size": 151936, "max_position_embeddings": 32768},
-}
-"""What transformers' configuration classes take for a key that a nested config leaves out; published ones do."""
 
 
 def read_multimodal(view: ConfigView) -> Body:
@@ -143,7 +70,7 @@ def _text_view(view: ConfigView) -> ConfigView:
     elif "tie_word_embeddings" not in merged and _ties(view):
         merged["tie_word_embeddings"] = True
     model_type = section.text("model_type", default="")
-    for key, value in _NESTED_DEFAULTS.get(model_type, {}).items():
+    for key, value in _defaults().get(model_type, {}).items():
         if merged.get(key) is None and not _has_alternative(key, merged):
             merged[key] = value
             shown = str(value).lower() if isinstance(value, bool) else f"{value:,}"
@@ -151,6 +78,12 @@ def _text_view(view: ConfigView) -> ConfigView:
     if model_type == "glm_ocr_text" and merged.get("head_dim") is None:  # where GLM 4 itself has heads of 128
         merged["head_dim"] = merged["hidden_size"] // merged["num_attention_heads"]
     return ConfigView(merged, path=section.path, assumptions=view.assumptions)
+
+
+@cache
+def _defaults() -> Mapping[str, Mapping[str, Any]]:
+    """What transformers' configuration classes take for a key that a nested config leaves out, by ``model_type``."""
+    return read_shipped("text-defaults.json", itemgetter("defaults"))
 
 
 def _has_alternative(key: str, config: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
@@ -34,7 +33,7 @@ def read_molmo(view: ConfigView) -> Body:
     )
     vocab = view.optional_integer("embedding_size") or view.integer("vocab_size")
     own = {"vocab_size": vocab, "intermediate_size": view.integer("intermediate_size", minimum=2) // 2}
-    body = read_plain(_with(view, own), family)
+    body = read_plain(view.changed(own), family)
     tower = ExtraModule("vision tower", "vision", None)
     return replace(_with_rows(body, _MOLMO_ROWS), extras=(tower,))
 
@@ -54,10 +53,6 @@ def read_molmo2(view: ConfigView) -> Body:
     body = read_plain(text, family)
     body = _with_rows(body, text.integer("additional_vocab_size", default=_MOLMO_ROWS, minimum=0))
     return replace(body, extras=read_towers(view, body.hidden_size))
-
-
-def _with(view: ConfigView, own: Mapping[str, object]) -> ConfigView:
-    return ConfigView({**view.config, **own}, path=view.path, assumptions=view.assumptions)
 
 
 def _with_rows(body: Body, count: int) -> Body:
@@ -199,7 +194,7 @@ def _halves(view: ConfigView) -> tuple[ConfigView, tuple[Tensor, ...]]:
     for key, pair in pairs.items():
         if len(pair) != 2:
             raise view.reject(key, "a number for text and one for images")
-    text, images = (_with(view, {key: pair[index] for key, pair in pairs.items()}) for index in (0, 1))
+    text, images = (view.changed({key: pair[index] for key, pair in pairs.items()}) for index in (0, 1))
     number = view.layers("num_hidden_layers")
     if ernie_range(text, number) != ernie_range(images, number):
         raise view.reject("moe_layer_start_index", "the same layers for text and images")

@@ -14,8 +14,8 @@ from kvplan.errors import KvplanError
 from kvplan.machine import device as machine_module
 from kvplan.machine.opened_device import NoGpu, OpenedGpu
 from kvplan.machine.visible_gpu import first_visible_gpu, gpu_of
-from kvplan.sweeps.worker import opened
-from kvplan.sweeps.worker.opened import opened_gpu
+from kvplan.sweeps.worker import answers
+from kvplan.sweeps.worker.answers import opened_gpu
 from kvplan_engine import EngineError
 from kvplan_engine.device import cuda_absence
 from kvplan_engine.device import device as device_module
@@ -226,7 +226,7 @@ def test_a_worker_answers_with_the_gpu_as_its_engine_opens_it(
 ) -> None:
     machine.has((9, 0), ["sm_90"])
     taken = SimpleNamespace(name="NVIDIA H100", total_bytes=80, overhead_bytes=3, torch_device=torch.device("cuda", 0))
-    monkeypatch.setattr(opened, "CudaDevice", lambda _: taken)
+    monkeypatch.setattr(answers, "CudaDevice", lambda _: taken)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="ab-cd"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     expected = {"name": "NVIDIA H100", "memory_bytes": 80, "overhead_bytes": 3, "uuid": "ab-cd"}
@@ -236,7 +236,7 @@ def test_a_worker_answers_with_the_gpu_as_its_engine_opens_it(
     def full(_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nmore of it")
 
-    monkeypatch.setattr(opened, "CudaDevice", full)
+    monkeypatch.setattr(answers, "CudaDevice", full)
     none = opened_gpu()["none"]
     assert none is not None
     assert none["sentence"] == "it cannot be opened: CUDA out of memory. Tried to allocate 2 MiB"
