@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from kvplan_engine.kernels.input_rows import InputRows, check_inputs
+from kvplan_engine.kernels.arguments import InputRows, check_inputs
 
 
 def _upcast(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.arguments import (
+    InputRows,
     check_argmax,
     check_block_copy,
     check_gated,
@@ -20,8 +21,7 @@ from kvplan_engine.kernels.arguments import (
     check_rows,
 )
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, cpu_kernels
-from kvplan_engine.kernels.cpu.step_args import NormArgs
-from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.cpu.structures import NormArgs
 
 
 def _kernels_for(tensor: torch.Tensor) -> CpuKernels | None:

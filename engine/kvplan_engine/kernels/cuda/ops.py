@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.kernels.arguments import (
+    InputRows,
     check_argmax,
     check_block_copy,
     check_gated,
@@ -22,8 +23,7 @@ from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, check_heads, check_r
 from kvplan_engine.kernels.cuda.inputs import copy_inputs
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import variant, write_variant
-from kvplan_engine.kernels.cuda.params.common import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
-from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.cuda.params import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
 
 _ACTIVATION_THREADS = 256
 _ARGMAX_THREADS = 1024

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope
+from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope, whole
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.mixtures.gguf import MIXTRAL_GGUF, OLMOE_GGUF, QWEN2_MOE_GGUF, QWEN3_MOE_GGUF
 from kvplan_engine.checkpoints.families.mixtures.parts import (
+    MIXTRAL_GGUF,
     MIXTRAL_NAMES,
+    OLMOE_GGUF,
+    QWEN2_MOE_GGUF,
+    QWEN3_MOE_GGUF,
     QWEN_NAMES,
     after_dense_ones,
     bailing_mixture,
@@ -17,7 +20,6 @@ from kvplan_engine.checkpoints.families.mixtures.parts import (
     late_windows,
     shared_mlp,
     stepped,
-    whole,
     with_names,
 )
 from kvplan_engine.checkpoints.fields import head_size, window, with_heads_of
