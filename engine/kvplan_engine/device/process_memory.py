@@ -115,11 +115,6 @@ def resident_memory_bytes() -> int:
     return _status_bytes("VmRSS")
 
 
-def peak_resident_bytes() -> int:
-    """The most physical memory that this process ever held (VmHWM)."""
-    return _status_bytes("VmHWM")
-
-
 def available_memory_bytes() -> int:
     """Memory that the machine can still provide without swapping (MemAvailable), within a container's limits."""
     return min([machine_available_bytes(), *available_in_groups()])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import Config, mlp, model, whole
+from kvplan_engine.checkpoints.families.common import Config, attention, mlp, model, whole
 from kvplan_engine.checkpoints.families.family import LLAMA_CPP_NAMES, Gguf, rope_scaling
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp, Scoring
@@ -47,13 +47,11 @@ def shared_mlp(config: Config, size: int) -> Mlp | None:
     return mlp(config, size) if size else None
 
 
-def grouped_sigmoid(
-    config: Config, experts: str = "n_routed_experts", *, normalised: bool = True, shared: int = 0
-) -> Mixture:
+def grouped_sigmoid(config: Config, *, normalised: bool = True, shared: int = 0) -> Mixture:
     """DeepSeek V3's routing with its keys. normalised, shared (experts): where the config does not say."""
     size = whole(config, "moe_intermediate_size", "intermediate_size")
     return Mixture(
-        whole(config, experts, "num_local_experts", "num_experts"),
+        whole(config, "n_routed_experts", "num_local_experts", "num_experts"),
         int(config["num_experts_per_tok"]),
         mlp(config, size, bias=False),
         scoring="sigmoid",
@@ -106,8 +104,14 @@ def stepped(config: Config) -> list[bool]:
     return [index not in dense and (index + 1) % step == 0 for index in range(int(config["num_hidden_layers"]))]
 
 
-def late_windows(config: Config) -> list[Kept]:
-    """Qwen's windows: with ``use_sliding_window``, from layer ``max_window_layers`` on, or as ``layer_types`` says."""
+def with_late_windows(config: Config, **options: Any) -> Callable[[int], Attention]:
+    """Return attention by layer, with Qwen's windows. options: as for ``common.attention``."""
+    kept = _late_windows(config)
+    return lambda index: attention(config, kept=kept[index], **options)
+
+
+def _late_windows(config: Config) -> list[Kept]:
+    """Windows with ``use_sliding_window``, from layer ``max_window_layers`` on, or as ``layer_types`` says."""
     number, tokens = int(config["num_hidden_layers"]), config.get("sliding_window")
     if not config.get("use_sliding_window") or not tokens:
         return [FULL] * number

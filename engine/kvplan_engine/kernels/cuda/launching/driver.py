@@ -135,28 +135,21 @@ class Driver:
         shared_bytes: int,
         stream: int,
         params: ctypes.Structure,
+        *,
+        is_early: bool,
     ) -> None:
-        """Queue one kernel; the driver copies ``params`` before it returns."""
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        status = self._library.cuLaunchKernel(
-            function, grid[0], grid[1], 1, threads, 1, 1, shared_bytes, stream, arguments, None
-        )
-        if status != _SUCCESS:
-            self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
+        """Queue one kernel; the driver copies ``params`` before it returns.
 
-    def launch_early(
-        self,
-        function: ctypes.c_void_p,
-        grid: tuple[int, int],
-        threads: int,
-        shared_bytes: int,
-        stream: int,
-        params: ctypes.Structure,
-    ) -> None:
-        """Launch, like ``launch``, a kernel that may begin before the one before has ended, and waits for it itself."""
+        is_early: it may begin before the kernel before it has ended, and waits for that itself.
+        """
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        config = early_launch(grid, threads, shared_bytes, stream)
-        status = self._library.cuLaunchKernelEx(ctypes.byref(config), function, arguments, None)
+        if is_early:
+            config = early_launch(grid, threads, shared_bytes, stream)
+            status = self._library.cuLaunchKernelEx(ctypes.byref(config), function, arguments, None)
+        else:
+            status = self._library.cuLaunchKernel(
+                function, grid[0], grid[1], 1, threads, 1, 1, shared_bytes, stream, arguments, None
+            )
         if status != _SUCCESS:
             self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
 
@@ -198,8 +191,7 @@ class DriverKernel:
         runtime = self._runtime
         stream = torch.cuda.current_stream(runtime.device).cuda_stream
         is_early = runtime.overlaps_launches and runtime.properties.has_dependent_launch
-        launch = self._driver.launch_early if is_early else self._driver.launch
-        launch(self._function, grid, threads, shared_bytes, stream, params)
+        self._driver.launch(self._function, grid, threads, shared_bytes, stream, params, is_early=is_early)
 
 
 class DriverRuntime:

@@ -172,7 +172,7 @@ def load_library(path: str) -> ctypes.CDLL:
 logger = logging.getLogger("kvplan_engine")
 
 
-def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> bytes:
+def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str) -> bytes:
     """The compiled ``variant``, from the cache, or compiled and stored there.
 
     Two processes may compile the same kernel at once: the files are equal, and each appears atomically. If the cache
@@ -180,7 +180,7 @@ def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder
     """
     name = f"{image_key(variant, nvrtc.version, architecture)}.bin"
     place: Path | None = None
-    for path in [folder / name] if folder is not None else _cached_paths(name):
+    for path in _cached_paths(name):
         if path.is_file():
             return path.read_bytes()
         if _can_be_written(path.parent):
@@ -210,9 +210,9 @@ def _can_be_written(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def image_path(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> Path:
+def image_path(variant: KernelVariant, nvrtc: Nvrtc, architecture: str) -> Path:
     """Where the compiled ``variant`` is stored."""
-    return (folder or kernel_cache_dir() / "cuda") / f"{image_key(variant, nvrtc.version, architecture)}.bin"
+    return kernel_cache_dir() / "cuda" / f"{image_key(variant, nvrtc.version, architecture)}.bin"
 
 
 def image_key(variant: KernelVariant, nvrtc_version: tuple[int, int], architecture: str) -> str:
