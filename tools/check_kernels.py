@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine" 
 from planted_faults import FAULTS, Fault, FaultyRuntime
 
 from kvplan_engine.kernel_checks.run import check_kernels
-from kvplan_engine.kernel_checks.store import Store
-from kvplan_engine.kernel_checks.table import FAMILIES
-from kvplan_engine.kernel_checks.verdicts import Verdict
+from kvplan_engine.kernel_checks.use import FAMILIES
+from kvplan_engine.kernel_checks.verdicts import Store, Verdict
 
 
 def main() -> int:

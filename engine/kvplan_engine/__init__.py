@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from kvplan_engine.engine import Engine
     from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
     from kvplan_engine.llm import LLM
-    from kvplan_engine.requests.adapter import LoRARequest
     from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from kvplan_engine.requests.outputs import CompletionOutput, RequestMetrics, RequestOutput
+    from kvplan_engine.requests.request import LoRARequest
     from kvplan_engine.requests.sampling_params import SamplingParams
 
 __all__ = [
@@ -65,7 +65,7 @@ _HOMES = {
     "Engine": "engine",
     "EngineConfig": "config",
     "EngineError": "errors",
-    "LoRARequest": "requests.adapter",
+    "LoRARequest": "requests.request",
     "OutOfDeviceMemory": "errors",
     "RequestMetrics": "requests.outputs",
     "RequestOutput": "requests.outputs",

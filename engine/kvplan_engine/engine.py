@@ -8,30 +8,28 @@ from collections.abc import Sequence as Rows
 from dataclasses import asdict, replace
 from typing import Any
 
-from kvplan_engine.adapters.dummy import dummy_adapter
-from kvplan_engine.blocks.layout_waste import layout_waste_pct
+from kvplan_engine.adapters.library import dummy_adapter
+from kvplan_engine.blocks.block_table import layout_waste_pct
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.device.process_memory import available_memory_bytes
 from kvplan_engine.errors import EngineError
-from kvplan_engine.execution.capacity.account import refuse_beams, refuse_what_needs_logits
-from kvplan_engine.execution.loop.step_observer import UNOBSERVED, StepObserver
+from kvplan_engine.execution.capacity import refuse_beams, refuse_what_needs_logits
+from kvplan_engine.execution.loop.step_runner import UNOBSERVED, StepObserver
 from kvplan_engine.execution.serving import Serving, make_serving
 from kvplan_engine.execution.starting import Started, start
-from kvplan_engine.memory.reserve import Reserve
+from kvplan_engine.memory.plan import Reserve
 from kvplan_engine.models.counted_model import EngineModel
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
-from kvplan_engine.requests.adapter import AdapterKey, LoRARequest
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
 from kvplan_engine.requests.drafts import DraftCounts
 from kvplan_engine.requests.outputs import StepOutput
-from kvplan_engine.requests.request import Request, Sequence
-from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.requests.stats import StepStats
+from kvplan_engine.requests.request import AdapterKey, LoRARequest, Request, Sequence
+from kvplan_engine.requests.sampling_params import SamplingParams, checked_token_ids
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
+from kvplan_engine.requests.step_plan import StepStats
 from kvplan_engine.requests.stop import StopChecker
-from kvplan_engine.requests.value_types import checked_token_ids
 from kvplan_engine.scheduling.beam_search import make_beam_request
 from kvplan_engine.scheduling.scheduler import Scheduler
 from kvplan_engine.scheduling.statistics import scheduler_stats

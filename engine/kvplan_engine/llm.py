@@ -17,16 +17,14 @@ from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
 from kvplan_engine.offline import OfflineRun
-from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from kvplan_engine.requests.chat import Conversation, chat_prompt, conversations
 from kvplan_engine.requests.detokenizer import answer_text
 from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
-from kvplan_engine.requests.request import Request
+from kvplan_engine.requests.request import LoRARequest, Request
 from kvplan_engine.requests.request import Sequence as TokenSequence
-from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.requests.sampling_params import SamplingParams, checked_token_ids
 from kvplan_engine.requests.status import FinishReason
-from kvplan_engine.requests.value_types import checked_token_ids
 
 logger = logging.getLogger("kvplan_engine")
 

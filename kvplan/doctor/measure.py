@@ -19,7 +19,7 @@ from kvplan.workers.process import same_imports
 
 SCHEMA: Final = "kvplan.doctor-rows/1"
 SWEEP: Final = "sweep"
-"""The directory of the measurement's sweep, which ``kvplan_engine.measuring.sweep`` leaves beside the rows."""
+"""The directory of the measurement's sweep, which ``kvplan_engine.measuring.memory`` leaves beside the rows."""
 
 COMMAND: Final = (sys.executable, "-m", "kvplan_engine.measuring.script")
 PROJECT: Final = "profiles/measured/"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, TypedDict
 
 PHASES: Final = ("schedule", "transfer", "prepare", "forward", "commit", "sample", "count", "wait", "process")
-"""The parts of a step in the order in which they run: ``kvplan_engine.execution.loop.step_observer``."""
+"""The parts of a step in the order in which they run: ``kvplan_engine.execution.loop.step_runner``."""
 
 OTHER_PHASE: Final = "other"
 """What is left of a step outside its phases."""

@@ -10,10 +10,9 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
+from kvplan_engine.device.allocation import CPU_OVERHEAD_BYTES
 from kvplan_engine.memory.breakdown import DTYPE_BYTES
-from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
-from kvplan_engine.memory.ranks import Needs, plan_ranks
+from kvplan_engine.memory.plan import Needs, kv_layout, plan_ranks, resolve_max_model_len
 from kvplan_engine.memory.step_buffers import draft_buffers, step_buffers
 
 

@@ -24,8 +24,7 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.description.counted_part import counted_part
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import SettingsError
-from kvplan_engine.memory.plan import kv_layout
-from kvplan_engine.memory.ranks import Needs, plan_ranks
+from kvplan_engine.memory.plan import Needs, kv_layout, plan_ranks
 from kvplan_engine.rank_account import RankAccount
 
 GIB = 1024**3

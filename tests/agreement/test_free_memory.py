@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.machine import control_groups, host
-from kvplan_engine.device import control_groups as engine_groups
 from kvplan_engine.device import process_memory
+from kvplan_engine.device import process_memory as engine_groups
 
 MIB = 1024**2
 NO_LIMIT = 9223372036854771712  # as cgroup-v1 writes it

@@ -12,9 +12,8 @@ from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.parts import KvPart, layer_parts
 from kvplan.paths import profiles_dir
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.block_table import BlockTable, layout_waste_pct
 from kvplan_engine.blocks.layout import KvLayout, plan_layout
-from kvplan_engine.blocks.layout_waste import layout_waste_pct
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.description.kept_units import kept_units
 

@@ -18,7 +18,7 @@ from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.adapters.sites import slot_bytes
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.quantised.held import rounded_weight_bytes
-from kvplan_engine.description.quantization import recipe_of
+from kvplan_engine.description.weight_format import recipe_of
 
 
 @pytest.mark.parametrize("quantization", ["gptq", "mxfp4"])

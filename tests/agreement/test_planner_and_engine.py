@@ -25,7 +25,7 @@ from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 from kvplan_engine import Engine, EngineConfig, EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config
-from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
+from kvplan_engine.device.allocation import CPU_OVERHEAD_BYTES
 from kvplan_engine.models.known_parts import refuse_unknown_parts
 
 GIB = 1024**3

@@ -30,12 +30,12 @@ from kvplan_engine.device import cuda
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import open_device
 from kvplan_engine.execution import carving
-from kvplan_engine.execution.capacity.runner import CapacityRunner
-from kvplan_engine.execution.graphs.sizes import captured_sizes
+from kvplan_engine.execution.capacity import CapacityRunner
+from kvplan_engine.execution.graphs import captured_sizes
 from kvplan_engine.execution.profile_step import ProfilePeak
 from kvplan_engine.execution.starting import Started
 from kvplan_engine.memory.breakdown import MemoryBreakdown
-from kvplan_engine.memory.device_buffers import cuda_buffers
+from kvplan_engine.memory.step_buffers import cuda_buffers
 from kvplan_engine.models.counted_model import CountedModel
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3

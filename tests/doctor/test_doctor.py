@@ -21,10 +21,8 @@ from kvplan.doctor.screen import WIDTH, is_all_right, screen_of
 from kvplan.errors import KvplanError
 from kvplan.units import GIB
 from kvplan_engine import EngineConfig, EngineError
-from kvplan_engine.device import cuda_absence
-from kvplan_engine.doctor.compiler import place_of
-from kvplan_engine.doctor.cpu import cpu_units
-from kvplan_engine.doctor.examine import examine
+from kvplan_engine.device import cuda
+from kvplan_engine.doctor.examine import cpu_units, examine, place_of
 
 
 def verdict(family: str, **changes: Any) -> dict[str, Any]:
@@ -190,7 +188,7 @@ def test_a_gpu_that_is_not_there_is_a_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine refuses; what a worker refuses is an error with a hint."""
-    monkeypatch.setattr(cuda_absence, "visible_gpu", lambda: None)
+    monkeypatch.setattr(cuda, "visible_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EngineError) as refused:
         examine(EngineConfig(model="gpt2", load_format="dummy"), "cuda")

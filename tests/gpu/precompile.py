@@ -8,8 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
 
-from kvplan_engine.kernels.cuda.launching.cache import cached_image, image_path
-from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, cached_image, image_path, load_nvrtc
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 
 _MOST_PROCESSES = 8

@@ -19,12 +19,11 @@ from test_cuda_shared import CASES as SHARED_CASES
 from test_cuda_shared import Groups, share
 from test_cuda_wgmma import LLAMAS, SMALL
 
-from kvplan_engine.attention import cuda_shared
+from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda.attention.launches import decode_launch, prefill_launch
-from kvplan_engine.kernels.cuda.attention.shape import AttentionShape
+from kvplan_engine.kernels.cuda.attention import AttentionShape, decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.launching.driver import current_runtime, torch_cuda_major
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
@@ -144,7 +143,7 @@ def test_blocks_are_copied_to_and_from_pinned_host_memory() -> None:
 def test_shared_prefixes_match_the_reference(
     case: AttentionCase, groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_shared, "MIN_SHARED", 64)
+    monkeypatch.setattr(cuda_plan, "MIN_SHARED", 64)
     runtime = current_runtime()
     if not runtime.properties.has_tensor_kernels:
         pytest.skip("tensor cores of compute capability 8.0 and newer")

@@ -16,11 +16,15 @@ from test_cuda_mixture import GPT_OSS, PLAIN, SHARED, UNGATED, check
 
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.kernels.cuda.launching.driver import current_runtime
-from kvplan_engine.kernels.cuda.states.ops import CudaStates
-from kvplan_engine.kernels.states.convolution import make_convolution
-from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
-from kvplan_engine.kernels.states.mamba import Mamba2, ScanInputs
-from kvplan_engine.kernels.states.torch_states import TorchStates
+from kvplan_engine.kernels.cuda.states import CudaStates
+from kvplan_engine.kernels.states.operations import (
+    DeltaRule,
+    DeltaTokens,
+    Mamba2,
+    ScanInputs,
+    TorchStates,
+    make_convolution,
+)
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvplan_engine.measuring import processes
 from kvplan_engine.measuring import script as measure
+from kvplan_engine.measuring import support
 
 PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_changes", "date", "command", "dry_run"}
 
@@ -57,7 +57,7 @@ def test_an_unknown_section_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_the_sections_fit_ten_minutes() -> None:
     """A part together, with a process that does not die; of speeds up to the last but five each may take its most."""
-    assert measure.TOTAL_SECONDS + processes.SECONDS_TO_DIE <= 575
+    assert measure.TOTAL_SECONDS + support.SECONDS_TO_DIE <= 575
     assert sum(list(measure.PARTS["speed"].values())[:-5]) <= measure.TOTAL_SECONDS
     assert sum(measure.PARTS["checks"].values()) <= measure.TOTAL_SECONDS
     assert measure.SECTION_SECONDS.keys() == measure.MEASURES.keys() | measure.TESTS.keys()
@@ -89,15 +89,15 @@ def test_a_process_that_does_not_die_is_left_behind(monkeypatch: pytest.MonkeyPa
             waited.append(timeout)
             raise subprocess.TimeoutExpired("section", timeout)
 
-    monkeypatch.setattr(processes.os, "killpg", lambda *_: None)
+    monkeypatch.setattr(support.os, "killpg", lambda *_: None)
     with (tmp_path / "log").open("wb") as log, monkeypatch.context() as patch:
         made: list[Undying] = []
-        patch.setattr(processes.subprocess, "Popen", lambda *a, **b: made.append(Undying(*a, **b)) or made[-1])
-        outcome = processes.outcome_of([sys.executable, "-c", "import time; time.sleep(60)"], 1, log)
+        patch.setattr(support.subprocess, "Popen", lambda *a, **b: made.append(Undying(*a, **b)) or made[-1])
+        outcome = support.outcome_of([sys.executable, "-c", "import time; time.sleep(60)"], 1, log)
     made[0].kill()
     super(Undying, made[0]).wait()
     assert outcome == "stopped after 1 s, and did not die"
-    assert waited == [1, processes.SECONDS_TO_DIE]
+    assert waited == [1, support.SECONDS_TO_DIE]
 
 
 def test_a_section_that_fails_says_why_in_the_log_and_the_outcome(

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from precompile import precompile
 
-from kvplan_engine.kernels.cuda.launching.cache import cached_image
-from kvplan_engine.kernels.cuda.launching.nvrtc import load_nvrtc
+from kvplan_engine.kernels.cuda.launching.nvrtc import cached_image, load_nvrtc
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 
 

@@ -2,17 +2,101 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.adapters.peft import Adapter, read_adapter
-from kvplan_engine.adapters.slots import AdapterSlots
+from kvplan_engine.adapters.peft import Adapter, Correction, read_adapter
+from kvplan_engine.adapters.sites import Site, sites_of
 from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import EngineError
-from kvplan_engine.requests.adapter import AdapterKey, LoRARequest
+from kvplan_engine.kernels.lora import LoraWeights
+from kvplan_engine.requests.request import AdapterKey, LoRARequest
+
+# Adapters on the device: ``max_loras`` slots, as large as the largest adapter that is allowed.
+#
+# A smaller adapter, and one that leaves a product alone, has zeros there.
+
+
+_STANDARD_DEVIATION = 0.02
+# Matrices are windows on the same values, so that host memory holds them once. Rows begin a prime apart.
+_ROW_STEP = 101
+_PLACES = 997
+
+
+def dummy_adapter(model: ModelDescription, rank: int, dtype: str, seed: int) -> Adapter:
+    """An adapter of ``rank`` that corrects every product; the same for the same seed, another one for any other.
+
+    dtype: of the model, by its name.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sites = sites_of(model)
+    longest = max((max(site.num_inputs, *site.segments) for site in sites), default=0)
+    values = torch.empty(longest + rank * _ROW_STEP + _PLACES).normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+    values = values.to(getattr(torch, dtype))
+    corrections = {}
+    segments = [(site, segment) for site in sites for segment in range(len(site.segments))]
+    for place, (site, segment) in enumerate(segments):
+        offset = place * _ROW_STEP % _PLACES
+        down = values.as_strided((rank, site.num_inputs), (_ROW_STEP, 1), offset)
+        up = values.as_strided((site.segments[segment], rank), (1, _ROW_STEP), offset)
+        corrections[site.name, segment] = Correction(down, up)
+    digest = hashlib.blake2b(f"dummy adapter of rank {rank}, seed {seed}".encode(), digest_size=16).digest()
+    return Adapter(digest, rank, corrections)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSlots:
+    """Slots of one product."""
+
+    site: Site
+    weights: LoraWeights
+
+    def put(self, slot: int, adapter: Adapter) -> None:
+        """Make ``slot`` correct this product as ``adapter`` does."""
+        down, up, most = self.weights.down[slot], self.weights.up[slot], self.weights.rank
+        down.zero_()
+        up.zero_()
+        first = 0
+        for segment, outputs in enumerate(self.site.segments):
+            correction = adapter.corrections.get((self.site.name, segment))
+            if correction is not None:
+                rank = correction.down.shape[0]
+                down[segment * most : segment * most + rank].copy_(correction.down)
+                up[:rank, first : first + outputs].copy_(correction.up.t())
+            first += outputs
+
+
+class AdapterSlots:
+    """The slots of all sites. OutOfDeviceMemory(phase="weights") when they do not fit."""
+
+    def __init__(
+        self, sites: Sequence[Site], max_loras: int, rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.max_loras = max_loras
+        self.num_bytes = max_loras * dtype.itemsize * sum(site.num_elements(rank) for site in sites)
+        with allocating("weights", self.num_bytes):
+            self.sites: Mapping[str, SiteSlots] = {
+                site.name: SiteSlots(site, _zeros(site, max_loras, rank, dtype, device)) for site in sites
+            }
+
+    def put(self, slot: int, adapter: Adapter) -> None:
+        """Make ``slot`` the one of ``adapter``."""
+        for site in self.sites.values():
+            site.put(slot, adapter)
+
+
+def _zeros(site: Site, max_loras: int, rank: int, dtype: torch.dtype, device: torch.device) -> LoraWeights:
+    return LoraWeights(
+        torch.zeros(max_loras, len(site.segments) * rank, site.num_inputs, dtype=dtype, device=device),
+        torch.zeros(max_loras, rank, site.num_outputs, dtype=dtype, device=device),
+        site.segments,
+    )
 
 
 class AdapterLibrary:

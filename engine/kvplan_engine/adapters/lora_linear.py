@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.adapters.slots import SiteSlots
+from kvplan_engine.adapters.library import SiteSlots
 from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.kernels.cpu.lora import rows_args, slots_args
-from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
+from kvplan_engine.kernels.cpu.structures import PackedLinearArgs
 from kvplan_engine.kernels.lora import Correct, LoraWeights
 from kvplan_engine.layers.projection import Projection, ProjectionKind, StoredWeight, make_projection
 

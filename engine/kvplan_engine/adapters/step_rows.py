@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvplan_engine.kernels.lora import LoraRows
-from kvplan_engine.kernels.lora_groups import ROWS_OF_A_GROUP
+from kvplan_engine.kernels.workspace_sizes import ROWS_OF_A_GROUP
 
 
 class RowsPlace(Protocol):

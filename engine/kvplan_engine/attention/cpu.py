@@ -11,6 +11,7 @@ from kvplan_engine.attention.backend import (
     AttentionInputs,
     AttentionOptions,
     ChoiceInputs,
+    KvSlots,
     Rotation,
     refuse_missing_options,
 )
@@ -22,12 +23,10 @@ from kvplan_engine.attention.checks import (
     check_written_heads,
 )
 from kvplan_engine.attention.layer_cache import LayerCache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.kernels.arguments import check_vector
 from kvplan_engine.kernels.cpu import ops
-from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
 from kvplan_engine.kernels.cpu.library import KV_STORAGE_CODES, STATUS_BAD_INDEX, STATUS_OK, STORAGE_CODES, CpuKernels
-from kvplan_engine.kernels.cpu.step_args import AttentionArgs, KvWriteArgs
+from kvplan_engine.kernels.cpu.structures import AttentionArgs, ChoiceArgs, KvWriteArgs
 
 
 class CpuBackend:

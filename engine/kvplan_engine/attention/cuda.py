@@ -8,22 +8,47 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, ChoiceInputs, Rotation
+from kvplan_engine.attention.backend import (
+    ALL_OPTIONS,
+    AttentionInputs,
+    AttentionOptions,
+    ChoiceInputs,
+    KvSlots,
+    Rotation,
+)
 from kvplan_engine.attention.checks import check_attending_heads, check_metadata, check_written_heads
-from kvplan_engine.attention.cuda_plan import AttentionPlanner
-from kvplan_engine.attention.cuda_scales import check_scales
-from kvplan_engine.attention.cuda_shared import SharedWork
+from kvplan_engine.attention.cuda_plan import AttentionPlanner, SharedWork
 from kvplan_engine.attention.layer_cache import LayerCache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.arguments import check_rotation, check_vector
-from kvplan_engine.kernels.cuda.attention.shape import AttentionShape, PrefillLaunch
-from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
-from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.launching.tensor_map import BoxedTensor, boxed_pages
-from kvplan_engine.kernels.cuda.launching.variants import write_variant
-from kvplan_engine.kernels.cuda.params.common import AttentionParams, PrefillWgmmaParams, TensorMap, WriteParams
+from kvplan_engine.kernels.cuda.attention import AttentionShape, PrefillLaunch
+from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, check_heads, check_rotary_table
+from kvplan_engine.kernels.cuda.launching.runtime import BoxedTensor, CudaRuntime, boxed_pages
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, write_variant
+from kvplan_engine.kernels.cuda.params import AttentionParams, PrefillWgmmaParams, TensorMap, WriteParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
+
+# Where the CUDA kernels want the scales of a cache in integers.
+
+
+def check_scales(cache: LayerCache) -> None:
+    """Where the pool holds int8: scales right behind a page's integers, and pages at multiples of VECTOR_BYTES.
+
+    CudaKernelError for blocks too small for that, ValueError for scales elsewhere.
+    """
+    for pages, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)):
+        if scales is None:
+            continue
+        page_bytes = pages[0].numel() + scales[0].numel() * scales.itemsize
+        if page_bytes % VECTOR_BYTES or cache.block_stride % VECTOR_BYTES:
+            raise CudaKernelError(
+                f"the CUDA kernels read int8 pages that begin at multiples of {VECTOR_BYTES} bytes, and one of "
+                f"{cache.num_kv_heads} heads and {cache.block_size} tokens has {page_bytes:,}",
+                hint="use block_size=16",
+            )
+        if scales.data_ptr() != pages.data_ptr() + pages[0].numel():
+            raise ValueError(f"the scales of layer {cache.layer} do not lie behind its integers")
+
 
 _WRITE_THREADS = 128
 _MOST_MAPS = 4096  # of keys and values: more than any model has layers

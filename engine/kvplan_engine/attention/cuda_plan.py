@@ -10,27 +10,75 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvplan_engine.attention.cuda_buffers import Buffers
-from kvplan_engine.attention.cuda_shared import PLAN_SHARED, PLAN_THREADS, SharedWork, plan_shared, shared_work
-from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.cuda.attention.launches import (
+from kvplan_engine.attention.backend import AttentionMetadata
+from kvplan_engine.kernels.cuda.attention import (
+    CHUNK_MULTIPLE,
+    MIN_CHUNK,
+    MIN_PART,
+    MIN_SHARED,
+    AttentionShape,
+    DecodeLaunch,
+    PrefillLaunch,
     decode_launch,
     prefill_launch,
     shared_prefill_launch,
     short_prefill_launch,
 )
-from kvplan_engine.kernels.cuda.attention.shape import (
-    CHUNK_MULTIPLE,
-    MIN_CHUNK,
-    MIN_PART,
-    AttentionShape,
-    DecodeLaunch,
-    PrefillLaunch,
-)
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
-from kvplan_engine.kernels.cuda.params.common import PlanParams
+from kvplan_engine.kernels.cuda.params import PlanParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
+from kvplan_engine.kernels.workspace_sizes import PARTS_BYTES
+
+# Memory that only the CUDA attention kernels read and write: results of pieces of work, until they are merged.
+
+
+class Buffers:
+    """The buffers of all layers of one device; they grow, and never shrink.
+
+    partial_sums: float32, room for [decode items, query heads, value size]. partial_stats: float32, room for [decode
+    items, query heads, 2]. finished: int32, room for [sequences, decode grid y], all zero between launches. parts:
+    float32, what blocks leave of parts of prefill tiles. finished_parts: int32, room for [parts, prefill grid y], all
+    zero between launches. What is outgrown stays in ``retired``: a captured graph may still use it.
+    """
+
+    def __init__(self, device: torch.device, parts: StepMemory) -> None:
+        """parts: the workspace's memory for them; where none is bound to it yet when they are needed, it gets some."""
+        self._device = device
+        self._parts = parts
+        none = torch.empty(0, dtype=torch.float32, device=device)
+        self.partial_sums = self.partial_stats = self.parts = none
+        self.no_ints = torch.empty(0, dtype=torch.int32, device=device)
+        self.finished = self.finished_parts = self.no_ints
+        self.retired: list[torch.Tensor] = []
+
+    def grown(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        """``tensor`` if it has room for ``count`` elements, else a zeroed one that has."""
+        if tensor.numel() >= count:
+            return tensor
+        self.retired.append(tensor)
+        return torch.zeros(count, dtype=tensor.dtype, device=tensor.device)
+
+    def reserve_decode(self, shape: AttentionShape, launch: DecodeLaunch, num_items: int, num_sequences: int) -> None:
+        """Make room for so many items of decode."""
+        rows = num_items * shape.num_query_heads
+        self.partial_sums = self.grown(self.partial_sums, rows * shape.value_size)
+        self.partial_stats = self.grown(self.partial_stats, rows * 2)
+        self.finished = self.grown(self.finished, num_sequences * launch.blocks_per_item)
+
+    def release_parts(self) -> None:
+        """Let go of the memory for parts of tiles; it is taken again when it is needed."""
+        self.parts = torch.empty(0, dtype=torch.float32, device=self._device)
+
+    def reserve_parts(self, launch: PrefillLaunch) -> int:
+        """Take the memory for parts of tiles as it is bound now; how many parts fit it."""
+        if not self._parts.is_bound:
+            self._parts.bind(torch.empty(PARTS_BYTES, dtype=torch.uint8, device=self._device))
+        self.parts = self._parts.vector(torch.float32)
+        num_slots = launch.num_slots(self.parts.numel())
+        self.finished_parts = self.grown(self.finished_parts, num_slots * launch.blocks_per_item)
+        return num_slots
+
 
 _PLAN = KernelVariant("attention/plan/plan.cu", "plan_attention")
 _DECODE_ITEM_INTS = 8
@@ -219,3 +267,64 @@ class AttentionPlanner:
         prefill = self.buffers.grown(prefill, prefill_items * _PREFILL_ITEM_INTS)
         self._item_memory[key] = (decode, prefill)
         return decode, prefill
+
+
+# Work items of prefixes that decoding sequences share: found and planned on the device, as all of a step's work is.
+
+
+PLAN_SHARED = KernelVariant("attention/plan/shared_prefix.cu", "plan_shared_prefixes")
+PLAN_THREADS = 256
+_ITEM_INTS = 8
+_SEQUENCE_INTS = 4  # three rows of PlanParams.shared, one of first_items
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWork:
+    """What S sequences of a step share, as plan_shared_prefixes writes it."""
+
+    launch: PrefillLaunch
+    shared: torch.Tensor
+    """[3, S] int32: PlanParams.shared."""
+    first_items: torch.Tensor
+    """[S] int32: each sequence's first item of decode, which plan_attention writes."""
+    items: torch.Tensor
+    """[num_items, 8] int32"""
+    num_items: int
+    num_slots: int
+    """Parts of tiles that there is memory for."""
+
+
+def shared_work(
+    memory: torch.Tensor, buffers: Buffers, launch: PrefillLaunch, shape: AttentionShape, num_sequences: int
+) -> tuple[torch.Tensor, SharedWork]:
+    """``memory``, or a larger one, and its parts for so many sequences; makes room for parts of tiles too."""
+    num_slots = buffers.reserve_parts(launch)
+    num_items = launch.max_items(num_sequences // 2, num_sequences, shape.group, num_slots)
+    own = _SEQUENCE_INTS * num_sequences
+    memory = buffers.grown(memory, own + num_items * _ITEM_INTS)
+    items = memory[own : own + num_items * _ITEM_INTS].view(num_items, _ITEM_INTS)
+    of_sequences = memory[:own].view(_SEQUENCE_INTS, num_sequences)
+    return memory, SharedWork(launch, of_sequences[:3], of_sequences[3], items, num_items, num_slots)
+
+
+def plan_shared(runtime: CudaRuntime, work: SharedWork, shape: AttentionShape, metadata: AttentionMetadata) -> None:
+    """Find the groups of the step and cut their work."""
+    params = PlanParams(
+        seq_lens=metadata.seq_lens.data_ptr(),
+        query_starts=metadata.query_starts.data_ptr(),
+        prefill_items=work.items.data_ptr(),
+        block_tables=metadata.block_tables.data_ptr(),
+        shared=work.shared.data_ptr(),
+        num_sequences=metadata.seq_lens.shape[0],
+        max_prefill_items=work.num_items,
+        chunk_multiple=CHUNK_MULTIPLE,
+        group=shape.group,
+        tile_rows=work.launch.tile_rows,
+        target_tiles=work.launch.target_items,
+        num_slots=work.num_slots,
+        min_part=MIN_PART,
+        table_stride=metadata.block_tables.stride(0),
+        block_size=shape.block_size,
+        min_shared=MIN_SHARED,
+    )
+    runtime.kernel(PLAN_SHARED)((1, 1), PLAN_THREADS, 0, params)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, ChoiceInputs, Rotation
+from kvplan_engine.attention.backend import (
+    ALL_OPTIONS,
+    AttentionInputs,
+    AttentionOptions,
+    ChoiceInputs,
+    KvSlots,
+    Rotation,
+)
+from kvplan_engine.attention.checks import read_blocks, write_rows
 from kvplan_engine.attention.layer_cache import LayerCache
-from kvplan_engine.attention.metadata import KvSlots
-from kvplan_engine.attention.stored import read_blocks, write_rows
 from kvplan_engine.kernels import torch_ops
 
 

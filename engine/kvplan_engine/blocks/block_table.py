@@ -14,13 +14,50 @@ is one bundle for all tokens. With a window of 4 the sequence above needs, for i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from operator import mul
+from typing import NamedTuple
 
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.blocks.group_table import FoundBundles, GroupTable
+from kvplan_engine.blocks.layout import KvGroup, KvLayout
+
+# What a sequence holds, or can start from, in one group of layers. No torch.
+
+
+class FoundBundles(NamedTuple):
+    """What a sequence starts from in one group: the bundles from logical block ``first`` on.
+
+    None: the content is not in the pool but in a tier or in swap space.
+    """
+
+    first: int
+    bundles: list[int | None]
+
+
+class GroupTable:
+    """What a sequence holds in one group: ``bundles``, the first of them that of logical block ``first``."""
+
+    __slots__ = ("bundles", "first", "group")
+
+    def __init__(self, group: KvGroup, bundles: list[int], first: int = 0) -> None:
+        self.group = group
+        self.bundles = bundles
+        self.first = first
+
+
+def num_blocks_to_start(pool: BlockPool, found: Sequence[FoundBundles], num_held: int) -> int:
+    """How many free blocks a sequence uses up that adopts ``found`` and then holds ``num_held`` blocks in all.
+
+    A state that somebody uses does not help: it will be copied.
+    """
+    number = num_held
+    for group, each in zip(pool.layout.groups, found, strict=True):
+        if each.bundles and not group.is_state:
+            in_use = sum(bundle is not None and pool.reference_count(bundle) > 0 for bundle in each.bundles)
+            number -= group.width * in_use
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,3 +306,38 @@ def grow_each(pool: BlockPool, tables: Sequence[BlockTable]) -> None:
     for table in tables:
         table.end += 1
     pool.num_logical_blocks += number
+
+
+# What the layout of blocks costs: bytes that sequences hold, beside those that the layers keep of them. No torch.
+#
+# Counted over whole logical blocks: empty slots at the end of a sequence are paging's waste, not the layout's. What is
+# left is padding (parts that do not fill a block), tokens that have left a window and are given back only with the next
+# block, and a second state that a sequence holds for a step.
+
+
+def held_bytes(table: BlockTable, layout: KvLayout) -> int:
+    """Bytes of all blocks in ``table``; what it shares counts as its own."""
+    return layout.block_bytes * sum(each.group.width * len(each.bundles) for each in table.groups)
+
+
+def needed_bytes(layout: KvLayout, num_computed_tokens: int, num_slots: int) -> float:
+    """Bytes that the architecture keeps of ``num_slots`` tokens, when ``num_computed_tokens`` have been computed."""
+    return sum(_group_bytes(group, layout.block_size, num_computed_tokens, num_slots) for group in layout.groups)
+
+
+def _group_bytes(group: KvGroup, block_size: int, num_computed_tokens: int, num_slots: int) -> float:
+    if group.is_state:
+        return group.unit_bytes
+    return group.unit_bytes * (num_slots - group.first_kept_token(num_computed_tokens)) / block_size
+
+
+def layout_waste_pct(layout: KvLayout, tables: Iterable[tuple[BlockTable, int]]) -> float | None:
+    """Bytes held beyond those that are needed, in percent of the latter; None where nothing is held.
+
+    tables: each sequence's, with how many of its tokens had been computed when its blocks were taken.
+    """
+    held, needed = 0, 0.0
+    for table, num_computed_tokens in tables:
+        held += held_bytes(table, layout)
+        needed += needed_bytes(layout, num_computed_tokens, len(table) * layout.block_size)
+    return 100 * (held / needed - 1) if needed else None

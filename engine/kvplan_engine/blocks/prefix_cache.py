@@ -20,8 +20,7 @@ from collections.abc import Sequence as Rows
 from typing import NamedTuple, Protocol
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
-from kvplan_engine.blocks.block_table import BlockTable
-from kvplan_engine.blocks.group_table import FoundBundles
+from kvplan_engine.blocks.block_table import BlockTable, FoundBundles
 from kvplan_engine.blocks.layout import KvGroup
 
 _DIGEST_BYTES = 16  # 2**-64 chance of any collision among four billion blocks

@@ -6,16 +6,14 @@ fields        fields of a config.json that several families share
 families/     one file for each family of models: how its config is read, what its tensors are called
 tensor_names  the names of a family's tensors
 parameters    which tensors of a checkpoint each parameter is made of
-factors       factors of activations, multiplied into the weights
-row_order     the rows of queries and keys, in the order of the kernels; latent_rows those of latent attention,
-              state_rows those of layers with a state and of gates
+row_order     the rows of queries and keys, in the order of the kernels; of latent attention, of layers with a state and
+              of gates; factors of activations, multiplied into the weights
 checkpoint    an open checkpoint: its parameters, and how its tensors are read
 quantised/    weights in few bits, of every method that is read, and rounding
-tokenizer     a model's tokenizer; converted_tokenizer: that of a .gguf file, kept in the user's cache
+tokenizer     a model's tokenizer; that of a .gguf file is kept in the user's cache
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
-shared_layers which layers use the same dummy weights
-safetensors, gguf, dummy   one loader each
+safetensors, gguf, dummy   one loader each; which layers use the same dummy weights
 gguf_header   metadata of a GGUF file, and where its tensors lie; gguf_config: in the words of a config.json
 gguf_tensors  its tensors under the names of a family, each expert apart
 """

@@ -14,8 +14,7 @@ from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.checkpoints.gguf_tensors import GgufTensors
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.quantised.ggml_blocks import BLOCK_FORMATS
-from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.description.uniform import uniform_attention
+from kvplan_engine.description.model import ModelDescription, uniform_attention
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight

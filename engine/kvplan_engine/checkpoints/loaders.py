@@ -19,7 +19,7 @@ from kvplan_engine.checkpoints.safetensors import open_safetensors, read_safeten
 from kvplan_engine.checkpoints.weights import Weights, fill_weights
 from kvplan_engine.description.division import Rank, with_whole_experts
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.description.quantization import recipe_of
+from kvplan_engine.description.weight_format import recipe_of
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")

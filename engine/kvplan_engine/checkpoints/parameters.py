@@ -12,10 +12,14 @@ from functools import partial
 
 import torch
 
-from kvplan_engine.checkpoints.factors import scaling_of
-from kvplan_engine.checkpoints.latent_rows import latent_rows
-from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
-from kvplan_engine.checkpoints.state_rows import beside_queries, state_rows
+from kvplan_engine.checkpoints.row_order import (
+    arrange_heads,
+    beside_queries,
+    heads_of,
+    latent_rows,
+    scaling_of,
+    state_rows,
+)
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.mixers import Attention, LatentAttention, State
 from kvplan_engine.description.model import ModelDescription

@@ -7,12 +7,16 @@ and keys have the same: the rows are moved once, when the weights are loaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kvplan_engine.checkpoints.tensor_names import RowOrder
-from kvplan_engine.description.mixers import Attention, Rope
+from kvplan_engine.description.mixers import Attention, LatentAttention, Rope, State
+from kvplan_engine.description.model import WeightFactor
+from kvplan_engine.description.parameters import Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +87,114 @@ def _halves(rows: torch.Tensor, heads: StoredHeads) -> torch.Tensor:
     if rope.neighbours:
         rotary = torch.cat([rotary[:, 0::2], rotary[:, 1::2]], dim=1)
     return torch.cat([rotary, rows[:, : rope.offset], rows[:, end:]], dim=1)
+
+
+# The rows of latent attention's projections that RoPE turns: neighbours, where a checkpoint pairs them, as halves.
+#
+# As ``row_order`` does it for ordinary attention: rows are moved once, when the weights are loaded.
+
+
+def latent_rows(attention: LatentAttention, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What a stored tensor of ``part`` becomes; None where it is used as it is stored."""
+    if attention.rope is None:
+        return None
+    if part.startswith("indexer."):
+        return _index_rows(attention, part)
+    if not attention.rope.neighbours:
+        return None
+    period = {
+        "query": attention.nope_size + attention.rope_size,
+        "query_up": attention.nope_size + attention.rope_size,
+        "kv_down": attention.row_size,
+    }.get(part)
+    if period is None:
+        return None
+    return lambda tensor: _as_halves(tensor, period, attention.rope_size)
+
+
+def _index_rows(attention: LatentAttention, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The index turns the first elements of its heads."""
+    indexer = attention.indexer
+    if indexer is None or not indexer.neighbours or part == "indexer.head_weights":
+        return None
+    return lambda tensor: _first_as_halves(tensor, indexer.head_size, attention.rope_size)
+
+
+def _first_as_halves(tensor: torch.Tensor, period: int, rotary: int) -> torch.Tensor:
+    """Reorder the first ``rotary`` of every ``period`` rows, likewise."""
+    turning, still = tensor.unflatten(0, (-1, period)).split([rotary, period - rotary], dim=1)
+    return torch.cat([turning[:, 0::2], turning[:, 1::2], still], dim=1).flatten(0, 1)
+
+
+def _as_halves(tensor: torch.Tensor, period: int, rotary: int) -> torch.Tensor:
+    """Reorder the last ``rotary`` of every ``period`` rows: all firsts of a pair before all seconds."""
+    rows = tensor.unflatten(0, (-1, period))
+    still, turning = rows.split([period - rotary, rotary], dim=1)
+    return torch.cat([still, turning[:, 0::2], turning[:, 1::2]], dim=1).flatten(0, 1)
+
+
+# The rows of layers with a state, and of gates beside queries, from the order of a checkpoint into the parameters'.
+
+
+def state_rows(state: State, part: str, num_stored: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What brings a stored tensor of ``part`` into the parameter's order; num_stored: of how many it is one.
+
+    Qwen3-Next has what is projected in one tensor: for each key head its query, key, values and gates, and in another
+    one its strengths and decays.
+    """
+    if part == "A_log" and state.kind == "kimi_delta":  # stored [1, 1, heads, 1]
+        return torch.Tensor.flatten
+    if state.kind != "gated_delta" or num_stored != 1:
+        return None
+    group = state.num_heads // state.key_heads
+    values = group * state.value_size
+    match part:
+        case "in":
+            return partial(_apart, sizes=(state.key_size, state.key_size, values, values), order=(0, 1, 2, 3))
+        case "decay_and_strength":
+            return partial(_apart, sizes=(group, group), order=(1, 0))
+    return None
+
+
+def _apart(tensor: torch.Tensor, sizes: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
+    """Runs of sum(sizes) rows, one for each key head: all heads' rows of each size together, in ``order``."""
+    parts = tensor.unflatten(0, (-1, sum(sizes))).split(sizes, dim=1)
+    return torch.cat([parts[place].flatten(0, 1) for place in order])
+
+
+def beside_queries(attention: Attention, part: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The queries ("qkv") or the gates of a tensor that has a head's query and gate side by side, head after head."""
+    return partial(_of_each_head, heads=attention.num_heads, place=0 if part == "qkv" else 1)
+
+
+def _of_each_head(tensor: torch.Tensor, heads: int, place: int) -> torch.Tensor:
+    return tensor.unflatten(0, (heads, 2, -1))[:, place].flatten(0, 1)
+
+
+# Factors of a model's activations that are linear in a weight, and so are multiplied into it when it is loaded.
+
+
+def scaling_of(parameter: Parameter, label: str, factors: tuple[WeightFactor, ...]) -> partial[torch.Tensor] | None:
+    """What multiplies a stored tensor of ``parameter`` with the layer's ``factors``; None where none applies.
+
+    label: of the rows that the tensor fills, "" for all of them.
+    """
+    own = {each.label: each for each in factors if each.part == parameter.part}
+    if not own:
+        return None
+    all_rows = parameter.rows or (("", parameter.shape[0]),)
+    rows = [(name, size) for name, size in all_rows if label in ("", name)]
+    return partial(_scaled, factors=[(size, _factor(own.get(name), parameter)) for name, size in rows])
+
+
+def _factor(factor: WeightFactor | None, parameter: Parameter) -> float:
+    if factor is None:
+        return 1.0
+    return factor.bias if parameter.leaf == "bias" else factor.weight
+
+
+def _scaled(tensor: torch.Tensor, factors: list[tuple[int, float]]) -> torch.Tensor:
+    """Runs of rows of ``tensor`` times a factor each, in float32 so that it is rounded once."""
+    wide = tensor.float()
+    runs = wide.split([size for size, _ in factors])
+    return torch.cat([rows * factor for rows, (_, factor) in zip(runs, factors, strict=True)])

@@ -12,7 +12,7 @@ from kvplan_engine.checkpoints.config_json import read_config_json
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.quantised.methods import open_quantised, widening
-from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
+from kvplan_engine.checkpoints.quantised.reader import StoredTensors
 from kvplan_engine.checkpoints.weights import OpenPart, ReadTensor, StoredPart
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError

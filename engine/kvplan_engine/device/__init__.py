@@ -2,14 +2,9 @@
 
 The engine opens a device; the execution room measures memory and queues work on it.
 
-    device           what a device offers; the CPU as a device; the choice between CPU and GPU
-    counted          a device whose memory is only counted
-    cuda             an NVIDIA GPU
-    cuda_absence     why no GPU can be used, in one sentence
+    device           what a device offers; the CPU as a device; one whose memory is only counted; which is taken
+    cuda             an NVIDIA GPU; why none can be used, in one sentence
     collectives      sums and gathered rows of the ranks of an engine
-    allocation       out-of-memory errors, recognised and reported by phase
-    overhead         memory reserved for what is not a tensor
-    heap             what the C library keeps of freed memory, while weights are loaded
-    control_groups   what limits of containers leave of memory
-    process_memory   readings and limits of this process's memory
+    allocation       out-of-memory errors, recognised and reported by phase; what is reserved for what is not a tensor
+    process_memory   readings and limits of this process's memory, and of its containers; the C library's heap
 """

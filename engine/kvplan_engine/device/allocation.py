@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from kvplan_engine.device.heap import large_tensors_apart
+from kvplan_engine.device.process_memory import large_tensors_apart
 from kvplan_engine.errors import CudaOutOfMemory, OutOfDeviceMemory
 
 # Messages of torch's CPU allocator when mmap or malloc fails; its CUDA allocator has an exception type of its own. A
@@ -99,3 +99,13 @@ def loading_weights() -> Iterator[None]:
     """``allocating`` the weights, with the heap set for it."""
     with allocating("weights"), large_tensors_apart():
         yield
+
+
+# Memory that a process takes of a device besides its tensors, reserved before anything is measured.
+#
+# Allocator slack, BLAS scratch, thread stacks; on a GPU also the context and the libraries' code. The profile step
+# checks it and raises it if it was too small.
+
+
+CPU_OVERHEAD_BYTES = 128 * 1024**2
+CUDA_OVERHEAD_BYTES = 640 * 1024**2

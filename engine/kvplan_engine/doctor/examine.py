@@ -2,26 +2,110 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.device.cuda_absence import why_no_usable_gpu
-from kvplan_engine.device.device import open_device, resolve_dtype
-from kvplan_engine.doctor.cpu import cpu_facts
-from kvplan_engine.doctor.gpu import gpu_facts
+from kvplan_engine.device.cuda import open_cuda, why_no_usable_gpu
+from kvplan_engine.device.device import cpu_name, open_device, resolve_dtype
+from kvplan_engine.device.process_memory import available_memory_bytes
 from kvplan_engine.kernel_checks.cpu import check_cpu_kernels
 from kvplan_engine.kernel_checks.run import check_kernels
-from kvplan_engine.kernel_checks.store import Store
-from kvplan_engine.kernel_checks.table import FAMILIES
-from kvplan_engine.kernel_checks.use import KernelUse, use_of
-from kvplan_engine.kernel_checks.verdicts import Verdicts
+from kvplan_engine.kernel_checks.use import FAMILIES, KernelUse, use_of
+from kvplan_engine.kernel_checks.verdicts import Store, Verdicts
 from kvplan_engine.kernels.build import KernelBuildError
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, load_kernels
+from kvplan_engine.kernels.cuda.launching.driver import DriverRuntime, current_runtime
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
+
+# Where NVRTC was found, in words that name no user: a report is pasted into an issue.
+
+
+_SYSTEM = ("/usr/", "/opt/", "/lib")
+
+
+def place_of(path: str) -> str:
+    """``beside torch (nvidia/cu13/lib)``, the environment, a toolkit, a folder of the system, or the file's name."""
+    file = Path(path)
+    parts = file.parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        name = "site-packages" if "site-packages" in parts else "dist-packages"
+        below = parts[len(parts) - parts[::-1].index(name) :]
+        return f"beside torch ({'/'.join(below[:-1])})"
+    if file.is_relative_to(Path(sys.prefix) / "lib"):
+        return "in the environment's lib"
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        root = os.environ.get(variable)
+        if root and file.is_relative_to(root):
+            return f"in ${variable}"
+    return path if path.startswith(_SYSTEM) else file.name
+
+
+# Facts of the processor: what the CPU kernels are compiled for.
+
+
+_UNITS = {
+    "AVX2": ("avx2",),
+    "AVX-512": ("avx512f",),
+    "AVX-512 BF16": ("avx512_bf16",),
+    "AMX": ("amx_tile",),
+    "AMX BF16": ("amx_bf16",),
+    "NEON": ("asimd",),
+    "SVE": ("sve",),
+}
+"""The flags of /proc/cpuinfo that stand for each unit, by its name."""
+
+
+def cpu_facts() -> dict[str, Any]:
+    """Name, units, threads and free memory."""
+    return {
+        "name": cpu_name(),
+        "units": cpu_units(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")),
+        "num_threads": torch.get_num_threads(),
+        "available_bytes": available_memory_bytes(),
+    }
+
+
+def cpu_units(cpuinfo: str) -> list[str]:
+    """Units for vectors and matrices that the text of /proc/cpuinfo lists."""
+    lines = [line.partition(":")[2] for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))]
+    flags = set(lines[0].split()) if lines else set()
+    return [name for name, wanted in _UNITS.items() if flags.issuperset(wanted)]
+
+
+# Facts of the GPU as CUDA and torch have them, and of what drives it.
+
+
+def gpu_facts() -> tuple[dict[str, Any], DriverRuntime]:
+    """The current GPU, opened as an engine opens it. EngineError where it cannot be used."""
+    device = open_cuda(None)
+    runtime = current_runtime()
+    properties = runtime.properties
+    free, total = torch.cuda.mem_get_info(device.torch_device)
+    known = torch.cuda.get_device_properties(device.torch_device)
+    facts = {
+        "name": device.name,
+        "uuid": str(getattr(known, "uuid", "")),
+        "capability": ".".join(map(str, properties.capability)),
+        "num_multiprocessors": properties.num_multiprocessors,
+        "total_bytes": total,
+        "free_bytes": free,
+        "overhead_bytes": device.overhead_bytes,
+        "is_unified": bool(getattr(known, "is_integrated", False)),
+        "num_devices": torch.cuda.device_count(),
+        "driver_cuda": properties.driver_version,
+        "architecture": runtime.architecture,
+        "compiler": runtime.compiler,
+        "compiler_place": place_of(runtime.compiler_path),
+    }
+    return facts, runtime
+
 
 EMULATED = "emulated"
 """The CUDA kernels, run by the CPU."""

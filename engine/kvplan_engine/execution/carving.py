@@ -22,8 +22,7 @@ from kvplan_engine.execution.loop.step_runner import StepRunner
 from kvplan_engine.execution.model_runner import ModelRunner, workspace_buffers
 from kvplan_engine.execution.profile_step import measure_profile_step
 from kvplan_engine.memory.breakdown import MemoryBreakdown
-from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
-from kvplan_engine.memory.reserve import Reserve
+from kvplan_engine.memory.plan import Reserve, kv_layout, plan_memory, resolve_max_model_len
 from kvplan_engine.models.step_batch import GraphSize
 from kvplan_engine.transformers_backend.model import RunnableModel
 

@@ -12,34 +12,26 @@ from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
-from kvplan_engine.execution.choosing.chooser import TokenChooser
-from kvplan_engine.execution.choosing.draws import DeviceDraws
-from kvplan_engine.execution.drafting import DraftRunner, drafter_of
-from kvplan_engine.execution.graphs.sizes import captured_sizes
-from kvplan_engine.execution.graphs.step_graphs import PaddedBatches, StepGraphs
-from kvplan_engine.execution.inputs.adapter_rows import StagedRows
-from kvplan_engine.execution.inputs.adapters import begin_step
+from kvplan_engine.execution.choosing import DeviceDraws, TokenChooser
+from kvplan_engine.execution.drafting import DraftRunner, MultiTokenRunner, drafter_of
+from kvplan_engine.execution.graphs import PaddedBatches, StepGraphs, captured_sizes
+from kvplan_engine.execution.inputs.adapter_rows import StagedRows, begin_step
 from kvplan_engine.execution.inputs.batch import BatchBuilder
+from kvplan_engine.execution.inputs.group_tables import state_tables_name
 from kvplan_engine.execution.inputs.staging import InputStage
-from kvplan_engine.execution.inputs.step_indices import StepIndices
-from kvplan_engine.execution.inputs.step_inputs import SAMPLED_ROWS, sampled_buffers
-from kvplan_engine.execution.inputs.step_tables import state_tables_name
-from kvplan_engine.execution.multi_token import MultiTokenRunner
+from kvplan_engine.execution.inputs.step_inputs import SAMPLED_ROWS, StepIndices, sampled_buffers
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import BufferSpec, rope_tables
-from kvplan_engine.memory.device_buffers import LORA_ROWS
-from kvplan_engine.memory.host_pool import HostPool
-from kvplan_engine.memory.kv_cache import allocate_kv_pool
-from kvplan_engine.memory.step_buffers import draft_buffers, step_buffers, step_index_buffers
-from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.memory.step_buffers import LORA_ROWS, draft_buffers, step_buffers, step_index_buffers
+from kvplan_engine.memory.workspace import HostPool, Workspace, allocate_kv_pool
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.kv_pool import KvPool, places_of
 from kvplan_engine.models.step_batch import GraphSize, StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import BlockMover, Mover
 from kvplan_engine.requests.step_plan import StepPlan
-from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
 from kvplan_engine.sampling.sampler import SampledTokens, Sampler
+from kvplan_engine.sampling.token_logprobs import take_prompt_logprobs
 from kvplan_engine.transformers_backend.model import RunnableModel, TransformersDecoder
 
 

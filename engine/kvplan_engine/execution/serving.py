@@ -20,7 +20,7 @@ from kvplan_engine.requests.request import Request
 from kvplan_engine.requests.stop import StopChecker
 from kvplan_engine.scheduling.scheduler import Scheduler
 from kvplan_engine.scheduling.statistics import count_step
-from kvplan_engine.speculation.proposer import NgramProposer, PlaceholderProposer, Proposer
+from kvplan_engine.speculation import NgramProposer, PlaceholderProposer, Proposer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,19 @@ from kvplan_engine.checkpoints.quantised.held import refuse_held
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.device.allocation import loading_weights
-from kvplan_engine.device.counted import count_device
-from kvplan_engine.device.device import CpuDevice, Device, open_device, resolve_dtype
+from kvplan_engine.device.device import CpuDevice, Device, count_device, open_device, resolve_dtype
 from kvplan_engine.errors import EngineError
-from kvplan_engine.execution.capacity.account import CapacityCarver
+from kvplan_engine.execution.capacity import CapacityCarver
 from kvplan_engine.execution.carving import Carving, MemoryCarver
 from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.execution.ranks.leading import LeadingCarver
 from kvplan_engine.execution.self_check import choose_way
-from kvplan_engine.memory.reserve import Reserve
+from kvplan_engine.memory.plan import Reserve
 from kvplan_engine.models.counted_model import CountedModel, EngineModel
 from kvplan_engine.models.known_parts import refuse_unknown_parts
 from kvplan_engine.models.loaded_model import LoadedModel
-from kvplan_engine.transformers_backend.choice import chosen_implementation
 from kvplan_engine.transformers_backend.model import RunnableModel, TransformersModel
+from kvplan_engine.transformers_backend.ways import chosen_implementation
 
 
 class Carver(Protocol):

@@ -4,12 +4,10 @@ A family of kernels that fails is named and replaced by a twin; one that is only
 against what it would replace. This happens once for each device, driver, torch, compiler and source; an engine's first
 start does it before it divides the memory, and so does ``kvplan doctor``.
 
-use                 which kernels a model could use
-case                a check: results of a kernel and of torch; two ways of which one is faster
-attention_cases, operation_cases, product_cases, state_cases, lora_cases   the checks
+use                 which kernels a model could use; what stands in for each family
+case                a check: results of a kernel and of torch; two ways, and which one is faster
+attention_cases, operation_cases, product_cases, state_cases   the checks
 cpu                 the same of a CPU's kernels
 run                 runs them, puts twins in place
-stopwatch           which of two ways is faster
-table               what stands in for each family
-verdicts            what is said of each; store: verdicts on disk
+verdicts            what is said of each, and kept on disk
 """

@@ -8,16 +8,26 @@ from functools import partial
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionOptions,
+    KvSlots,
+    Rotation,
+)
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison, Contest
-from kvplan_engine.kernels.cuda.attention.latent_launch import uses_latent_kernel
-from kvplan_engine.kernels.cuda.attention.launches import shared_prefill_launch, short_prefill_launch
-from kvplan_engine.kernels.cuda.attention.shape import MIN_SHARED, AttentionShape
-from kvplan_engine.kernels.cuda.attention.wgmma_launch import uses_wgmma_kernel
+from kvplan_engine.kernels.cuda.attention import (
+    MIN_SHARED,
+    AttentionShape,
+    shared_prefill_launch,
+    short_prefill_launch,
+    uses_latent_kernel,
+    uses_wgmma_kernel,
+)
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError

@@ -18,7 +18,7 @@ from kvplan_engine.kernel_checks.use import KernelUse
 from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts
 from kvplan_engine.kernels.cpu import ops as cpu_ops
 from kvplan_engine.kernels.cpu.library import CpuKernels
-from kvplan_engine.layers.panels import Panels
+from kvplan_engine.layers.linear import Panels
 from kvplan_engine.layers.projection import StoredWeight
 
 _CPU = torch.device("cpu")

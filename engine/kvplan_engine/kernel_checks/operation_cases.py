@@ -10,15 +10,19 @@ import numpy as np
 import torch
 
 from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison
-from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels import lora, torch_ops
+from kvplan_engine.kernels.arguments import InputRows
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.products.lora import CudaLora
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
-from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.kernels.lora import LoraRows, LoraWeights
+from kvplan_engine.kernels.workspace_sizes import ROWS_OF_A_GROUP
 
-_ROWS = 5
+_OPERATION_CASES_ROWS = 5
 _EPSILON = 1e-5
 _FEWEST_LOGITS = 4
 _COUNTS_MULTIPLE = 8
@@ -49,7 +53,7 @@ def operation_cases(needed: Operations) -> Iterator[Case]:
     """One for each operation, and for drawing tokens."""
     scalar = needed.scalar
     for name, arguments in operations_of(needed):
-        yield Case((name,), partial(_compare, name, arguments, scalar))
+        yield Case((name,), partial(_operation_cases_compare, name, arguments, scalar))
     if needed.vocabulary >= _FEWEST_LOGITS:
         yield Case((families.DRAWS,), partial(_compare_draws, scalar, needed.vocabulary))
 
@@ -68,7 +72,7 @@ def operations_of(needed: Operations) -> Iterator[tuple[str, Arguments]]:
     yield "copy_inputs", _input_arguments
 
 
-def _compare(name: str, arguments: Arguments, scalar: torch.dtype, runtime: CudaRuntime) -> Comparison:
+def _operation_cases_compare(name: str, arguments: Arguments, scalar: torch.dtype, runtime: CudaRuntime) -> Comparison:
     return compare_operation(CudaOps(runtime), runtime.device, name, arguments, scalar)
 
 
@@ -101,24 +105,24 @@ def _norm_arguments(
 
 
 def _norm_shapes(width: int) -> list[tuple[int, ...]]:
-    return [(_ROWS, width), (_ROWS, width), (width,), (width,)]
+    return [(_OPERATION_CASES_ROWS, width), (_OPERATION_CASES_ROWS, width), (width,), (width,)]
 
 
 def _activation_arguments(
     name: str, scalar: torch.dtype, inner: int, device: torch.device
 ) -> tuple[tuple[object, ...], list[torch.Tensor]]:
     if name == "silu_and_mul":
-        both = (2 * _some(1, _ROWS, 2 * inner)).to(scalar).to(device)
-        out = torch.zeros(_ROWS, inner, dtype=scalar, device=device)
+        both = (2 * _some(1, _OPERATION_CASES_ROWS, 2 * inner)).to(scalar).to(device)
+        out = torch.zeros(_OPERATION_CASES_ROWS, inner, dtype=scalar, device=device)
         return (both, out), [out]
-    x = (2 * _some(1, _ROWS, inner)).to(scalar).to(device)
+    x = (2 * _some(1, _OPERATION_CASES_ROWS, inner)).to(scalar).to(device)
     return (x,), [x]
 
 
 def _rotation_arguments(
     scalar: torch.dtype, head_size: int, rotary: int, device: torch.device
 ) -> tuple[tuple[object, ...], list[torch.Tensor]]:
-    x = _some(1, _ROWS, 3, head_size).to(scalar).to(device)
+    x = _some(1, _OPERATION_CASES_ROWS, 3, head_size).to(scalar).to(device)
     positions = torch.tensor([0, 7, 3, 7, 2], device=device)
     return (x, positions, _some(2, 8, rotary).to(device)), [x]
 
@@ -127,14 +131,14 @@ def _argmax_arguments(
     scalar: torch.dtype, vocabulary: int, device: torch.device
 ) -> tuple[tuple[object, ...], list[torch.Tensor]]:
     """Exactly one logit of each row is the largest, at its beginning, its end and in between."""
-    logits = _some(1, _ROWS, vocabulary).clamp(-3, 3).to(scalar)
-    logits[torch.arange(_ROWS), _places(vocabulary)] = 8.0
-    out = torch.full((_ROWS,), -1, dtype=torch.int64, device=device)
+    logits = _some(1, _OPERATION_CASES_ROWS, vocabulary).clamp(-3, 3).to(scalar)
+    logits[torch.arange(_OPERATION_CASES_ROWS), _places(vocabulary)] = 8.0
+    out = torch.full((_OPERATION_CASES_ROWS,), -1, dtype=torch.int64, device=device)
     return (logits.to(device), out), [out]
 
 
 def _places(vocabulary: int) -> torch.Tensor:
-    return torch.linspace(0, vocabulary - 1, _ROWS).long()
+    return torch.linspace(0, vocabulary - 1, _OPERATION_CASES_ROWS).long()
 
 
 def _copy_arguments(device: torch.device) -> tuple[tuple[object, ...], list[torch.Tensor]]:
@@ -162,13 +166,55 @@ def _compare_draws(scalar: torch.dtype, vocabulary: int, runtime: CudaRuntime) -
     (logits, _), _ = _argmax_arguments(scalar, vocabulary, device)
     assert isinstance(logits, torch.Tensor)
     logits[:, :] = torch.where(logits == 8.0, 60.0, logits.float()).to(scalar)
-    rows = np.zeros(_ROWS, DRAW_ROW)
-    rows["top_p"], rows["max_distance"], rows["key"] = 1.0, np.inf, np.arange(1, _ROWS + 1)
+    rows = np.zeros(_OPERATION_CASES_ROWS, DRAW_ROW)
+    rows["top_p"], rows["max_distance"], rows["key"] = 1.0, np.inf, np.arange(1, _OPERATION_CASES_ROWS + 1)
     rows["scale"][2:] = 1.0  # 0: the likeliest
     rows["top_k"][4:], rows["top_p"][3:] = 3, 0.9
-    draws = torch.from_numpy(rows.view(np.uint8).reshape(_ROWS, -1)).to(device)
+    draws = torch.from_numpy(rows.view(np.uint8).reshape(_OPERATION_CASES_ROWS, -1)).to(device)
     columns = -(-vocabulary // _COUNTS_MULTIPLE) * _COUNTS_MULTIPLE
     counts = torch.zeros(1, columns, dtype=torch.int16, device=device)
-    out = torch.full((_ROWS,), -1, dtype=torch.int64, device=device)
-    CudaDraws(runtime)(logits, draws, counts, StepTokens(torch.arange(_ROWS, device=device)), out)
+    out = torch.full((_OPERATION_CASES_ROWS,), -1, dtype=torch.int64, device=device)
+    CudaDraws(runtime)(logits, draws, counts, StepTokens(torch.arange(_OPERATION_CASES_ROWS, device=device)), out)
     return Comparison([out], [_places(vocabulary)], 0.0)
+
+
+# What adapters add to a product, against its definition in float32.
+
+
+_SEGMENTS = (48, 24)
+_SLOTS = 2
+_LORA_CASES_ROWS = 11
+_GROUPS = ((0, range(8)), (1, range(8, 9)), (-1, range(0)), (0, range(10, 11)))
+"""The slot of each group of rows, and the rows; one is no group, and row 9 has no adapter."""
+_ROOM = 1 << 16
+
+
+def lora_cases(scalar: torch.dtype, inputs: int, rank: int | None) -> Iterator[Case]:
+    """One for adapters of ``rank``; none where it is None."""
+    if rank is not None:
+        yield Case((families.LORA,), partial(_lora_cases_compare, scalar, inputs, rank))
+
+
+def correct_in_torch(x: torch.Tensor, out: torch.Tensor, weights: LoraWeights, rows: LoraRows) -> None:
+    """The definition, for groups of which some are none (slot -1). It waits for the device."""
+    is_group = rows.slots >= 0
+    lora.correct(x, out, weights, LoraRows(rows.rows[is_group], rows.slots[is_group]))
+
+
+def _lora_cases_compare(scalar: torch.dtype, inputs: int, rank: int, runtime: CudaRuntime) -> Comparison:
+    generator, device = torch.Generator().manual_seed(1), runtime.device
+    down = (torch.randn(_SLOTS, len(_SEGMENTS) * rank, inputs, generator=generator) * inputs**-0.5).to(scalar)
+    up = (torch.randn(_SLOTS, rank, sum(_SEGMENTS), generator=generator) * rank**-0.5).to(scalar)
+    x = torch.randn(_LORA_CASES_ROWS, inputs, generator=generator).to(scalar)
+    before = torch.randn(_LORA_CASES_ROWS, sum(_SEGMENTS), generator=generator).to(scalar)
+    numbers = torch.full((len(_GROUPS), ROWS_OF_A_GROUP), -1, dtype=torch.int32)
+    for group, (_, members) in enumerate(_GROUPS):
+        numbers[group, : len(members)] = torch.tensor(list(members), dtype=torch.int32)
+    slots = torch.tensor([slot for slot, _ in _GROUPS], dtype=torch.int32)
+    found = before.to(device)
+    kernels = CudaLora(runtime, StepMemory(torch.zeros(_ROOM, dtype=torch.uint8, device=device)))
+    there = LoraWeights(down.to(device), up.to(device), _SEGMENTS)
+    kernels(x.to(device), found, there, LoraRows(numbers.to(device), slots.to(device)))
+    wanted = before.float()
+    correct_in_torch(x.float(), wanted, LoraWeights(down.float(), up.float(), _SEGMENTS), LoraRows(numbers, slots))
+    return Comparison([found], [wanted], TOLERANCE[scalar])

@@ -16,13 +16,10 @@ from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison, Contes
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
-from kvplan_engine.kernels.cuda.mixtures.launch import computes_mixture
-from kvplan_engine.kernels.cuda.mixtures.memory import MixtureMemory
-from kvplan_engine.kernels.cuda.mixtures.mixture import CudaMixture
+from kvplan_engine.kernels.cuda.mixtures import CudaMixture, MixtureMemory, computes_mixture
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
-from kvplan_engine.kernels.cuda.products.skinny import CudaSkinny
-from kvplan_engine.kernels.cuda.products.skinny_launch import ACTIVATIONS, MOST_ROWS
+from kvplan_engine.kernels.cuda.products.skinny import ACTIVATIONS, MOST_ROWS, CudaSkinny
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book

@@ -12,12 +12,9 @@ import torch
 
 from kvplan_engine.device.allocation import is_context_lost, is_out_of_memory
 from kvplan_engine.errors import EngineError
-from kvplan_engine.kernel_checks.case import Case
-from kvplan_engine.kernel_checks.stopwatch import Times, compete
-from kvplan_engine.kernel_checks.store import Store, open_store
-from kvplan_engine.kernel_checks.table import FAMILIES, is_chosen_by_time
-from kvplan_engine.kernel_checks.use import KernelUse
-from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts
+from kvplan_engine.kernel_checks.case import Case, Times, compete
+from kvplan_engine.kernel_checks.use import FAMILIES, KernelUse, is_chosen_by_time
+from kvplan_engine.kernel_checks.verdicts import Store, Verdict, Verdicts, open_store
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 
 logger = logging.getLogger("kvplan_engine")

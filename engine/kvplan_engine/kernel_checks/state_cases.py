@@ -12,14 +12,19 @@ from kvplan_engine.description.mixers import State
 from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.states.ops import CudaStates
-from kvplan_engine.kernels.states.convolution import Convolution
-from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
-from kvplan_engine.kernels.states.gating import Gating
-from kvplan_engine.kernels.states.interface import StateOps
-from kvplan_engine.kernels.states.mamba import Mamba1, Mamba2, ScanInputs
+from kvplan_engine.kernels.cuda.states import CudaStates
+from kvplan_engine.kernels.states.operations import (
+    Convolution,
+    DeltaRule,
+    DeltaTokens,
+    Gating,
+    Mamba1,
+    Mamba2,
+    ScanInputs,
+    StateOps,
+    TorchStates,
+)
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
-from kvplan_engine.kernels.states.torch_states import TorchStates
 
 _LENGTHS = (3, 1)
 _FIRST_POSITIONS = (0, 9)

@@ -3,11 +3,11 @@
 interface   Ops: the operations of a model, each declared once
 torch_ops   the definition of each in plain torch
 torch_mixture, mixture_weights   a mixture of experts: its definition, and its weights as all kernels take them
-quantised_weight   a weight in few bits, in the one layout that all formats become
-rounded_inputs   what weights in few bits are multiplied with where it is rounded too
-lora, lora_groups   what adapters add to a product: its definition; how rows are grouped for it
-attention_parts  the memory for parts of prefill tiles on a GPU
-arguments   what all kernels ask of their arguments; input_rows: a step's inputs on their way to the device
+quantised_weight   a weight in few bits, in the one layout that all formats become; what it is multiplied with
+lora        what adapters add to a product: its definition
+workspace_sizes  what kernels need of the workspace: parts of prefill tiles, groups of rows with one adapter
+c_structures  structures of C for ctypes, read from the sources that declare them
+arguments   what all kernels ask of their arguments; a step's inputs on their way to the device
 build       compiles csrc/cpu on first use; cache_folders: where the result may lie
 states/     layers with a state: where it lies in the pool, and what is computed
 cpu/        the compiled CPU kernels: operations, packed weights

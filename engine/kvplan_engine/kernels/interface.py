@@ -17,7 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.arguments import InputRows
 
 
 class Ops(Protocol):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp, Scoring
 from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights, QuantisedExperts
-from kvplan_engine.kernels.rounded_inputs import rounded_inputs
+from kvplan_engine.kernels.quantised_weight import rounded_inputs
 from kvplan_engine.kernels.torch_ops import _upcast
 
 _NOTHING = float("-inf")

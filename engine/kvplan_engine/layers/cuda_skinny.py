@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.products.skinny import CudaSkinny
-from kvplan_engine.kernels.cuda.products.skinny_launch import ACTIVATIONS, multiplies_few_rows
+from kvplan_engine.kernels.cuda.products.skinny import ACTIVATIONS, CudaSkinny, multiplies_few_rows
 from kvplan_engine.layers.linear import Linear
 from kvplan_engine.layers.projection import FusedProjection, StoredWeight
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from kvplan_engine.kernels.cpu.head_products import PackedHeads
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
+from kvplan_engine.kernels.cpu.packed import PackedHeads
 
 
 class HeadProducts(Protocol):

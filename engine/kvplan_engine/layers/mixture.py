@@ -18,7 +18,9 @@ from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture, packs_mixture
-from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
+from kvplan_engine.kernels.cpu.structures import MixtureArgs
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.mixtures import CudaMixture, MixtureMemory, computes_mixture
 from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights, QuantisedExperts
 
 
@@ -163,3 +165,34 @@ def _matrices(weights: Weights, name: str, count: int) -> ExpertMatrices:
         return QuantisedExperts(parts[0], count)
     dense = weights[f"{name}.weight"]
     return dense.view(count, -1, dense.shape[1])
+
+
+class CudaMixtureRun:
+    """A MixtureRun: one layer's mixture on a CUDA device."""
+
+    layer_args = None
+    launches_each_expert = False
+
+    def __init__(self, kernels: CudaMixture) -> None:
+        self._kernels = kernels
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
+        self._kernels.run(x, out, room.ids, room.shares, room.inner, room.num_filled)
+
+
+class CudaMixtures:
+    """The kind: float32, float16 and bfloat16 by csrc/cuda; all layers share the memory that their kernels need."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._memory = MixtureMemory(runtime.device)
+
+    def takes(self, mixture: Mixture, dtype: torch.dtype, *, is_quantised: bool) -> bool:
+        """See MixtureKind.takes."""
+        return not is_quantised and computes_mixture(mixture, dtype)
+
+    def make(self, mixture: Mixture, weights: Weights, index: int) -> CudaMixtureRun:
+        """See MixtureKind.make. The weights stay where they are."""
+        return CudaMixtureRun(
+            CudaMixture(self._runtime, self._memory, mixture, mixture_weights(mixture, weights, index))
+        )

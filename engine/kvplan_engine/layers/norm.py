@@ -9,7 +9,7 @@ import torch
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES
-from kvplan_engine.kernels.cpu.step_args import NormArgs
+from kvplan_engine.kernels.cpu.structures import NormArgs
 from kvplan_engine.kernels.interface import Ops
 
 

@@ -15,7 +15,7 @@ import torch
 
 from kvplan_engine.checkpoints.quantised.reader import shape_of, take_parts
 from kvplan_engine.checkpoints.weights import Weights
-from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
+from kvplan_engine.kernels.cpu.structures import PackedLinearArgs
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
 

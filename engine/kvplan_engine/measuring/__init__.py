@@ -1,11 +1,11 @@
 """Speeds of the CUDA kernels and of the engine on a GPU, a module for each kind of section.
 
 attention, prefill      attention kernels alone
-operations, products    other kernels and copies; matrix products, by cuBLAS and by our own kernel
-engine, profile, modes  steps and throughput of the engine, where a step's time goes, ways to run one
-memory, sweep           the planner's figures and a sweep
+operations              other kernels and copies; matrix products, by cuBLAS and by our own kernel
+engine, modes           steps and throughput of the engine; where a step's time goes, ways to run one
+memory                  the planner's figures and a sweep
 baseline                transformers and torch
 checks                  the tests, compute-sanitizer, ncu
 script                  runs sections, each as a process: `kvplan doctor --measure`
-support, processes      rows and timing; sections as processes that end in time
+support                 rows and timing; sections as processes that end in time
 """

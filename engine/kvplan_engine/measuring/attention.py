@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
+from kvplan_engine.attention.backend import AttentionInputs, AttentionMetadata, AttentionOptions, KvSlots
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.measuring.support import Bench, Row
 
 BLOCK_SIZE = 16

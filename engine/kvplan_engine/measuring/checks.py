@@ -7,8 +7,7 @@ import shutil
 import sys
 import time
 
-from kvplan_engine.measuring.processes import outcome_of
-from kvplan_engine.measuring.support import ROOT, Bench, Row
+from kvplan_engine.measuring.support import ROOT, Bench, Row, outcome_of
 
 # By tool: the checker of shared memory's races is the slower one, and the attention kernels are who uses it.
 _SANITIZED_TESTS = {

@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from kvplan_engine.measuring.processes import outcome_of
+from kvplan_engine.measuring.support import outcome_of
 
 ROOT = Path(__file__).resolve().parents[3]
 # The most seconds of each, in the order of their worth: where time or a machine ends early, the last ones are lost.
@@ -61,15 +61,15 @@ MEASURES = {
     "tuning": ("attention", "measure_tuning"),
     "prefill": ("prefill", "measure_prefill"),
     "operations": ("operations", "measure_operations"),
-    "products": ("products", "measure_products"),
+    "products": ("operations", "measure_products"),
     "step": ("engine", "measure_decode_step"),
     "throughput": ("engine", "measure_throughput"),
-    "profile": ("profile", "measure_profile"),
+    "profile": ("modes", "measure_profile"),
     "ladder": ("modes", "measure_ladder"),
     "random": ("modes", "measure_random"),
     "baseline": ("baseline", "measure_baseline"),
     "memory": ("memory", "measure_memory"),
-    "sweep": ("sweep", "measure_sweep"),
+    "sweep": ("memory", "measure_sweep"),
     "sanitizer": ("checks", "measure_sanitizer"),
     "ncu": ("checks", "measure_ncu"),
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -223,3 +225,35 @@ class Bench:
         seconds = statistics.median(self.time(work, graph))
         self.add(Row("device", name, moved / seconds / 1e9, "GB/s", {"bytes": moved}, median_seconds=seconds))
         return moved / seconds
+
+
+# Other programs, with a limit on their time: they end, with all they started, or are left behind. No torch.
+
+
+SECONDS_TO_DIE = 10.0
+
+
+def outcome_of(command: list[str], seconds: float, output: IO[Any], **options: Any) -> str:
+    """How ``command`` ended, such as "exit code 0"; "stopped after ..." where it took more than ``seconds``.
+
+    output: where it and what it started write. One that a hung device keeps from dying is left behind, and said.
+    """
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options)
+    try:
+        outcome = f"exit code {process.wait(seconds)}"
+    except subprocess.TimeoutExpired:
+        outcome = f"stopped after {seconds:.0f} s"
+    finally:
+        is_dead = end(process)
+    return outcome if is_dead else f"{outcome}, and did not die"
+
+
+def end(process: subprocess.Popen[Any]) -> bool:
+    """Kill ``process`` and all it started; False where it is still there ten seconds later."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(SECONDS_TO_DIE)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

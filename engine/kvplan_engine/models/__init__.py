@@ -6,19 +6,16 @@
     counted_model    what an engine needs to know of a model, and one whose weights are only counted
     device_kernels   DeviceKernels, what computes a model on a device, and select_kernels, which chooses it
     decoder          the decoder that all families share
-    stage_decoder    a decoder's part of the stack, between the stages before and after it
-    joined_decoder   a layer for multi-token prediction, behind the decoder whose embedding and head it shares
-    embedding        from token ids to the residual stream
-    residual_stream  the buffers that a step's hidden states go through
-    decoder_layer    the parts of one layer
+    part_decoders    a decoder's part of the stack, between the stages before and after it; a layer for multi-token
+                     prediction, behind the decoder whose embedding and head it shares
+    residual_stream  from token ids to the residual stream: the buffers that a step's hidden states go through
+    decoder_layer    the parts of one layer, and which computes each kind of mixer
     mixers/          what moves information between tokens: attention of every kind, states, convolutions
-    feed_forwards/   MLPs and mixtures of experts
-    layer_inputs     inputs of each layer's own (Gemma 4)
-    layer_end_part   what ends such a layer
+    feed_forwards    MLPs and mixtures of experts
+    layer_end_part   inputs of each layer's own (Gemma 4), and what ends such a layer
     kv_pool          where each layer's keys, values and states lie in the pool's blocks
     known_parts      what of a description the decoder computes; the rest is refused by name
     part_kernels     the kernels that a part is made with
-    step_space       what the parts share in one step
-    one_call/        all layers in one call, where the kernels have one
-    step_batch       what the decoder reads in one step
+    one_call         all layers in one call, where the kernels have one
+    step_batch       what the decoder reads in one step, and what its parts share
 """

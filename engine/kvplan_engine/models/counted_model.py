@@ -17,7 +17,7 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.counted_part import counted_part
 from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.description.quantization import recipe_of
+from kvplan_engine.description.weight_format import recipe_of
 from kvplan_engine.device.device import Device, resolve_dtype
 from kvplan_engine.errors import SettingsError
 from kvplan_engine.memory.breakdown import DTYPE_BYTES

@@ -23,13 +23,11 @@ from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.device_kernels import DeviceKernels
-from kvplan_engine.models.embedding import Embedding
 from kvplan_engine.models.kv_pool import KvPool
-from kvplan_engine.models.layer_inputs import LayerInputsPart
+from kvplan_engine.models.layer_end_part import LayerInputsPart
 from kvplan_engine.models.mixers.attention_part import AttentionPart
-from kvplan_engine.models.residual_stream import ResidualStream
-from kvplan_engine.models.step_batch import StepBatch
-from kvplan_engine.models.step_space import StepSpace
+from kvplan_engine.models.residual_stream import Embedding, ResidualStream
+from kvplan_engine.models.step_batch import StepBatch, StepSpace
 
 
 class Decoder:

@@ -9,20 +9,40 @@ import torch
 
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.description.mixers import Mixer, Rope
+from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, Rope, State
 from kvplan_engine.description.model import Layer
-from kvplan_engine.description.parameters.norms import norm_parts
+from kvplan_engine.description.parameters.model import norm_parts
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.models.feed_forwards.apart_mixture_part import ApartMixturePart
-from kvplan_engine.models.feed_forwards.mixture_part import MixturePart
-from kvplan_engine.models.feed_forwards.mlp_part import MlpPart
+from kvplan_engine.models.feed_forwards import ApartMixturePart, MixturePart, MlpPart
 from kvplan_engine.models.layer_end_part import LayerEndPart
 from kvplan_engine.models.mixers.attention_part import AttentionPart
-from kvplan_engine.models.mixers.making import make_mixer
+from kvplan_engine.models.mixers.delta_part import GatedDeltaPart, KimiDeltaPart, ShortConvPart
+from kvplan_engine.models.mixers.latent_part import LatentPart
+from kvplan_engine.models.mixers.mamba_part import Mamba1Part, Mamba2Part
 from kvplan_engine.models.mixers.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.residual_stream import ResidualStream
-from kvplan_engine.models.step_space import StepSpace
+from kvplan_engine.models.step_batch import StepSpace
+
+
+def make_mixer(mixer: Mixer, source: MixerSource, kernels: PartKernels) -> MixerPart:
+    """The part for ``mixer``. EngineError where the kernels lack an option of it."""
+    match mixer:
+        case Attention():
+            return AttentionPart(mixer, source, kernels)
+        case LatentAttention():
+            return LatentPart(mixer, source, kernels)
+        case State(kind="gated_delta"):
+            return GatedDeltaPart(mixer, source, kernels)
+        case State(kind="kimi_delta"):
+            return KimiDeltaPart(mixer, source, kernels)
+        case State(kind="mamba1"):
+            return Mamba1Part(mixer, source, kernels)
+        case State(kind="mamba2"):
+            return Mamba2Part(mixer, source, kernels)
+        case State(kind="short_conv"):
+            return ShortConvPart(mixer, source, kernels)
+    raise TypeError(f"no part computes a {type(mixer).__name__}: refuse_unknown_parts comes first")
 
 
 class DecoderLayer:

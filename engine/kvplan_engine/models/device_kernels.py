@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
+from kvplan_engine.adapters.library import SiteSlots
 from kvplan_engine.adapters.lora_linear import LoraProjections
-from kvplan_engine.adapters.slots import SiteSlots
 from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.cuda import CudaBackend
@@ -24,11 +24,10 @@ from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.errors import EngineError, SettingsError
-from kvplan_engine.kernel_checks.lora_cases import correct_in_torch
+from kvplan_engine.kernel_checks.operation_cases import correct_in_torch
 from kvplan_engine.kernel_checks.run import check_kernels, refuse_or_report
-from kvplan_engine.kernel_checks.store import Store
 from kvplan_engine.kernel_checks.use import KernelUse, use_of
-from kvplan_engine.kernel_checks.verdicts import NO_VERDICTS, Verdicts
+from kvplan_engine.kernel_checks.verdicts import NO_VERDICTS, Store, Verdicts
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import lora
 from kvplan_engine.kernels.cpu import ops as cpu_ops
@@ -40,25 +39,20 @@ from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.products.lora import CudaLora
 from kvplan_engine.kernels.cuda.sampling import CudaDraws
-from kvplan_engine.kernels.cuda.states.ops import CudaStates
+from kvplan_engine.kernels.cuda.states import CudaStates
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.states.torch_states import TorchStates
-from kvplan_engine.layers.cuda_mixture import CudaMixtures
-from kvplan_engine.layers.cuda_quantised import CudaQuantisedWeights
+from kvplan_engine.kernels.states.operations import TorchStates
 from kvplan_engine.layers.cuda_skinny import SkinnyWeights
 from kvplan_engine.layers.divided import DividedMixtures, DividedProjections, ShardBuffer
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads
-from kvplan_engine.layers.linear import Linear
-from kvplan_engine.layers.mixture import PanelMixtures, TorchMixture
+from kvplan_engine.layers.linear import FewRowsLinear, Linear, OneDnnLinear, Panels
+from kvplan_engine.layers.mixture import CudaMixtures, PanelMixtures, TorchMixture
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
-from kvplan_engine.layers.panels import Panels
 from kvplan_engine.layers.projection import ProjectionKind
-from kvplan_engine.layers.quantised_linear import QuantisedPanels, WidenedRows
-from kvplan_engine.memory.device_buffers import ATTENTION_PARTS, LORA_INNER, WIDENED
+from kvplan_engine.layers.quantised_linear import CudaQuantisedWeights, QuantisedPanels, WidenedRows
+from kvplan_engine.memory.step_buffers import ATTENTION_PARTS, LORA_INNER, WIDENED
 from kvplan_engine.models.decoder_layer import DecoderLayer
-from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
-from kvplan_engine.models.one_call.layer_run import LayerRun
+from kvplan_engine.models.one_call import CpuLayerRun, LayerRun
 from kvplan_engine.models.part_kernels import PartKernels
 
 REFERENCE = "reference"

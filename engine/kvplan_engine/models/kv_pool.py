@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from kvplan_engine.attention.layer_cache import LayerCache, TablePlace, latent_cache
-from kvplan_engine.blocks.layout import KvLayout, Place
-from kvplan_engine.blocks.scaled_pages import SCALE_BYTES, scales_offset
+from kvplan_engine.blocks.layout import SCALE_BYTES, KvLayout, Place, scales_offset
 from kvplan_engine.description.kept_units import UnitPart, state_units
 from kvplan_engine.description.mixers import Attention, LatentAttention, State
 from kvplan_engine.description.model import Layer, ModelDescription

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from kvplan_engine.adapters.library import AdapterLibrary
+from kvplan_engine.adapters.library import AdapterLibrary, AdapterSlots
 from kvplan_engine.adapters.sites import sites_of
-from kvplan_engine.adapters.slots import AdapterSlots
+from kvplan_engine.checkpoints.dummy import weight_owners
 from kvplan_engine.checkpoints.families.multi_token import multi_token_model
 from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, read_config
-from kvplan_engine.checkpoints.shared_layers import weight_owners
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, unowned, weight_fingerprint
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import Rank, part_of
@@ -21,14 +20,13 @@ from kvplan_engine.description.parameters import num_parameters
 from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.device.device import Device
 from kvplan_engine.memory.breakdown import SHARDS, BufferSpec
-from kvplan_engine.memory.device_buffers import cuda_buffers
+from kvplan_engine.memory.step_buffers import cuda_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.device_kernels import select_kernels
-from kvplan_engine.models.joined_decoder import JoinedDecoder
 from kvplan_engine.models.known_parts import refuse_unknown_parts
 from kvplan_engine.models.kv_pool import KvPool
-from kvplan_engine.models.stage_decoder import StageDecoder
+from kvplan_engine.models.part_decoders import JoinedDecoder, StageDecoder
 
 
 class LoadedModel:

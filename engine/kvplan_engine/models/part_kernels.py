@@ -8,8 +8,7 @@ from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.kernels import lora
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.kernels.lora import Correct
-from kvplan_engine.kernels.states.interface import StateOps
-from kvplan_engine.kernels.states.torch_states import TorchStates
+from kvplan_engine.kernels.states.operations import StateOps, TorchStates
 from kvplan_engine.layers.head_products import HeadProductsKind, TorchHeads
 from kvplan_engine.layers.mixture import MixtureKind, TorchMixture
 from kvplan_engine.layers.projection import ProjectionKind

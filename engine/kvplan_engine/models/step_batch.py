@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from kvplan_engine.attention.backend import AttentionMetadata
 from kvplan_engine.attention.layer_cache import TablePlace
-from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.kernels.states.rows import StateStep
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.requests.request import Sequence
 
 
@@ -75,3 +77,18 @@ class StepBatch:
         if self.states is not None:
             return self.states.num_seqs
         return next(iter(self.attention.values())).seq_lens.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpace:
+    """One step's inputs and where it writes: keys and values into the pool ``kv``, all else into the workspace."""
+
+    batch: StepBatch
+    kv: KvPool
+    workspace: Workspace
+
+    @property
+    def states(self) -> StateStep:
+        """The sequences' states, in a model whose layers have some."""
+        assert self.batch.states is not None, "no layer of this model has a state"
+        return self.batch.states

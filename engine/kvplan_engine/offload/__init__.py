@@ -4,10 +4,8 @@ The scheduler and its admission decide here what leaves and what comes back. Tha
 the step loop has the mover carry them out before the step.
 
     assembly     creates all of it for an engine
-    cost         whether recomputing or copying is cheaper
-    preemption   swap or recompute, for a preempted sequence
+    preemption   swap or recompute, for a preempted sequence: whichever is cheaper
     swap         swapped sequences in host slots
-    slots        the slots that are free
     tiers        evicted blocks: host memory, then disk
     host_tier    the slots of host memory, least recently used
     disk_tier    the files

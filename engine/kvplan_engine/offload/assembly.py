@@ -12,11 +12,10 @@ from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.memory.breakdown import MemoryBreakdown
 from kvplan_engine.models.counted_model import EngineModel
-from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
 from kvplan_engine.offload.mover import Mover
-from kvplan_engine.offload.preemption import PreemptionPolicy
+from kvplan_engine.offload.preemption import CostModel, PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
 

@@ -13,7 +13,7 @@ from kvplan_engine.blocks.block_table import BlockCopy
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer
 from kvplan_engine.device.device import Device
 from kvplan_engine.kernels.interface import Ops
-from kvplan_engine.memory.host_pool import HostPool
+from kvplan_engine.memory.workspace import HostPool
 from kvplan_engine.offload.disk_tier import DiskTier
 
 

@@ -19,10 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import BlockTable
-from kvplan_engine.blocks.group_table import FoundBundles, GroupTable
+from kvplan_engine.blocks.block_table import BlockTable, FoundBundles, GroupTable
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, TransferLog
-from kvplan_engine.offload.slots import FreeSlots
+from kvplan_engine.offload.host_tier import FreeSlots
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, TransferLog
-from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
+from kvplan_engine.offload.preemption import CostModel
 
 _FEW_READS = 8  # after this many reads the disk's speed is taken from them
 

@@ -20,8 +20,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.sampling_params import real_number, truth, whole_number
 from kvplan_engine.requests.status import FinishReason
-from kvplan_engine.requests.value_types import real_number, truth, whole_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,104 @@ import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from kvplan_engine.blocks.block_pool import BlockHash
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.transfers import SwappedGroup
-from kvplan_engine.requests.adapter import AdapterKey
+from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.beams import BeamGroup
 from kvplan_engine.requests.detokenizer import Detokenizer
-from kvplan_engine.requests.ngrams import NgramIndex
-from kvplan_engine.requests.prompt_logprobs import PromptLogprobs
+from kvplan_engine.requests.drafts import NgramIndex
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
-from kvplan_engine.requests.token_counts import TokenCounts
+
+# Log-probabilities of a prompt's own tokens, gathered chunk by chunk as the prompt is computed. No torch.
+
+
+class PromptTokenLogprob(NamedTuple):
+    """What the tokens before it said of a token of the prompt.
+
+    rank: how many tokens of the vocabulary are as likely as it, itself included: 1 for the likeliest. top: the
+    likeliest tokens and their natural log-probabilities, best first.
+    """
+
+    logprob: float
+    rank: int
+    top: dict[int, float]
+
+
+class PromptLogprobs:
+    """Log-probabilities of a prompt of ``num_prompt_tokens``, with ``num_top`` alternatives each.
+
+    tokens[i] is for the prompt's token i + 1: nothing comes before the first one. They are kept through preemptions, so
+    that what is computed again is not asked again.
+    """
+
+    def __init__(self, num_prompt_tokens: int, num_top: int) -> None:
+        self.num_top = num_top
+        self.tokens: list[PromptTokenLogprob] = []
+        self._number = num_prompt_tokens - 1
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.tokens) >= self._number
+
+    def missing(self, first: int, number: int) -> range:
+        """Positions from ``first`` to ``first + number`` - 1 whose next token is one still to be gathered."""
+        return range(max(first, len(self.tokens)), min(first + number, self._number))
+
+    def by_token(self, prompt_token_ids: list[int]) -> list[dict[int, float] | None]:
+        """Return, as vLLM does, None for the first token; for others its log-probability and its alternatives'."""
+        own = zip(prompt_token_ids[1:], self.tokens, strict=False)
+        return [None, *({token: each.logprob} | each.top for token, each in own)]
+
+
+# How often each token occurs in a sequence: what penalties are computed from. No torch.
+
+
+class TokenCounts:
+    """The tokens of a sequence's prompt, and how often each token occurs in its answer; extended as tokens arrive.
+
+    Kept with the sequence, so that the cost of a step depends on the number of distinct tokens, not on the length.
+    """
+
+    __slots__ = ("_num_counted", "in_prompt", "of_output")
+
+    def __init__(self, prompt_token_ids: list[int]) -> None:
+        self.in_prompt = set(prompt_token_ids)
+        self.of_output: dict[int, int] = {}
+        self._num_counted = len(prompt_token_ids)
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Count the tokens of ``token_ids`` (prompt and answer) that are new since the last call."""
+        for token in token_ids[self._num_counted :]:
+            self.of_output[token] = self.of_output.get(token, 0) + 1
+        self._num_counted = len(token_ids)
+
+
+# Which adapter a request wants, and what the scheduler needs to know of one. No torch.
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """name: what users call the adapter. path: the directory that PEFT's ``save_pretrained`` wrote."""
+
+    name: str
+    path: str
+
+    def __post_init__(self) -> None:
+        for what, value in (("name", self.name), ("path", self.path)):
+            if not isinstance(value, str):
+                raise EngineError(f"the {what} of an adapter must be a text, got {type(value).__name__}.")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterKey:
+    """One adapter's content. digest: of its files, so that an adapter of the same name is still another one."""
+
+    name: str
+    digest: bytes
 
 
 class Request:

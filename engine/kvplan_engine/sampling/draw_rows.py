@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, IN_PROMPT, IS_LISTED, LISTED, MOST_TIMES
-from kvplan_engine.requests.request import Sequence
-from kvplan_engine.requests.token_counts import TokenCounts
-from kvplan_engine.sampling.seeds import random_bits
+from kvplan_engine.requests.request import Sequence, TokenCounts
+from kvplan_engine.sampling.logits import random_bits
 
 _LOG2_E = math.log2(math.e)
 

@@ -18,9 +18,7 @@ from kvplan_engine.memory.breakdown import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
 from kvplan_engine.requests.drafts import num_accepted
 from kvplan_engine.requests.request import Sequence
 from kvplan_engine.requests.step_plan import StepPlan
-from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits
-from kvplan_engine.sampling.seeds import random_bits
-from kvplan_engine.sampling.truncation import truncate_row, truncates
+from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits, random_bits, truncate_row, truncates
 
 _MOST_DRAWS = 8
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.requests.adapter import AdapterKey
-from kvplan_engine.requests.request import Request, Sequence
+from kvplan_engine.requests.request import AdapterKey, Request, Sequence
 from kvplan_engine.scheduling.persistent_batch import PersistentBatch
 
 

@@ -29,9 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
-from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
+from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks, check_pool
 from kvplan_engine.blocks.block_table import BlockTable, grow_each
-from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
@@ -40,8 +39,7 @@ from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
-from kvplan_engine.scheduling.admission import Admission, check_request
-from kvplan_engine.scheduling.reservation import Reservation
+from kvplan_engine.scheduling.admission import Admission, Reservation, check_request
 from kvplan_engine.scheduling.running_sequences import RunningSequences, num_forks
 
 

@@ -8,8 +8,7 @@ The API process never imports torch: it is started as ``python -m kvplan_engine.
 stdin, and starts the engine process itself.
 
     __main__         reads the options, starts the server, says what went wrong
-    options          what the server is started with
-    wording          what cannot be done, in the words of the command line
+    options          what the server is started with; what cannot be done, in the words of the command line
     messages         what the two processes send each other, and how it lies on the socket
     runner           the life of the server: start, serve, drain, end
     engine_process   the engine's side of the socket

@@ -15,9 +15,8 @@ from kvplan_engine.errors import EngineError, SettingsError
 def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s server: %(message)s")
     try:
-        from kvplan_engine.server.options import read_options
+        from kvplan_engine.server.options import in_options, read_options
         from kvplan_engine.server.runner import run
-        from kvplan_engine.server.wording import in_options
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("kvplan"):
             raise

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvplan_engine.requests.adapter import LoRARequest
+from kvplan_engine.requests.request import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
 
 LENGTH = struct.Struct("<I")

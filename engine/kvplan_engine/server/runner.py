@@ -18,16 +18,16 @@ import uvloop
 
 from kvplan_engine.errors import EngineError
 from kvplan_engine.knob import refuse_beyond_64_bits
-from kvplan_engine.requests.adapter import LoRARequest
-from kvplan_engine.server.engine_client.admission import AdmissionQueue
+from kvplan_engine.requests.request import LoRARequest
+from kvplan_engine.server.engine_client.in_flight import AdmissionQueue
 from kvplan_engine.server.engine_client.replicas import Replicas
-from kvplan_engine.server.http.adapters import add_adapter
 from kvplan_engine.server.http.application import Application
 from kvplan_engine.server.http.bounds import WaitingConnections, WaitingTimes, most_connections
 from kvplan_engine.server.http.connection import Connection
+from kvplan_engine.server.http.control import add_adapter
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.metrics.exposition import Exposition
-from kvplan_engine.server.metrics.server import ServerMetrics
+from kvplan_engine.server.metrics.state import ServerMetrics
 from kvplan_engine.server.openai.errors import unavailable
 from kvplan_engine.server.options import ServerOptions
 

@@ -14,7 +14,7 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
 from kvplan_engine.errors import EngineError
-from kvplan_engine.transformers_backend.choice import find_class, raw_config
+from kvplan_engine.transformers_backend.ways import find_class, raw_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

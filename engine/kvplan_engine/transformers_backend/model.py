@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    pass
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-import torch
 
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.checkpoints.loaders import read_config
@@ -19,15 +22,14 @@ from kvplan_engine.device.device import Device
 from kvplan_engine.kernels.cuda.sampling import CudaDraws
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.memory.breakdown import BufferSpec
-from kvplan_engine.memory.device_buffers import draw_buffers
+from kvplan_engine.memory.step_buffers import draw_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.device_kernels import select_kernels
 from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.transformers_backend.loading import load_class
-from kvplan_engine.transformers_backend.split_model import SplitModel
-from kvplan_engine.transformers_backend.ways import OneByOne, Together, Way, treats_rows_alike
+from kvplan_engine.transformers_backend.ways import OneByOne, SplitModel, Together, Way, treats_rows_alike
 
 logger = logging.getLogger("kvplan_engine")
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from kvplan.profiling.steps import PHASES, StepColumns
 from kvplan.sweeps.worker.metrics import StepSample
 from kvplan_engine import Engine
-from kvplan_engine.execution.loop.step_observer import Phase
+from kvplan_engine.execution.loop.step_runner import Phase
 from kvplan_engine.requests.step_plan import StepPlan
 
 _MEMORY_READING_SECONDS: Final = 0.02
@@ -24,7 +24,7 @@ class _Started(NamedTuple):
 
 
 class StepRecorder:
-    """An observer of one engine's steps (``kvplan_engine.execution.loop.step_observer.StepObserver``).
+    """An observer of one engine's steps (``kvplan_engine.execution.loop.step_runner.StepObserver``).
 
     read_memory: bytes in use now; asked for at most 50 times per second, because the system takes a while to answer.
     """

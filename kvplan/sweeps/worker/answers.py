@@ -13,8 +13,7 @@ from kvplan.sweeps.worker.failures import classify_failure
 from kvplan.sweeps.worker.protocol import DEVICE, RESERVE, DeviceMessage, Message, ReserveMessage, TrialOrder
 from kvplan.sweeps.worker.trial import run_trial
 from kvplan_engine import EngineError
-from kvplan_engine.device.cuda import CudaDevice
-from kvplan_engine.device.cuda_absence import why_no_usable_gpu
+from kvplan_engine.device.cuda import CudaDevice, why_no_usable_gpu
 
 
 def answer(host: EngineHost, message: dict[str, Any], send: Send) -> Message:

@@ -20,8 +20,8 @@ from kvplan_engine import Engine, EngineConfig, LoRARequest, SamplingParams
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from kvplan_engine.config import knobs
 from kvplan_engine.device import process_memory
-from kvplan_engine.memory.reserve import Reserve
-from kvplan_engine.transformers_backend.choice import chosen_implementation
+from kvplan_engine.memory.plan import Reserve
+from kvplan_engine.transformers_backend.ways import chosen_implementation
 
 Send = Callable[[Message], None]
 _WARMUP = RequestSpec(index=1 << 30, num_prompt_tokens=16, num_output_tokens=3)

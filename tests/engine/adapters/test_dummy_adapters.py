@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvplan_engine import LLM, EngineError, SamplingParams
-from kvplan_engine.adapters.dummy import dummy_adapter
+from kvplan_engine.adapters.library import dummy_adapter
 from kvplan_engine.adapters.sites import sites_of
 from kvplan_engine.description.parameters import num_parameters
 

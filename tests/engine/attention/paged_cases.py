@@ -6,9 +6,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions
+from kvplan_engine.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionOptions,
+    KvSlots,
+)
 from kvplan_engine.attention.layer_cache import LayerCache, uniform_cache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.cpu.library import load_kernels
 

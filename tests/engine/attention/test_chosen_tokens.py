@@ -9,10 +9,9 @@ import torch
 from kernel_builds import OTHER_BUILDS
 from paged_cases import PADDING_ROWS, Shape, make_case
 
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, ChoiceInputs
+from kvplan_engine.attention.backend import AttentionInputs, AttentionMetadata, AttentionOptions, ChoiceInputs
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
-from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels

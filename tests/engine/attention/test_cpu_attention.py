@@ -9,10 +9,9 @@ import torch
 from kernel_builds import OTHER_BUILDS
 from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_case
 
-from kvplan_engine.attention.backend import AttentionOptions, Rotation
+from kvplan_engine.attention.backend import AttentionOptions, KvSlots, Rotation
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, build_library

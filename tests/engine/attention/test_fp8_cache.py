@@ -7,10 +7,9 @@ import torch
 from kernel_builds import BUILDS
 from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_case
 
-from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.attention.backend import AttentionBackend, KvSlots
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels

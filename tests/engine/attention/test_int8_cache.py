@@ -17,12 +17,11 @@ from paged_cases import (
     make_case,
 )
 
-from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.attention.backend import AttentionBackend, KvSlots
+from kvplan_engine.attention.checks import quantised
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import LayerCache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.attention.stored import quantised
 from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from paged_cases import LAYER, Case, Shape, attend, make_case
 
-from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions
+from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions, KvSlots
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache, TablePlace, uniform_cache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime

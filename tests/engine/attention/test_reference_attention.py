@@ -8,8 +8,8 @@ import pytest
 import torch
 from paged_cases import LAYER, PADDING_ROWS, Case, Shape, attend, make_case
 
+from kvplan_engine.attention.backend import KvSlots
 from kvplan_engine.attention.layer_cache import uniform_cache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 
 

@@ -9,10 +9,15 @@ import torch
 from kernel_builds import BUILDS
 from paged_cases import PADDING_ROWS, Shape, make_case
 
-from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions
+from kvplan_engine.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionOptions,
+    KvSlots,
+)
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels

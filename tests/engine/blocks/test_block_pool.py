@@ -7,11 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
-from kvplan_engine.blocks.group_table import FoundBundles
+from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks, check_pool
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, FoundBundles
 from kvplan_engine.blocks.layout import uniform_layout
-from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, grow_each
-from kvplan_engine.blocks.group_table import FoundBundles, num_blocks_to_start
+from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks, check_pool
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, FoundBundles, grow_each, num_blocks_to_start
 from kvplan_engine.blocks.layout import KvGroup, KvLayout
-from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.description.mixers import FULL, STATE, Kept
 

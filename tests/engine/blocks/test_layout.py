@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan_engine.blocks.layout import KvLayout, Place, plan_layout
-from kvplan_engine.blocks.packing import KeptPart, pack
+from kvplan_engine.blocks.layout import KeptPart, KvLayout, Place, pack, plan_layout
 from kvplan_engine.description.kept_units import KeptUnit
 from kvplan_engine.description.mixers import FULL, STATE, Kept
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.block_pool import BlockPool, check_pool
 from kvplan_engine.blocks.layout import uniform_layout
-from kvplan_engine.blocks.pool_check import check_pool
 
 NUM_BLOCKS = 9
 

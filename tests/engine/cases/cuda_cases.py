@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
+from kvplan_engine.attention.backend import AttentionInputs, AttentionMetadata, AttentionOptions, KvSlots
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 
 SENTINEL = 768.0

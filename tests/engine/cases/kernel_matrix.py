@@ -12,17 +12,18 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.kernels.cuda.attention.launches import (
+from kvplan_engine.kernels.cuda.attention import (
+    HEAD_SIZES,
+    AttentionShape,
     decode_launch,
     prefill_launch,
     shared_prefill_launch,
     short_prefill_launch,
 )
-from kvplan_engine.kernels.cuda.attention.shape import HEAD_SIZES, AttentionShape
 from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant, write_variant
-from kvplan_engine.kernels.cuda.mixtures.launch import (
+from kvplan_engine.kernels.cuda.mixtures import (
     ProductShape,
     product_launch,
     product_rows,
@@ -30,20 +31,18 @@ from kvplan_engine.kernels.cuda.mixtures.launch import (
     sort_variant,
     sum_variant,
 )
-from kvplan_engine.kernels.cuda.products.float8 import quantise_variant
 from kvplan_engine.kernels.cuda.products.lora import expand_variant, shrink_variant
-from kvplan_engine.kernels.cuda.products.quantised_launch import WeightShape, quantised_launch, widen_variant
-from kvplan_engine.kernels.cuda.products.skinny_launch import SkinnyShape, skinny_launch
+from kvplan_engine.kernels.cuda.products.quantised import WeightShape, quantise_variant, quantised_launch, widen_variant
+from kvplan_engine.kernels.cuda.products.skinny import SkinnyShape, skinny_launch
 from kvplan_engine.kernels.cuda.sampling import sample_variant
-from kvplan_engine.kernels.cuda.states.launch import (
+from kvplan_engine.kernels.cuda.states import (
     convolution_variant,
     delta_variant,
     gate_variant,
     mamba1_variant,
     mamba2_variant,
 )
-from kvplan_engine.kernels.states.delta import DeltaRule
-from kvplan_engine.kernels.states.gating import Gating
+from kvplan_engine.kernels.states.operations import DeltaRule, Gating
 from kvplan_engine.paths import source_dir
 
 F32, F16, BF16, FP8, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8

@@ -20,7 +20,7 @@ from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, Engine
 from kvplan_engine.memory.breakdown import MemoryBreakdown
-from kvplan_engine.memory.ranks import Needs
+from kvplan_engine.memory.plan import Needs
 
 CELLS = [
     Cell(prefix_caching=True, chunked=True, keeping="swap", block_size=16),

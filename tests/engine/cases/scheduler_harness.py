@@ -12,16 +12,14 @@ from collections import OrderedDict
 from typing import Any
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
-from kvplan_engine.blocks.block_table import BlockCopy
-from kvplan_engine.blocks.group_table import GroupTable
+from kvplan_engine.blocks.block_table import BlockCopy, GroupTable
 from kvplan_engine.blocks.layout import KvLayout, uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.host_tier import HostTier
 from kvplan_engine.offload.mover import group_transfers
-from kvplan_engine.offload.preemption import PreemptionPolicy
+from kvplan_engine.offload.preemption import CostModel, PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams

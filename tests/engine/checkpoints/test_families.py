@@ -14,9 +14,8 @@ from kvplan_engine.checkpoints.families import family_of, names_of
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.description.feed_forward import Mlp
 from kvplan_engine.description.mixers import FULL, Attention, Kept, State
-from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.model import ModelDescription, uniform_attention
 from kvplan_engine.description.parameters import model_parameters, num_parameters
-from kvplan_engine.description.uniform import uniform_attention
 from kvplan_engine.models.known_parts import refuse_unknown_parts
 
 PROFILES = {

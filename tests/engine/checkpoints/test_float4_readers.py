@@ -11,10 +11,8 @@ from float4_packers import mxfp4_parts, pack_llm_int8, pack_mxfp4, pack_nf4, pac
 from kvplan_engine import EngineError
 from kvplan_engine.checkpoints.quantised.bitsandbytes import BitsAndBytesReader
 from kvplan_engine.checkpoints.quantised.compressed import CompressedReader
-from kvplan_engine.checkpoints.quantised.modelopt import ModelOptReader
-from kvplan_engine.checkpoints.quantised.mxfp4 import Mxfp4Reader
-from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, read_checked
-from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
+from kvplan_engine.checkpoints.quantised.floats import ModelOptReader, Mxfp4Reader
+from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, StoredTensors, read_checked
 
 NAME = "layer.proj.weight"
 WEIGHT = torch.randn(48, 192, generator=torch.Generator().manual_seed(3))

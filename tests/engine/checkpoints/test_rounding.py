@@ -13,11 +13,11 @@ from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan_engine import LLM, EngineError
 from kvplan_engine.checkpoints.quantised.compressed import rounds_inputs
-from kvplan_engine.checkpoints.quantised.fp8 import float8_weight
+from kvplan_engine.checkpoints.quantised.floats import float8_weight
 from kvplan_engine.checkpoints.quantised.reader import as_tensors, take_parts
 from kvplan_engine.checkpoints.quantised.rounding import rounded
 from kvplan_engine.config import GROUP_SIZES, GROUPED_QUANTIZATIONS, QUANTIZATIONS
-from kvplan_engine.description.quantization import RECIPES, recipe_of
+from kvplan_engine.description.weight_format import RECIPES, recipe_of
 
 ERRORS = {"fp8": 0.03, "fp8-block": 0.03, "int8": 0.01, "awq": 0.13, "gptq": 0.13, "int4": 0.14, "mxfp4": 0.2} | {
     "nvfp4": 0.11,

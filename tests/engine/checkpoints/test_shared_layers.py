@@ -11,9 +11,9 @@ import torch
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineConfig, EngineError, SamplingParams
-from kvplan_engine.checkpoints import shared_layers
+from kvplan_engine.checkpoints import dummy
 from kvplan_engine.checkpoints.config_json import load_model_config
-from kvplan_engine.checkpoints.shared_layers import weight_owners
+from kvplan_engine.checkpoints.dummy import weight_owners
 from kvplan_engine.models import loaded_model
 
 MIB = 1024**2
@@ -21,7 +21,7 @@ MIB = 1024**2
 
 @pytest.fixture
 def one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_layers, "LARGER_THAN_CACHES_BYTES", 1)
+    monkeypatch.setattr(dummy, "LARGER_THAN_CACHES_BYTES", 1)
 
 
 def _load(checkpoint: Checkpoint, backend: str = "auto", **settings: object) -> LLM:

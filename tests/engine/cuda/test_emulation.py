@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, FORWARD, EmulatedRuntime
-from kvplan_engine.kernels.cuda.launching.tensor_map import boxed_pages
+from kvplan_engine.kernels.cuda.launching.runtime import boxed_pages
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
-from kvplan_engine.kernels.cuda.params.common import TensorMap
+from kvplan_engine.kernels.cuda.params import TensorMap
 from kvplan_engine.paths import source_dir
 
 FAULTY = """

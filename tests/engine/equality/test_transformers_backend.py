@@ -16,9 +16,9 @@ from transformers_checkpoints import check_answers, check_class, config_of, engi
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.models.loaded_model import LoadedModel
-from kvplan_engine.transformers_backend import choice, paged_attention
-from kvplan_engine.transformers_backend.choice import chosen_implementation
+from kvplan_engine.transformers_backend import paged_attention, ways
 from kvplan_engine.transformers_backend.model import TransformersDecoder, TransformersModel
+from kvplan_engine.transformers_backend.ways import chosen_implementation
 
 CONFIG: dict[str, Any] = SIZES | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
@@ -48,12 +48,12 @@ def _lacks_everything(model: object) -> None:
 
 
 def test_auto_takes_transformers_where_the_decoder_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "refuse_unknown_parts", _lacks_everything)
+    monkeypatch.setattr(ways, "refuse_unknown_parts", _lacks_everything)
     assert chosen_implementation(EngineConfig(CONFIG), CONFIG) == "transformers"
 
 
 def test_auto_says_what_the_decoder_lacks_where_neither_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "refuse_unknown_parts", _lacks_everything)
+    monkeypatch.setattr(ways, "refuse_unknown_parts", _lacks_everything)
     of_its_own = CONFIG | {"architectures": ["BaichuanForCausalLM"], "num_key_value_heads": None}
     with pytest.raises(EngineError, match="does not run it yet"):
         chosen_implementation(EngineConfig(of_its_own), of_its_own)
@@ -92,7 +92,7 @@ def test_what_has_no_fitting_class_is_refused(change: dict[str, Any], sentence: 
 
 def test_gguf_files_are_the_decoders(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no GGUF"):
-        choice.find_class(str(tmp_path / "model.gguf"))
+        ways.find_class(str(tmp_path / "model.gguf"))
 
 
 # ---- weights

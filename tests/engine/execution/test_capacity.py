@@ -250,10 +250,10 @@ def test_what_needs_logits_is_refused() -> None:
 
 
 def test_the_memory_of_an_absent_gpu_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvplan_engine.device import counted
-    from kvplan_engine.device.cuda_absence import Absence
+    from kvplan_engine.device import device
+    from kvplan_engine.device.cuda import Absence
 
-    monkeypatch.setattr(counted, "why_no_usable_gpu", lambda: Absence("there is none.", None, None))
+    monkeypatch.setattr(device, "why_no_usable_gpu", lambda: Absence("there is none.", None, None))
     with pytest.raises(EngineError, match="no GPU here whose memory could be counted") as caught:
         _engine(LLAMA, device="cuda", device_memory=None)
     assert "device_memory" in (caught.value.hint or "")

@@ -14,7 +14,7 @@ from kvplan_engine.blocks.layout import KvLayout, plan_layout, uniform_layout
 from kvplan_engine.description.kept_units import KeptUnit
 from kvplan_engine.description.mixers import FULL, STATE, Kept
 from kvplan_engine.execution.inputs.batch import BatchBuilder
-from kvplan_engine.memory.index_buffers import index_buffers
+from kvplan_engine.memory.step_buffers import index_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.step_plan import StepPlan

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
-from kvplan_engine.execution.loop.step_observer import Phase
+from kvplan_engine.execution.loop.step_runner import Phase
 from kvplan_engine.kernels.cpu.library import LAYER_OPERATIONS
 from kvplan_engine.requests.step_plan import StepPlan
 

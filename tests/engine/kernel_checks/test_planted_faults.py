@@ -15,7 +15,7 @@ from planted_faults import FAULTS, GPT2, LLAMA, Fault, FaultyRuntime
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.execution import starting
 from kvplan_engine.kernel_checks.run import check_kernels
-from kvplan_engine.kernel_checks.store import Store
+from kvplan_engine.kernel_checks.verdicts import Store
 from kvplan_engine.models import loaded_model
 from kvplan_engine.models.device_kernels import DeviceKernels, checked_kernels, cuda_kernels
 

@@ -13,13 +13,11 @@ from planted_faults import GPT2, LLAMA
 from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.kernel_checks import run as run_module
+from kvplan_engine.kernel_checks.case import Times
 from kvplan_engine.kernel_checks.operation_cases import operations_of
 from kvplan_engine.kernel_checks.run import check_kernels
-from kvplan_engine.kernel_checks.stopwatch import Times
-from kvplan_engine.kernel_checks.store import Store, open_store
-from kvplan_engine.kernel_checks.table import FAMILIES, is_chosen_by_time
-from kvplan_engine.kernel_checks.use import KernelUse, use_of
-from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts, verdicts_from_json
+from kvplan_engine.kernel_checks.use import FAMILIES, KernelUse, is_chosen_by_time, use_of
+from kvplan_engine.kernel_checks.verdicts import Store, Verdict, Verdicts, open_store, verdicts_from_json
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.interface import Ops

@@ -12,8 +12,8 @@ from small_models import Checkpoint
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine import engine as engine_module
 from kvplan_engine.checkpoints.quantised import rounding
-from kvplan_engine.description.quantization import RECIPES
-from kvplan_engine.device import heap
+from kvplan_engine.description.weight_format import RECIPES
+from kvplan_engine.device import process_memory
 from kvplan_engine.device.process_memory import PeakMemory
 
 SETTINGS = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 128}
@@ -81,7 +81,7 @@ _MIB = 1024**2
 _ROUNDS = """
 import ctypes, json
 from contextlib import nullcontext
-from kvplan_engine.device.heap import large_tensors_apart
+from kvplan_engine.device.process_memory import large_tensors_apart
 from kvplan_engine.device.process_memory import private_memory_bytes
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -101,7 +101,7 @@ print(json.dumps(grown))
 
 def test_large_blocks_leave_no_holes() -> None:
     """Beside the same without it: there each larger block finds the hole before it too small."""
-    if heap.heap_options() is None:
+    if process_memory.heap_options() is None:
         pytest.skip("the C library is not glibc")
     shared, apart = json.loads(subprocess.run([sys.executable, "-c", _ROUNDS], check=True, capture_output=True).stdout)
     assert apart < 2 * _MIB
@@ -109,8 +109,8 @@ def test_large_blocks_leave_no_holes() -> None:
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "heap_options", lambda: None)
-    with heap.large_tensors_apart():
+    monkeypatch.setattr(process_memory, "heap_options", lambda: None)
+    with process_memory.large_tensors_apart():
         pass
 
 

@@ -8,8 +8,8 @@ from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineError, OutOfDeviceMemory
 from kvplan_engine.device.allocation import allocating
-from kvplan_engine.memory import host_pool
-from kvplan_engine.offload.slots import FreeSlots
+from kvplan_engine.memory import workspace
+from kvplan_engine.offload.host_tier import FreeSlots
 
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, "dtype": "float32"}
 COUNTED: dict[str, Any] = {"load_format": "none", "device": "cpu", "device_memory": "256MiB"}
@@ -52,10 +52,10 @@ def test_memory_that_nobody_has_is_not_asked_for(
 
 
 def test_host_memory_is_refused_where_it_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_pool, "available_memory_bytes", lambda: 2**20)
-    host_pool.HostPool(16, 2**16, is_pinned=False)
+    monkeypatch.setattr(workspace, "available_memory_bytes", lambda: 2**20)
+    workspace.HostPool(16, 2**16, is_pinned=False)
     with pytest.raises(OutOfDeviceMemory, match="of which 0\\.00 GiB is free") as caught:
-        host_pool.HostPool(17, 2**16, is_pinned=False)
+        workspace.HostPool(17, 2**16, is_pinned=False)
     assert (caught.value.requested_bytes, caught.value.free_bytes) == (17 * 2**16, 2**20)
 
 

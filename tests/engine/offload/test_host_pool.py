@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvplan_engine import Engine, EngineConfig, OutOfDeviceMemory
-from kvplan_engine.memory.host_pool import HostPool
+from kvplan_engine.memory.workspace import HostPool
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

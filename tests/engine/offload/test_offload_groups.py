@@ -8,18 +8,17 @@ import pytest
 import torch
 from engine_answers import in_planes
 
-from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.block_pool import BlockPool, check_pool
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.layout import KvGroup, KvLayout
-from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, SwappedGroup, ToDisk, ToHost, TransferLog
 from kvplan_engine.description.mixers import FULL, STATE, Kept
 from kvplan_engine.device.device import CpuDevice
 from kvplan_engine.kernels.cpu import ops
-from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
 from kvplan_engine.offload.mover import BlockMover
+from kvplan_engine.offload.preemption import CostModel
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
 

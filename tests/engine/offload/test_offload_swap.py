@@ -9,18 +9,15 @@ from engine_answers import answer, in_planes, shrink_pool
 from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
-from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
-from kvplan_engine.blocks.group_table import num_blocks_to_start
+from kvplan_engine.blocks.block_pool import BlockPool, check_pool
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, num_blocks_to_start
 from kvplan_engine.blocks.layout import uniform_layout
-from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, Transfer, TransferLog
 from kvplan_engine.device.device import CpuDevice
 from kvplan_engine.kernels.cpu import ops
-from kvplan_engine.memory.host_pool import HostPool
-from kvplan_engine.offload.cost import CostModel
+from kvplan_engine.memory.workspace import HostPool
 from kvplan_engine.offload.mover import BlockMover, group_transfers
-from kvplan_engine.offload.preemption import PreemptionPolicy
+from kvplan_engine.offload.preemption import CostModel, PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
 
 

@@ -14,9 +14,9 @@ from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.transfers import FromHost, ToDisk, ToHost, TransferLog
-from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
+from kvplan_engine.offload.preemption import CostModel
 from kvplan_engine.offload.tiers import KvTiers
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from kvplan_engine.device.allocation import is_out_of_memory
 from kvplan_engine.device.collectives import is_lost
-from kvplan_engine.execution.ranks import loss
-from kvplan_engine.execution.ranks.loss import Loss, LossWatch, end_others
+from kvplan_engine.execution.ranks import group
+from kvplan_engine.execution.ranks.group import Loss, LossWatch, end_others
 
 Processes = list[subprocess.Popen[bytes]]
 
@@ -67,7 +67,7 @@ def test_a_process_that_cannot_get_on_ends_with_the_sentence(
     processes: Processes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All other ranks are ended first, and what waits on the GPU is told to; even that may wait for ever."""
-    monkeypatch.setattr(loss, "_SECONDS_TO_NOTICE", 0.1)
+    monkeypatch.setattr(group, "_SECONDS_TO_NOTICE", 0.1)
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     processes[2].kill()

@@ -11,16 +11,14 @@ import pytest
 from kvplan_engine.device import process_memory
 from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import Mailbox
-from kvplan_engine.server.engine_client.machine_share import MachineShare
+from kvplan_engine.server.engine_client.in_flight import AdmissionQueue
+from kvplan_engine.server.engine_client.process import MachineShare
 from kvplan_engine.server.engine_client.replicas import Replicas
-from kvplan_engine.server.engine_client.routing.loads import EngineLoad
-from kvplan_engine.server.engine_client.routing.router import Route
+from kvplan_engine.server.engine_client.routing import EngineLoad, Route
 from kvplan_engine.server.messages import Begun, Ended, ModelFacts, PoolFacts, Stats, Step
-from kvplan_engine.server.metrics.server import ServerMetrics
-from kvplan_engine.server.metrics.state import EngineMetrics
+from kvplan_engine.server.metrics.state import EngineMetrics, ServerMetrics
 
 CONFIG: dict[str, Any] = {
     "enable_prefix_caching": True,

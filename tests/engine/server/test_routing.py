@@ -10,9 +10,7 @@ import pytest
 from small_models import VOCAB_SIZE
 
 from kvplan_engine import LLM, SamplingParams
-from kvplan_engine.server.engine_client.routing.loads import EngineLoad
-from kvplan_engine.server.engine_client.routing.prefixes import PrefixMemory, prefix_chain
-from kvplan_engine.server.engine_client.routing.router import Route, Router
+from kvplan_engine.server.engine_client.routing import EngineLoad, PrefixMemory, Route, Router, prefix_chain
 from kvplan_engine.server.engine_process.loading import pool_facts
 from kvplan_engine.server.messages import PoolFacts
 

@@ -10,15 +10,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvplan_engine import EngineConfig
-from kvplan_engine.requests.adapter import LoRARequest
+from kvplan_engine.requests.request import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import Generation, Mailbox
+from kvplan_engine.server.engine_client.in_flight import AdmissionQueue
 from kvplan_engine.server.messages import PoolFacts
 from kvplan_engine.server.metrics.exposition import Exposition
-from kvplan_engine.server.metrics.server import ServerMetrics
-from kvplan_engine.server.metrics.state import AdaptersInFlight, EngineMetrics
+from kvplan_engine.server.metrics.state import AdaptersInFlight, EngineMetrics, ServerMetrics
 
 
 def pool(**settings: object) -> PoolFacts:

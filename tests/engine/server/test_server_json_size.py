@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from kvplan_engine.server.openai import json_size
-from kvplan_engine.server.openai.json_size import MOST_CONTAINERS, MOST_VALUES, is_decoded_soon
+from kvplan_engine.server.openai import parameters
+from kvplan_engine.server.openai.parameters import MOST_CONTAINERS, MOST_VALUES, is_decoded_soon
 
 _ESCAPED = rb"[,\\" * 700_000 + rb"\",["
 _SLICE = b'["' + rb"\\" * 131_071 + rb"x\""  # its last two bytes lie in two slices
@@ -48,9 +48,9 @@ def _slowly_outside_texts(body: bytes) -> str:
 
 
 def test_texts_are_told_apart_wherever_a_body_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_size, "_SLICE_BYTES", 7)
+    monkeypatch.setattr(parameters, "_SLICE_BYTES", 7)
     draw = random.Random(3)
     for _ in range(300):
         text = "".join(draw.choice('\\"[{,x') for _ in range(draw.randrange(1, 60)))
         body = json.dumps([text, {"a": 0}, []] * draw.randrange(1, 6)).encode()
-        assert b"".join(json_size._outside_texts(body)).decode() == _slowly_outside_texts(body)
+        assert b"".join(parameters._outside_texts(body)).decode() == _slowly_outside_texts(body)

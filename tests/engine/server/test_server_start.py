@@ -20,7 +20,7 @@ from kvplan_engine.config import knobs
 from kvplan_engine.errors import EngineError
 from kvplan_engine.server.engine_process.loading import load
 from kvplan_engine.server.messages import LoadModel, Stop, frame
-from kvplan_engine.server.wording import in_options
+from kvplan_engine.server.options import in_options
 
 
 def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:

@@ -19,13 +19,18 @@ from tokenizers import decoders
 from transformers import AutoTokenizer
 
 from kvplan_engine.requests.detokenizer import Detokenizer, answer_text
-from kvplan_engine.server.text.byte_level import ByteStreamDecoder
 from kvplan_engine.server.text.chat_template import ChatTemplate
-from kvplan_engine.server.text.decoding import AnswerDecoder, StreamDecoder, answer_decoder
 from kvplan_engine.server.text.rendering import TemplateRenderer
 from kvplan_engine.server.text.stop_strings import StopStrings
 from kvplan_engine.server.text.template_messages import PromptTooLong, TemplateFailed
-from kvplan_engine.server.text.tokenizer import TextTokenizer, TextTooLong
+from kvplan_engine.server.text.tokenizer import (
+    AnswerDecoder,
+    ByteStreamDecoder,
+    StreamDecoder,
+    TextTokenizer,
+    TextTooLong,
+    answer_decoder,
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ import pytest
 
 from kvplan_engine import EngineError
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.requests.drafts import DraftCounts, num_accepted
-from kvplan_engine.requests.ngrams import NgramIndex
+from kvplan_engine.requests.drafts import DraftCounts, NgramIndex, num_accepted
 from kvplan_engine.speculative_config import SpeculativeConfig
 
 

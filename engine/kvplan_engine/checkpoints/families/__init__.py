@@ -5,7 +5,7 @@
     names    what a config calls an architecture, and what a wrapper holds: profiles/architectures.json
     dense/   attention and an MLP in every layer
     mixtures/   attention in every layer, experts in some or all of them
-    windows/, latent/, states/, encoder/, heterogeneous/   described: windows and chunks, MLA, states, cross attention
+    windows/, latent/, states/, encoder, heterogeneous/   described: windows and chunks, MLA, states, cross attention
     wrappers/   language models inside of vision and audio models' configs; common: what several rooms share
 
 ``docs/how-to/add-a-model-family.md`` walks through adding one. Everything else asks ``family_of``.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints import fields
-from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import FULL, Attention, Kept, Rope
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.norms import NormKind, NormPlaces, Norms
@@ -56,6 +56,37 @@ def mlp(config: Config, size: int | None = None, **others: Any) -> Mlp:
     sizes: dict[str, Any] = {} if size is None else {"size": size}
     keys = config if size is None else {**config, "intermediate_size": size}
     return fields.mlp(keys, **({"bias": bool(config.get("mlp_bias", False))} | sizes | others))
+
+
+def whole(config: Config, *keys: str, default: int | None = None) -> int:
+    """The first of ``keys`` that the config has. KeyError where it has none and there is no ``default``."""
+    for key in keys:
+        if config.get(key) is not None:
+            return int(config[key])
+    if default is None:
+        raise KeyError(keys[0])
+    return default
+
+
+def routed(config: Config, experts: str | tuple[str, ...], shared: int = 0, **others: Any) -> Mixture:
+    """Experts of ``moe_intermediate_size``, as many as the first of the keys ``experts`` says; one of size ``shared``.
+
+    None has biases; shared: 0 for none. others: fields of ``Mixture``, in place of these or beside them.
+    """
+    usual: dict[str, Any] = {
+        "num_experts": whole(config, *((experts,) if isinstance(experts, str) else experts)),
+        "top_k": whole(config, "num_experts_per_tok"),
+        "shared": mlp(config, shared, bias=False) if shared else None,
+    }
+    if "expert" not in others:
+        usual["expert"] = mlp(config, whole(config, "moe_intermediate_size"), bias=False)
+    return Mixture(**(usual | others))
+
+
+def with_layers(model: ModelDescription, change: Callable[[Layer], Layer]) -> ModelDescription:
+    """``model`` with each of its layers changed, equal ones as one object still."""
+    changed = {layer: change(layer) for layer in model.distinct_layers}
+    return replace(model, layers=tuple(changed[layer] for layer in model.layers))
 
 
 def norms(config: Config, kind: NormKind = "rms", places: NormPlaces = "before", *, key: str = "rms_norm_eps") -> Norms:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from kvplan_engine.checkpoints.quantised.int_words import from_codes
-from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
+from kvplan_engine.checkpoints.quantised.reader import StoredTensors
+from kvplan_engine.checkpoints.quantised.words import from_codes
 from kvplan_engine.description.weight_format import WeightFormat, cut_group
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight

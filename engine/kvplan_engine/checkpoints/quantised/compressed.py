@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from kvplan_engine.checkpoints.quantised.floats import mxfp4_weight, nvfp4_weight
-from kvplan_engine.checkpoints.quantised.fp8 import float8_weight
-from kvplan_engine.checkpoints.quantised.int_words import check_bits, from_codes, unpacked_words
-from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
+from kvplan_engine.checkpoints.quantised.floats import float8_weight, mxfp4_weight, nvfp4_weight
+from kvplan_engine.checkpoints.quantised.reader import StoredTensors
+from kvplan_engine.checkpoints.quantised.words import check_bits, from_codes, unpacked_words
 from kvplan_engine.description.weight_format import WeightFormat, cut_group
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvplan_engine.checkpoints.quantised.code_books import E2M1
+from kvplan_engine.checkpoints.quantised.floats import E2M1
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book, packed_codes
 

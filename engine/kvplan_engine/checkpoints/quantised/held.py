@@ -13,8 +13,7 @@ from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, as_tenso
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
-from kvplan_engine.description.quantization import Recipe
-from kvplan_engine.description.weight_format import WeightFormat
+from kvplan_engine.description.weight_format import Recipe, WeightFormat
 from kvplan_engine.errors import SettingsError
 
 

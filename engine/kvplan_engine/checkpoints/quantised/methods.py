@@ -9,15 +9,11 @@ from typing import Any
 import torch
 
 from kvplan_engine.checkpoints.config_json import read_config_json
-from kvplan_engine.checkpoints.quantised.awq import AwqReader
 from kvplan_engine.checkpoints.quantised.bitsandbytes import BitsAndBytesReader
 from kvplan_engine.checkpoints.quantised.compressed import CompressedReader
-from kvplan_engine.checkpoints.quantised.fp8 import Fp8Reader
-from kvplan_engine.checkpoints.quantised.gptq import GptqReader
-from kvplan_engine.checkpoints.quantised.modelopt import ModelOptReader
-from kvplan_engine.checkpoints.quantised.mxfp4 import Mxfp4Reader
-from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, read_checked
-from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
+from kvplan_engine.checkpoints.quantised.floats import Fp8Reader, ModelOptReader, Mxfp4Reader
+from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, StoredTensors, read_checked
+from kvplan_engine.checkpoints.quantised.words import AwqReader, GptqReader
 from kvplan_engine.checkpoints.weights import ReadTensor
 from kvplan_engine.errors import EngineError
 

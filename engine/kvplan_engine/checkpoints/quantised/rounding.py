@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.checkpoints.parameters import StoredParameter
-from kvplan_engine.checkpoints.quantised.code_books import BOOKS
+from kvplan_engine.checkpoints.quantised.floats import BOOKS
 from kvplan_engine.checkpoints.weights import ReadTensor
-from kvplan_engine.description.quantization import Recipe
-from kvplan_engine.description.weight_format import WeightFormat
+from kvplan_engine.description.weight_format import Recipe, WeightFormat
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, packed_codes
 
 _BLOCK = 128

@@ -15,20 +15,78 @@ from kvplan_engine.description.mixers import (
     State,
 )
 from kvplan_engine.description.model import Layer, ModelDescription, Shape
-from kvplan_engine.description.norms import NormKind
-from kvplan_engine.description.parameters.attention import attention_parameters
-from kvplan_engine.description.parameters.cross import cross_parameters
-from kvplan_engine.description.parameters.ends import (
-    joined_parameters,
-    layer_end_parameters,
-    layer_input_parameters,
+from kvplan_engine.description.norms import NormKind, NormPlaces
+from kvplan_engine.description.parameters.feed_forward import mixture_parameters, mlp_parameters
+from kvplan_engine.description.parameters.mixers import (
+    attention_parameters,
+    compressed_parameters,
+    cross_parameters,
+    latent_parameters,
+    state_parameters,
 )
-from kvplan_engine.description.parameters.latent import compressed_parameters, latent_parameters
-from kvplan_engine.description.parameters.mixture import mixture_parameters
-from kvplan_engine.description.parameters.mlp import mlp_parameters
-from kvplan_engine.description.parameters.norms import norm_parameters
 from kvplan_engine.description.parameters.parameter import Parameter, norm, projection
-from kvplan_engine.description.parameters.state import state_parameters
+
+# The parameters of joined inputs, of layers' own inputs, and of what ends a layer.
+
+
+def layer_input_parameters(model: ModelDescription) -> Iterator[Parameter]:
+    """The second embedding, its projection from the first and the norm of each layer's share."""
+    inputs = model.layer_inputs
+    if inputs is None:
+        return
+    columns = model.num_layers * inputs.size
+    yield from projection("layer_inputs.embedding", inputs.rows, columns)
+    yield from projection("layer_inputs.projection", columns, model.hidden_size)
+    yield from norm("layer_inputs.norm", model.norm.kind, inputs.size)
+
+
+def joined_parameters(model: ModelDescription) -> Iterator[Parameter]:
+    """The norms of both inputs of multi-token prediction, and the projection [hidden, 2 hidden] of both."""
+    for part in ("joined.embedding_norm", "joined.hidden_norm"):
+        yield from norm(part, model.norm.kind, model.hidden_size)
+    yield from projection("joined.projection", model.hidden_size, 2 * model.hidden_size)
+
+
+def layer_end_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:
+    """Gate, projection and norm of the layer's own input, and the factor."""
+    if layer.end is None:
+        return
+    if layer.end.input_size:
+        yield from projection("input_gate", layer.end.input_size, hidden_size)
+        yield from projection("input_output", hidden_size, layer.end.input_size)
+        yield from norm("input_norm", layer.norms.kind, hidden_size)
+    yield Parameter("layer_scale", (1,), "norm", "")
+
+
+# A layer's norms, by where they stand.
+
+
+_ATTENTION: dict[NormPlaces, tuple[str, ...]] = {
+    "before": ("attention_norm",),
+    "after": ("attention_post_norm",),
+    "both": ("attention_norm", "attention_post_norm"),
+    "parallel": ("attention_norm",),
+    "parallel_two": ("attention_norm",),
+}
+_MLP: dict[NormPlaces, tuple[str, ...]] = {
+    "before": ("mlp_norm",),
+    "after": ("mlp_post_norm",),
+    "both": ("mlp_norm", "mlp_post_norm"),
+    "parallel": (),
+    "parallel_two": ("mlp_norm",),
+}
+
+
+def norm_parts(layer: Layer) -> tuple[str, ...]:
+    """The names of the layer's norms, around its mixers and around its feed-forward."""
+    places = layer.norms.places
+    return (_ATTENTION[places] if layer.mixers else ()) + (_MLP[places] if layer.feed_forward is not None else ())
+
+
+def norm_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:
+    """Their weights and biases."""
+    for part in norm_parts(layer):
+        yield from norm(part, layer.norms.kind, hidden_size)
 
 
 def num_parameters(model: ModelDescription) -> int:

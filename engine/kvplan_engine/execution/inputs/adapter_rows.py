@@ -5,13 +5,28 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kvplan_engine.adapters.library import AdapterLibrary
 from kvplan_engine.device.device import Device
 from kvplan_engine.execution.inputs.staging import Extent, InputStage
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.kernels.lora import LoraRows
-from kvplan_engine.kernels.lora_groups import most_groups
-from kvplan_engine.memory.device_buffers import LORA_ROWS, LORA_SLOTS
+from kvplan_engine.kernels.workspace_sizes import most_groups
+from kvplan_engine.memory.step_buffers import LORA_ROWS, LORA_SLOTS
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.requests.step_plan import StepPlan
+
+
+def begin_step(library: AdapterLibrary, plan: StepPlan) -> None:
+    """Let the products of ``plan`` be corrected as its sequences want it."""
+    if not plan.has_adapters:
+        library.step.clear()
+        return
+    keys = [sequence.request.adapter for sequence in plan.decodes]
+    keys += [item.sequence.request.adapter for item in plan.chunks]
+    counts = [1] * len(plan.decodes) + [item.num_new_tokens for item in plan.chunks]
+    is_sampled = [True] * len(plan.decodes) + [item.needs_sampling for item in plan.chunks]
+    library.begin_step(keys, counts, is_sampled)
+
 
 _NO_GROUP = -1
 

@@ -12,11 +12,16 @@ import torch
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.description.mixers import FULL
-from kvplan_engine.execution.inputs.group_tables import FullTables, GroupTables, StateTables
+from kvplan_engine.execution.inputs.group_tables import (
+    FullTables,
+    GroupTables,
+    StateTables,
+    metadata_of,
+    state_tables_name,
+    states_of,
+)
 from kvplan_engine.execution.inputs.staging import InputStage, PendingInputs
-from kvplan_engine.execution.inputs.step_indices import StepIndices
-from kvplan_engine.execution.inputs.step_inputs import SAMPLED_ROWS, SAMPLED_STARTS, StepInputs
-from kvplan_engine.execution.inputs.step_tables import metadata_of, state_tables_name, states_of
+from kvplan_engine.execution.inputs.step_inputs import SAMPLED_ROWS, SAMPLED_STARTS, StepIndices, StepInputs
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import GraphSize, KeptViews, StepBatch
 from kvplan_engine.requests.request import ScheduledSequence

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kvplan_engine.device.device import Device, Mark
-from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.arguments import InputRows
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.requests.request import Sequence
 from kvplan_engine.requests.step_plan import StepPlan

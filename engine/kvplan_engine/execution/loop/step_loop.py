@@ -29,16 +29,14 @@ import numpy as np
 
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.execution.loop.output_processor import OutputProcessor
-from kvplan_engine.execution.loop.step_observer import UNOBSERVED, StepObserver
-from kvplan_engine.execution.loop.step_runner import StepRunner
+from kvplan_engine.execution.loop.step_runner import UNOBSERVED, StepObserver, StepRunner
 from kvplan_engine.offload.mover import Mover
 from kvplan_engine.requests.outputs import StepOutput
-from kvplan_engine.requests.stats import StepStats
 from kvplan_engine.requests.status import SequenceStatus
-from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.requests.step_plan import StepPlan, StepStats
 from kvplan_engine.sampling.sampler import SampledTokens
 from kvplan_engine.scheduling.scheduler import Scheduler
-from kvplan_engine.speculation.proposer import Proposer
+from kvplan_engine.speculation import Proposer
 
 Count = Callable[[StepPlan], dict[str, Any]]
 

@@ -5,8 +5,8 @@ the KV pool. A step reaches them as one message with its index arrays, and meets
 (``layers/divided.py``). So they stay in step without asking for anything.
 
     messages   what the first rank tells the others
-    group      the first rank's end: starting the others, talking to them, how they die
-    loss       who has ended, and a watch for those who wait on a GPU meanwhile
+    group      the first rank's end: starting the others, talking to them, who has ended; a watch for those who wait
+               on a GPU meanwhile
     leading    a runner, a mover and a carver that take the others along
     following  another rank: its part of the model, and what it does on the first one's word
     __main__   the process of another rank

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import NoReturn
 
-from kvplan_engine.execution.ranks.loss import LossWatch
+from kvplan_engine.execution.ranks.group import LossWatch
 from kvplan_engine.execution.ranks.messages import LOST_PEER, Load, Refusal
 
 _SECONDS_TO_END = 2.0

@@ -16,7 +16,7 @@ from kvplan_engine.device.collectives import Collectives, open_store
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.device import CpuDevice, Device, PeakMeter, held_beside, resolve_dtype
 from kvplan_engine.errors import EngineError
-from kvplan_engine.execution.inputs.step_indices import StepIndices
+from kvplan_engine.execution.inputs.step_inputs import StepIndices
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.ranks.messages import (
     CaptureGraphs,
@@ -32,8 +32,7 @@ from kvplan_engine.execution.ranks.messages import (
     Refusal,
     Touch,
 )
-from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
-from kvplan_engine.memory.ranks import Needs
+from kvplan_engine.memory.plan import Needs, kv_layout, resolve_max_model_len
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.mover import Mover

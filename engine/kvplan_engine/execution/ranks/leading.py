@@ -14,7 +14,7 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.device.device import Device
 from kvplan_engine.execution.carving import MemoryCarver
-from kvplan_engine.execution.graphs.step_graphs import StepGraphs
+from kvplan_engine.execution.graphs import StepGraphs
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.execution.ranks.messages import (
@@ -29,8 +29,7 @@ from kvplan_engine.execution.ranks.messages import (
     Touch,
 )
 from kvplan_engine.memory.breakdown import MemoryBreakdown
-from kvplan_engine.memory.ranks import Needs, plan_ranks
-from kvplan_engine.memory.reserve import Reserve
+from kvplan_engine.memory.plan import Needs, Reserve, plan_ranks
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier

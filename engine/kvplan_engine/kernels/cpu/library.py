@@ -13,21 +13,23 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, built_libraries
-from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
-from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
-from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
-from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
-from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
-from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
-from kvplan_engine.kernels.cpu.step_args import (
+from kvplan_engine.kernels.cpu.structures import (
     AttentionArgs,
+    ChoiceArgs,
+    ConvolutionArgs,
+    DeltaRuleArgs,
+    GatedRowsArgs,
+    HeadProductsArgs,
     KvWriteArgs,
     LayersArgs,
+    Mamba1Args,
+    Mamba2Args,
+    MixtureArgs,
     NormArgs,
     PackedLinearArgs,
     WeightFormatArgs,
+    check_structures,
 )
-from kvplan_engine.kernels.cpu.structures import check_structures
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ import torch
 
 from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
-from kvplan_engine.kernels.cpu.lora_args import LoraRowsArgs, LoraSlotsArgs
-from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
+from kvplan_engine.kernels.cpu.structures import LoraRowsArgs, LoraSlotsArgs, PackedLinearArgs
 from kvplan_engine.kernels.lora import LoraRows, LoraWeights
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, byref
+import ctypes
+from ctypes import byref, pointer
 
 import torch
 
@@ -10,15 +11,8 @@ from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
-from kvplan_engine.kernels.cpu.mixture_args import (
-    EXPERT_ACTIVATION_CODES,
-    GROUP_CODES,
-    SCORING_CODES,
-    ExpertsArgs,
-    MixtureArgs,
-    RouterArgs,
-)
 from kvplan_engine.kernels.cpu.quantised import PanelFormat, pack_in_panels
+from kvplan_engine.kernels.cpu.structures import ExpertsArgs, MixtureArgs, RouterArgs, WeightFormatArgs
 from kvplan_engine.kernels.mixture_weights import (
     ExpertMatrices,
     ExpertWeights,
@@ -27,6 +21,19 @@ from kvplan_engine.kernels.mixture_weights import (
     check_weights,
 )
 
+SCORING_CODES = {"softmax": 0, "sigmoid": 1, "softmax_of_top": 2, "sparse_mixer": 3}
+"""enum kvplan_scoring."""
+GROUP_CODES = {"max": 0, "top2_sum": 1}
+"""enum kvplan_group_scoring."""
+EXPERT_ACTIVATION_CODES = {
+    ("gelu_tanh", False): 1,
+    ("gelu", False): 2,
+    ("silu", True): 3,
+    ("gelu_tanh", True): 4,
+    ("swiglu_oai", True): 5,
+    ("relu2", False): 6,
+}
+"""enum kvplan_activation, by an expert's activation and whether it is gated."""
 _GATED_CODES = {code for (_, gated), code in EXPERT_ACTIVATION_CODES.items() if gated}
 MOST_GROUPS = 64
 """KVPLAN_MOST_GROUPS."""
@@ -65,7 +72,7 @@ class PackedExperts:
         up, down = (matrices.packed.data_ptr() for matrices in self._kept)
         up_bias, down_bias = (None if bias is None else bias.data_ptr() for bias in self._biases)
         limit = float("inf") if mlp.limit is None else mlp.limit
-        formats = (matrices.format_address for matrices in self._kept)
+        formats = (matrices.format_pointer for matrices in self._kept)
         self.args = ExpertsArgs(up, up_bias, down, down_bias, weights.up.shape[0], mlp.size, limit, code, *formats)
 
 
@@ -82,9 +89,9 @@ class _PackedMatrices:
             self.packed = pack_in_panels(kernels, self._format, each, gated=activation in _GATED_CODES)
 
     @property
-    def format_address(self) -> int | None:
-        """Address of the structure that says how quantised matrices lie; None for dense ones."""
-        return None if self._format is None else addressof(self._format.args)
+    def format_pointer(self) -> ctypes._Pointer[WeightFormatArgs] | None:
+        """To what says how quantised matrices lie; None for dense ones."""
+        return None if self._format is None else pointer(self._format.args)
 
 
 class PackedMixture:

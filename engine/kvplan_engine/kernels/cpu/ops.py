@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from ctypes import byref
 
 import torch
+from torch import Tensor
 
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.arguments import (
+    InputRows,
     check_argmax,
     check_block_copy,
     check_gated,
@@ -20,23 +22,17 @@ from kvplan_engine.kernels.arguments import (
     check_rows,
 )
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, cpu_kernels
-from kvplan_engine.kernels.cpu.step_args import NormArgs
-from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.cpu.structures import NormArgs
 
 
-def _kernels_for(tensor: torch.Tensor) -> CpuKernels | None:
+def _kernels_for(tensor: Tensor) -> CpuKernels | None:
     if tensor.is_cpu and tensor.dtype in STORAGE_CODES:
         return cpu_kernels()
     return None
 
 
 def _norm_args(
-    x: torch.Tensor,
-    delta: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    out: torch.Tensor,
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
 ) -> NormArgs:
     check_norm(x, delta, weight, bias, out)
     num_heads = x.shape[1] if x.dim() == 3 else 1
@@ -57,7 +53,7 @@ def _norm_args(
     )
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """See Ops.rms_norm."""
     kernels = _kernels_for(x)
     if kernels is None:
@@ -66,9 +62,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
         kernels.rms_norm(byref(_norm_args(x, None, weight, None, eps, out)), torch.get_num_threads())
 
 
-def add_rms_norm(
-    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
-) -> None:
+def add_rms_norm(delta: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """See Ops.add_rms_norm."""
     kernels = _kernels_for(residual)
     if kernels is None:
@@ -77,7 +71,7 @@ def add_rms_norm(
         kernels.rms_norm(byref(_norm_args(residual, delta, weight, None, eps, out)), torch.get_num_threads())
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
     """See Ops.layer_norm."""
     kernels = _kernels_for(x)
     if kernels is None:
@@ -86,14 +80,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
         kernels.layer_norm(byref(_norm_args(x, None, weight, bias, eps, out)), torch.get_num_threads())
 
 
-def add_layer_norm(
-    delta: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    out: torch.Tensor,
-) -> None:
+def add_layer_norm(delta: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
     """See Ops.add_layer_norm."""
     kernels = _kernels_for(residual)
     if kernels is None:
@@ -102,7 +89,7 @@ def add_layer_norm(
         kernels.layer_norm(byref(_norm_args(residual, delta, weight, bias, eps, out)), torch.get_num_threads())
 
 
-def rope_inplace(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+def rope_inplace(x: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     """See Ops.rope_inplace."""
     kernels = _kernels_for(x)
     if kernels is None:
@@ -119,7 +106,7 @@ def rope_inplace(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
         raise IndexError(f"a position lies outside the rotary table of {table_rows} rows")
 
 
-def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     """See Ops.silu_and_mul."""
     kernels = _kernels_for(gate_up)
     if kernels is None:
@@ -132,7 +119,7 @@ def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     )
 
 
-def gelu_new_inplace(x: torch.Tensor) -> None:
+def gelu_new_inplace(x: Tensor) -> None:
     """See Ops.gelu_new_inplace."""
     kernels = _kernels_for(x)
     if kernels is None:
@@ -143,7 +130,7 @@ def gelu_new_inplace(x: torch.Tensor) -> None:
     kernels.gelu_tanh(x.data_ptr(), x.stride(0), rows, width, STORAGE_CODES[x.dtype], torch.get_num_threads())
 
 
-def gelu_inplace(x: torch.Tensor) -> None:
+def gelu_inplace(x: Tensor) -> None:
     """See Ops.gelu_inplace."""
     kernels = _kernels_for(x)
     if kernels is None:
@@ -154,7 +141,7 @@ def gelu_inplace(x: torch.Tensor) -> None:
     kernels.gelu_erf(x.data_ptr(), x.stride(0), rows, width, STORAGE_CODES[x.dtype], torch.get_num_threads())
 
 
-def argmax_rows(logits: torch.Tensor, out: torch.Tensor) -> None:
+def argmax_rows(logits: Tensor, out: Tensor) -> None:
     """See Ops.argmax_rows."""
     kernels = _kernels_for(logits)
     if kernels is None:
@@ -167,7 +154,7 @@ def argmax_rows(logits: torch.Tensor, out: torch.Tensor) -> None:
     )
 
 
-def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor) -> None:
+def copy_blocks(src_kv: Tensor, dst_kv: Tensor, pairs: Tensor) -> None:
     """See Ops.copy_blocks."""
     kernels = cpu_kernels() if src_kv.is_cpu and dst_kv.is_cpu else None
     if kernels is None:
@@ -182,12 +169,12 @@ def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor)
         raise IndexError(f"a block in {pairs.tolist()} lies outside its pool")
 
 
-def copy_inputs(inputs: Sequence[InputRows], chosen: torch.Tensor | None) -> None:
+def copy_inputs(inputs: Sequence[InputRows], chosen: Tensor | None) -> None:
     """See Ops.copy_inputs. For the sake of the protocol: a CPU's kernels read what the host wrote where it lies."""
     torch_ops.copy_inputs(inputs, chosen)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """out [T, N] = x [T, K] @ weight [N, K] transposed, + bias [N]: for few rows, where reading the weights decides.
 
     Not one of ``Ops``: ``layers.linear.FewRowsLinear`` alone calls it.

@@ -1,4 +1,4 @@
-"""A weight packed once for our own product (csrc/cpu/products/packed/packed_linear.cpp), and its use."""
+"""Weights packed once for our own products (csrc/cpu/products): one matrix, or one for each head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
-from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs
+from kvplan_engine.kernels.cpu.structures import HeadProductsArgs, PackedLinearArgs
 
 ACTIVATION_CODES = {None: 0, "gelu_new": 1, "gelu": 2, "silu_and_mul": 3, "gelu_tanh_and_mul": 4, "relu2": 6}
 """What may follow the product, with its number on the C side."""
@@ -99,3 +99,40 @@ class PackedWeight:
         )
         if status != STATUS_OK:
             raise IndexError(f"a row of {indices.tolist()} lies outside the weight's {self._num_outputs}")
+
+
+class PackedHeads:
+    """Weights [heads, outputs, inputs] in panels, float32 or bfloat16. The published ones may be freed."""
+
+    __slots__ = ("_args", "_dtype", "_kernels", "_packed", "_shape")
+    keeps_own = True
+
+    def __init__(self, kernels: CpuKernels, weights: torch.Tensor) -> None:
+        if weights.dtype not in STORAGE_CODES or weights.dim() != 3:
+            raise ValueError(
+                f"packed heads are float32 or bfloat16 [heads, outputs, inputs], got {weights.dtype} "
+                f"{tuple(weights.shape)}"
+            )
+        self._kernels, self._dtype, self._shape = kernels, weights.dtype, tuple(weights.shape)
+        heads, outputs, inputs = self._shape
+        code = STORAGE_CODES[weights.dtype]
+        shape = heads, kernels.packed_outputs(outputs), kernels.packed_inputs(inputs, code)
+        self._packed = empty_for_weights(shape, weights.dtype)
+        for weight, packed in zip(weights, self._packed, strict=True):
+            source = weight.contiguous()
+            pointers = source.data_ptr(), packed.data_ptr()
+            kernels.pack_weight(*pointers, inputs, outputs, False, code, torch.get_num_threads())
+        self._args = HeadProductsArgs(
+            packed=self._packed.data_ptr(), heads=heads, inputs=inputs, outputs=outputs, storage=code
+        )
+
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, heads, outputs] = x [T, heads, inputs] @ weight.T of each head; both may be strided."""
+        heads, outputs, inputs = self._shape
+        check_rows("x", x, (x.shape[0], heads, inputs), self._dtype)
+        check_rows("out", out, (x.shape[0], heads, outputs), self._dtype)
+        args = self._args
+        args.x, args.x_row_stride, args.x_head_stride = x.data_ptr(), *x.stride()[:2]
+        args.out, args.out_row_stride, args.out_head_stride = out.data_ptr(), *out.stride()[:2]
+        args.rows = x.shape[0]
+        self._kernels.multiply_heads(byref(args), torch.get_num_threads())

@@ -11,7 +11,7 @@ from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.cpu.huge_pages import empty_for_weights
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
-from kvplan_engine.kernels.cpu.step_args import PackedLinearArgs, WeightFormatArgs
+from kvplan_engine.kernels.cpu.structures import PackedLinearArgs, WeightFormatArgs
 from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
 
 SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.uint8: 2, torch.int8: 3}

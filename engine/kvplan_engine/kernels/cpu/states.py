@@ -7,17 +7,32 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from kvplan_engine.kernels.arguments import check_rows
-from kvplan_engine.kernels.cpu import mamba as mambas
-from kvplan_engine.kernels.cpu.delta import MOST_KEY_SIZE, delta_args
+from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
-from kvplan_engine.kernels.cpu.state_args import MOST_TAPS, ConvolutionArgs, StateArgs
-from kvplan_engine.kernels.states.convolution import Convolution
-from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
-from kvplan_engine.kernels.states.gating import Gating
-from kvplan_engine.kernels.states.mamba import Mamba1, Mamba2, ScanInputs
+from kvplan_engine.kernels.cpu.structures import (
+    ConvolutionArgs,
+    DeltaRuleArgs,
+    GatedRowsArgs,
+    Mamba1Args,
+    Mamba2Args,
+    StateArgs,
+)
+from kvplan_engine.kernels.states.operations import (
+    Convolution,
+    DeltaRule,
+    DeltaTokens,
+    Gating,
+    Mamba1,
+    Mamba2,
+    ScanInputs,
+    TorchStates,
+)
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
-from kvplan_engine.kernels.states.torch_states import TorchStates
+
+MOST_TAPS = 8
+"""KVPLAN_MOST_TAPS."""
+MOST_KEY_SIZE = 256
+"""KVPLAN_MOST_KEY_SIZE."""
 
 
 class CpuStates:
@@ -34,50 +49,123 @@ class CpuStates:
         shape = (step.num_tokens, convolution.num_channels)
         check_rows("x", x, shape, x.dtype)
         check_rows("out", out, shape, x.dtype)
-        bias = convolution.bias
         args = ConvolutionArgs(
-            state_args(rows, step),
+            _state_args(rows, step),
             *(x.data_ptr(), out.data_ptr(), x.stride(0), out.stride(0)),
-            *(convolution.weight.data_ptr(), None if bias is None else bias.data_ptr()),
+            *(convolution.weight.data_ptr(), _address(convolution.bias)),
             *(convolution.num_channels, convolution.num_taps, convolution.silu, STORAGE_CODES[x.dtype]),
         )
-        raise_for(self._kernels.convolve(byref(args), torch.get_num_threads()), step)
+        _raise_for(self._kernels.convolve(byref(args), torch.get_num_threads()), step)
 
     def scan_mamba1(self, inputs: ScanInputs, out: Tensor, mamba: Mamba1, rows: StateRows, step: StateStep) -> None:
         """See StateOps.scan_mamba1."""
-        if rows.dtype not in STORAGE_CODES or out.dtype not in STORAGE_CODES:
+        if not _are_stored(rows.dtype, out.dtype):
             self._definition.scan_mamba1(inputs, out, mamba, rows, step)
-        else:
-            raise_for(mambas.scan_mamba1(self._kernels, inputs, out, mamba, state_args(rows, step)), step)
+            return
+        channels, columns = mamba.decay.shape
+        args = Mamba1Args(
+            _state_args(rows, step),
+            *_scan_addresses(inputs, out, (channels, channels, columns)),
+            *_weights(mamba.decay, mamba.skip, mamba.step_bias),
+            STORAGE_CODES[out.dtype],
+        )
+        _raise_for(self._kernels.scan_mamba1(byref(args), torch.get_num_threads()), step)
 
     def scan_mamba2(self, inputs: ScanInputs, out: Tensor, mamba: Mamba2, rows: StateRows, step: StateStep) -> None:
         """See StateOps.scan_mamba2."""
-        if rows.dtype not in STORAGE_CODES or out.dtype not in STORAGE_CODES:
+        if not _are_stored(rows.dtype, out.dtype):
             self._definition.scan_mamba2(inputs, out, mamba, rows, step)
-        else:
-            raise_for(mambas.scan_mamba2(self._kernels, inputs, out, mamba, state_args(rows, step)), step)
+            return
+        heads = mamba.num_heads
+        args = Mamba2Args(
+            _state_args(rows, step),
+            *_scan_addresses(inputs, out, (heads * mamba.num_rows, heads, mamba.num_groups * rows.row_elements)),
+            *_weights(mamba.decay, mamba.skip, mamba.step_bias),
+            *(mamba.least_step, mamba.most_step),
+            *(heads, mamba.num_rows, mamba.num_groups, STORAGE_CODES[out.dtype]),
+        )
+        _raise_for(self._kernels.scan_mamba2(byref(args), torch.get_num_threads()), step)
 
     def gate_rows(self, x: Tensor, gate: Tensor, gating: Gating) -> None:
         """See StateOps.gate_rows."""
-        if x.dtype not in STORAGE_CODES:
+        if not _are_stored(x.dtype):
             self._definition.gate_rows(x, gate, gating)
-        else:
-            mambas.gate_rows(self._kernels, x, gate, gating)
+            return
+        (rows, width), weight = x.shape, gating.weight
+        check_rows("x", x, (rows, width), x.dtype)
+        check_rows("gate", gate, (rows, width), x.dtype)
+        if weight is not None:
+            size = weight.shape[0]
+            check_rows("weight", weight, (size if size == width // gating.num_groups else width,), x.dtype)
+        args = GatedRowsArgs(
+            *(x.data_ptr(), gate.data_ptr(), x.stride(0), gate.stride(0), rows, width, gating.num_groups),
+            *(_address(weight), gating.eps),
+            *(weight is not None and weight.shape[0] < width, gating.norm_first),
+            *(gating.activation == "sigmoid", STORAGE_CODES[x.dtype]),
+        )
+        if self._kernels.gate_rows(byref(args), torch.get_num_threads()) != STATUS_OK:
+            raise ValueError(f"{width} columns are no {gating.num_groups} equal groups")
 
     def delta_rule(self, rule: DeltaRule, tokens: DeltaTokens, rows: StateRows, step: StateStep) -> None:
         """See StateOps.delta_rule."""
         if not (_are_stored(tokens.value.dtype, rows.dtype) and rule.key_size <= MOST_KEY_SIZE):
             self._definition.delta_rule(rule, tokens, rows, step)
             return
-        args = delta_args(rule, tokens, state_args(rows, step), STORAGE_CODES[tokens.value.dtype])
-        raise_for(self._kernels.run_delta_rule(byref(args), torch.get_num_threads()), step)
+        _check_delta(rule, tokens, step.num_tokens)
+        of_tokens = (tokens.query, tokens.key, tokens.value, tokens.out, tokens.decay, tokens.strength)
+        args = DeltaRuleArgs(
+            _state_args(rows, step),
+            *map(_address, of_tokens),
+            *(0 if each is None else each.stride(0) for each in of_tokens),
+            *(rule.rate.data_ptr(), _address(rule.decay_bias)),
+            *(rule.num_heads, rule.key_heads, rule.key_size, rule.value_size),
+            *(rule.scale, rule.strength_scale, rule.has_element_decays, STORAGE_CODES[tokens.value.dtype]),
+        )
+        _raise_for(self._kernels.run_delta_rule(byref(args), torch.get_num_threads()), step)
 
 
 def _are_stored(*dtypes: torch.dtype) -> bool:
     return all(dtype in STORAGE_CODES for dtype in dtypes)
 
 
-def state_args(rows: StateRows, step: StateStep) -> StateArgs:
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _scan_addresses(inputs: ScanInputs, out: Tensor, widths: tuple[int, int, int]) -> tuple[int, ...]:
+    """Addresses, then strides, of a recurrence's tensors, which are checked. widths: of x, of the steps, of B and C."""
+    x, steps, shared = widths
+    named = {"x": (inputs.x, x), "steps": (inputs.steps, steps), "b": (inputs.b, shared), "c": (inputs.c, shared)}
+    for name, (tensor, width) in (named | {"out": (out, x)}).items():
+        check_rows(name, tensor, (out.shape[0], width), out.dtype)
+    rows = (inputs.x, inputs.steps, inputs.b, inputs.c, out)
+    return (*(tensor.data_ptr() for tensor in rows), *(tensor.stride(0) for tensor in rows))
+
+
+def _weights(*weights: Tensor) -> tuple[int, ...]:
+    for weight in weights:
+        if weight.dtype is not torch.float32 or not weight.is_contiguous():
+            raise ValueError(f"a recurrence's weights are contiguous and float32, not {weight.dtype}")
+    return tuple(weight.data_ptr() for weight in weights)
+
+
+def _check_delta(rule: DeltaRule, tokens: DeltaTokens, num_tokens: int) -> None:
+    dtype = tokens.value.dtype
+    keys, values = rule.key_heads * rule.key_size, rule.num_heads * rule.value_size
+    for name, columns in (("query", keys), ("key", keys), ("value", values), ("out", values)):
+        check_rows(name, getattr(tokens, name), (num_tokens, columns), dtype)
+    check_vector("rate", rule.rate, rule.num_heads, torch.float32)
+    if (rule.decay_bias is None) != (tokens.decay is None):
+        raise ValueError("decays of tokens come with a bias, and fixed ones without")
+    if rule.decay_bias is not None and tokens.decay is not None:
+        columns = rule.num_heads * (rule.key_size if rule.has_element_decays else 1)
+        check_vector("decay_bias", rule.decay_bias, columns, torch.float32)
+        check_rows("decay", tokens.decay, (num_tokens, columns), dtype)
+    if tokens.strength is not None:
+        check_rows("strength", tokens.strength, (num_tokens, rule.num_heads), dtype)
+
+
+def _state_args(rows: StateRows, step: StateStep) -> StateArgs:
     """Where the kernels find a state, and the tokens that it goes through."""
     tables = step.tables
     return StateArgs(
@@ -88,7 +176,7 @@ def state_args(rows: StateRows, step: StateStep) -> StateArgs:
     )
 
 
-def raise_for(status: int, step: StateStep) -> None:
+def _raise_for(status: int, step: StateStep) -> None:
     """IndexError for a status that says so."""
     if status != STATUS_OK:
         raise IndexError(

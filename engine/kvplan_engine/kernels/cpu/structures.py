@@ -1,57 +1,124 @@
-"""Checks that the structures declared here have the sizes that the library was compiled with."""
+"""The structures of csrc/include, and the check that the library was compiled with the same."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from ctypes import POINTER, c_double, c_int64
 
-from kvplan_engine.errors import EngineError
-from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
-from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
-from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
-from kvplan_engine.kernels.cpu.lora_args import LoraRowsArgs, LoraSlotsArgs
-from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
-from kvplan_engine.kernels.cpu.mixture_args import ExpertsArgs, MixtureArgs, RouterArgs
-from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs, StateArgs
-from kvplan_engine.kernels.cpu.step_args import (
-    AttentionArgs,
-    KvWriteArgs,
-    LayerArgs,
-    LayerPlaceArgs,
-    LayersArgs,
-    NormArgs,
-    PackedLinearArgs,
-    WeightFormatArgs,
-)
+from kvplan_engine.kernels.c_structures import READ, KernelStructureError, declared_in
 
-STRUCTURES: dict[str, type[ctypes.Structure]] = {
-    "kvplan_attention": AttentionArgs,
-    "kvplan_choice": ChoiceArgs,
-    "kvplan_kv_write": KvWriteArgs,
-    "kvplan_norm": NormArgs,
-    "kvplan_weight_format": WeightFormatArgs,
-    "kvplan_packed_linear": PackedLinearArgs,
-    "kvplan_head_products": HeadProductsArgs,
-    "kvplan_router": RouterArgs,
-    "kvplan_experts": ExpertsArgs,
-    "kvplan_mixture": MixtureArgs,
-    "kvplan_layer": LayerArgs,
-    "kvplan_layer_place": LayerPlaceArgs,
-    "kvplan_layers": LayersArgs,
-    "kvplan_lora_slots": LoraSlotsArgs,
-    "kvplan_lora_rows": LoraRowsArgs,
-    "kvplan_mamba1": Mamba1Args,
-    "kvplan_mamba2": Mamba2Args,
-    "kvplan_gated_rows": GatedRowsArgs,
-    "kvplan_state": StateArgs,
-    "kvplan_convolution": ConvolutionArgs,
-    "kvplan_delta_rule": DeltaRuleArgs,
-}
+_CPU, _LORA = "include/kvplan_cpu.h", "include/kvplan_lora.h"
+_STATES, _MAMBA = "include/kvplan_states.h", "include/kvplan_mamba.h"
+
+
+@declared_in(_CPU, "kvplan_attention")
+class AttentionArgs(ctypes.Structure):
+    """Attention of one layer."""
+
+
+@declared_in(_CPU, "kvplan_choice")
+class ChoiceArgs(ctypes.Structure):
+    """The choice of tokens for sparse attention."""
+
+
+@declared_in(_CPU, "kvplan_kv_write")
+class KvWriteArgs(ctypes.Structure):
+    """Keys and values on their way into the pool."""
+
+
+@declared_in(_CPU, "kvplan_norm")
+class NormArgs(ctypes.Structure):
+    """A norm of rows."""
+
+
+@declared_in(_CPU, "kvplan_weight_format")
+class WeightFormatArgs(ctypes.Structure):
+    """How a weight in few bits lies in its panels."""
+
+
+@declared_in(_LORA, "kvplan_lora_slots", ends=POINTER(c_int64))
+class LoraSlotsArgs(ctypes.Structure):
+    """The adapters of one product."""
+
+
+@declared_in(_LORA, "kvplan_lora_rows")
+class LoraRowsArgs(ctypes.Structure):
+    """The rows that adapters correct."""
+
+
+@declared_in(_CPU, "kvplan_packed_linear")
+class PackedLinearArgs(ctypes.Structure):
+    """A product with a packed weight."""
+
+
+@declared_in(_CPU, "kvplan_head_products")
+class HeadProductsArgs(ctypes.Structure):
+    """The products of all heads."""
+
+
+@declared_in(_CPU, "kvplan_router")
+class RouterArgs(ctypes.Structure):
+    """What chooses a mixture's experts."""
+
+
+@declared_in(_CPU, "kvplan_experts")
+class ExpertsArgs(ctypes.Structure):
+    """MLPs of one size."""
+
+
+@declared_in(_CPU, "kvplan_mixture")
+class MixtureArgs(ctypes.Structure):
+    """A mixture of experts."""
+
+
+@declared_in(_CPU, "kvplan_layer")
+class LayerArgs(ctypes.Structure):
+    """A layer of a step."""
+
+
+@declared_in(_CPU, "kvplan_layer_place")
+class LayerPlaceArgs(ctypes.Structure):
+    """What layers share whose tokens lie in the same blocks."""
+
+
+@declared_in(_CPU, "kvplan_layers", operation_seconds=POINTER(c_double))
+class LayersArgs(ctypes.Structure):
+    """All layers of a step."""
+
+
+@declared_in(_STATES, "kvplan_state")
+class StateArgs(ctypes.Structure):
+    """Where a layer's state lies, and the tokens that it goes through."""
+
+
+@declared_in(_STATES, "kvplan_convolution")
+class ConvolutionArgs(ctypes.Structure):
+    """A causal convolution."""
+
+
+@declared_in(_STATES, "kvplan_delta_rule")
+class DeltaRuleArgs(ctypes.Structure):
+    """The gated delta rule."""
+
+
+@declared_in(_MAMBA, "kvplan_mamba1")
+class Mamba1Args(ctypes.Structure):
+    """Mamba's recurrence."""
+
+
+@declared_in(_MAMBA, "kvplan_mamba2")
+class Mamba2Args(ctypes.Structure):
+    """Mamba 2's recurrence."""
+
+
+@declared_in(_MAMBA, "kvplan_gated_rows")
+class GatedRowsArgs(ctypes.Structure):
+    """Rows times a gate, with a norm."""
+
+
+STRUCTURES = {name: structure for name, structure in READ.items() if name.startswith("kvplan_")}
 """The structs of csrc/include by their names there."""
-
-
-class KernelStructureError(EngineError):
-    """Sources and Python declare a struct differently: no call would be safe, so none is made."""
 
 
 def check_structures(bytes_when_compiled: Callable[[bytes], int]) -> None:

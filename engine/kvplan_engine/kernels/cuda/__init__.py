@@ -1,11 +1,11 @@
 """The CUDA kernels (csrc/cuda).
 
 launching/  kernels compiled, loaded and launched, on a device or emulated
-params/     the kernels' argument structures
-attention/  how the attention kernels are compiled and launched
+params      the kernels' argument structures
+attention   how the attention kernels are compiled and launched
 products/   products with weights in few bits, of few rows, and what adapters add
-mixtures/   a mixture of experts
-states/     layers with a state
+mixtures    a mixture of experts
+states      layers with a state
 ops         the operations of ``kernels.interface``; inputs: those that bring a step's inputs
 sampling    a token for each sequence, as it asks for
 checks      what the kernels ask of their arguments beyond ``kernels.arguments``

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from kvplan_engine.kernels.arguments import InputRows, check_inputs
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
-from kvplan_engine.kernels.cuda.params.common import MOST_INPUTS, InputParams, InputRowsParams
-from kvplan_engine.kernels.input_rows import InputRows, check_inputs
+from kvplan_engine.kernels.cuda.params import MOST_INPUTS, InputParams, InputRowsParams
 
 _COPY_INPUTS = KernelVariant("layers/copy_inputs.cu", "copy_inputs")
 _THREADS = 256

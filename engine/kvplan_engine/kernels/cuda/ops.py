@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from kvplan_engine.kernels.arguments import (
+    InputRows,
     check_argmax,
     check_block_copy,
     check_gated,
@@ -22,8 +23,7 @@ from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, check_heads, check_r
 from kvplan_engine.kernels.cuda.inputs import copy_inputs
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import variant, write_variant
-from kvplan_engine.kernels.cuda.params.common import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
-from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.cuda.params import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
 
 _ACTIVATION_THREADS = 256
 _ARGMAX_THREADS = 1024
@@ -37,11 +37,11 @@ _MAX_NORM_THREADS = 512
 class _NormInputs:
     """One norm's tensors; ``x`` is the residual when there is a ``delta``."""
 
-    x: torch.Tensor
-    delta: torch.Tensor | None
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    out: torch.Tensor
+    x: Tensor
+    delta: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+    out: Tensor
 
 
 class CudaOps:
@@ -50,35 +50,25 @@ class CudaOps:
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See Ops.rms_norm."""
         self._norm("rms_norm", _NormInputs(x, None, weight, None, out), eps)
 
-    def add_rms_norm(
-        self, delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
-    ) -> None:
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See Ops.add_rms_norm."""
         self._norm("rms_norm", _NormInputs(residual, delta, weight, None, out), eps)
 
-    def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor
-    ) -> None:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
         """See Ops.layer_norm."""
         self._norm("layer_norm", _NormInputs(x, None, weight, bias, out), eps)
 
     def add_layer_norm(
-        self,
-        delta: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        eps: float,
-        out: torch.Tensor,
+        self, delta: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
     ) -> None:
         """See Ops.add_layer_norm."""
         self._norm("layer_norm", _NormInputs(residual, delta, weight, bias, out), eps)
 
-    def rope_inplace(self, x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    def rope_inplace(self, x: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         """See Ops.rope_inplace."""
         check_rotation(x, positions, cos_sin)
         check_rotary_table(cos_sin)
@@ -100,22 +90,22 @@ class CudaOps:
         )
         self._runtime.kernel(chosen)((tokens, 1), _ROTATE_THREADS, 0, params)
 
-    def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """See Ops.silu_and_mul."""
         check_gated(gate_up, out)
         self._activation("silu_and_mul", gate_up, out)
 
-    def gelu_new_inplace(self, x: torch.Tensor) -> None:
+    def gelu_new_inplace(self, x: Tensor) -> None:
         """See Ops.gelu_new_inplace."""
         check_rows("x", x, tuple(x.shape), x.dtype)
         self._activation("gelu_tanh", x, x)
 
-    def gelu_inplace(self, x: torch.Tensor) -> None:
+    def gelu_inplace(self, x: Tensor) -> None:
         """See Ops.gelu_inplace."""
         check_rows("x", x, tuple(x.shape), x.dtype)
         self._activation("gelu_erf", x, x)
 
-    def argmax_rows(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+    def argmax_rows(self, logits: Tensor, out: Tensor) -> None:
         """See Ops.argmax_rows."""
         check_argmax(logits, out)
         rows, width = logits.shape
@@ -124,7 +114,7 @@ class CudaOps:
         params = ArgmaxParams(logits.data_ptr(), out.data_ptr(), logits.stride(0), width)
         self._runtime.kernel(chosen)((rows, 1), _ARGMAX_THREADS, 0, params)
 
-    def copy_blocks(self, src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor) -> None:
+    def copy_blocks(self, src_kv: Tensor, dst_kv: Tensor, pairs: Tensor) -> None:
         """See Ops.copy_blocks."""
         check_block_copy(src_kv, dst_kv, pairs)
         for name, tensor in (("src_kv", src_kv), ("dst_kv", dst_kv)):
@@ -139,11 +129,11 @@ class CudaOps:
         grid = (pairs.shape[0], blocks_per_pair)
         self._runtime.kernel(variant("attention/cache/copy_blocks.cu", "copy_blocks"))(grid, _COPY_THREADS, 0, params)
 
-    def copy_inputs(self, inputs: Sequence[InputRows], chosen: torch.Tensor | None) -> None:
+    def copy_inputs(self, inputs: Sequence[InputRows], chosen: Tensor | None) -> None:
         """See Ops.copy_inputs."""
         copy_inputs(self._runtime, inputs, chosen)
 
-    def _check_reachable(self, name: str, tensor: torch.Tensor) -> None:
+    def _check_reachable(self, name: str, tensor: Tensor) -> None:
         if tensor.device.type != self._runtime.device.type and not tensor.is_pinned():
             raise ValueError(f"{name} lies in host memory that is not pinned")
 
@@ -176,7 +166,7 @@ class CudaOps:
         heads = x.shape[1] if x.dim() == 3 else 1
         self._runtime.kernel(chosen)((x.shape[0], heads), threads, 0, params)
 
-    def _activation(self, kernel: str, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _activation(self, kernel: str, x: Tensor, out: Tensor) -> None:
         rows, width = out.shape
         vectors = rows_are_aligned(x) and rows_are_aligned(out) and width * out.element_size() % VECTOR_BYTES == 0
         elements = VECTOR_BYTES // out.element_size() if vectors else 1

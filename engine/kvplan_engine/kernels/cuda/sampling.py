@@ -10,7 +10,7 @@ import torch
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant
-from kvplan_engine.kernels.cuda.params.draws import DrawRow, Listed, SampleParams
+from kvplan_engine.kernels.cuda.params import DrawRow, Listed, SampleParams
 
 DRAW_ROW = np.dtype(DrawRow)
 LISTED = np.dtype(Listed)

@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.backend import (
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionOptions,
+    Rotation,
+    refuse_missing_options,
+)
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import StoredWeight, add_or_store, make_projection
-from kvplan_engine.models.mixers.attention_gate import make_gate
 from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
 from kvplan_engine.models.part_kernels import PartKernels
-from kvplan_engine.models.step_space import StepSpace
+from kvplan_engine.models.step_batch import StepSpace
+
+# The gate of attention's output before its projection: times sigmoid or softplus of the gate, per element or head.
+
+
+class AttentionGate:
+    """Projected from the layer's input; its memory is that of the queries, which attention has read by then."""
+
+    def __init__(self, attention: Attention, source: MixerSource, kernels: PartKernels) -> None:
+        self._num_columns = attention.num_heads if attention.gate == "head" else attention.output_size
+        self._num_heads, self._activation = attention.num_heads, attention.gate_activation
+        assert self._num_columns <= attention.qkv_size, "no room for a gate"
+        self._project = make_projection(kernels.projections, StoredWeight(source.weights, f"{source.name}.gate"))
+
+    def __call__(self, normed: torch.Tensor, attended: torch.Tensor, step: StepSpace) -> None:
+        """attended [T, hq d] times the activated gate of normed [T, H], in place."""
+        num_tokens = normed.shape[0]
+        (gate,) = step.workspace.scratch((num_tokens, self._num_columns))
+        self._project(normed, gate)
+        if self._activation == "sigmoid":
+            gate.sigmoid_()
+        else:
+            gate.copy_(functional.softplus(gate.float()))
+        attended.view(num_tokens, self._num_heads, -1).mul_(gate.view(num_tokens, self._num_heads, -1))
+
+
+def make_gate(attention: Attention, source: MixerSource, kernels: PartKernels) -> AttentionGate | None:
+    """None where attention has no gate."""
+    return None if attention.gate == "none" else AttentionGate(attention, source, kernels)
 
 
 class AttentionPart(OfLayer):

@@ -10,7 +10,7 @@ import torch
 
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.norms import Norms
-from kvplan_engine.models.step_space import StepSpace
+from kvplan_engine.models.step_batch import StepSpace
 
 Mixer = TypeVar("Mixer")
 MixerOfLayer = TypeVar("MixerOfLayer", bound="OfLayer")

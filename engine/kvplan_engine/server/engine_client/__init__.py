@@ -3,10 +3,8 @@
 replicas     all engines as one: what the HTTP side talks to
 routing      which of them answers a request
 client       requests and commands to a process, its frames, and what happens when it dies
-process      starting a process, and how it ended
-machine_share  threads, GPUs and memory of each engine
-in_flight    the requests that the engine has: each step's tokens to their mailboxes, their times to the metrics
-commands     those that are not answered
+process      starting a process, its threads, GPUs and memory, and how it ended
+in_flight    the requests that the engine has: each step's tokens to their mailboxes, their times to the metrics;
+             how many may queue; commands that are not answered
 generation   the answers to one request, token by token, for the one coroutine that awaits them
-admission    how many requests may queue
 """

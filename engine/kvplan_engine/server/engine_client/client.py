@@ -12,21 +12,17 @@ from typing import Any
 import msgspec
 
 from kvplan_engine.errors import EngineError, SettingsError
-from kvplan_engine.requests.adapter import LoRARequest
+from kvplan_engine.requests.request import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.engine_client.admission import AdmissionQueue
-from kvplan_engine.server.engine_client.commands import CommandsInFlight
 from kvplan_engine.server.engine_client.generation import (
     EngineDead,
     Generation,
     Mailbox,
     RequestRefused,
 )
-from kvplan_engine.server.engine_client.in_flight import RequestsInFlight
-from kvplan_engine.server.engine_client.machine_share import MachineShare
-from kvplan_engine.server.engine_client.process import describe_ending, start_process
-from kvplan_engine.server.engine_client.routing.loads import EngineLoad
-from kvplan_engine.server.engine_client.routing.router import ONLY_ROUTE, Route, Router
+from kvplan_engine.server.engine_client.in_flight import AdmissionQueue, CommandsInFlight, RequestsInFlight
+from kvplan_engine.server.engine_client.process import MachineShare, describe_ending, start_process
+from kvplan_engine.server.engine_client.routing import ONLY_ROUTE, EngineLoad, Route, Router
 from kvplan_engine.server.messages import (
     Abort,
     Add,

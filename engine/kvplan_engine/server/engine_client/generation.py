@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.engine_client.routing.router import ONLY_ROUTE, Route
+from kvplan_engine.server.engine_client.routing import ONLY_ROUTE, Route
 from kvplan_engine.server.messages import PromptLogprobsMessage, TokenLogprobs
 
 

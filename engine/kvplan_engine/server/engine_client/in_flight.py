@@ -5,14 +5,89 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
+from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.generation import Answer, Generation, Mailbox, TokenEvent
-from kvplan_engine.server.engine_client.routing.loads import EngineLoad
-from kvplan_engine.server.engine_client.routing.router import Route, Router
-from kvplan_engine.server.messages import Ended, PoolFacts, PromptLogprobsMessage, Step, TokenLogprobs
+from kvplan_engine.server.engine_client.routing import EngineLoad, Route, Router
+from kvplan_engine.server.messages import Ended, PoolFacts, PromptLogprobsMessage, Reply, Step, TokenLogprobs
 from kvplan_engine.server.metrics.state import AdaptersInFlight, EngineMetrics, FinishedAnswer
+
+# How many requests may queue: those beyond are refused at once, so that a client can go elsewhere.
+
+
+class Overloaded(Exception):
+    """Too much is queued. reason: vLLM's name of the limit, the label of its metric. The message is one sentence."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class AdmissionQueue:
+    """Counts requests, and their prompt tokens, from their arrival until a step first schedules them."""
+
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def enter(self, num_prompt_tokens: int) -> None:
+        """Overloaded when a limit is reached."""
+        if self.max_requests is not None and self.num_requests >= self.max_requests:
+            raise Overloaded(
+                f"The engine is busy: {self.num_requests:,} requests are queued, the most that may be.",
+                "max_num_queued_reqs",
+            )
+        num_tokens = self.num_tokens + num_prompt_tokens
+        if self.max_tokens is not None and self.num_requests and num_tokens > self.max_tokens:
+            raise Overloaded(
+                f"The engine is busy: {num_tokens:,} prompt tokens would be queued, of {self.max_tokens:,} allowed.",
+                "max_num_queued_tokens",
+            )
+        self.num_requests += 1
+        self.num_tokens += num_prompt_tokens
+
+    def leave(self, num_prompt_tokens: int) -> None:
+        self.num_requests -= 1
+        self.num_tokens -= num_prompt_tokens
+
+
+class CommandsInFlight:
+    """One future for each command, by its number, for the coroutine that awaits what it returns."""
+
+    def __init__(self) -> None:
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count()
+
+    def next_number(self) -> int:
+        """The number of a new command."""
+        return next(self._numbers)
+
+    def add(self, number: int) -> asyncio.Future[Any]:
+        """Where the value of command ``number`` will be. EngineError there when it fails."""
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        return reply
+
+    def take(self, message: Reply) -> None:
+        reply = self._replies.pop(message.number)
+        if reply.done():
+            return
+        if message.error is None:
+            reply.set_result(message.value)
+        else:
+            reply.set_exception(EngineError(message.error, hint=message.hint))
+
+    def fail(self, error: Exception) -> None:
+        """No reply will come any more: all that wait are told ``error``."""
+        for reply in self._replies.values():
+            if not reply.done():  # whoever waited may have been cancelled
+                reply.set_exception(error)
+        self._replies.clear()
 
 
 class RequestsInFlight:

@@ -11,16 +11,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvplan_engine.errors import EngineError
-from kvplan_engine.requests.adapter import LoRARequest
+from kvplan_engine.requests.request import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import Generation, Mailbox
-from kvplan_engine.server.engine_client.machine_share import MachineShare
-from kvplan_engine.server.engine_client.routing.router import ONLY_ROUTE, Route, Router
+from kvplan_engine.server.engine_client.in_flight import AdmissionQueue
+from kvplan_engine.server.engine_client.process import MachineShare
+from kvplan_engine.server.engine_client.routing import ONLY_ROUTE, Route, Router
 from kvplan_engine.server.messages import ModelFacts, PoolFacts
-from kvplan_engine.server.metrics.server import ServerMetrics
-from kvplan_engine.server.metrics.state import AdaptersInFlight
+from kvplan_engine.server.metrics.state import AdaptersInFlight, ServerMetrics
 
 
 class Replicas:

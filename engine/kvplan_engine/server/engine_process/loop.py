@@ -16,8 +16,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.outputs import PlainOutputs, StepOutput
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.server.engine_process.channel import Channel
-from kvplan_engine.server.engine_process.commands import COMMANDS
-from kvplan_engine.server.engine_process.loading import pool_facts
+from kvplan_engine.server.engine_process.loading import COMMANDS, pool_facts
 from kvplan_engine.server.messages import (
     Abort,
     Add,

@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from kvplan_engine.errors import EngineError
-from kvplan_engine.server.engine_client.admission import Overloaded
 from kvplan_engine.server.engine_client.generation import EngineDead, RequestRefused
-from kvplan_engine.server.http import adapters, control, generating, service
+from kvplan_engine.server.engine_client.in_flight import Overloaded
+from kvplan_engine.server.http import control, generating, service
 from kvplan_engine.server.http.cors import CrossOrigin
 from kvplan_engine.server.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from kvplan_engine.server.http.state import ServerState
@@ -36,8 +36,8 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/metrics": {"GET": service.show_metrics},
     "/server_info": {"GET": control.server_info},
     "/reset_prefix_cache": {"POST": control.reset_prefix_cache},
-    "/v1/load_lora_adapter": {"POST": adapters.load_adapter},
-    "/v1/unload_lora_adapter": {"POST": adapters.unload_adapter},
+    "/v1/load_lora_adapter": {"POST": control.load_adapter},
+    "/v1/unload_lora_adapter": {"POST": control.unload_adapter},
 }
 _WITHOUT_KEY = frozenset({"/health", "/ping", "/load", "/version", "/metrics"})
 _WHILE_DRAINING = _WITHOUT_KEY | {"/server_info"}

@@ -5,22 +5,42 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
 from kvplan_engine.server.engine_client.generation import Mailbox
-from kvplan_engine.server.http.bodies import read_body
-from kvplan_engine.server.http.exchange import Exchange
+from kvplan_engine.server.http.exchange import ClientGone, Exchange
 from kvplan_engine.server.http.prompts import chat_prompt, completion_prompts
-from kvplan_engine.server.http.state import ServerState
-from kvplan_engine.server.http.watching import watched
+from kvplan_engine.server.http.state import ServerState, read_body
 from kvplan_engine.server.openai.answering import Answering
-from kvplan_engine.server.openai.chat_shape import ChatShape
-from kvplan_engine.server.openai.completion_shape import CompletionShape
 from kvplan_engine.server.openai.errors import bad_request
 from kvplan_engine.server.openai.parameters import answer_options, refuse_unsupported, sampling_params
 from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
-from kvplan_engine.server.openai.shapes import AnswerContext, AnswerShape, Prompt
+from kvplan_engine.server.openai.shapes import AnswerContext, AnswerShape, ChatShape, CompletionShape, Prompt
+
+# A client that goes away while its answer is made: the engine should not go on for nobody.
+
+
+@asynccontextmanager
+async def watched(exchange: Exchange) -> AsyncIterator[Mailbox]:
+    """A mailbox that fails with ClientGone when the client disconnects. The body must have been read."""
+    mailbox = Mailbox()
+
+    async def watch() -> None:
+        while (await exchange.receive())["type"] != "http.disconnect":
+            pass
+        mailbox.fail(ClientGone())
+
+    task = asyncio.create_task(watch())
+    try:
+        yield mailbox
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
 
 _LONGEST_REQUEST_ID = 128
 _LONGEST_RANK = 9

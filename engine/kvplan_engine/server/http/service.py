@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from kvplan_engine.server.http.bodies import read_body
 from kvplan_engine.server.http.exchange import Exchange
 from kvplan_engine.server.http.prompts import encode, render_chat
-from kvplan_engine.server.http.state import ServerState
+from kvplan_engine.server.http.state import ServerState, read_body
 from kvplan_engine.server.metrics.exposition import CONTENT_TYPE
 from kvplan_engine.server.openai.errors import bad_request
 from kvplan_engine.server.openai.requests import DetokenizeBody, TokenizeBody

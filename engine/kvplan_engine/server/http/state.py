@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from kvplan_engine.requests.adapter import LoRARequest
+from kvplan_engine.requests.request import LoRARequest
 from kvplan_engine.server.engine_client.replicas import Replicas
+from kvplan_engine.server.http.exchange import Exchange
 from kvplan_engine.server.metrics.exposition import Exposition
-from kvplan_engine.server.metrics.server import ServerMetrics
-from kvplan_engine.server.openai.errors import model_not_found
+from kvplan_engine.server.metrics.state import ServerMetrics
+from kvplan_engine.server.openai.errors import bad_request, model_not_found
+from kvplan_engine.server.openai.parameters import MOST_CONTAINERS, MOST_VALUES, is_decoded_soon, parse_body
 from kvplan_engine.server.options import ServerOptions
 from kvplan_engine.server.text.rendering import TemplateRenderer
 from kvplan_engine.server.text.tokenizer import TextTokenizer
@@ -72,3 +76,25 @@ class ServerState:
         if asked not in names:
             raise model_not_found(str(asked), names)
         return str(asked)
+
+
+# Larger ones are looked through in a thread.
+_LARGE_BODY_BYTES = 1 << 18
+
+Body = TypeVar("Body")
+
+
+async def read_body(state: ServerState, exchange: Exchange, kind: type[Body]) -> Body:
+    """400 for what is not JSON of this shape, or would take long to decode; see also ``Exchange.body``."""
+    body = await exchange.body(state.options.max_body_bytes)
+    most_values = max(MOST_VALUES, 2 * state.client.pool.max_model_len)
+    if len(body) > _LARGE_BODY_BYTES:
+        is_small = await asyncio.to_thread(is_decoded_soon, body, most_values)
+    else:
+        is_small = is_decoded_soon(body, most_values)
+    if not is_small:
+        raise bad_request(
+            f"The request body is not valid: it has more than {most_values:,} values, or {MOST_CONTAINERS:,} lists and "
+            "objects."
+        )
+    return parse_body(body, kind)

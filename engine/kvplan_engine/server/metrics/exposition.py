@@ -10,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kvplan_engine.server.messages import PoolFacts
-from kvplan_engine.server.metrics.engine_page import engine_metrics
-from kvplan_engine.server.metrics.families import EngineFamilies
-from kvplan_engine.server.metrics.server import ServerMetrics
+from kvplan_engine.server.metrics.engine_page import EngineFamilies, engine_metrics
+from kvplan_engine.server.metrics.state import ServerMetrics
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -2,13 +2,76 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.utils import floatToGoString
 
 from kvplan_engine.server.messages import PoolFacts, Stats, Step
-from kvplan_engine.server.metrics import buckets
-from kvplan_engine.server.metrics.histogram import Histogram
+
+# vLLM's buckets (vllm/v1/metrics/loggers.py and buckets.py of 0.33.0, read on 2026-11-22), in seconds and tokens.
+
+
+REQUEST_LATENCY: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+TIME_TO_FIRST_TOKEN: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+TIME_PER_TOKEN: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+ITERATION_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+NUM_SAMPLES: Final = (1, 2, 5, 10, 20)
+NUM_PREEMPTIONS: Final = (1, 2, 3, 4, 5, 10, 20)
+
+# Ours: vLLM has nothing below 10 ms, and a small model's step takes less.
+STEP_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LOOP_LAG_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+HTTP_SECONDS: Final = (0.1, 0.5, 1.0)
+
+
+def token_buckets(largest: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to ``largest``."""
+    bounds: list[int] = []
+    power = 1
+    while power <= largest:
+        bounds += [step * power for step in (1, 2, 5) if step * power <= largest]
+        power *= 10
+    return tuple(bounds)
+
+
+# A histogram as plain numbers. prometheus_client's own takes a lock and a loop over the buckets per observation.
+
+
+class Histogram:
+    """Observations counted by the first of ``bounds`` (ascending) that they do not exceed."""
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def cumulative(self) -> Iterator[tuple[str, float]]:
+        """(upper bound as Prometheus writes it, observations up to it), ending with +Inf."""
+        return zip(map(floatToGoString, (*self._bounds, float("inf"))), accumulate(self._counts), strict=True)
+
 
 # Counters of a pool, which begin at 0 again when a new one is carved.
 _POOL_COUNTERS = (
@@ -65,22 +128,22 @@ class EngineMetrics:
         self.num_generation_tokens = 0
         self.num_requests_by_reason = Counter[str](stop=0, length=0, abort=0, error=0, repetition=0)
 
-        self.time_to_first_token = Histogram(buckets.TIME_TO_FIRST_TOKEN)
-        self.inter_token_latency = Histogram(buckets.TIME_PER_TOKEN)
-        self.time_per_output_token = Histogram(buckets.TIME_PER_TOKEN)
-        self.e2e_latency = Histogram(buckets.REQUEST_LATENCY)
-        self.queue_time = Histogram(buckets.REQUEST_LATENCY)
-        self.inference_time = Histogram(buckets.REQUEST_LATENCY)
-        self.prefill_time = Histogram(buckets.REQUEST_LATENCY)
-        self.decode_time = Histogram(buckets.REQUEST_LATENCY)
-        self.iteration_tokens = Histogram(buckets.ITERATION_TOKENS)
-        self.params_n = Histogram(buckets.NUM_SAMPLES)
-        self.num_preemptions_per_request = Histogram(buckets.NUM_PREEMPTIONS)
-        self.step_seconds = Histogram(buckets.STEP_SECONDS)
+        self.time_to_first_token = Histogram(TIME_TO_FIRST_TOKEN)
+        self.inter_token_latency = Histogram(TIME_PER_TOKEN)
+        self.time_per_output_token = Histogram(TIME_PER_TOKEN)
+        self.e2e_latency = Histogram(REQUEST_LATENCY)
+        self.queue_time = Histogram(REQUEST_LATENCY)
+        self.inference_time = Histogram(REQUEST_LATENCY)
+        self.prefill_time = Histogram(REQUEST_LATENCY)
+        self.decode_time = Histogram(REQUEST_LATENCY)
+        self.iteration_tokens = Histogram(ITERATION_TOKENS)
+        self.params_n = Histogram(NUM_SAMPLES)
+        self.num_preemptions_per_request = Histogram(NUM_PREEMPTIONS)
+        self.step_seconds = Histogram(STEP_SECONDS)
         self._make_token_histograms(1)
 
     def _make_token_histograms(self, max_model_len: int) -> None:
-        bounds = buckets.token_buckets(max_model_len)
+        bounds = token_buckets(max_model_len)
         self.prompt_tokens = Histogram(bounds)
         self.generation_tokens = Histogram(bounds)
         self.max_generation_tokens = Histogram(bounds)
@@ -144,3 +207,22 @@ class EngineMetrics:
         """The last of a request's samples has ended."""
         self.params_n.observe(len(num_tokens_by_sample))
         self.max_generation_tokens.observe(max(num_tokens_by_sample))
+
+
+class ServerMetrics:
+    """Every number that /metrics shows. adapters: asked at each reading which of them have requests."""
+
+    def __init__(self, num_engines: int = 1) -> None:
+        self.engines = [EngineMetrics() for _ in range(num_engines)]
+        self.adapters: Callable[[], AdaptersInFlight] = AdaptersInFlight
+        self.num_rejections = Counter[str](max_num_queued_reqs=0, max_num_queued_tokens=0)
+        self.num_http_requests = Counter[tuple[str, str, str]]()  # (handler, method, status like "2xx")
+        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by (handler, method)
+        self.loop_lag = Histogram(LOOP_LAG_SECONDS)
+
+    def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        self.num_http_requests[handler, method, f"{status // 100}xx"] += 1
+        histogram = self.http_seconds.get((handler, method))
+        if histogram is None:
+            histogram = self.http_seconds[handler, method] = Histogram(HTTP_SECONDS)
+        histogram.observe(seconds)

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from kvplan_engine.requests.adapter import LoRARequest
+from kvplan_engine.requests.request import LoRARequest
 from kvplan_engine.server.engine_client.generation import Generation
-from kvplan_engine.server.openai.choices import Delta
-from kvplan_engine.server.openai.logprobs import ChatLogprobs, CompletionLogprobs, Echoed, prompt_logprobs
+from kvplan_engine.server.openai.choices import ChatLogprobs, CompletionLogprobs, Delta, Echoed, prompt_logprobs
 from kvplan_engine.server.openai.parameters import AnswerOptions
 from kvplan_engine.server.text.tokenizer import TextTokenizer
 
@@ -164,3 +163,100 @@ class AnswerShape:
         if self.context.options.return_token_ids:
             endings["token_ids"] = [delta.token for delta in deltas]
         return endings
+
+
+class CompletionShape(AnswerShape):
+    """/v1/completions."""
+
+    chunk_object = answer_object = "text_completion"
+
+    def _make_logprobs(self, index: int) -> CompletionLogprobs | None:
+        number = self.context.options.num_logprobs
+        return None if number is None else CompletionLogprobs(self.context.tokenizer, number)
+
+    def _chunk_choice(self, delta: Delta, *, begins: bool) -> dict[str, Any]:
+        options = self.context.options
+        choice: dict[str, Any] = {
+            "index": delta.choice,
+            "text": (self._echo(delta.choice) if begins else "") + self._text([delta]),
+            "logprobs": self._shown_logprobs(delta.choice, [delta], begins=begins),
+            **self._endings([delta]),
+        }
+        if options.return_token_ids and begins:
+            choice["prompt_token_ids"] = self.context.prompt_of(delta.choice).token_ids
+        return choice
+
+    def _answer_choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._echo(index) + self._text(deltas),
+            "logprobs": self._shown_logprobs(index, deltas, begins=True),
+            "prompt_logprobs": self._prompt_logprobs(index),
+            **self._endings(deltas),
+        }
+        if self.context.options.return_token_ids:
+            choice["prompt_token_ids"] = self.context.prompt_of(index).token_ids
+        return choice
+
+    def _shown(self, deltas: list[Delta]) -> list[Delta]:
+        """Return those whose tokens are part of the answer."""
+        return [] if self.context.options.echo_only else deltas
+
+    def _text(self, deltas: list[Delta]) -> str:
+        return "".join(delta.text for delta in self._shown(deltas))
+
+    def _shown_logprobs(self, index: int, deltas: list[Delta], *, begins: bool) -> dict[str, Any] | None:
+        """Where the answer begins with the prompt, so do they."""
+        options = self.context.options
+        echoes = begins and options.echo and options.num_logprobs is not None
+        return self._logprobs_of(index, self._shown(deltas), self._reported_prompt(index) if echoes else None)
+
+    def _echo(self, index: int) -> str:
+        """The prompt's text, where it is to be repeated."""
+        if not self.context.options.echo:
+            return ""
+        return self.context.prompt_of(index).text or ""
+
+
+class ChatShape(AnswerShape):
+    """/v1/chat/completions."""
+
+    chunk_object = "chat.completion.chunk"
+    answer_object = "chat.completion"
+
+    def _make_logprobs(self, index: int) -> ChatLogprobs | None:
+        number = self.context.options.num_logprobs
+        return None if number is None else ChatLogprobs(self.context.tokenizer, number)
+
+    def opening(self) -> bytes:
+        """Return for each choice a chunk that says who speaks: it carries no token."""
+        chunks = b""
+        for index in range(self.context.num_samples):
+            choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            content = {**self._head(self.chunk_object), "choices": [{**choice, "finish_reason": None}]}
+            if self.context.options.return_token_ids and index == 0:
+                content["prompt_token_ids"] = self.context.prompts[0].token_ids
+            chunks += event(content)
+        return chunks
+
+    def _chunk_choice(self, delta: Delta, *, begins: bool) -> dict[str, Any]:
+        return {
+            "index": delta.choice,
+            "delta": {"content": delta.text},
+            "logprobs": self._logprobs_of(delta.choice, [delta]),
+            **self._endings([delta]),
+        }
+
+    def _answer_choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None},
+            "logprobs": self._logprobs_of(index, deltas),
+            **self._endings(deltas),
+        }
+
+    def answer(self, deltas: list[list[Delta]], usage: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
+        answer = {**super().answer(deltas, usage, metrics), "prompt_logprobs": self._prompt_logprobs(0)}
+        if self.context.options.return_token_ids:
+            answer["prompt_token_ids"] = self.context.prompts[0].token_ids
+        return answer

@@ -19,14 +19,17 @@ from kvplan_engine.errors import OutOfDeviceMemory
 from kvplan_engine.kernels import cache_folders
 from kvplan_engine.kernels.cuda.launching import driver as cuda_driver
 from kvplan_engine.kernels.cuda.launching import nvrtc as cuda_nvrtc
-from kvplan_engine.kernels.cuda.launching.cache import cached_image, image_key
-from kvplan_engine.kernels.cuda.launching.driver import Driver, DriverRuntime, make_runtime
-from kvplan_engine.kernels.cuda.launching.launch_config import LaunchAttribute, LaunchConfig
-from kvplan_engine.kernels.cuda.launching.nvrtc import CompiledKernel, Nvrtc
-from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.launching.tensor_map import boxed_pages
+from kvplan_engine.kernels.cuda.launching.driver import (
+    Driver,
+    DriverRuntime,
+    LaunchAttribute,
+    LaunchConfig,
+    make_runtime,
+)
+from kvplan_engine.kernels.cuda.launching.nvrtc import CompiledKernel, Nvrtc, cached_image, image_key
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties, boxed_pages
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
-from kvplan_engine.kernels.cuda.params.common import AttentionParams, CopyParams, PrefillWgmmaParams, TensorMap
+from kvplan_engine.kernels.cuda.params import AttentionParams, CopyParams, PrefillWgmmaParams, TensorMap
 
 WGMMA_THREADS = 384
 COPY = KernelVariant("attention/cache/copy_blocks.cu", "copy_blocks")

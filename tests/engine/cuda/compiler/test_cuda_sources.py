@@ -14,7 +14,8 @@ import torch
 from kernel_matrix import LLAMA, LLAMA_GATED, LLAMA_PLAIN, every_kernel, properties_of
 
 from kvplan_engine.kernels.build import find_compiler
-from kvplan_engine.kernels.cuda.attention.launches import prefill_launch
+from kvplan_engine.kernels.cuda import params as cuda_params
+from kvplan_engine.kernels.cuda.attention import prefill_launch
 from kvplan_engine.kernels.cuda.launching.nvrtc import load_nvrtc
 from kvplan_engine.kernels.cuda.launching.variants import (
     CudaKernelError,
@@ -24,11 +25,7 @@ from kvplan_engine.kernels.cuda.launching.variants import (
     with_includes,
     write_variant,
 )
-from kvplan_engine.kernels.cuda.params import common as cuda_params
-from kvplan_engine.kernels.cuda.params import draws as draw_params
-from kvplan_engine.kernels.cuda.params import parts as part_params
-from kvplan_engine.kernels.cuda.params import products as product_params
-from kvplan_engine.kernels.cuda.products.skinny_launch import SkinnyShape, skinny_launch
+from kvplan_engine.kernels.cuda.products.skinny import SkinnyShape, skinny_launch
 from kvplan_engine.kernels.cuda.sampling import sample_variant
 from kvplan_engine.paths import source_dir
 
@@ -47,24 +44,24 @@ STRUCTURE_OF_SOURCE = {
     "layers/norm.cu": cuda_params.NormParams,
     "layers/activation.cu": cuda_params.ActivationParams,
     "layers/argmax.cu": cuda_params.ArgmaxParams,
-    "sampling/sample.cu": draw_params.SampleParams,
-    "states/state_convolution.cu": part_params.ConvolutionParams,
-    "states/state_delta.cu": part_params.DeltaParams,
-    "states/state_mamba1.cu": part_params.Mamba1Params,
-    "states/state_mamba2.cu": part_params.Mamba2Params,
-    "states/gated_rows.cu": part_params.GateParams,
-    "mixtures/mixture_mma.cu": part_params.ProductParams,
-    "mixtures/mixture_simple.cu": part_params.ProductParams,
-    "mixtures/mixture_route.cu": part_params.RouteParams,
-    "mixtures/mixture_sort.cu": part_params.SortParams,
-    "mixtures/mixture_sum.cu": part_params.SumParams,
-    "products/quantised_simple.cu": product_params.QuantisedParams,
-    "products/quantised_mma.cu": product_params.QuantisedParams,
-    "products/quantised_widen.cu": product_params.WidenParams,
-    "products/quantise_rows.cu": product_params.QuantiseParams,
-    "products/skinny_mma.cu": product_params.SkinnyParams,
-    "products/lora_shrink.cu": product_params.LoraParams,
-    "products/lora_expand.cu": product_params.LoraParams,
+    "sampling/sample.cu": cuda_params.SampleParams,
+    "states/state_convolution.cu": cuda_params.ConvolutionParams,
+    "states/state_delta.cu": cuda_params.DeltaParams,
+    "states/state_mamba1.cu": cuda_params.Mamba1Params,
+    "states/state_mamba2.cu": cuda_params.Mamba2Params,
+    "states/gated_rows.cu": cuda_params.GateParams,
+    "mixtures/mixture_mma.cu": cuda_params.ProductParams,
+    "mixtures/mixture_simple.cu": cuda_params.ProductParams,
+    "mixtures/mixture_route.cu": cuda_params.RouteParams,
+    "mixtures/mixture_sort.cu": cuda_params.SortParams,
+    "mixtures/mixture_sum.cu": cuda_params.SumParams,
+    "products/quantised_simple.cu": cuda_params.QuantisedParams,
+    "products/quantised_mma.cu": cuda_params.QuantisedParams,
+    "products/quantised_widen.cu": cuda_params.WidenParams,
+    "products/quantise_rows.cu": cuda_params.QuantiseParams,
+    "products/skinny_mma.cu": cuda_params.SkinnyParams,
+    "products/lora_shrink.cu": cuda_params.LoraParams,
+    "products/lora_expand.cu": cuda_params.LoraParams,
 }
 
 
@@ -92,7 +89,7 @@ def test_fields_lie_where_ctypes_puts_them(variant: KernelVariant) -> None:
     assert compile_errors(variant, layout_claims(STRUCTURE_OF_SOURCE[variant.source])) == ""
 
 
-@pytest.mark.parametrize("structure", [draw_params.DrawRow, draw_params.Listed])
+@pytest.mark.parametrize("structure", [cuda_params.DrawRow, cuda_params.Listed])
 def test_what_lies_in_memory_is_read_as_it_was_written(structure: type[ctypes.Structure]) -> None:
     """The host writes rows of these, which numpy lays out as ctypes does."""
     chosen = sample_variant(torch.float32, 384, vectors=True)

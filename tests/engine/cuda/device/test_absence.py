@@ -17,10 +17,9 @@ from kvplan.machine.visible_gpu import first_visible_gpu, gpu_of
 from kvplan.sweeps.worker import answers
 from kvplan.sweeps.worker.answers import opened_gpu
 from kvplan_engine import EngineError
-from kvplan_engine.device import cuda_absence
+from kvplan_engine.device import cuda
 from kvplan_engine.device import device as device_module
-from kvplan_engine.device.cuda import open_cuda
-from kvplan_engine.device.cuda_absence import refuse_unusable_gpu, why_no_gpu
+from kvplan_engine.device.cuda import open_cuda, refuse_unusable_gpu, why_no_gpu
 from kvplan_engine.device.device import open_device
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 
@@ -41,8 +40,8 @@ class Machine:
 
         self._patch.setattr(torch.cuda, "is_available", lambda: available)
         self._patch.setattr(torch.version, "cuda", built_for)
-        self._patch.setattr(cuda_absence, "load_driver", load_driver)
-        self._patch.setattr(cuda_absence, "visible_gpu", lambda: gpu)
+        self._patch.setattr(cuda, "load_driver", load_driver)
+        self._patch.setattr(cuda, "visible_gpu", lambda: gpu)
 
     def has(self, capability: tuple[int, int], torch_knows: list[str]) -> None:
         """A GPU that torch sees, and what this torch has kernels for."""
@@ -50,13 +49,13 @@ class Machine:
         self._patch.setattr(torch.cuda, "get_arch_list", lambda: torch_knows)
         self._patch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla V100")
         properties = SimpleNamespace(name="Tesla V100", capability=capability)
-        self._patch.setattr(cuda_absence, "current_runtime", lambda: SimpleNamespace(properties=properties))
+        self._patch.setattr(cuda, "current_runtime", lambda: SimpleNamespace(properties=properties))
 
     def fails(self, message: str) -> None:
         def fail() -> None:
             raise CudaKernelError(message, hint="a way out")
 
-        self._patch.setattr(cuda_absence, "current_runtime", fail)
+        self._patch.setattr(cuda, "current_runtime", fail)
 
 
 @pytest.fixture
@@ -283,7 +282,7 @@ def test_the_gpu_that_cannot_be_used_is_the_one_that_was_named(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())  # type: ignore[arg-type]  # of which some names are used
-    assert cuda_absence.visible_gpu() == name
+    assert cuda.visible_gpu() == name
 
 
 def test_the_beginning_of_a_uuid_names_a_gpu_as_in_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

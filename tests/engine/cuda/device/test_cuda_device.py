@@ -14,11 +14,11 @@ from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.device import cuda
 from kvplan_engine.device.cuda import CudaDevice
-from kvplan_engine.execution.choosing.draws import DeviceDraws
+from kvplan_engine.execution.choosing import DeviceDraws
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, IN_PROMPT, CudaDraws
 from kvplan_engine.memory.breakdown import BufferSpec
-from kvplan_engine.memory.device_buffers import DRAWS, TOKEN_COUNTS
+from kvplan_engine.memory.step_buffers import DRAWS, TOKEN_COUNTS
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.sampling_params import SamplingParams

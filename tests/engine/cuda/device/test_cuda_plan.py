@@ -10,17 +10,18 @@ import torch
 from kernel_matrix import BF16, CAPABILITIES, F16, F32, FP8, LLAMA, properties_of
 
 from kvplan_engine.attention.cuda_plan import AttentionPlanner
-from kvplan_engine.kernels.cuda.attention.launches import decode_launch, prefill_launch
-from kvplan_engine.kernels.cuda.attention.shape import (
+from kvplan_engine.kernels.cuda.attention import (
     CHUNK_MULTIPLE,
     HEAD_SIZES,
     MIN_CHUNK,
     MIN_PART,
     AttentionShape,
+    decode_launch,
+    prefill_launch,
 )
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
-from kvplan_engine.kernels.cuda.params.common import PlanParams
+from kvplan_engine.kernels.cuda.params import PlanParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 
 TILE_ROWS = 64

@@ -17,7 +17,7 @@ from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.attention import cuda_plan
-from kvplan_engine.memory.device_buffers import ATTENTION_PARTS
+from kvplan_engine.memory.step_buffers import ATTENTION_PARTS
 
 MIXTURES = ("mixtral", "ernie4_5_moe")
 NAMES = ("gpt2", "mistral", "qwen3", "cohere", "olmo2", "glm4", *MIXTURES)

@@ -18,7 +18,7 @@ from kvplan.estimate.kvplan.launches import step_launches
 from kvplan_engine import LLM, Engine, EngineConfig, EngineError, OutOfDeviceMemory, SamplingParams
 from kvplan_engine.errors import RankDied
 from kvplan_engine.execution import starting
-from kvplan_engine.execution.graphs.sizes import captured_sizes
+from kvplan_engine.execution.graphs import captured_sizes
 from kvplan_engine.execution.ranks import following
 
 NUM_TOKENS = 6

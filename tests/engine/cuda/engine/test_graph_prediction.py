@@ -19,9 +19,9 @@ from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.checkpoints.config_json import load_model_config
-from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
-from kvplan_engine.execution.graphs.sizes import ladder_of, prompt_ladder_of
-from kvplan_engine.kernels.cuda.mixtures.launch import slice_outputs
+from kvplan_engine.device.allocation import CUDA_OVERHEAD_BYTES
+from kvplan_engine.execution.graphs import ladder_of, prompt_ladder_of
+from kvplan_engine.kernels.cuda.mixtures import slice_outputs
 from kvplan_engine.memory.plan import kv_layout, plan_memory
 
 GIB, MIB = 1024**3, 1024**2

@@ -13,8 +13,14 @@ from small_models import greedy
 
 from kvplan_engine import LLM, OutOfDeviceMemory, SamplingParams
 from kvplan_engine.attention.layer_cache import ONLY_TABLE
-from kvplan_engine.execution.graphs.sizes import captured_sizes, ladder_of, prompt_ladder_of, smallest_size
-from kvplan_engine.execution.graphs.step_graphs import PaddedBatches, StepGraphs
+from kvplan_engine.execution.graphs import (
+    PaddedBatches,
+    StepGraphs,
+    captured_sizes,
+    ladder_of,
+    prompt_ladder_of,
+    smallest_size,
+)
 from kvplan_engine.memory.breakdown import BufferSpec
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import GraphSize

@@ -10,10 +10,9 @@ import torch
 from covering import covering_part
 from cuda_cases import SENTINEL
 
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.attention.backend import AttentionInputs, AttentionMetadata, AttentionOptions, KvSlots, Rotation
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError

@@ -10,12 +10,10 @@ import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels import torch_mixture
+from kvplan_engine.kernels.cuda import mixtures as mixture_launch
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.mixtures import launch as mixture_launch
-from kvplan_engine.kernels.cuda.mixtures.launch import computes_mixture
-from kvplan_engine.kernels.cuda.mixtures.memory import MixtureMemory
-from kvplan_engine.kernels.cuda.mixtures.mixture import CudaMixture
+from kvplan_engine.kernels.cuda.mixtures import CudaMixture, MixtureMemory, computes_mixture
 from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

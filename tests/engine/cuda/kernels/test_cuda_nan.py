@@ -12,11 +12,10 @@ import pytest
 import torch
 from cuda_cases import AttentionCase, Batch, attend, build_batch, reference_output, tolerance
 
-from kvplan_engine.attention import cuda_plan, cuda_shared
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
+from kvplan_engine.attention import cuda_plan
+from kvplan_engine.attention.backend import AttentionInputs, AttentionMetadata, AttentionOptions, KvSlots
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import latent_cache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
@@ -64,7 +63,7 @@ KERNELS = [
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MIN_SHARED", "MIN_PART"):
-        monkeypatch.setattr(cuda_shared, name, 64)
+        monkeypatch.setattr(cuda_plan, name, 64)
     monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.arguments import InputRows
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
-from kvplan_engine.kernels.input_rows import InputRows
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 ROUNDING = {F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}

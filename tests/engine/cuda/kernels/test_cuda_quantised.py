@@ -11,9 +11,12 @@ from quantised_cases import KINDS, Kind, random_weight
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
-from kvplan_engine.kernels.cuda.products.float8 import multiplies_float8
-from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
-from kvplan_engine.kernels.cuda.products.quantised_launch import WeightShape, quantised_launch
+from kvplan_engine.kernels.cuda.products.quantised import (
+    CudaQuantised,
+    WeightShape,
+    multiplies_float8,
+    quantised_launch,
+)
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 

@@ -13,7 +13,7 @@ from cuda_cases import AttentionCase, Batch, attend, build_batch, largest_error,
 from fake_gpu import FakeGpu, take_gpu
 
 from kvplan_engine import LLM, SamplingParams
-from kvplan_engine.attention import cuda_shared
+from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 
@@ -26,8 +26,8 @@ Groups = tuple[tuple[int, int, int], ...]
 @pytest.fixture(autouse=True)
 def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefixes and parts of 64 tokens count."""
-    monkeypatch.setattr(cuda_shared, "MIN_SHARED", 64)
-    monkeypatch.setattr(cuda_shared, "MIN_PART", 64)
+    monkeypatch.setattr(cuda_plan, "MIN_SHARED", 64)
+    monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
 
 
 def runtime_of(order: int = FORWARD) -> EmulatedRuntime:

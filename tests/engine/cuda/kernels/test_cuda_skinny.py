@@ -12,8 +12,7 @@ from torch.nn import functional
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.products.skinny import CudaSkinny
-from kvplan_engine.kernels.cuda.products.skinny_launch import ACTIVATIONS, MOST_ROWS, SkinnyShape, skinny_launch
+from kvplan_engine.kernels.cuda.products.skinny import ACTIVATIONS, MOST_ROWS, CudaSkinny, SkinnyShape, skinny_launch
 from kvplan_engine.layers.cuda_skinny import SkinnyWeights
 from kvplan_engine.layers.projection import StoredWeight
 

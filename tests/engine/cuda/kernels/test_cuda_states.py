@@ -10,12 +10,17 @@ from state_cases import LENGTHS, StateCase, assert_only_rows_changed, random_row
 
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
-from kvplan_engine.kernels.cuda.states.ops import CudaStates
-from kvplan_engine.kernels.states.convolution import make_convolution
-from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
-from kvplan_engine.kernels.states.gating import Gating
-from kvplan_engine.kernels.states.mamba import Mamba1, Mamba2, ScanInputs
-from kvplan_engine.kernels.states.torch_states import TorchStates
+from kvplan_engine.kernels.cuda.states import CudaStates
+from kvplan_engine.kernels.states.operations import (
+    DeltaRule,
+    DeltaTokens,
+    Gating,
+    Mamba1,
+    Mamba2,
+    ScanInputs,
+    TorchStates,
+    make_convolution,
+)
 
 F32, BF16 = torch.float32, torch.bfloat16
 ROUNDING = {F32: 3e-5, BF16: 2**-6}

@@ -9,13 +9,11 @@ import torch
 from kernel_matrix import properties_of
 
 from kvplan_engine.attention import cuda_plan
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
+from kvplan_engine.attention.backend import AttentionInputs, AttentionMetadata, AttentionOptions, KvSlots
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.kernels.cuda.attention.launches import decode_launch, prefill_launch
-from kvplan_engine.kernels.cuda.attention.shape import AttentionShape
+from kvplan_engine.kernels.cuda.attention import AttentionShape, decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 from kvplan_engine.kernels.cuda.ops import CudaOps

@@ -14,7 +14,7 @@ from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.backend import AttentionInputs
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import TablePlace, uniform_cache
-from kvplan_engine.kernels.cuda.attention.launches import prefill_launch
+from kvplan_engine.kernels.cuda.attention import prefill_launch
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 

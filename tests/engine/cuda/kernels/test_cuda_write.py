@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvplan_engine.attention.backend import Rotation
+from kvplan_engine.attention.backend import KvSlots, Rotation
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
-from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime

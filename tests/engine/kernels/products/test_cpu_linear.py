@@ -9,9 +9,7 @@ from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight
-from kvplan_engine.layers.linear import Linear
-from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
-from kvplan_engine.layers.panels import PanelLinear
+from kvplan_engine.layers.linear import FewRowsLinear, Linear, OneDnnLinear, PanelLinear
 from kvplan_engine.layers.projection import StoredWeight, make_projection
 from kvplan_engine.models.device_kernels import compiled_cpu_kernels
 

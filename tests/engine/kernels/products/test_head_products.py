@@ -7,8 +7,8 @@ import torch
 from kernel_builds import OTHER_BUILDS
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, build_library
-from kvplan_engine.kernels.cpu.head_products import PackedHeads
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.packed import PackedHeads
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads, make_head_products
 
 pytestmark = pytest.mark.usefixtures("one_thread")

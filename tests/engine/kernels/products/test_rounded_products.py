@@ -16,8 +16,7 @@ from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised
 from kvplan_engine.kernels.mixture_weights import ExpertMatrices, QuantisedExperts
-from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book
-from kvplan_engine.kernels.rounded_inputs import rounded_inputs
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book, rounded_inputs
 
 EVEN_KINDS = [kind for kind in KINDS if random_weight(kind, 1, 1).zero is not None]
 ROWS = (1, 2, 3, 6, 7, 13, 40, 200)

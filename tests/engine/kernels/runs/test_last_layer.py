@@ -14,11 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvplan_engine import LLM, Engine, LoRARequest, SamplingParams
 from kvplan_engine.adapters.lora_linear import PackedLoraLinear
 from kvplan_engine.execution.inputs.batch import BatchBuilder
-from kvplan_engine.kernels.cpu.step_args import LayersArgs
-from kvplan_engine.layers import onednn
-from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
-from kvplan_engine.models.step_batch import StepBatch
-from kvplan_engine.models.step_space import StepSpace
+from kvplan_engine.kernels.cpu.structures import LayersArgs
+from kvplan_engine.layers import linear
+from kvplan_engine.models.one_call import CpuLayerRun
+from kvplan_engine.models.step_batch import StepBatch, StepSpace
 
 
 def _run(
@@ -81,7 +80,7 @@ SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint and two adapters, on a CPU without AMX, where bfloat16 is ours too."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
-    monkeypatch.setattr(onednn, "packs_for_amx", lambda dtype: False)
+    monkeypatch.setattr(linear, "packs_for_amx", lambda dtype: False)
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=199, initializer_range=0.2)
     model = LlamaForCausalLM(config)

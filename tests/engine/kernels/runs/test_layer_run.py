@@ -15,9 +15,8 @@ import torch
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.kernels.cpu.library import load_kernels
-from kvplan_engine.layers import onednn
-from kvplan_engine.layers.onednn import OneDnnLinear
-from kvplan_engine.layers.panels import PanelLinear
+from kvplan_engine.layers import linear
+from kvplan_engine.layers.linear import OneDnnLinear, PanelLinear
 from kvplan_engine.layers.projection import Projection
 from kvplan_engine.models.decoder_layer import DecoderLayer
 
@@ -119,9 +118,9 @@ def make_engine(config: dict[str, object], dtype: str, one_call: bool) -> Engine
 def amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Makes the engine believe that the CPU has, or lacks, AMX."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param, raising=False)
-    onednn.packs_for_amx.cache_clear()
+    linear.packs_for_amx.cache_clear()
     yield request.param
-    onednn.packs_for_amx.cache_clear()
+    linear.packs_for_amx.cache_clear()
 
 
 def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tuple[str, list[int]]], torch.Tensor]:
@@ -189,12 +188,12 @@ def test_onednns_products_agree_with_ours(config: dict[str, object], monkeypatch
     pools = []
     for has_amx in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
-        onednn.packs_for_amx.cache_clear()
+        linear.packs_for_amx.cache_clear()
         engine = start_engine(config, "bfloat16")
         engine.add_request("0", [3, 14, 15, 92, 65], SamplingParams(temperature=0.0, max_tokens=1))
         engine.step()
         pools.append(engine.serving.runner.kv.planes.view(engine.serving.runner.kv.dtype).float())
         engine.close()
-    onednn.packs_for_amx.cache_clear()
+    linear.packs_for_amx.cache_clear()
     assert pools[0].abs().max() > 0
     torch.testing.assert_close(pools[0], pools[1], rtol=2**-6, atol=2**-6 * pools[0].abs().max().item())

@@ -13,9 +13,8 @@ from torch.nn import functional
 from kvplan_engine.kernels.build import NATIVE
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
-from kvplan_engine.kernels.states.convolution import Convolution, make_convolution
+from kvplan_engine.kernels.states.operations import Convolution, TorchStates, make_convolution
 from kvplan_engine.kernels.states.rows import StateStep
-from kvplan_engine.kernels.states.torch_states import TorchStates
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)

@@ -13,9 +13,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_g
 
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
-from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
+from kvplan_engine.kernels.states.operations import DeltaRule, DeltaTokens, TorchStates
 from kvplan_engine.kernels.states.rows import StateStep
-from kvplan_engine.kernels.states.torch_states import TorchStates
 
 
 @dataclass(frozen=True, slots=True)

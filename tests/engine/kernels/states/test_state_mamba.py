@@ -12,11 +12,8 @@ from state_cases import LENGTHS, StateCase, assert_only_rows_changed, random_row
 from kvplan_engine.kernels.build import NATIVE
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
-from kvplan_engine.kernels.states.gating import Gating
-from kvplan_engine.kernels.states.interface import StateOps
-from kvplan_engine.kernels.states.mamba import Mamba1, Mamba2, ScanInputs
+from kvplan_engine.kernels.states.operations import Gating, Mamba1, Mamba2, ScanInputs, StateOps, TorchStates
 from kvplan_engine.kernels.states.rows import StateStep
-from kvplan_engine.kernels.states.torch_states import TorchStates
 
 ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2**-7}
 MINE = rows_of_sequences()

@@ -1,15 +1,20 @@
-"""Families with keys of their own: learned positions, slopes (ALiBi), LayerNorm with biases, an MLP without a gate."""
+"""Families with keys of their own: learned positions, slopes (ALiBi), LayerNorm with biases, an MLP without a gate.
+
+TeleChat 2 and Step 1, which are described and not run, come last.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvplan_engine.checkpoints.families.dense.llama import LlamaLike, llama
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.fields import activation, attention, decoder, mlp, rope, window
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.mixers import Rope
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
 from kvplan_engine.description.norms import NormPlaces, Norms
 from kvplan_engine.errors import EngineError
 
@@ -43,20 +48,20 @@ def _falcon(config: dict[str, Any]) -> ModelDescription:
     return decoder(keys, [Layer((own,), inner, norms)] * number, norms, tied=True)
 
 
+_FUSED_NAMES = TensorNames(
+    embedding="transformer.word_embeddings",
+    layer="transformer.h.{}",
+    qkv=("self_attention.query_key_value",),
+    output="self_attention.dense",
+    up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+    final_norm="transformer.ln_f",
+    row_order="kv_heads",
+)
 FALCON = Family(
     architectures=("FalconForCausalLM", "RWForCausalLM"),
     read=_falcon,
-    names=TensorNames(
-        embedding="transformer.word_embeddings",
-        layer="transformer.h.{}",
-        qkv=("self_attention.query_key_value",),
-        output="self_attention.dense",
-        up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
-        by_places={"parallel_two": {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}},
-        final_norm="transformer.ln_f",
-        row_order="kv_heads",
-    ),
+    names=replace(_FUSED_NAMES, by_places={"parallel_two": {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}}),
 )
 
 
@@ -117,22 +122,22 @@ def _gpt2(config: dict[str, Any]) -> ModelDescription:
     return decoder(keys, [layer] * int(config["n_layer"]), norms, tied=True, learned_positions=positions)
 
 
+_GPT_NAMES = TensorNames(
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    layer="transformer.h.{}",
+    qkv=("attn.c_attn",),
+    output="attn.c_proj",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    final_norm="transformer.ln_f",
+)
 GPT2 = Family(
     architectures=("GPT2LMHeadModel",),
     read=_gpt2,
-    names=TensorNames(
-        embedding="wte",
-        positions="wpe",
-        layer="h.{}",
-        qkv=("attn.c_attn",),
-        output="attn.c_proj",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        attention_norm="ln_1",
-        mlp_norm="ln_2",
-        final_norm="ln_f",
-        transposed=True,
-    ),
+    names=replace(_GPT_NAMES, embedding="wte", positions="wpe", layer="h.{}", final_norm="ln_f", transposed=True),
     prefixes=("", "transformer."),
 )
 
@@ -157,19 +162,7 @@ def _gpt_bigcode(config: dict[str, Any]) -> ModelDescription:
 GPT_BIGCODE = Family(
     architectures=("GPTBigCodeForCausalLM",),
     read=_gpt_bigcode,
-    names=TensorNames(
-        embedding="transformer.wte",
-        positions="transformer.wpe",
-        layer="transformer.h.{}",
-        qkv=("attn.c_attn",),
-        output="attn.c_proj",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        attention_norm="ln_1",
-        mlp_norm="ln_2",
-        final_norm="transformer.ln_f",
-        row_order="kv_heads",
-    ),
+    names=replace(_GPT_NAMES, row_order="kv_heads"),
 )
 
 
@@ -188,16 +181,14 @@ def _gpt_neox(config: dict[str, Any]) -> ModelDescription:
 GPT_NEOX = Family(
     architectures=("GPTNeoXForCausalLM",),
     read=_gpt_neox,
-    names=TensorNames(
+    names=replace(
+        _FUSED_NAMES,
         embedding="gpt_neox.embed_in",
         layer="gpt_neox.layers.{}",
         qkv=("attention.query_key_value",),
         output="attention.dense",
-        up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
         final_norm="gpt_neox.final_layer_norm",
         head="embed_out",
-        row_order="kv_heads",
     ),
 )
 
@@ -251,16 +242,12 @@ def _bloom(config: dict[str, Any]) -> ModelDescription:
 BLOOM = Family(
     architectures=("BloomForCausalLM",),
     read=_bloom,
-    names=TensorNames(
+    names=replace(
+        _FUSED_NAMES,
         embedding="word_embeddings",
         embedding_norm="word_embeddings_layernorm",
         layer="h.{}",
-        qkv=("self_attention.query_key_value",),
-        output="self_attention.dense",
-        up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
         final_norm="ln_f",
-        row_order="kv_heads",
     ),
     prefixes=("", "transformer."),
 )
@@ -346,3 +333,41 @@ OPT = Family(
 
 
 OWN_KEYS = (FALCON, PHI, STARCODER2, GPT2, GPT_BIGCODE, GPT_NEOX, GPTJ, CODEGEN, BLOOM, MPT, OPT)
+
+
+_TELECHAT_KEYS = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "ffn_hidden_size",
+    "max_position_embeddings": "seq_length",
+}
+
+
+# Decoders of attention and an MLP that the engine describes and does not run: TeleChat 2 and Step 1.
+
+
+def read_telechat2(config: Mapping[str, Any]) -> ModelDescription:
+    """Read it as vLLM does (vllm/model_executor/models/telechat2.py): the last matrix of each block has a bias."""
+    if config.get("embed_layernorm"):
+        raise EngineError("the engine does not know TeleChat's norm behind the embedding (embed_layernorm).")
+    named = {ours: config[theirs] for ours, theirs in _TELECHAT_KEYS.items() if config.get(theirs) is not None}
+    keys = {**named, **{key: value for key, value in config.items() if value is not None}}
+    attention = {"qkv_bias": False, "output_bias": True}
+    like = LlamaLike(attention=attention, mlp={"bias": False}, max_positions=None, model={"tied": True})
+    found = like(keys)
+    layer = replace(found.layers[0], others=(Shape("mlp.down.bias", (found.hidden_size,)),))
+    return replace(found, layers=(layer,) * found.num_layers)
+
+
+def read_step1(config: Mapping[str, Any]) -> ModelDescription:
+    """Read it as vLLM does (vllm/model_executor/models/step1.py): slopes in place of positions, groups of heads."""
+    groups = config.get("num_attention_groups") or config.get("num_key_value_heads") or 1
+    keys = {"tie_word_embeddings": True, **config, "num_key_value_heads": groups, "head_dim": None}
+    keys["max_position_embeddings"] = config.get("max_position_embeddings") or config.get("max_seq_len")
+    return replace(llama(keys, rope=None, alibi=True), max_position_embeddings=keys["max_position_embeddings"])
+
+
+DESCRIBED = (
+    Family(("TeleChat2ForCausalLM",), read_telechat2),
+    Family(("Step1ForCausalLM",), read_step1),
+)

@@ -1,41 +1,31 @@
 """Layers that differ in more than what they keep: heads, gates, value sizes, or a part left out.
 
-afmoe       AFMoE (Trinity)
-laguna      Laguna
-step3       Step 3
-step3p7     Step 3.5 and 3.7 Flash
-step5       Step 5
-mimo_v2     MiMo V2
-minimax_m3  MiniMax M3
-decilm      Nemotron-NAS
-dbrx        DBRX
-domyn       Domyn Edge
-pangu       openPangu Pro MoE V2
-k2_horizon  K2 Horizon
-loops       layers that are gone through again: HRM-Text, Dory, Nanbeige, IQuest Loop Coder
+mixtures   AFMoE (Trinity), Laguna, MiMo V2, MiniMax M3, DBRX, openPangu Pro MoE V2, K2 Horizon
+step       Step 3; Step 3.5 and 3.7 Flash; Step 5
+dense      Nemotron-NAS, Domyn Edge; layers that are gone through again: HRM-Text, Dory, Nanbeige, IQuest Loop Coder
 """
 
 from dataclasses import replace
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.heterogeneous.afmoe import read_afmoe
-from kvplan_engine.checkpoints.families.heterogeneous.dbrx import read_dbrx
-from kvplan_engine.checkpoints.families.heterogeneous.decilm import read_decilm
-from kvplan_engine.checkpoints.families.heterogeneous.domyn import read_domyn_edge
-from kvplan_engine.checkpoints.families.heterogeneous.k2_horizon import read_k2_horizon
-from kvplan_engine.checkpoints.families.heterogeneous.laguna import read_laguna
-from kvplan_engine.checkpoints.families.heterogeneous.loops import (
+from kvplan_engine.checkpoints.families.heterogeneous.dense import (
+    read_decilm,
+    read_domyn_edge,
     read_dory,
     read_hrm_text,
     read_loop_coder,
     read_nanbeige,
 )
-from kvplan_engine.checkpoints.families.heterogeneous.mimo_v2 import read_mimo_v2
-from kvplan_engine.checkpoints.families.heterogeneous.minimax_m3 import read_minimax_m3
-from kvplan_engine.checkpoints.families.heterogeneous.pangu import read_pangu_pro
-from kvplan_engine.checkpoints.families.heterogeneous.step3 import read_step3
-from kvplan_engine.checkpoints.families.heterogeneous.step3p7 import read_step3p7
-from kvplan_engine.checkpoints.families.heterogeneous.step5 import read_step5
+from kvplan_engine.checkpoints.families.heterogeneous.mixtures import (
+    read_afmoe,
+    read_dbrx,
+    read_k2_horizon,
+    read_laguna,
+    read_mimo_v2,
+    read_minimax_m3,
+    read_pangu_pro,
+)
+from kvplan_engine.checkpoints.families.heterogeneous.step import read_step3, read_step3p7, read_step5
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 

@@ -1,27 +1,25 @@
 """Latent attention: one vector per token for all heads.
 
-deepseek     with experts: DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 Flash and 5, Mistral 4
-dense        without: MiniCPM3, Youtu-LLM
-longcat      LongCat Flash and Flash Lite
-deepseek_v4  DeepSeek V4: compressed attention
-deepseek_v41 DeepSeek V4.1: the same, shared by layers
-sarvam       Sarvam 105B, Mistral Large 3
-hunyuan4     Hunyuan 4
-streams      what gates several residual streams
-more_norms   A.X K1, openPangu Ultra MoE
-parts        latent attention and its index, by the keys that all of these share
+deepseek    DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 Flash and 5, Mistral 4; MiniCPM3, Youtu-LLM; LongCat Flash and Flash
+            Lite; A.X K1, openPangu Ultra MoE; Sarvam 105B, Mistral Large 3
+compressed  DeepSeek V4: compressed attention; V4.1: the same, shared by layers; Hunyuan 4
+parts       latent attention, its index and several residual streams, by the keys that all of these share
 """
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.latent.deepseek import read_deepseek
-from kvplan_engine.checkpoints.families.latent.deepseek_v4 import read_deepseek_v4
-from kvplan_engine.checkpoints.families.latent.deepseek_v41 import read_deepseek_v41
-from kvplan_engine.checkpoints.families.latent.dense import read_minicpm3, read_youtu
-from kvplan_engine.checkpoints.families.latent.hunyuan4 import read_hunyuan4
-from kvplan_engine.checkpoints.families.latent.longcat import read_longcat, read_longcat_ngram
-from kvplan_engine.checkpoints.families.latent.more_norms import read_axk1, read_pangu_ultra
+from kvplan_engine.checkpoints.families.latent.compressed import read_deepseek_v4, read_deepseek_v41, read_hunyuan4
+from kvplan_engine.checkpoints.families.latent.deepseek import (
+    read_axk1,
+    read_deepseek,
+    read_longcat,
+    read_longcat_ngram,
+    read_minicpm3,
+    read_mistral_large3,
+    read_pangu_ultra,
+    read_sarvam_mla,
+    read_youtu,
+)
 from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRAL4_NAMES
-from kvplan_engine.checkpoints.families.latent.sarvam import read_mistral_large3, read_sarvam_mla
 
 LATENT = (
     Family(

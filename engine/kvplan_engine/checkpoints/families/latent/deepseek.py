@@ -1,15 +1,18 @@
-"""Latent attention (MLA) and experts: DeepSeek V2, V3 and V3.2, Kimi K2, GLM 4.7 Flash and 5, Mistral 4."""
+"""Latent attention (MLA): DeepSeek V2 to V3.2 and those like it, MiniCPM3, Youtu-LLM, LongCat Flash, Sarvam 105B."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import mlp, model, norms
+from kvplan_engine.checkpoints.families.common import mlp, model, norms, routed, whole, with_layers
 from kvplan_engine.checkpoints.families.latent.parts import indexer, latent_attention
-from kvplan_engine.checkpoints.families.mixtures.parts import whole
+from kvplan_engine.checkpoints.families.mixtures.parts import bailing_mixture
 from kvplan_engine.checkpoints.families.mixtures.table import read_deepseek_moe
-from kvplan_engine.description.feed_forward import FeedForward, Mixture
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.checkpoints.fields import activation
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.norms import Norms
 
 
 def read_deepseek(config: dict[str, Any]) -> ModelDescription:
@@ -61,14 +64,14 @@ def _indexed_layers(config: dict[str, Any]) -> list[bool]:
 
 
 def _mixture(config: dict[str, Any]) -> Mixture:
-    size, shared = int(config["moe_intermediate_size"]), int(config.get("n_shared_experts") or 0)
+    shared = whole(config, "moe_intermediate_size") * whole(config, "n_shared_experts", default=0)
     sigmoid = config.get("scoring_func", _default_scoring(config)) == "sigmoid"
     by_groups = config.get("topk_method") != "greedy"
     of_best_two = sigmoid or config.get("model_type") == "mistral4"
-    return Mixture(
-        whole(config, "n_routed_experts", "num_local_experts"),
-        int(config["num_experts_per_tok"]),
-        mlp(config, size, bias=False),
+    return routed(
+        config,
+        ("n_routed_experts", "num_local_experts"),
+        shared,
         scoring="sigmoid" if sigmoid else "softmax",
         normalised=bool(config.get("norm_topk_prob", sigmoid)),
         scale=float(config.get("routed_scaling_factor", 1.0)),
@@ -76,9 +79,123 @@ def _mixture(config: dict[str, Any]) -> Mixture:
         num_groups=whole(config, "n_group", default=1) if by_groups else 1,
         top_groups=whole(config, "topk_group", default=1) if by_groups else 1,
         group_scoring="top2_sum" if of_best_two else "max",
-        shared=mlp(config, size * shared, bias=False) if shared else None,
     )
 
 
 def _default_scoring(config: dict[str, Any]) -> str:
     return "softmax" if config.get("model_type") in ("deepseek_v2", "mistral4") else "sigmoid"
+
+
+# Latent attention without experts: MiniCPM3, Youtu-LLM.
+
+
+def read_minicpm3(config: dict[str, Any]) -> ModelDescription:
+    """transformers: MiniCPM3Model. A block's output is scaled by depth, the last hidden state by width."""
+    norm = norms(config)
+    number, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
+    scale = float(config.get("scale_depth", 1.0)) / number**0.5
+    base = float(config.get("dim_model_base", hidden))
+    mixer = latent_attention({**config, "rope_interleave": False})
+    layer = Layer((mixer,), mlp(config), norm, scale)
+    return model(
+        config,
+        [layer] * number,
+        norm,
+        tied=True,
+        embedding_scale=float(config.get("scale_emb", 1.0)),
+        logits_scale=base / hidden,
+    )
+
+
+def read_youtu(config: dict[str, Any]) -> ModelDescription:
+    """transformers: YoutuModel."""
+    norm = norms(config)
+    layer = Layer((latent_attention(config),), mlp(config, bias=False), norm)
+    return model(config, [layer] * int(config["num_hidden_layers"]), norm, tied=True)
+
+
+# LongCat Flash: two latent attentions and two MLPs a layer, and one mixture, some of whose experts do nothing.
+
+
+def read_longcat(config: dict[str, Any]) -> ModelDescription:
+    """transformers: LongcatFlashModel. A published layer is two of ours; its mixture stands in the first.
+
+    The MLP of that half is the mixture's shared one: every token takes both.
+    """
+    norm = norms(config)
+    mixer = latent_attention(config)
+    act = activation(config.get("hidden_act", "silu"))
+    dense = Mlp(int(config["ffn_hidden_size"]), act)
+    mixture = Mixture(
+        int(config["n_routed_experts"]),
+        int(config["moe_topk"]),
+        Mlp(int(config["expert_ffn_hidden_size"]), act),
+        scale=float(config.get("routed_scaling_factor", 6.0)),
+        normalised=False,
+        correction=True,
+        shared=dense,
+        num_idle=int(config.get("zero_expert_num", 0)),
+        router_bias=bool(config.get("router_bias", False)),
+    )
+    halves = [Layer((mixer,), mixture, norm), Layer((mixer,), dense, norm)]
+    return model(config, halves * int(config["num_layers"]), norm)
+
+
+def read_longcat_ngram(config: dict[str, Any]) -> ModelDescription:
+    """Read LongCat Flash Lite as vLLM does: tables of hashed n-grams, each of its own size, with a projection."""
+    found = read_longcat(config)
+    if config.get("ngram_vocab_size_ratio") is None:
+        return found
+    number = int(config["emb_split_num"]) * (int(config["emb_neighbor_num"]) - 1)
+    size, first = found.hidden_size // number, int(config["ngram_vocab_size_ratio"]) * found.vocab_size + 1
+    tables = tuple(Shape(f"ngram.{index}.embedding", (first + 2 * index, size)) for index in range(number))
+    projections = tuple(Shape(f"ngram.{index}.projection", (found.hidden_size, size)) for index in range(number))
+    return replace(found, others=(*found.others, *tables, *projections))
+
+
+# A.X K1 and openPangu Ultra MoE: DeepSeek V3 with more norms. They are described and not run.
+
+
+def read_axk1(config: dict[str, Any]) -> ModelDescription:
+    """transformers: AXK1Model. A third norm stands behind the feed-forward."""
+    keys = {**config, "attention_bias": False, "scoring_func": "sigmoid"}
+    if config.get("first_k_dense_replace") is None:
+        keys["first_k_dense_replace"] = 1
+    found = read_deepseek(keys)
+    behind = (Shape("post_mlp_norm", (found.hidden_size,)),)
+    return with_layers(found, lambda layer: replace(layer, others=behind))
+
+
+def read_pangu_ultra(config: dict[str, Any]) -> ModelDescription:
+    """Read it as vLLM does (vllm/model_executor/models/openpangu.py): its code comes with the checkpoint."""
+    found = read_deepseek({**config, "attention_bias": False, "scoring_func": "sigmoid"})
+    corrected = bool(config.get("router_enable_expert_bias", False))
+    norms = Norms("rms", found.norm.eps, "both" if config.get("sandwich_norm", False) else "before")
+
+    def changed(layer: Layer) -> Layer:
+        part = layer.feed_forward
+        part = replace(part, correction=corrected) if isinstance(part, Mixture) else part
+        return replace(layer, feed_forward=part, norms=norms)
+
+    return with_layers(found, changed)
+
+
+# Sarvam 105B: latent attention and experts by Bailing's keys. Mistral Large 3: DeepSeek V3 with a softmax.
+
+
+def read_mistral_large3(config: dict[str, Any]) -> ModelDescription:
+    """Read it by the keys that vLLM makes of its params.json."""
+    return read_deepseek({"norm_topk_prob": True, **config, "scoring_func": "softmax"})
+
+
+def read_sarvam_mla(config: dict[str, Any]) -> ModelDescription:
+    """Read it as vLLM does: its code comes with the checkpoint."""
+    norm, mixer = norms(config), latent_attention(config)
+    mixture = bailing_mixture(config, scoring="sigmoid", scale=2.5, correction=True, shared=1)
+    first, every = whole(config, "first_k_dense_replace", default=1), whole(config, "moe_layer_freq", default=1)
+    layers = []
+    for index in range(int(config["num_hidden_layers"])):
+        is_sparse = index >= first and (index - first) % every == 0
+        part: FeedForward = mixture if is_sparse else mlp(config, bias=False)
+        layers.append(Layer((mixer,), part, norm))
+    return model(config, layers, norm)

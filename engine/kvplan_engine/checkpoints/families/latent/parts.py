@@ -9,6 +9,7 @@ from typing import Any
 from kvplan_engine.checkpoints.families.common import rope
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES
 from kvplan_engine.description.mixers import Indexer, LatentAttention, Rope
+from kvplan_engine.description.model import Shape
 
 LATENT_NAMES = replace(
     QWEN_NAMES,
@@ -73,3 +74,24 @@ def indexer(config: dict[str, Any]) -> Indexer:
     neighbours = config.get("model_type") == "glm_moe_dsa"
     heads, size, top_k = (int(config[f"index_{key}"]) for key in ("n_heads", "head_dim", "topk"))
     return Indexer(heads, size, top_k, neighbours)
+
+
+# Hyper-connections: parameters that gate several residual streams, which only count.
+
+
+def stream_shapes(config: dict[str, Any], *, mixes: bool = True) -> tuple[Shape, ...]:
+    """What gates the streams before and after each of a layer's two blocks. mixes: also with each other."""
+    streams, hidden = int(config.get("hc_mult", 4)), int(config["hidden_size"])
+    rows, scales = (streams * (2 + streams), 3) if mixes else (2 * streams, 2)
+    return tuple(
+        Shape(f"{block}_hyper_connection.{name}", sizes)
+        for block in ("attention", "mlp")
+        for name, sizes in (("fn", (rows, streams * hidden)), ("base", (rows,)), ("scale", (scales,)))
+    )
+
+
+def head_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
+    """What makes one of the streams behind the last layer."""
+    streams, hidden = int(config.get("hc_mult", 4)), int(config["hidden_size"])
+    sizes = {"hc_fn": (streams, streams * hidden), "hc_base": (streams,), "hc_scale": (1,)}
+    return tuple(Shape(f"hyper_head.{name}", size) for name, size in sizes.items())

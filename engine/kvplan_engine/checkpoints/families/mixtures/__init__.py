@@ -2,8 +2,7 @@
 
 table      every family that is measured: its reader and its row
 described  those that are not
-parts      what they share: which layers have experts, the usual keys and names
-gguf       mixtures in GGUF files
+parts      what they share: which layers have experts, the usual keys and names; mixtures in GGUF files
 """
 
 from kvplan_engine.checkpoints.families.mixtures.described import DESCRIBED

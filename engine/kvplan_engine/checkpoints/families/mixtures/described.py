@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplan_engine.checkpoints.families.common import Config, attention, by_period, mlp, norms, rope, window
-from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.mixtures.parts import (
-    after_dense_ones,
-    decoder,
-    grouped_sigmoid,
-    shared_mlp,
-    stepped,
+from kvplan_engine.checkpoints.families.common import (
+    Config,
+    attention,
+    by_period,
+    norms,
+    rope,
+    routed,
     whole,
+    window,
+    with_layers,
 )
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, decoder, grouped_sigmoid, stepped
 from kvplan_engine.checkpoints.fields import head_size, with_heads_of
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import ModelDescription, Shape
+
+_EXPERTS = ("num_experts", "num_local_experts")
 
 
 def read_solar_open(config: Config) -> ModelDescription:
@@ -38,28 +43,22 @@ def read_mellum(config: Config) -> ModelDescription:
         turns = rope(config, head_size(config), kind, theta=theta)
         return attention(config, kept=window(config, kind), head_norm="head", rope=turns)
 
-    mixture = Mixture(
-        whole(config, "num_experts", "num_local_experts"),
-        whole(config, "num_experts_per_tok"),
-        mlp(config, whole(config, "moe_intermediate_size"), bias=False),
-        normalised=bool(config.get("norm_topk_prob", True)),
-    )
+    mixture = routed(config, _EXPERTS, normalised=bool(config.get("norm_topk_prob", True)))
     return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), max_positions=131072)
 
 
 def _sigmoid_mixture(config: Config, shared: int, *, correction: bool, normalised: bool) -> Mixture:
     """Experts by Qwen's keys whose scores are sigmoids. normalised: where the config does not say."""
-    return Mixture(
-        whole(config, "num_experts", "num_local_experts"),
-        whole(config, "num_experts_per_tok"),
-        mlp(config, whole(config, "moe_intermediate_size"), bias=False),
+    return routed(
+        config,
+        _EXPERTS,
+        shared,
         scoring="sigmoid",
         normalised=bool(config.get("norm_topk_prob", normalised)),
         scale=float(config.get("routed_scaling_factor") or 1.0),
         correction=correction,
         num_groups=whole(config, "n_group", default=1),
         top_groups=whole(config, "topk_group", default=1),
-        shared=shared_mlp({**config, "mlp_bias": False}, shared),
     )
 
 
@@ -77,8 +76,7 @@ def read_beam(config: Config) -> ModelDescription:
     kinds = config["layer_types"]
     found = decoder(config, norm, lambda index: mixer(kinds[index]), mixture, sparse, max_positions=None)
     gate = Shape("gate.bias", (int(config["num_attention_heads"]),))
-    behind = {layer: replace(layer, others=(gate,)) for layer in found.distinct_layers}
-    return replace(found, layers=tuple(behind[layer] for layer in found.layers), tie_word_embeddings=False)
+    return replace(with_layers(found, lambda layer: replace(layer, others=(gate,))), tie_word_embeddings=False)
 
 
 def read_flint(config: Config) -> ModelDescription:

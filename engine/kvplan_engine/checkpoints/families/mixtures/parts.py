@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import Config, mlp, model
+from kvplan_engine.checkpoints.families.common import Config, attention, mlp, model, whole
+from kvplan_engine.checkpoints.families.family import LLAMA_CPP_NAMES, Gguf, rope_scaling
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp, Scoring
 from kvplan_engine.description.mixers import FULL, Attention, Kept
@@ -41,28 +42,16 @@ def with_names(names: TensorNames, **parts: str | tuple[str, ...]) -> TensorName
     return replace(names, inside={**names.inside, **{part.replace("__", "."): name for part, name in parts.items()}})
 
 
-def whole(config: Config, *keys: str, default: int | None = None) -> int:
-    """The first of ``keys`` that the config has. KeyError where it has none and there is no ``default``."""
-    for key in keys:
-        if config.get(key) is not None:
-            return int(config[key])
-    if default is None:
-        raise KeyError(keys[0])
-    return default
-
-
 def shared_mlp(config: Config, size: int) -> Mlp | None:
     """The shared expert; None of size 0."""
     return mlp(config, size) if size else None
 
 
-def grouped_sigmoid(
-    config: Config, experts: str = "n_routed_experts", *, normalised: bool = True, shared: int = 0
-) -> Mixture:
+def grouped_sigmoid(config: Config, *, normalised: bool = True, shared: int = 0) -> Mixture:
     """DeepSeek V3's routing with its keys. normalised, shared (experts): where the config does not say."""
     size = whole(config, "moe_intermediate_size", "intermediate_size")
     return Mixture(
-        whole(config, experts, "num_local_experts", "num_experts"),
+        whole(config, "n_routed_experts", "num_local_experts", "num_experts"),
         int(config["num_experts_per_tok"]),
         mlp(config, size, bias=False),
         scoring="sigmoid",
@@ -115,8 +104,14 @@ def stepped(config: Config) -> list[bool]:
     return [index not in dense and (index + 1) % step == 0 for index in range(int(config["num_hidden_layers"]))]
 
 
-def late_windows(config: Config) -> list[Kept]:
-    """Qwen's windows: with ``use_sliding_window``, from layer ``max_window_layers`` on, or as ``layer_types`` says."""
+def with_late_windows(config: Config, **options: Any) -> Callable[[int], Attention]:
+    """Return attention by layer, with Qwen's windows. options: as for ``common.attention``."""
+    kept = _late_windows(config)
+    return lambda index: attention(config, kept=kept[index], **options)
+
+
+def _late_windows(config: Config) -> list[Kept]:
+    """Windows with ``use_sliding_window``, from layer ``max_window_layers`` on, or as ``layer_types`` says."""
     number, tokens = int(config["num_hidden_layers"]), config.get("sliding_window")
     if not config.get("use_sliding_window") or not tokens:
         return [FULL] * number
@@ -149,3 +144,60 @@ def decoder(
         mixer = mixers if isinstance(mixers, Attention) else mixers(index)
         layers.append(Layer((mixer,), feed_forward, norm, residual_scale))
     return model(config, layers, norm, **others)
+
+
+# Mixtures of experts in GGUF files, whose metadata leaves out what llama.cpp knows by a model's architecture.
+#
+# Whether chosen weights are normalised (norm_w of build_moe_ffn), and which size an expert has where the file does not
+# say: src/models/qwen2moe.cpp (623ac8d), qwen3moe.cpp (069be0a) and olmoe.cpp (82234e0) of llama.cpp, 2026.
+
+
+def _counts(own: dict[str, Any], experts: str) -> dict[str, Any]:
+    return {experts: own["expert_count"], "num_experts_per_tok": own["expert_used_count"]}
+
+
+def _mixtral_keys(own: dict[str, Any]) -> dict[str, Any]:
+    size = own.get("expert_feed_forward_length") or own["feed_forward_length"]
+    return _counts(own, "num_local_experts") | {"intermediate_size": size}
+
+
+def _olmoe_keys(own: dict[str, Any]) -> dict[str, Any]:
+    return _counts(own, "num_experts") | {"norm_topk_prob": False}
+
+
+def _expert_size(own: dict[str, Any]) -> int:
+    return int(own.get("expert_feed_forward_length") or own["feed_forward_length"] // own["expert_used_count"])
+
+
+def _qwen2_moe_keys(own: dict[str, Any]) -> dict[str, Any]:
+    return _counts(own, "num_experts") | {
+        "moe_intermediate_size": _expert_size(own),
+        "shared_expert_intermediate_size": own.get("expert_shared_feed_forward_length") or own["feed_forward_length"],
+        "norm_topk_prob": False,
+    }
+
+
+def _qwen3_moe_keys(own: dict[str, Any]) -> dict[str, Any]:
+    return _counts(own, "num_experts") | {"moe_intermediate_size": _expert_size(own), "norm_topk_prob": True}
+
+
+def _gpt_oss_keys(own: dict[str, Any]) -> dict[str, Any]:
+    """Its published config does not round where YaRN's ramp begins and ends; no metadata says so."""
+    keys = _counts(own, "num_local_experts") | {
+        "intermediate_size": own["expert_feed_forward_length"],
+        "sliding_window": own["attention.sliding_window"],
+    }
+    scaling = rope_scaling(own)
+    return keys | ({} if scaling is None else {"rope_scaling": scaling | {"truncate": False}})
+
+
+MIXTRAL_GGUF = Gguf("llama", has_experts=True, pairs_side_by_side=True, keys=_mixtral_keys)
+QWEN2_MOE_GGUF = Gguf("qwen2moe", has_experts=True, keys=_qwen2_moe_keys)
+QWEN3_MOE_GGUF = Gguf("qwen3moe", has_experts=True, keys=_qwen3_moe_keys)
+OLMOE_GGUF = Gguf("olmoe", has_experts=True, keys=_olmoe_keys)
+_GPT_OSS_NAMES = replace(
+    LLAMA_CPP_NAMES,
+    mlp_norm="post_attention_norm",
+    inside={**LLAMA_CPP_NAMES.inside, "sinks": "attn_sinks.weight"},
+)
+GPT_OSS_GGUF = Gguf("gpt-oss", _GPT_OSS_NAMES, has_experts=True, may_have_attention_bias=True, keys=_gpt_oss_keys)

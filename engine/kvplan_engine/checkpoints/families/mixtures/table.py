@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope
+from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope, routed, whole
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.mixtures.gguf import MIXTRAL_GGUF, OLMOE_GGUF, QWEN2_MOE_GGUF, QWEN3_MOE_GGUF
 from kvplan_engine.checkpoints.families.mixtures.parts import (
+    MIXTRAL_GGUF,
     MIXTRAL_NAMES,
+    OLMOE_GGUF,
+    QWEN2_MOE_GGUF,
+    QWEN3_MOE_GGUF,
     QWEN_NAMES,
     after_dense_ones,
     bailing_mixture,
     decoder,
     grouped_sigmoid,
-    late_windows,
     shared_mlp,
     stepped,
-    whole,
+    with_late_windows,
     with_names,
 )
 from kvplan_engine.checkpoints.fields import head_size, window, with_heads_of
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import Mixture
-from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.norms import NormPlaces
 from kvplan_engine.errors import EngineError
@@ -40,13 +41,8 @@ def read_mixtral(config: Config) -> ModelDescription:
 
 def read_minimax_m2(config: Config) -> ModelDescription:
     """transformers: MiniMaxM2Model. The published config says ``rotary_dim``, in elements of a head, and no dtype."""
-    mixture = Mixture(
-        whole(config, "num_local_experts"),
-        whole(config, "num_experts_per_tok"),
-        mlp(config, bias=False),
-        scoring="sigmoid",
-        correction=True,
-    )
+    expert = mlp(config, bias=False)
+    mixture = routed(config, "num_local_experts", expert=expert, scoring="sigmoid", correction=True)
     config = with_heads_of(128, config)
     turns = rope(config, head_size(config), rotary_size=config.get("rotary_dim"), theta=5e6)
     head_norm = "all" if config.get("use_qk_norm", True) else "none"
@@ -69,34 +65,23 @@ def _qwen_mixture(config: Config, shared_size: int) -> Mixture:
 
 def read_qwen2_moe(config: Config) -> ModelDescription:
     """transformers: Qwen2MoeModel."""
-    kept, bias = late_windows(config), bool(config.get("qkv_bias", True))
-
-    def mixer(index: int) -> Attention:
-        return attention(config, kept=kept[index], qkv_bias=bias, output_bias=False)
-
+    mixer = with_late_windows(config, qkv_bias=bool(config.get("qkv_bias", True)), output_bias=False)
     mixture = _qwen_mixture(config, whole(config, "shared_expert_intermediate_size", default=5632))
     return decoder(config, norms(config), mixer, mixture, stepped(config), max_positions=32768)
 
 
 def read_qwen3_moe(config: Config) -> ModelDescription:
     """transformers: Qwen3MoeModel."""
-    kept = late_windows(config)
-
-    def mixer(index: int) -> Attention:
-        return attention(config, kept=kept[index], head_norm="head")
-
+    mixer = with_late_windows(config, head_norm="head")
     return decoder(config, norms(config), mixer, _qwen_mixture(config, 0), stepped(config), max_positions=32768)
 
 
 def _olmoe(config: Config, places: NormPlaces, eps: float, theta: float) -> ModelDescription:
     if config.get("clip_qkv") is not None:
         raise EngineError("the engine does not clip queries, keys and values (clip_qkv).")
-    mixture = Mixture(
-        whole(config, "num_experts", "num_local_experts"),
-        whole(config, "num_experts_per_tok"),
-        mlp(config, bias=False),
-        normalised=bool(config.get("norm_topk_prob", False)),
-    )
+    normalised = bool(config.get("norm_topk_prob", False))
+    expert = mlp(config, bias=False)
+    mixture = routed(config, ("num_experts", "num_local_experts"), expert=expert, normalised=normalised)
     norm = norms({"rms_norm_eps": eps, **config}, places=places)
     return decoder(
         config,
@@ -133,11 +118,7 @@ def read_glm4_moe(config: Config) -> ModelDescription:
 
 def read_dots1(config: Config) -> ModelDescription:
     """transformers: Dots1Model."""
-    kept = late_windows(config)
-
-    def mixer(index: int) -> Attention:
-        return attention(config, kept=kept[index], head_norm="head")
-
+    mixer = with_late_windows(config, head_norm="head")
     mixture = grouped_sigmoid(config, normalised=False)
     return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), max_positions=2048)
 
@@ -162,14 +143,8 @@ def read_hy_v3(config: Config) -> ModelDescription:
 
 def read_deepseek_moe(config: Config) -> ModelDescription:
     """modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base."""
-    size = int(config["moe_intermediate_size"])
-    mixture = Mixture(
-        whole(config, "n_routed_experts"),
-        whole(config, "num_experts_per_tok"),
-        mlp(config, size, bias=False),
-        normalised=bool(config.get("norm_topk_prob", False)),
-        shared=shared_mlp({**config, "mlp_bias": False}, size * whole(config, "n_shared_experts", default=0)),
-    )
+    shared = whole(config, "moe_intermediate_size") * whole(config, "n_shared_experts", default=0)
+    mixture = routed(config, "n_routed_experts", shared, normalised=bool(config.get("norm_topk_prob", False)))
     dense = mlp(config, bias=False)
     return decoder(config, norms(config), attention(config), mixture, after_dense_ones(config), dense=dense)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import Config
+from kvplan_engine.checkpoints.families.common import Config, routed, whole
+from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import State
 
 NO_LIMITS = (0.0, math.inf)
@@ -40,6 +41,13 @@ def mamba1_names(module: str) -> dict[str, str]:
         "C_norm": "c_layernorm",
     }
     return {ours: f"{module}.{theirs}" for ours, theirs in names.items()}
+
+
+def gated_mixture(config: Config, **others: Any) -> Mixture:
+    """Qwen3-Next's experts and, behind a gate, a shared one. others: fields of ``Mixture``."""
+    shared = whole(config, "shared_expert_intermediate_size")
+    normalised = bool(config.get("norm_topk_prob", True))
+    return routed(config, "num_experts", shared, normalised=normalised, shared_gate=shared > 0, **others)
 
 
 def refuse_other_activations(config: Config, key: str = "hidden_act") -> None:

@@ -7,8 +7,7 @@ readers   the others: Command R7B, EXAONE 4, gpt-oss, Granite with windows, GPT-
 from dataclasses import replace
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.mixtures.gguf import GPT_OSS_GGUF
-from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
+from kvplan_engine.checkpoints.families.mixtures.parts import GPT_OSS_GGUF, QWEN_NAMES, with_names
 from kvplan_engine.checkpoints.families.mixtures.table import GRANITE_MOE_NAMES
 from kvplan_engine.checkpoints.families.windows.gemma import (
     GEMMA2_GGUF,

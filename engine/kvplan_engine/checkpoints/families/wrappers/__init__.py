@@ -1,7 +1,6 @@
 """Language models inside of other configs.
 
-multimodal  vision and audio wrappers: which family reads the text, with what
-defaults    what a nested config may leave out
+multimodal  vision and audio wrappers: which family reads the text, with what, and what a nested config may leave out
 own_text    models that see whose text is of no other family
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, norms, rope
+from kvplan_engine.checkpoints.families.common import attention, norms, rope, with_layers
 from kvplan_engine.checkpoints.families.dense.like_llama import CHATGLM
 from kvplan_engine.checkpoints.families.dense.llama import llama
 from kvplan_engine.checkpoints.families.family import Family
@@ -134,16 +134,14 @@ def _moondream3(config: dict[str, Any]) -> ModelDescription:
     norm = norms(text, "layer", "parallel")
     found = decoder(text, norm, mixer, mixture, sparse, dense=dense, head_bias=True)
     scales = (Shape("tau_alpha", (heads,)), Shape("tau", (2, heads, 3 * hidden)))
-    beside = {layer: replace(layer, others=scales) for layer in found.distinct_layers}
-    return replace(found, layers=tuple(beside[layer] for layer in found.layers))
+    return with_layers(found, lambda layer: replace(layer, others=scales))
 
 
 def _changed(
     found: ModelDescription, attention_fields: dict[str, Any], shapes: tuple[Shape, ...] = ()
 ) -> ModelDescription:
     """``found`` with other fields of its attention; with ``shapes`` in layers of experts, of which none has biases."""
-    known = {layer: _changed_layer(layer, attention_fields, shapes) for layer in found.distinct_layers}
-    return replace(found, layers=tuple(known[layer] for layer in found.layers))
+    return with_layers(found, lambda layer: _changed_layer(layer, attention_fields, shapes))
 
 
 def _changed_layer(layer: Layer, attention_fields: dict[str, Any], shapes: tuple[Shape, ...]) -> Layer:

@@ -13,13 +13,48 @@ from typing import Any
 import torch
 
 from kvplan_engine.errors import CudaOutOfMemory
-from kvplan_engine.kernels.cuda.launching.cache import cached_image
-from kvplan_engine.kernels.cuda.launching.launch_config import LaunchConfig, early_launch
-from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, load_nvrtc
-from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties, Kernel
-from kvplan_engine.kernels.cuda.launching.tensor_map import BoxedTensor, encode_tensor_map
+from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, cached_image, load_nvrtc
+from kvplan_engine.kernels.cuda.launching.runtime import BoxedTensor, DeviceProperties, Kernel, encode_tensor_map
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
-from kvplan_engine.kernels.cuda.params.common import TensorMap
+from kvplan_engine.kernels.cuda.params import TensorMap
+
+# The driver's structures of a launch with attributes (cuLaunchKernelEx), as cuda.h declares them since CUDA 11.8.
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+_VALUE_INTS = 16  # of the union of all attributes' values, 64 bytes
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute. value: 64 bytes, of which a flag is the first four."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int * _VALUE_INTS),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+_EARLY = LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * _VALUE_INTS)(1))
+
+
+def early_launch(grid: tuple[int, int], threads: int, shared_bytes: int, stream: int) -> LaunchConfig:
+    """A launch that may begin as soon as the kernel before it in ``stream`` lets it, instead of when that has ended."""
+    return LaunchConfig((*grid, 1), (threads, 1, 1), shared_bytes, stream, ctypes.pointer(_EARLY), 1)
+
 
 OLDEST_CAPABILITY = (7, 0)
 _SUCCESS = 0
@@ -100,28 +135,21 @@ class Driver:
         shared_bytes: int,
         stream: int,
         params: ctypes.Structure,
+        *,
+        is_early: bool,
     ) -> None:
-        """Queue one kernel; the driver copies ``params`` before it returns."""
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        status = self._library.cuLaunchKernel(
-            function, grid[0], grid[1], 1, threads, 1, 1, shared_bytes, stream, arguments, None
-        )
-        if status != _SUCCESS:
-            self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
+        """Queue one kernel; the driver copies ``params`` before it returns.
 
-    def launch_early(
-        self,
-        function: ctypes.c_void_p,
-        grid: tuple[int, int],
-        threads: int,
-        shared_bytes: int,
-        stream: int,
-        params: ctypes.Structure,
-    ) -> None:
-        """Launch, like ``launch``, a kernel that may begin before the one before has ended, and waits for it itself."""
+        is_early: it may begin before the kernel before it has ended, and waits for that itself.
+        """
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        config = early_launch(grid, threads, shared_bytes, stream)
-        status = self._library.cuLaunchKernelEx(ctypes.byref(config), function, arguments, None)
+        if is_early:
+            config = early_launch(grid, threads, shared_bytes, stream)
+            status = self._library.cuLaunchKernelEx(ctypes.byref(config), function, arguments, None)
+        else:
+            status = self._library.cuLaunchKernel(
+                function, grid[0], grid[1], 1, threads, 1, 1, shared_bytes, stream, arguments, None
+            )
         if status != _SUCCESS:
             self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
 
@@ -163,8 +191,7 @@ class DriverKernel:
         runtime = self._runtime
         stream = torch.cuda.current_stream(runtime.device).cuda_stream
         is_early = runtime.overlaps_launches and runtime.properties.has_dependent_launch
-        launch = self._driver.launch_early if is_early else self._driver.launch
-        launch(self._function, grid, threads, shared_bytes, stream, params)
+        self._driver.launch(self._function, grid, threads, shared_bytes, stream, params, is_early=is_early)
 
 
 class DriverRuntime:

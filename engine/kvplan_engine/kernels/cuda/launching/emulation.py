@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.kernels.build import find_compiler
-from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties, Kernel
-from kvplan_engine.kernels.cuda.launching.tensor_map import BOX_RANK, BoxedTensor
+from kvplan_engine.kernels.cuda.launching.runtime import BOX_RANK, BoxedTensor, DeviceProperties, Kernel
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, source_digest
-from kvplan_engine.kernels.cuda.params.common import TensorMap
+from kvplan_engine.kernels.cuda.params import TensorMap
 from kvplan_engine.paths import kernel_cache_dir, source_dir
 
 EMULATED_PROPERTIES = DeviceProperties(

@@ -1,20 +1,26 @@
-"""Compiles CUDA sources to binaries with NVRTC, which comes with torch's CUDA packages: no toolkit, no host compiler.
+"""Compiles CUDA sources to binaries with NVRTC, which comes with torch's CUDA packages, and keeps them on disk.
 
-The sources include no CUDA header, so any NVRTC from 12.0 on will do. NVRTC 12.x knows compute capability 7.0 (Volta);
-13.x begins at 7.5.
+Neither a toolkit nor a host compiler is needed. The sources include no CUDA header, so any NVRTC from 12.0 on will do.
+NVRTC 12.x knows compute capability 7.0 (Volta); 13.x begins at 7.5.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
+import hashlib
+import logging
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
-from kvplan_engine.paths import source_dir
+from kvplan_engine.kernels.cache_folders import UnusableFolder, kernel_folders, make_usable
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, source_digest
+from kvplan_engine.paths import kernel_cache_dir, source_dir
 
 _SUCCESS = 0
 # Lines that NVRTC and ptxas always write, and the deprecation notice for Volta: everything else in a log is a warning.
@@ -158,3 +164,72 @@ def load_library(path: str) -> ctypes.CDLL:
         if Path(path).is_file():
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(path)
+
+
+# Compiled CUDA kernels on disk: one file per source, options, compiler and architecture, valid whenever it exists.
+
+
+logger = logging.getLogger("kvplan_engine")
+
+
+def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str) -> bytes:
+    """The compiled ``variant``, from the cache, or compiled and stored there.
+
+    Two processes may compile the same kernel at once: the files are equal, and each appears atomically. If the cache
+    cannot be written, a temporary folder is used; if there is none either, the next start compiles again.
+    """
+    name = f"{image_key(variant, nvrtc.version, architecture)}.bin"
+    place: Path | None = None
+    for path in _cached_paths(name):
+        if path.is_file():
+            return path.read_bytes()
+        if _can_be_written(path.parent):
+            place = path
+            break
+    compiled = nvrtc.compile(variant, architecture)
+    _report_warnings(variant, compiled)
+    if place is not None:
+        with contextlib.suppress(OSError):  # a full disk
+            _store(place, compiled.image)
+    return compiled.image
+
+
+def _cached_paths(name: str) -> Iterator[Path]:
+    """Where the file of this name may lie: only where nobody else could have put it, see ``cache_folders``."""
+    for folder in kernel_folders():
+        with contextlib.suppress(UnusableFolder):
+            make_usable(folder, is_for_libraries=False)
+            yield folder / "cuda" / name
+
+
+def _can_be_written(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def image_path(variant: KernelVariant, nvrtc: Nvrtc, architecture: str) -> Path:
+    """Where the compiled ``variant`` is stored."""
+    return kernel_cache_dir() / "cuda" / f"{image_key(variant, nvrtc.version, architecture)}.bin"
+
+
+def image_key(variant: KernelVariant, nvrtc_version: tuple[int, int], architecture: str) -> str:
+    """Hash of everything that decides the compiler's output."""
+    parts = (variant.source, *variant.flags(), architecture, str(nvrtc_version), source_digest(variant.source))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _report_warnings(variant: KernelVariant, compiled: CompiledKernel) -> None:
+    """Log a warning of the compiler, which newer versions may add; the kernel is correct all the same."""
+    if compiled.warnings:
+        logger.warning("%s compiles with a warning: %s", variant.label(), compiled.warnings[0])
+
+
+def _store(path: Path, image: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(image)
+    Path(name).replace(path)

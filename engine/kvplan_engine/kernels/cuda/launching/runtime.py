@@ -8,13 +8,69 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from kvplan_engine.kernels.cuda.launching.tensor_map import BoxedTensor
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
-from kvplan_engine.kernels.cuda.params.common import TensorMap
+from kvplan_engine.kernels.cuda.params import TensorMap
+
+# Tensors of which the copy engine of compute capability 9.0 copies boxes, and the driver's maps of them.
+
+
+BOX_RANK = 4
+PANEL_COLUMNS = 64
+"""Elements of 16 bits in a swizzled row of 128 bytes (csrc/cuda/hopper.cuh: PANEL_ROW_BYTES)."""
+
+_MAP_ALIGNMENT = 64
+_ELEMENT_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+_NO_INTERLEAVE = 0  # CU_TENSOR_MAP_INTERLEAVE_NONE
+_SWIZZLE_128_BYTES = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+_PROMOTE_TO_128_BYTES = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+_ZEROS_OUTSIDE = 0  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedTensor:
+    """A tensor on the device and the box of it that one instruction copies, both innermost dimension first.
+
+    address: of its first element, a multiple of 16. sizes, box: elements. strides: bytes between neighbours in all
+    dimensions but the innermost, whose neighbours lie side by side; multiples of 16.
+    """
+
+    address: int
+    dtype: torch.dtype
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int, int]
+
+
+def boxed_pages(pages: torch.Tensor, box_rows: int) -> BoxedTensor:
+    """Boxes of ``box_rows`` tokens and PANEL_COLUMNS elements of ``pages`` [num_blocks, KV heads, block_size, size]."""
+    blocks, heads, tokens, size = pages.shape
+    row_bytes = size * pages.itemsize
+    strides = (row_bytes, tokens * row_bytes, pages.stride(0) * pages.itemsize)
+    return BoxedTensor(
+        pages.data_ptr(), pages.dtype, (size, tokens, heads, blocks), strides, (PANEL_COLUMNS, box_rows, 1, 1)
+    )
+
+
+def encode_tensor_map(library: Any, tensor: BoxedTensor) -> tuple[int, TensorMap]:
+    """The status of libcuda's cuTensorMapEncodeTiled, and the map that it made, whose boxes are swizzled."""
+    memory = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + _MAP_ALIGNMENT)
+    start = -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    status = library.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(ctypes.addressof(memory) + start),
+        ctypes.c_int(_ELEMENT_TYPES[tensor.dtype]),
+        ctypes.c_uint32(BOX_RANK),
+        ctypes.c_void_p(tensor.address),
+        (ctypes.c_uint64 * BOX_RANK)(*tensor.sizes),
+        (ctypes.c_uint64 * (BOX_RANK - 1))(*tensor.strides),
+        (ctypes.c_uint32 * BOX_RANK)(*tensor.box),
+        (ctypes.c_uint32 * BOX_RANK)(*(1,) * BOX_RANK),  # every element
+        *map(ctypes.c_int, (_NO_INTERLEAVE, _SWIZZLE_128_BYTES, _PROMOTE_TO_128_BYTES, _ZEROS_OUTSIDE)),
+    )
+    return status, TensorMap.from_buffer_copy(memory.raw[start:])
 
 
 @dataclass(frozen=True, slots=True)

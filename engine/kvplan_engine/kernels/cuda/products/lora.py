@@ -10,10 +10,10 @@ from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant
-from kvplan_engine.kernels.cuda.params.products import MOST_STACKED, LoraParams
+from kvplan_engine.kernels.cuda.params import MOST_STACKED, LoraParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.lora import LoraRows, LoraWeights
-from kvplan_engine.kernels.lora_groups import ROWS_OF_A_GROUP
+from kvplan_engine.kernels.workspace_sizes import ROWS_OF_A_GROUP
 
 _THREADS = 128  # lora_shrink.cu and lora_expand.cu: THREADS
 _MANY_GROUPS = 16  # from here on there are blocks enough, and reading x less often counts

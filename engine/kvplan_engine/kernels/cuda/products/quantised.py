@@ -6,16 +6,147 @@ torch multiplies with these; FP8 weights it multiplies as they are where it can 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
-from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.params.products import QuantisedParams, WidenParams
-from kvplan_engine.kernels.cuda.products.float8 import Float8Product, multiplies_float8
-from kvplan_engine.kernels.cuda.products.quantised_launch import FEW_ROWS, WeightShape, quantised_launch, widen_variant
+from kvplan_engine.kernels.cuda.launching.families import QUANTISED_MMA
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant
+from kvplan_engine.kernels.cuda.params import QuantisedParams, QuantiseParams, WidenParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.quantised_weight import QuantisedWeight
+from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
+
+# How the products with quantised weights are compiled and launched on a device: pure arithmetic.
+
+
+FEW_ROWS = 16
+"""Up to so many rows are multiplied with the codes; for more, rows of the weight are widened and torch multiplies."""
+
+_QUANTISED_THREADS = 128  # quantised_simple.cu and quantised_mma.cu: THREADS
+_WARPS = 4
+_TENSOR_ROWS = 5  # from so many on, if there are tensor cores
+_TENSOR_OUTPUTS = 32  # of a warp
+_SMALLEST_GROUP = 8  # quantised.cuh: PIECE
+_BLOCKS_PER_MULTIPROCESSOR = 2  # with fewer, warps share outputs
+_MOST_SIMPLE_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShape:
+    """What the kernels are compiled for. book: "linear", "float8" or "table"; code_bytes: loaded at once."""
+
+    scalar: torch.dtype
+    scale: torch.dtype
+    bits: int
+    group: int
+    book: str
+    has_minimums: bool
+    code_bytes: int
+    num_inputs: int
+    num_outputs: int
+
+    @classmethod
+    def of(cls, weight: QuantisedWeight, scalar: torch.dtype) -> WeightShape:
+        """CudaKernelError for a group that the kernels do not take."""
+        group = weight.group_size
+        if not _SMALLEST_GROUP <= group <= LARGEST_GROUP or group & (group - 1):
+            raise CudaKernelError(f"the CUDA kernels do not support groups of {group} inputs")
+        row_bytes = weight.codes.shape[1]
+        return cls(
+            scalar,
+            weight.scales.dtype,
+            weight.bits,
+            group,
+            book_kind(weight),
+            weight.minimums is not None,
+            next(size for size in (16, 8, 4) if row_bytes % size == 0),
+            weight.num_inputs,
+            weight.num_outputs,
+        )
+
+    @property
+    def lane_inputs(self) -> int:
+        """Inputs whose codes a thread loads at once."""
+        return self.code_bytes * 8 // self.bits
+
+    def defines(self) -> dict[str, str | int | torch.dtype]:
+        """Definitions of all kernels over the weight."""
+        return {
+            "scalar": self.scalar,
+            "scale": self.scale,
+            "bits": self.bits,
+            "group": self.group,
+            "book": self.book,
+            "minimums": int(self.has_minimums),
+        }
+
+
+def book_kind(weight: QuantisedWeight) -> str:
+    """How the kernels find what a code stands for: by counting, as a float8, or in the book."""
+    if weight.zero is not None:
+        return "linear"
+    float8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0.0)
+    return "float8" if torch.equal(weight.book.cpu(), float8[: weight.book.numel()]) else "table"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLaunch:
+    """The kernel of a product of few rows. outputs, rows: of a block."""
+
+    variant: KernelVariant
+    outputs: int
+    rows: int
+    threads: int = _QUANTISED_THREADS
+
+    def grid(self, num_outputs: int, num_rows: int) -> tuple[int, int]:
+        return -(-num_outputs // self.outputs), -(-num_rows // self.rows)
+
+
+def quantised_launch(shape: WeightShape, num_rows: int, properties: DeviceProperties) -> QuantisedLaunch:
+    """The kernel for ``num_rows`` rows, at most FEW_ROWS."""
+    is_there = properties.has_tensor_kernels and QUANTISED_MMA not in properties.avoided
+    has_tensor_cores = is_there and shape.scalar in (torch.float16, torch.bfloat16)
+    if has_tensor_cores and num_rows >= _TENSOR_ROWS:
+        rows, outputs, step = 8 if num_rows <= 8 else FEW_ROWS, _TENSOR_OUTPUTS, 4 * shape.lane_inputs
+        source = "products/quantised_mma.cu"
+    else:
+        rows = next((size for size in (1, 2, 4) if num_rows <= size), _MOST_SIMPLE_ROWS)
+        outputs, step = 4 if rows <= 2 else 2, 32 * shape.lane_inputs
+        source = "products/quantised_simple.cu"
+    split = _split(shape, outputs, step, properties)
+    chosen = variant(
+        source,
+        "quantised_product",
+        **shape.defines(),
+        rows=rows,
+        outputs=outputs,
+        split=split,
+        code_bytes=shape.code_bytes,
+    )
+    return QuantisedLaunch(chosen, _WARPS // split * outputs, rows)
+
+
+def _split(shape: WeightShape, outputs: int, step: int, properties: DeviceProperties) -> int:
+    """How many warps share outputs: as many as have inputs to share, where there would be few blocks.
+
+    outputs: of a warp; step: inputs that it multiplies at a time.
+    """
+    split = 1
+    while split < _WARPS and 2 * split * step <= shape.num_inputs:
+        blocks = -(-shape.num_outputs // (_WARPS // split * outputs))
+        if blocks >= _BLOCKS_PER_MULTIPROCESSOR * properties.num_multiprocessors:
+            break
+        split *= 2
+    return split
+
+
+def widen_variant(shape: WeightShape) -> KernelVariant:
+    """The kernel that widens rows of the weight."""
+    return variant("products/quantised_widen.cu", "widen_rows", **shape.defines())
+
 
 _WIDEN_INPUTS = 256 * 8  # quantised_widen.cu: THREADS * PIECE
 _WIDEN_THREADS = 256
@@ -126,3 +257,75 @@ class CudaQuantised:
             "minimums": None if weight.minimums is None else weight.minimums.data_ptr(),
             "book": weight.book.data_ptr(),
         }
+
+
+# Products of many rows with FP8 weights, in float8 on both sides: torch's, over rows rounded by a kernel of ours.
+#
+# For weights with one scale for each output, or for all, of checkpoints that say that inputs are rounded too. torch has
+# the product from compute capability 8.9 on.
+
+
+_CAPABILITY = (8, 9)
+_MULTIPLE = 16  # of inputs and outputs, which torch._scaled_mm asks for
+_FLOAT8_THREADS = 256  # quantise_rows.cu: THREADS
+
+
+def multiplies_float8(weight: QuantisedWeight, scalar: torch.dtype, properties: DeviceProperties) -> bool:
+    """Whether torch._scaled_mm takes the codes as they are, and the checkpoint means it so."""
+    plain = weight.rounds_inputs and weight.minimums is None and weight.order is None
+    if not plain or scalar is not torch.bfloat16 or properties.capability < _CAPABILITY:
+        return False
+    whole = weight.num_inputs % _MULTIPLE == 0 and weight.num_outputs % _MULTIPLE == 0
+    return (
+        whole
+        and book_kind(weight) == "float8"
+        and torch.equal(weight.scales, weight.scales[:, :1].expand_as(weight.scales))
+    )
+
+
+class Float8Product:
+    """x @ weight.T + bias for a weight that ``multiplies_float8``, rows of x rounded in ``memory``."""
+
+    def __init__(
+        self, runtime: CudaRuntime, memory: StepMemory, weight: QuantisedWeight, bias: torch.Tensor | None
+    ) -> None:
+        self._runtime, self._memory, self._bias = runtime, memory, bias
+        self._transposed = weight.codes.view(torch.float8_e4m3fn).t()
+        self._scales = weight.scales[:, :1].float().t().contiguous()
+
+    def takes(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Whether torch can write to ``out``, and the kernel read x."""
+        return out.is_contiguous() and rows_are_aligned(x)
+
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, inputs] bfloat16, out [T, outputs]."""
+        num_inputs = x.shape[1]
+        step = self._memory.most_rows(num_inputs + torch.float32.itemsize, torch.uint8)
+        for first in range(0, x.shape[0], step):
+            rows = x[first : first + step]
+            codes, scales = self._rounded(rows)
+            torch._scaled_mm(
+                codes,
+                self._transposed,
+                scales,
+                self._scales,
+                bias=self._bias,
+                out_dtype=out.dtype,
+                out=out[first : first + step],
+            )
+
+    def _rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x in float8 [T, inputs], and the scale of each row [T, 1]."""
+        num_rows, num_inputs = x.shape
+        count = num_rows * num_inputs  # a multiple of 16, so the scales behind are aligned
+        room = self._memory.matrix(1, count + num_rows * torch.float32.itemsize, torch.uint8)[0]
+        codes = room[:count].view(torch.float8_e4m3fn).view(num_rows, num_inputs)
+        scales = room[count:].view(torch.float32).view(num_rows, 1)
+        params = QuantiseParams(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), x.stride(0), num_inputs)
+        self._runtime.kernel(quantise_variant(x.dtype))((num_rows, 1), _FLOAT8_THREADS, 0, params)
+        return codes, scales
+
+
+def quantise_variant(scalar: torch.dtype) -> KernelVariant:
+    """The kernel that rounds rows."""
+    return variant("products/quantise_rows.cu", "quantise_rows", scalar=scalar)
