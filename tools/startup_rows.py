@@ -270,7 +270,7 @@ def row_settings(row: Row) -> ServingSettings:
 
 def _speculative_tokens(notes: str) -> int:
     """Draft tokens per step: what the notes say, 1 where they only say that there is a drafter."""
-    if "SpeculativeConfig" not in notes and "MTP" not in notes:
+    if not any(word in notes for word in ("SpeculativeConfig", "MTP", "DSpark")):
         return 0
     match = re.search(r"(?:num_speculative_tokens|num_spec_tokens|\bn)=(\d+)", notes)
     return int(match.group(1)) if match else 1

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.models import resolve_model
+from kvplan.catalog.models import find_profile, resolve_model
+from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import CompressedAttention, LayerSpec, SparseIndexer
 from kvplan.errors import KvplanError, UsageError
@@ -135,6 +136,19 @@ def test_a_request_of_v4_flash_takes_what_a_start_up_said() -> None:
     """
     found = predict()
     assert found.blocks_per_request * found.bytes_per_block / GIB == pytest.approx(6.66, rel=0.05)
+
+
+def test_dsparks_three_layers_are_loaded_beside_the_model() -> None:
+    """DeepSeek-V4-Flash-0731, whose config has the sizes of V4-Flash and says one layer: a B300 printed 156.32 GiB."""
+    config = find_profile("deepseek-v4-flash")["config"]  # type: ignore[index]
+    keys = {"dspark_target_layer_ids": [40, 41, 42], "dspark_markov_rank": 256}
+    asked = ServingSettings(max_model_len=65_536, num_speculative_tokens=7)
+    plain, spec = (read_config(config | more, model_id="v4-flash") for more in ({}, keys))
+    assert [extra.num_layers for extra in plain.extras] == [1]
+    assert [extra.num_layers for extra in spec.extras] == [2, 1]
+    loaded = predict_vllm(spec, find_gpu("b300"), asked, "0.26.0").rank.weight_bytes / GIB
+    assert loaded == pytest.approx(156.32, rel=0.005)
+    assert loaded - predict_vllm(plain, find_gpu("b300"), asked, "0.26.0").rank.weight_bytes / GIB > 6.5
 
 
 def test_the_cache_is_in_8_bits_and_blocks_of_256_whatever_is_said() -> None:

@@ -14,6 +14,7 @@ from kvplan.catalog.families.common import (
     multi_token_layers,
     read_rope,
     read_sizes,
+    repeated_layer,
 )
 from kvplan.catalog.families.positions import rope_of_type, with_ropes
 from kvplan.catalog.families.softmax.mixtures import EXPERT_KEYS, TOP_K_KEYS
@@ -115,9 +116,35 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     # The ratios go on with those of the multi-token layers, which join embedding and hidden state in a matrix each.
     own = LayerSpec(mixers[ratios[sizes.layers]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
-    extras = _vision(view) + multi_token_layers(view, own, sizes.hidden, joint=joint)
+    drafting = (
+        _dspark_layers(view, sizes, replace(own, tensors=rest), head)
+        if view.has("dspark_target_layer_ids")
+        else multi_token_layers(view, own, sizes.hidden, joint=joint)
+    )
+    extras = _vision(view) + drafting
     body = decoder_body(view, sizes, layers, further=head, extras=extras, residual_streams=streams)
     return with_ropes(body, _ropes(view, ratios[: sizes.layers]))
+
+
+_DSPARK_LAYERS = 3
+
+
+def _dspark_layers(
+    view: ConfigView, sizes: Sizes, layer: LayerSpec, head: tuple[Tensor, ...]
+) -> tuple[ExtraModule, ...]:
+    """DSpark: layers in place of the one for multi-token prediction, with what joins and reads them kept at the last.
+
+    vllm/models/deepseek_v4/nvidia/dspark.py (read in 0.32.0), whose checkpoints' ``num_nextn_predict_layers`` is 1.
+    """
+    count = view.integer("n_mtp_layers", default=_DSPARK_LAYERS, maximum=64)
+    targets = len(view.integers("dspark_target_layer_ids") or ())
+    rank = view.integer("dspark_markov_rank")
+    once = linear("main_proj", sizes.hidden, targets * sizes.hidden) + norms(2, sizes.hidden) + head
+    once += linear("context_wkv_proj", count * sizes.head, sizes.hidden)
+    once += linear("markov_head.embed", sizes.vocab, rank, "column", role="router")
+    once += linear("markov_head.head", sizes.vocab, rank, "column", role="router")
+    once += linear("confidence_head.proj", 1, sizes.hidden + rank, role="router")
+    return repeated_layer(count - 1, layer, sizes.hidden, ()) + repeated_layer(1, layer, sizes.hidden, once)
 
 
 _TYPES = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
