@@ -17,7 +17,7 @@ from kvplan.estimate.speed.steps.kernels.few_bits import with_few_bits
 from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
 from kvplan.estimate.speed.steps.kernels.routing_kernels import with_routing
 from kvplan.estimate.speed.steps.kernels.sparse_latents import with_choice
-from kvplan.estimate.speed.steps.kernels.state_scans import with_state_scans
+from kvplan.estimate.speed.steps.kernels.state_scans import GATED_DELTA, with_state_scans
 from kvplan.estimate.speed.steps.kernels.static_scales import with_static_scales
 from kvplan.estimate.speed.steps.kernels.tile_rows import with_tiles
 from kvplan.estimate.speed.steps.kernels.widened_weights import with_widened_weights
@@ -62,7 +62,8 @@ def engine_speed_model(
             device_speed = with_tiles(device_speed, work, gpu, engine)
             device_speed = with_routing(device_speed, work, engine)
             device_speed = with_state_scans(device_speed, work, gpu, engine.name)
-    host = host.with_latents(work.num_latent_layers / work.num_layers)
+    delta_share = work.num_recurrent_layers / work.num_layers if work.recurrent == GATED_DELTA else 0.0
+    host = host.with_mixers(work.num_latent_layers / work.num_layers, delta_share)
     front_end = NO_FRONT_END
     if engine.name == "vllm":
         groups = work.layout.data_parallel_size

@@ -198,8 +198,19 @@ def test_multipliers_that_are_few_beside_memory_are_kept_busy() -> None:
 def test_latent_attention_launches_more(layers: int, mixtures: int, measured_ms: float) -> None:
     """A prompt of one token to DeepSeek-V3, and a token of DeepSeek-Coder-V2-Lite that nothing captures."""
     host = sglang_host(256)
-    plain, latent = (each.mixed_seconds(1e-3, layers, mixtures, 1, 1) for each in (host, host.with_latents(1.0)))
+    plain, latent = (each.mixed_seconds(1e-3, layers, mixtures, 1, 1) for each in (host, host.with_mixers(1.0)))
     assert 1e3 * latent == pytest.approx(measured_ms, rel=0.1)
     assert 1e3 * plain < 0.86 * measured_ms
-    assert host.with_latents(0.0).mixed_seconds(1e-3, layers, mixtures, 1, 1) == plain
-    assert host.with_latents(1.0).decoding == CAPTURED
+    assert host.with_mixers(0.0).mixed_seconds(1e-3, layers, mixtures, 1, 1) == plain
+    assert host.with_mixers(1.0).decoding == CAPTURED
+
+
+@pytest.mark.parametrize("captures_prompts", [False, True])
+def test_layers_of_a_gated_delta_rule_are_launched_kernel_by_kernel_in_prompts(captures_prompts: bool) -> None:
+    """Three of four layers of Qwen3.5-397B; decode steps are captured with them."""
+    host = sglang_host(256, captures_prompts=captures_prompts)
+    plain, delta = host.with_mixers(0.0), host.with_mixers(0.0, 45 / 60)
+    prompts = [each.mixed_seconds(1e-3, 60, 60, 1, 1024) for each in (plain, delta)]
+    assert prompts[1] - prompts[0] == pytest.approx(45 * 2.8e-3)
+    assert delta.mixed_seconds(0.5, 60, 60, 1, 1024) == 0.5  # hidden behind a long one's kernels
+    assert delta.decoding == CAPTURED

@@ -20,6 +20,11 @@ results that ``tools/score_published_speeds.py`` scores:
                           for each of 61 layers than the above; a token of DeepSeek-Coder-V2-Lite 31 ms where nothing
                           captures it (A100 and L20, issue 1369 there), 0.20 for each of 27; their geometric middle.
                           Captured in pieces or compiled: not known
+    gated delta           SGLang runs such a layer's own part of a prompt kernel by kernel, captured in pieces or not
+                          (pull request 17613 of sgl-project/sglang). 32 runs with prompts of 1,024 tokens to
+                          Qwen3.5-397B and 4 or 8 users (aiconfigurator-core 0.12.0, silicon_sample.csv) have the TTFT
+                          predicted, in the median, with 4.6 ms more a layer on B200, 5.0 on H200 and 1.8 on B300
+                          (SGLang 0.5.9), and 1.4 on B300 with 0.5.10; their geometric middle. Of vLLM's not known
     compiled, uncaptured  what vLLM's V1 engine does beyond its largest graph: assumed to lie between both, at their
                           geometric middle
                           --enforce-eager compiles and captures nothing, so that each step is launched one by one: the
@@ -72,6 +77,7 @@ from kvplan.catalog.releases.vllm import VllmRelease
 
 _EAGER_LAYER: Final = 0.57e-3
 _EAGER_LATENT: Final = 0.29e-3
+_GATED_DELTA: Final = 2.8e-3
 _PIECEWISE_LAYER: Final = 0.19e-3
 _PIECEWISE_MIXTURE: Final = 0.13e-3
 _V1_STEP: Final = 0.45e-3
@@ -90,15 +96,18 @@ _DATA_CENTRE_BLACKWELL: Final = "10"
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Seconds that the host needs for one layer, more for one that is a mixture, and for one with latent attention."""
+    """Seconds that the host needs for one layer, more for one that is a mixture, and for one with latent attention or a
+    gated delta rule."""
 
     layer_seconds: float = 0.0
     mixture_seconds: float = 0.0
     latent_seconds: float = 0.0
+    delta_seconds: float = 0.0
 
-    def with_latents(self, share: float) -> Launches:
-        """Return the same for a model that has latent attention in ``share`` of its layers."""
-        return replace(self, layer_seconds=self.layer_seconds + share * self.latent_seconds, latent_seconds=0.0)
+    def with_mixers(self, latent_share: float, delta_share: float = 0.0) -> Launches:
+        """Return the same for a model with latent attention, or a gated delta rule, in such shares of its layers."""
+        more = latent_share * self.latent_seconds + delta_share * self.delta_seconds
+        return replace(self, layer_seconds=self.layer_seconds + more, latent_seconds=0.0, delta_seconds=0.0)
 
     def seconds(self, num_layers: float, num_mixtures: int) -> float:
         """Return the seconds of a step with so many layers, of which so many are mixtures."""
@@ -136,9 +145,9 @@ class HostWork:
     reading_beyond: Launches | None = None
     captured_rows: frozenset[int] | None = None
 
-    def with_latents(self, share: float) -> HostWork:
-        """Return the same for a model that has latent attention in ``share`` of its layers."""
-        return self._with_launches(lambda launches: launches.with_latents(share))
+    def with_mixers(self, latent_share: float, delta_share: float = 0.0) -> HostWork:
+        """Return the same for a model with latent attention, or a gated delta rule, in such shares of its layers."""
+        return self._with_launches(lambda launches: launches.with_mixers(latent_share, delta_share))
 
     def times(self, factor: float) -> HostWork:
         """Return that of a host that needs ``factor`` times as long for all of it."""
@@ -216,7 +225,7 @@ def sglang_host(largest_captured: float, *, captures_prompts: bool = False) -> H
 
     A prompt's chunk is captured however many tokens it has.
     """
-    reading = _PIECEWISE if captures_prompts else _EAGER
+    reading = replace(_PIECEWISE if captures_prompts else _EAGER, delta_seconds=_GATED_DELTA)
     return HostWork(reading=reading, reading_beyond=reading, beyond=_EAGER, largest_captured=largest_captured)
 
 

@@ -28,7 +28,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork
 
-_GATED_DELTA: Final = "gated_delta_net"
+GATED_DELTA: Final = "gated_delta_net"
 _TOKEN_SECONDS: Final = {
     ("vllm", 9): 48e-9,
     ("vllm", 10): 41e-9,
@@ -43,6 +43,6 @@ _TOKEN_SECONDS: Final = {
 def with_state_scans(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: str) -> DeviceSpeed:
     """Return ``speed``, of a fit to tables, with the seconds that a token of a prompt takes in all such layers."""
     seconds = _TOKEN_SECONDS.get((engine, compute_capability(gpu)[0]))
-    if work.recurrent != _GATED_DELTA or seconds is None or speed.engine_version is None:
+    if work.recurrent != GATED_DELTA or seconds is None or speed.engine_version is None:
         return speed
     return replace(speed, speed=replace(speed.speed, scan_seconds=seconds * work.num_recurrent_layers))
