@@ -9,6 +9,12 @@ layer, whose steps take next to no time. Ten loads are then planned with that pr
 ``kvplan plan`` decides by plays them, and says whether a service level is met. Then ``kvplan serve`` serves them and
 ``kvplan load`` sends them. The levels were set before the first run and are the same for all loads.
 
+What comes at random is sent as it was played, request by request. p99 of TTFT is that of the few requests that came
+while others were read: of 80 requests at 0.8 a second it has a standard deviation of 25 % from draw to draw, of 150 at
+1.8 a second 18 % (30 draws, played), so that another draw says next to nothing of a prediction. Users have requests
+drawn anew. The sweep has the numbers of sequences that loads have: a product's tiles change with its rows
+(``csrc/cpu/products/packed/packed_tile.h``), so that steps of 4 and 8 are on no line between those of 3, 6 and 12.
+
 An engine has one thread and a core of its own; its server and the client share the others. Without that they take the
 engine's time, of which a planner has no word, as on a GPU they do not. Two replicas have half of the users each, as
 plans take it, and are measured one after the other, as machines of their own would be.
@@ -70,7 +76,14 @@ SERVED: Final = (
 )
 SWEEP: Final = (
     *("--model", MODEL, "--dtype", "bfloat16", "--load-format", "dummy", "--max-model-len", str(CONTEXT)),
-    *("--block-size", str(BLOCK), "--max-num-seqs", "1,3,6,12,20", "--max-num-batched-tokens", f"64,{STEP_TOKENS}"),
+    *(
+        "--block-size",
+        str(BLOCK),
+        "--max-num-seqs",
+        "1,3,4,6,8,12,16,20",
+        "--max-num-batched-tokens",
+        f"64,{STEP_TOKENS}",
+    ),
     *("--device-memory", MEMORY, "--gpu-memory-utilization", "0.9", "--num-prompts", "40", "--no-rerun"),
     *("--input-len", "48..256", "--output-len", "16..48"),
 )
@@ -92,15 +105,17 @@ class Asked:
     requests: int = 200
 
     def arguments(self, seed: int) -> Iterator[str]:
-        """What ``kvplan load`` is given for one replica's share."""
+        """What ``kvplan load`` is given for one replica's share of users."""
         share = self.requests // self.replicas
         yield from ("--num-prompts", str(share), "--num-warmups", str(share // 5), "--seed", str(seed))
         yield from ("--input-len", _spread(self.prompt), "--output-len", _spread(self.answer))
         if self.users is not None:
             yield from ("--users", str(self.users // self.replicas))
             yield from ("--think-time", str(self.think)) if self.think else ()
-        if self.rate is not None:
-            yield from ("--request-rate", str(self.rate / self.replicas), "--burstiness", str(self.burstiness))
+        yield from self.prefixes()
+
+    def prefixes(self) -> Iterator[str]:
+        """Yield what it is given for prompts that begin alike."""
         if self.sharing.prefix_tokens:
             prefix, number = self.sharing.prefix_tokens, self.sharing.num_prefixes
             yield from ("--prefix-len", str(prefix), "--num-prefixes", str(number))
@@ -110,9 +125,9 @@ LOADS: Final = (
     Asked("3 users", users=3),
     Asked("8 users", users=8),
     Asked("16 users, long answers", users=16, prompt=48, answer=96, requests=120),
-    Asked("0.8 requests/s, Poisson", rate=0.8, requests=80),
-    Asked("1.8 requests/s, Poisson", rate=1.8, requests=150),
-    Asked("1.5 requests/s in bursts", rate=1.5, burstiness=0.3, requests=150),
+    Asked("0.8 requests/s, Poisson", rate=0.8),
+    Asked("1.8 requests/s, Poisson", rate=1.8),
+    Asked("1.5 requests/s in bursts", rate=1.5, burstiness=0.3),
     Asked("6 users, 4 prefixes", users=6, sharing=PromptSharing(256, 4)),
     Asked("2 requests/s, 2 prefixes", rate=2.0, sharing=PromptSharing(384, 2)),
     Asked("20 users who think", users=20, think=8.0),
@@ -162,7 +177,7 @@ def main() -> None:
         _print_head()
         pairs = []
         for number in given.only:
-            pairs.append((told[number], judged(number, out)))
+            pairs.append((told[number], judged(number, out, speed)))
             _print_load(number, *pairs[-1])
     _print_summary(pairs)
 
@@ -248,17 +263,20 @@ def plan(asked: Asked, speed: DeploymentSpeed) -> Figures:
 def _played(asked: Asked, speed: DeploymentSpeed) -> tuple[Queues | None, LoadedReplica]:
     model = _with_lengths(speed, asked)
     rules = replace(speed.rules, hit_tokens=BLOCK)
-    if asked.rate is not None:
-        rate = asked.rate / asked.replicas
-        served = serve_rate(model, rate, SEATS)
-        if served.middle is None:
-            return None, served
-        load = steady_rate(rate, served.num_users, asked.prompt, asked.answer, served.middle.reading_share)
-        load = replace(load, burstiness=asked.burstiness)
-    else:
-        load, served = _of_users(asked, model)
-        rate = 0.0 if served.middle is None else served.middle.requests_per_second
+    load, served = _of_users(asked, model) if asked.rate is None else _at_rate(asked, asked.rate, model)
+    if load is None or served.middle is None:
+        return None, served
+    rate = served.middle.requests_per_second if asked.rate is None else asked.rate / asked.replicas
     return play_queues(model, load.shared_as(asked.sharing, asked.think), rules, rate), served
+
+
+def _at_rate(asked: Asked, rate: float, model: SpeedModel) -> tuple[PlayedLoad | None, LoadedReplica]:
+    share = rate / asked.replicas
+    served = serve_rate(model, share, SEATS)
+    if served.middle is None:
+        return None, served
+    load = steady_rate(share, served.num_users, asked.prompt, asked.answer, served.middle.reading_share)
+    return replace(load, burstiness=asked.burstiness), served
 
 
 def _of_users(asked: Asked, model: SpeedModel) -> tuple[PlayedLoad, LoadedReplica]:
@@ -288,7 +306,7 @@ def _with_lengths(speed: DeploymentSpeed, asked: Asked) -> SpeedModel:
     )
 
 
-def judged(number: int, out: Path) -> Figures:
+def judged(number: int, out: Path, speed: DeploymentSpeed) -> Figures:
     """The same load, served and sent."""
     asked, rows = LOADS[number - 1], []
     model = _model(resolve_model(MODEL), out)
@@ -297,9 +315,24 @@ def judged(number: int, out: Path) -> Figures:
         if not folder.exists():
             with Server(model, list(SERVED)) as server:
                 give_engines_a_core(server)
-                _run("load", server.url, *asked.arguments(seed=number + 100 * index), "--out", str(folder))
+                sent = _as_played(asked, speed, out / f"load-{number}.csv")
+                sent = sent or [*asked.arguments(seed=number + 100 * index)]
+                _run("load", server.url, *sent, "--out", str(folder))
         rows.append(pd.read_csv(folder / "results.csv").iloc[0])
     return _measured(rows)
+
+
+def _as_played(asked: Asked, speed: DeploymentSpeed, path: Path) -> list[str]:
+    """Write the requests of a play to a file, and say what ``kvplan load`` is given for them; nothing of users."""
+    if asked.rate is None:
+        return []
+    load, _ = _at_rate(asked, asked.rate, _with_lengths(speed, asked))
+    assert load is not None, "it keeps up"
+    rows = [
+        f"{time:.6f},{prompt},{answer}\n" for time, (prompt, answer) in zip(load.arrivals, load.lengths, strict=True)
+    ]
+    path.write_text("arrival_seconds,input_len,output_len\n" + "".join(rows), encoding="utf-8")
+    return ["--workload", str(path), "--num-warmups", str(load.num_warmups), *asked.prefixes()]
 
 
 def _model(spec: ModelSpec, out: Path) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from statistics import correlation
 
 import pytest
 
@@ -11,7 +13,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import UsageError
-from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, Spread, steady_users
+from kvplan.estimate.speed.queueing.loads import LengthDistribution, PlayedLoad, Spread, steady_rate, steady_users
 from kvplan.estimate.speed.queueing.sharing import PromptSharing
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import predict_vllm
@@ -107,6 +109,17 @@ def test_bursts_lengthen_the_tail_and_leave_the_rate() -> None:
 def test_a_load_of_bursts_has_the_asked_rate() -> None:
     load = PlayedLoad(LengthDistribution(100), LengthDistribution(10), 400, 8.0, burstiness=0.2)
     assert load.arrivals[-1] == pytest.approx(400 / 8.0, rel=0.1)
+
+
+@pytest.mark.parametrize("in_progress", [0, 1, 20])
+def test_a_gap_is_as_long_behind_a_long_prompt_as_behind_a_short_one(in_progress: int) -> None:
+    """Otherwise nobody came beside what takes long to read, and p99 of a first token were a fifth too short."""
+    load = steady_rate(2.0, in_progress, 100, 20)
+    prompts = [prompt for prompt, _ in load.lengths]
+    gaps = [later - earlier for earlier, later in pairwise(load.arrivals)]
+    for shift in (-1, 0, 1):
+        beside = prompts[in_progress + 1 + shift : len(gaps) + shift]
+        assert abs(correlation(beside, gaps[in_progress + 1 :])) < 0.2
 
 
 @pytest.mark.parametrize("shape", [0.0, -1.0, float("nan"), float("inf")])

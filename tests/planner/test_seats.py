@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,10 +11,18 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.planner.choices.basis import PlanBasis
+from kvplan.planner.choices.candidate import Candidate
+from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.choices.load import serve_users
+from kvplan.planner.choices.sizing import candidate, least_that_answer
 from kvplan.planner.launch.engines import launch_commands
+from kvplan.planner.likeness import AskedPlan, likened
 from kvplan.planner.question.asking import plan_request
-from kvplan.planner.search.plan import PlanAnswer, make_plan
+from kvplan.planner.question.request import complete
+from kvplan.planner.search.averages import fewest
+from kvplan.planner.search.plan import PlanAnswer, formats_asked, make_plan
 from kvplan.settings import ServingSettings
 
 MEASURED = load_measured()
@@ -88,3 +97,45 @@ def test_graphs_are_left_out_where_only_their_memory_holds_the_load(capsys: pyte
     printed = capsys.readouterr().out
     assert " --enforce-eager" in printed and "Graphs: left out (--enforce-eager)" in printed
     assert not plan(users=12, **counts).deployments
+
+
+def test_users_who_think_wait_for_seats_too() -> None:
+    """Of 30 users who read for five seconds some ten are in progress on each of two pairs of cards, which is too many."""
+    best = plan(users=30, think_time="5s", slo=["tpot:40"]).deployments[0]
+    assert best.verdict.meets and best.waits and best.num_gpus == 4
+    seats, middle = best.choice.max_num_seqs, best.served.middle
+    assert seats is not None and middle is not None and best.queues is not None
+    assert best.queues.figures.max_running == seats == best.served.num_running < best.served.num_users
+    assert best.queues.figures.ttft.mean == pytest.approx(middle.ttft_seconds, rel=0.25)
+    assert best.queues.figures.e2el.mean == pytest.approx(middle.e2el_seconds, rel=0.1)
+    # by the interactive response time law
+    assert best.served.num_users == pytest.approx(15 * middle.e2el_seconds / (middle.e2el_seconds + 5), rel=0.05)
+
+
+def test_seats_of_a_running_deployment_make_the_others_wait() -> None:
+    command = "vllm serve llama-3.1-8b --max-num-seqs 32 --max-model-len 4096"
+    options = {"users": 48, "gpu": ["h100"]}
+    kept, _ = likened(AskedPlan("llama-3.1-8b", ServingSettings(), options), command)
+    best = make_plan(resolve_model("llama-3.1-8b"), kept.request(), MEASURED).deployments[0]
+    assert best.waits and best.num_gpus == 1 and best.served.num_running == 32
+
+
+def _may_keep(basis: PlanBasis, choice: DeploymentChoice, replicas: int) -> bool:
+    budgets = (choice.for_all(tokens) for tokens in (None, *basis.other_step_tokens(choice.gpu)))
+    found = (candidate(basis, each, replicas) for each in budgets)
+    return any(isinstance(each, Candidate) and each.may_keep(basis.request.goal) for each in found)
+
+
+def test_what_is_too_few_replicas_by_throughput_keeps_no_goal() -> None:
+    """A bound from below, which says something where reading prompts takes most of the time."""
+    spec = resolve_model("llama-3.1-8b")
+    options: dict[str, Any] = {"ctx_avg": "4k", "slo": ["ttft:2000 tpot:50"], "gpu": ["h100", "l40s", "mi300x"]}
+    for more in ({"users": 200}, {"users": 300, "think_time": "10s"}):
+        request = plan_request(EngineChoice("vllm"), ServingSettings(), max_gpus=64, **options, **more)
+        basis = PlanBasis(request, complete(request, spec), MEASURED)
+        pair = formats_asked(spec, request)[0][0]
+        for gpu in basis.gpus:
+            choice = DeploymentChoice(gpu, ParallelLayout(), pair.weights, pair.kv_cache_dtype)
+            least = least_that_answer(basis, choice)
+            needed = fewest(64, partial(_may_keep, basis, choice))
+            assert needed is not None and needed / 4 < least <= needed, (gpu.id, least, needed)

@@ -211,7 +211,8 @@ class PlayedLoad:
         another shape are drawn, and scaled to it."""
         if self.requests_per_second is None:
             return [0.0] * self.num_requests
-        rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.num_running else 0)
+        # Not the numbers that prompts are mixed by: a long gap would follow each long prompt.
+        rng, now, found = random.Random(self.seed + 2), 0.0, [0.0] * (self.num_warmups if self.num_running else 0)
         count = self.num_requests - len(found)
         if self.trace is not None and self.trace.gaps:
             return found + self.trace.arrivals(count, self.requests_per_second)
