@@ -172,7 +172,7 @@ def load_run(directory: Path) -> Run:
     if not trials:
         raise KvplanError(
             f"'{directory}' holds no finished trial.",
-            hint=f"a run directory has a {TRIALS}; `kvplan sweep --resume {directory}` runs what is missing",
+            hint=f"`{shlex.join(['kvplan', 'sweep', '--resume', str(directory)])}` runs what is missing",
         )
     manifest = _read_object(directory / MANIFEST, Manifest, notes)
     summary = _read_object(directory / SUMMARY, Summary, notes)
