@@ -116,13 +116,16 @@ def build_app(wanted: str | None) -> typer.Typer:
 
 
 def _checked(name: str, command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``command``, which first asks for the packages of its extras; its help needs none."""
+    """Return ``command``, which asks for the packages of its extras first; its help needs none."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
         if extra := COMMANDS[name].extra:
             need_extra(name, extra)
-        return command(*arguments, **options)
+        try:
+            return command(*arguments, **options)
+        except KeyboardInterrupt:
+            raise typer.Abort from None  # of which something is said: typer itself ends in silence
 
     return run
 

@@ -31,6 +31,7 @@ from kvplan.commands.options.shared import (
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.commands.printing.caches import print_cache
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
+from kvplan.errors import UsageError
 from kvplan.fleet.tiers.answering import Progress, answer_cache
 from kvplan.fleet.tiers.asking import CACHE_SETTINGS, DEFAULT_GPU, cache_question
 from kvplan.fleet.tiers.splits import SPLITS
@@ -129,6 +130,8 @@ def cache(
 ) -> None:
     """Size a prefix cache: what HBM, host memory and NVMe of any size find of a trace, and what that saves."""
     shown = chosen_format(output_format, as_json=as_json)
+    if not trace.exists() and Path(model).is_file():
+        raise UsageError(f"There is no trace '{trace}'.", hint=f"the trace comes first: kvplan cache {model} {trace}")
     for option, path in (("--plot", plot), ("--html", html)):
         if path is not None:
             need_extra(f"cache {option}", "report")

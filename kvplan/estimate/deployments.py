@@ -390,10 +390,16 @@ def _kvplan_limit(found: EnginePrediction) -> str | None:
     return f"{short} short of {'one block' if needed == 1 else f'the {needed:,} blocks of one token'}"
 
 
+_OLDEST_OF_SGLANG: Final = (7, 5)
+"""maybe_downgrade_dtype_for_legacy_gpu of load_model_utils.py (0.5.23): "SGLang only supports sm75 and above"."""
+
+
 def _place_sglang(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
     """Nothing is profiled: what the static share leaves stands for the activations, and whole tokens are blocks."""
     if gpu.vendor != "nvidia":
         raise KvplanError(f"SGLang's memory is not modelled on {gpu.id}.", hint="use a GPU of NVIDIA, or --engine vllm")
+    if compute_capability(gpu) < _OLDEST_OF_SGLANG:
+        raise KvplanError(f"SGLang does not run on {gpu.id}.", hint="it needs compute capability 7.5, such as a t4's")
     found, release = predict_sglang(spec, gpu, settings, version=version), sglang_release(version)
     total, tokens = found.device_memory_bytes, found.kv_cache_tokens
     free = total - CONTEXT_BYTES

@@ -31,6 +31,8 @@ def estimates_figure(answers: Sequence[EstimateAnswer]) -> Figure:
     """A panel for each of the first nine deployments that fit. KvplanError when none does."""
     panels = _panels(answers)[:_MOST_PANELS]
     if not panels:
+        if any(each.fits for answer in answers for each in answer.deployments):
+            raise KvplanError("No speed is told of these deployments, so there is no step to draw.", hint="use vLLM's")
         raise KvplanError("Nothing fits: there are no steps to draw.", hint="name a larger GPU, or more of them")
     from matplotlib.figure import Figure
 

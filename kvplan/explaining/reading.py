@@ -34,10 +34,8 @@ def read_log(path: Path) -> ReadLog:
     if " " in text and not os.path.exists(text) and is_serve_line(shell_words(text)):
         raise UsageError("That is a command, not the log of a start.", hint=f'kvplan estimate "{text}" sizes it')
     if text == "-":
-        content = read_standard_input(_LARGEST_BYTES, hint=_HINT)
-    else:
-        content = read_bytes(path, _LARGEST_BYTES, hint=_HINT, may_be_piped=True)
-    return parse_log(content, str(path))
+        return parse_log(read_standard_input(_LARGEST_BYTES, hint=_HINT), "Standard input")
+    return parse_log(read_bytes(path, _LARGEST_BYTES, hint=_HINT, may_be_piped=True), text)
 
 
 def parse_log(content: bytes, name: str) -> ReadLog:

@@ -53,7 +53,7 @@ def requests_of_file(path: Path, part: FilePart = WHOLE_FILE, longest: int | Non
     if not read:
         raise KvplanError(
             f"Every request of the workload file {path} is longer than {longest:,} tokens.",
-            hint="use a larger --ctx-max",
+            hint="allow longer sequences (plan --ctx-max, cache --max-model-len), or take a model that has them",
         )
     keys = _PrefixKeys()
     numbers = {place: number for number, (place, _, _) in enumerate(read)}

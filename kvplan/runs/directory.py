@@ -17,6 +17,7 @@ A sweep that continues reads its directory here and refuses damage. A report rea
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,7 +227,10 @@ def read_sweep_manifest(directory: Path) -> Manifest:
     """
     manifest = read_manifest(directory)
     if "server" in manifest:
-        raise KvplanError(f"{directory} holds a load, not a sweep.", hint=f"kvplan report {directory} reads it")
+        raise KvplanError(
+            f"{directory} holds a load, not a sweep.",
+            hint=f"{shlex.join(['kvplan', 'report', str(directory)])} reads it",
+        )
     if missing := lacking(manifest, {"options": ("model",), "workload": ("spec",)}):
         raise KvplanError(
             f"{directory / MANIFEST} lacks {', '.join(missing)}.", hint="`kvplan report` still reads the sweep's rows"

@@ -313,8 +313,9 @@ def _gpu_line(gpu: GpuState) -> Text:
 
 
 def _absence(state: ServerState) -> str:
-    what = "no answer" if state.reading is None else "gone"
-    return f"{what} for {_duration(state.gone_seconds)}: {state.error}"
+    what = "no reading" if state.reading is None else "gone"
+    since = f" for {_duration(state.gone_seconds)}" if state.gone_seconds >= 1 else ""
+    return f"{what}{since}: {state.error}"
 
 
 def _two_digits(number: float) -> str:

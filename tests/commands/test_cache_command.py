@@ -176,6 +176,13 @@ def test_mistakes_are_a_sentence(trace: Path, words: str, said: str, capsys: pyt
     assert code in (1, 2) and said in error and "hint: " in error and "Traceback" not in error
 
 
+def test_a_model_in_the_place_of_the_trace(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = run(f"cache llama-3.1-8b {trace}", capsys)
+    assert code == 2 and f"hint: the trace comes first: kvplan cache {trace} llama-3.1-8b" in error
+    code, _, error = run(f"cache {trace} gpt2 --gpu l4", capsys)
+    assert code == 1 and "is longer than 1,024 tokens" in error and "cache --max-model-len" in error
+
+
 def test_a_trace_without_ids_says_nothing_of_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("input_len,output_len\n100,10\n100,10\n")

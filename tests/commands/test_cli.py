@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.catalog.devices.gpus import parse_gpu_count
-from kvplan.cli import COMMANDS, _plain_message, main
+from kvplan.cli import COMMANDS, INTERRUPTED, _plain_message, main
 from kvplan.commands.plan import PlanFormat
 from kvplan.commands.printing.render import OutputFormat
 from kvplan.completion import _FORMATS, completed_value
@@ -281,3 +281,20 @@ def test_a_value_is_completed_without_the_command() -> None:
     done = subprocess.run(words, env=os.environ | asked, capture_output=True, text=True, check=True)
     assert done.stdout.split()[:3] == ["h200", "h20", "h20-141gb"]
     assert not re.search(r"kvplan\.(estimate|planner|commands\.plan\b)|pydantic|torch", done.stderr)
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(search: str | None) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvplan.commands.models.known_models", interrupted)
+    assert main(["models"]) == INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_table_of_names_too_wide_for_one_line_has_no_part_of_names_alone() -> None:
+    from kvplan.commands.printing.table_layout import table_lines
+
+    rows = [["n" * 30, "o/" + "i" * 45, "1"], ["m" * 30, "o/" + "j" * 45, "2"]]
+    lines = list(table_lines(["name", "id", "count"], rows, text_columns=(0, 1), width=78, starts=(2,)))
+    assert lines[0].split() == ["name", "id"]

@@ -72,6 +72,8 @@ def test_the_table_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> Non
     [
         ("--engine sglang@new", "'new' is not a version of SGLang."),
         ("--engine sglang --gpu mi300x", "SGLang's memory is not modelled on mi300x."),
+        ("--engine sglang --gpu v100-32gb", "SGLang does not run on v100-32gb."),
+        ("--engine sglang --gpu h100 --ctx 8k --plot x.png", "No speed is told of these deployments"),
         ("--engine sglang --gpu h100 --block-size 64", "--engine sglang has no --block-size."),
         ("--engine sglang --gpu h100 --enforce-eager", "--engine sglang has no --enforce-eager."),
         ("--engine sglang --gpu h100 --cpu-offload-gb 4", "--engine sglang has no --cpu-offload-gb."),

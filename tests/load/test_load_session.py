@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,29 @@ def test_a_load_writes_what_a_sweep_writes(tmp_path: Path, capsys: pytest.Captur
     # what the client measured beside what the server itself did
     assert float(row["mean_ttft_ms"]) >= float(row["server_mean_ttft_ms"])
     assert "24 of 24 requests served" in printed and "Bound by" in printed
+    assert re.search(r"Service level kept: TTFT p99 [\d.]+ ms \(bound 5000\)\.", printed)
     assert "KV cache 50 % full at most" in printed
     assert all("secret" not in path.read_text(errors="replace") for path in out.glob("*.json*"))
+
+
+def test_a_missed_service_level_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running(FakeServer(ttft=0.05)) as server:
+        words = (
+            "--num-prompts",
+            "3",
+            "--output-len",
+            "2",
+            "--slo",
+            "ttft:20",
+            "tpot:900",
+            "--out",
+            str(tmp_path / "run"),
+        )
+        code, printed, _ = run(capsys, server.url, *words)
+    assert code == 0
+    assert re.search(
+        r"Service level missed: TTFT p99 [\d.]+ ms \(bound 20\), TPOT p99 [\d.]+ ms \(bound 900\)", printed
+    )
 
 
 def test_json_has_the_keys_of_vllm_bench_serve_and_nothing_else_on_stdout(

@@ -87,7 +87,8 @@ def test_a_torn_line_is_a_note_on_stderr(tmp_path, capsys):
     ("arguments", "code", "sentence"),
     [
         (["{tmp}/nowhere"], 1, "There is no directory"),
-        (["{tmp}/empty"], 1, "holds no finished trial"),
+        (["{tmp}/empty"], 1, "is no run directory"),
+        (["{tmp}/run/trials.jsonl"], 1, "is a file"),
         (["{tmp}/run", "{tmp}/nowhere"], 1, "There is no directory"),
         (["{tmp}/run", "--format", "csv", "--out", "{tmp}/run/trials.jsonl/x"], 1, "could not be written"),
         (["{tmp}/run", "--format", "png", "--out", "{tmp}/run/trials.jsonl"], 1, "cannot be created"),
@@ -104,6 +105,13 @@ def test_errors_are_one_sentence_and_a_hint(tmp_path, capsys, arguments, code, s
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("hint: ")
     assert sentence in lines[0]
+
+
+def test_a_folder_of_runs_names_them(tmp_path, capsys):
+    sample_directory(tmp_path / "a run")
+    assert main(["report", str(tmp_path)]) == 1
+    error = f"error: '{tmp_path}' is no run directory.\nhint: name those in it, such as '{tmp_path}/a run'\n"
+    assert capsys.readouterr().err == error
 
 
 def test_two_runs_are_matched_by_their_settings(tmp_path):

@@ -76,7 +76,7 @@ def test_one_reading_for_people_and_a_server_that_is_not_there(
         assert main(["top", other.url, server.url, "--once", "--interval", "0"]) == 0
         printed = capsys.readouterr().out
         assert f"{other.url}  vllm  meta-llama/Llama-3.1-8B" in printed
-        assert f"no answer for 0 s: No server listens at {server.url}." in printed
+        assert f"no reading: No server listens at {server.url}." in printed
     server.start()
 
 

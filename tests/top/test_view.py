@@ -101,7 +101,7 @@ def test_servers_that_would_not_fit_as_blocks_get_a_line_each() -> None:
     assert len(lines) == 11
     assert lines[1] == "server                            KV   run  wait    tok/s  TTFT95  TPOT95   room"
     assert lines[2] == "10.0.0.0:8000         ███▍░░░░  42 %     3     2     40.0      40      62     +4"
-    assert lines[-1].startswith("10.0.0.9:8000         no answer for 12 s: No server listens")
+    assert lines[-1].startswith("10.0.0.9:8000         no reading for 12 s: No server listens")
     assert len(lines_of(make_snapshot(states), height=None)) > 24
 
 
@@ -137,7 +137,7 @@ def test_a_server_that_is_gone_says_so_above_what_it_said_last() -> None:
 
 def test_a_server_without_a_reading_is_its_address_and_the_reason() -> None:
     lines = lines_of(make_snapshot([ServerState("http://h:1", error="There is no host called h.")]))
-    assert lines[2:] == ["http://h:1", "  no answer for 0 s: There is no host called h."]
+    assert lines[2:] == ["http://h:1", "  no reading: There is no host called h."]
 
 
 def test_a_server_that_tells_no_pool_has_no_bar() -> None:

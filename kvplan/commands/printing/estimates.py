@@ -33,6 +33,7 @@ from kvplan.estimate.document import deployment_figures, estimate_document
 from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.sequence_pages import SequencePages
+from kvplan.estimate.sglang import CONTEXT_BYTES as SGLANG_CONTEXT
 from kvplan.estimate.weight_formulas import held_formula, storage_formulas
 from kvplan.units import format_bytes, format_gib, format_tokens
 
@@ -274,11 +275,12 @@ def _budget(answer: EstimateAnswer, row: SizedDeployment) -> str:
         return f"{row.counted_gpu}: {whole} GiB - {used} - {pool} = {format_gib(left)} GiB left; {blocks}"
     if row.engine.startswith("sglang"):
         static = row.settings.gpu_memory_utilization
-        beside = format_gib(row.settings.device_memory_bytes - row.budget_bytes - row.activation_peak_bytes)
+        images = row.overhead_bytes - SGLANG_CONTEXT
+        kept = f" - {format_gib(images)} for images" if images > 0 else ""
         return (
-            f"{row.counted_gpu}: ({whole} - {beside} context) x {static:.3g} mem_fraction_static = "
-            f"{format_gib(row.budget_bytes)} GiB; less weights {format_gib(row.weight_bytes)} and what is kept for "
-            f"images = {format_gib(row.kv_pool_bytes)} GiB; {row.kv_cache_tokens:,} tokens"
+            f"{row.counted_gpu}: ({whole} - {format_gib(SGLANG_CONTEXT)} context) x {static:.3g} mem_fraction_static = "
+            f"{format_gib(row.budget_bytes)} GiB - weights {format_gib(row.weight_bytes)}{kept} = "
+            f"{format_gib(row.kv_pool_bytes)} GiB; {row.kv_cache_tokens:,} tokens"
         )
     return (
         f"{row.counted_gpu}: {whole} x {row.settings.gpu_memory_utilization:g} = {format_gib(row.budget_bytes)} GiB "

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvplan.commands.printing.render import print_json, print_table
+from kvplan.commands.printing.render import print_json, print_sentence, print_table
 from kvplan.foreign_text import printable, unguarded
 from kvplan.load.observed.engines import EngineFigures, engine_figures
 from kvplan.load.options import LoadOptions
@@ -17,6 +17,7 @@ from kvplan.load.target import Target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import number
+from kvplan.terminal import fitted
 
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
 _STATISTICS = {"mean": "mean", "median": "median", "p90": "p90", "p95": "p95", "p99": "p99", "p99_9": "p99.9"}
@@ -31,7 +32,8 @@ def announce(options: LoadOptions, target: Target, directory: Path) -> None:
     form = target.form
     searched = f"searching {options.search_range.variable}" if options.search else None
     text = options.traffic().as_text(searched)
-    print(f"{printable(form.model)} at {form.address.url}: {text}; writing {directory}", file=sys.stderr)
+    said = f"{form.model} at {form.address.url}: {text}; writing {directory}"
+    print(fitted(printable(said), sys.stderr, further="  "), file=sys.stderr)
     for note in options.file_notes():
         print(printable(note), file=sys.stderr)
     if target.token_source is None:
@@ -113,7 +115,7 @@ def _one_line(row: Row) -> str:
 def print_outcome(outcome: LoadOutcome, ceiling: Ceiling | None, *, as_json: bool) -> None:
     """The summary as JSON alone, or as tables. Warnings go to stderr either way."""
     for warning in _warnings(outcome, ceiling):
-        print(f"warning: {printable(warning)}", file=sys.stderr)
+        print(fitted(f"warning: {printable(warning)}", sys.stderr, further="  "), file=sys.stderr)
     if as_json:
         print_json(outcome.summary)
         return
@@ -124,6 +126,8 @@ def print_outcome(outcome: LoadOutcome, ceiling: Ceiling | None, *, as_json: boo
         print(f"\n{search['sentence']}")
     main = outcome.summary["main_run"] - 1
     _print_run(outcome.rows[main], outcome.runs[main])
+    if slo:
+        print_sentence(_kept_or_missed(outcome.rows[main], slo["objectives_ms"]), indent="", further="  ")
     for sentence in outcome.drifts[main]:
         print(sentence)
 
@@ -191,10 +195,24 @@ def _print_run(row: Row, run: LoadRun) -> None:
     several = run.health.num_processes
     processes = f"{several} processes, " if several > 1 else ""
     core = "of a core at most" if several > 1 else "of a core"
-    print(f"\nClient: {processes}requests were sent up to {row['dispatch_delay_p99_ms']:.1f} ms late (p99), loop lag "
-          f"{row['loop_lag_p99_ms']:.1f} ms (p99), {row['client_cpu_pct']:.0f} % {core}; tokens counted {counted}"
-          f"{chunks}")  # fmt: skip
-    print(run.verdict.text)
+    print()
+    print_sentence(
+        f"Client: {processes}requests were sent up to {row['dispatch_delay_p99_ms']:.1f} ms late (p99), loop lag "
+        f"{row['loop_lag_p99_ms']:.1f} ms (p99), {row['client_cpu_pct']:.0f} % {core}; tokens counted {counted}"
+        f"{chunks}",
+        indent="",
+        further="  ",
+    )
+    print_sentence(run.verdict.text, indent="", further="  ")
+
+
+def _kept_or_missed(row: Row, objectives_ms: Mapping[str, float]) -> str:
+    """``Service level missed: TTFT p99 57.4 ms (bound 1), TPOT p99 13.8 ms (bound 20).``"""
+    figures = ", ".join(
+        f"{_LATENCIES[name]} p99 {_figure(row, f'p99_{name}_ms') or '-'} ms (bound {bound:g})"
+        for name, bound in objectives_ms.items()
+    )
+    return f"Service level {'kept' if row['slo_pass'] else 'missed'}: {figures}."
 
 
 def _print_server(row: Row) -> None:

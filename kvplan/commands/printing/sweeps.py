@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_START, S
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.progress import PlainProgress, Progress, RichProgress, format_seconds
 from kvplan.sweeps.session import SweepOutcome
+from kvplan.terminal import fitted
 from kvplan.units import format_bytes, plural
 
 _GOALS: Mapping[str, str] = {
@@ -122,12 +124,12 @@ def _expected_outcome(prediction: TrialPrediction) -> str:
 def print_written(directory: Path, pictures: Sequence[Path]) -> None:
     """Which files were written."""
     names = ", ".join(["trials.jsonl", "results.csv", "summary.json", *sorted(path.name for path in pictures)])
-    print(f"written to {directory}: {names}", file=sys.stderr)
+    print(fitted(f"written to {directory}: {names}", sys.stderr, further="  "), file=sys.stderr)
 
 
 def print_undrawn(directory: Path) -> None:
     """The same of a run that was stopped: its pictures take longer than one waits for then."""
-    print(f"written to {directory}; `kvplan report {directory}` draws its page", file=sys.stderr)
+    print(f"written to {directory}; `kvplan report {shlex.quote(str(directory))}` draws its page", file=sys.stderr)
 
 
 def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:

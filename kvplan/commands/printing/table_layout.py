@@ -92,7 +92,7 @@ def _groups(columns: Sequence[_Column], parts: Sequence[Sequence[_Column]], widt
             if groups[-1] and not fits([*groups[-1], *piece]):
                 groups.append(list(names))
             groups[-1] += [column for column in piece if column not in groups[-1]]
-    return groups
+    return groups[1:] if len(groups) > 1 and groups[0] == names else groups  # names alone stand in the next one, too
 
 
 def _naming(columns: Sequence[_Column]) -> list[_Column]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -152,18 +153,26 @@ def objects_in(value: object) -> list[Document]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
+_MOST_NAMED: Final = 3
+
+
 def load_run(directory: Path) -> Run:
     """Read a run directory. KvplanError if it is missing or holds no readable trial."""
     if not directory.is_dir():
-        raise KvplanError(
-            f"There is no directory '{directory}'.", hint="give the directory that `kvplan sweep` wrote (its --out)"
-        )
+        said = f"'{directory}' is a file." if directory.exists() else f"There is no directory '{directory}'."
+        raise KvplanError(said, hint="give the directory that `kvplan sweep` wrote (its --out)")
     notes: list[str] = []
     trials = _read_trials(directory, notes)
+    if not trials and not any((directory / name).exists() for name in (TRIALS, MANIFEST)):
+        within = shlex.join(str(each.parent) for each in sorted(directory.glob(f"*/{TRIALS}"))[:_MOST_NAMED])
+        raise KvplanError(
+            f"'{directory}' is no run directory.",
+            hint=f"name those in it, such as {within}" if within else f"a run directory has a {TRIALS}",
+        )
     if not trials:
         raise KvplanError(
             f"'{directory}' holds no finished trial.",
-            hint=f"a run directory has a {TRIALS}; `kvplan sweep --resume {directory}` runs what is missing",
+            hint=f"`{shlex.join(['kvplan', 'sweep', '--resume', str(directory)])}` runs what is missing",
         )
     manifest = _read_object(directory / MANIFEST, Manifest, notes)
     summary = _read_object(directory / SUMMARY, Summary, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def read_part(directory: Path) -> ShardDirectory:
     if num_done < len(trials):
         raise KvplanError(
             f"{directory} has finished {num_done} of {plural(len(trials), 'trial')}.",
-            hint=f"kvplan sweep --resume {directory} runs the others",
+            hint=f"{shlex.join(['kvplan', 'sweep', '--resume', str(directory)])} runs the others",
         )
     part = ShardDirectory(directory, manifest, entry, trials, records)
     _refuse_foreign_rows(part)
