@@ -14,7 +14,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,26 +85,19 @@ def _runs(config: dict[str, Any]) -> bool:
 
 
 def equal_architectures() -> set[str]:
-    """Those that an equality test has a model of: in ``tests/engine/cases/*_models.py``, or a wrapper."""
-    import small_models
+    """Those that an equality test has a model of: in ``tests/data/small_families.json``, or a wrapper."""
+    import transformers
+    from small_models import ARCHITECTURES, TABLES
     from test_wrapper_equality import WRAPPERS
 
-    found = {_architecture_of(name.partition("-")[0]) for name in small_models.ARCHITECTURES}
-    for file in (ROOT / "tests" / "engine" / "cases").glob("*_models.py"):
-        tables = [table for table in vars(import_module(file.stem)).values() if isinstance(table, dict)]
-        found |= {name for table in tables for model in table.values() for name in _compared(model)}
-    return found | {name for model in WRAPPERS.values() for name in _compared(model)}
-
-
-def _compared(model: object) -> Iterable[str]:
-    """The architecture of a model in a test's table: it names transformers' class of configs, or has a config."""
-    config = model[0] if isinstance(model, tuple) and model else getattr(model, "config", None)
-    if isinstance(config, dict):
-        yield config["architectures"][0]
-    elif isinstance(config, str) and config.endswith("Config"):
-        import transformers
-
-        yield _architecture_of(getattr(transformers, config).model_type, sees=isinstance(model, tuple))
+    found = {_architecture_of(name.partition("-")[0]) for name in ARCHITECTURES}
+    for models in (table for name, table in TABLES.items() if name not in ("small", "others")):
+        for model in models.values():
+            model_type = getattr(transformers, model.config).model_type
+            found.add(model.renamed["config"]["architectures"][0] if model.renamed else _architecture_of(model_type))
+    return found | {
+        _architecture_of(getattr(transformers, config).model_type, sees=True) for config, *_ in WRAPPERS.values()
+    }
 
 
 def _architecture_of(model_type: str, *, sees: bool = False) -> str:

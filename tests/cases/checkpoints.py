@@ -9,21 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from tiny_configs import llama_config
+
 _SIZES = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1}
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
+LLAMA: dict[str, Any] = llama_config(max_position_embeddings=256, tie_word_embeddings=False, torch_dtype="bfloat16")
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -9,27 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tiny_configs import gpt2_config
+
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
 from kvplan.sweeps.progress import SilentProgress
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 
-TINY_CONFIG: dict[str, Any] = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_head": 4,
-    "n_layer": 2,
-    "n_positions": 256,
-    "n_ctx": 256,
-    "vocab_size": 128,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "tie_word_embeddings": True,
-}
+TINY_CONFIG: dict[str, Any] = gpt2_config(
+    n_positions=256,
+    n_ctx=256,
+    activation_function="gelu_new",
+    layer_norm_epsilon=1e-05,
+    bos_token_id=0,
+    eos_token_id=0,
+    tie_word_embeddings=True,
+)
 
 
 def write_tiny_model(directory: Path) -> Path:

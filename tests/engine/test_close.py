@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engine_answers import small_llm
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError, SamplingParams
@@ -16,8 +17,9 @@ MIB = 1024**2
 
 
 def make_llm(checkpoint: Checkpoint, **settings: object) -> LLM:
-    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 128, **settings}
-    return LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+    return small_llm(
+        checkpoint.path, **{"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 128} | settings
+    )
 
 
 _IN_A_NEW_PROCESS = """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 
+from engine_answers import small_llm
 from small_models import Checkpoint
 
-from kvplan_engine import LLM, BeamSearchParams, SamplingParams
+from kvplan_engine import BeamSearchParams, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -18,9 +19,7 @@ def prompt(first: int) -> list[dict[str, list[int]]]:
 def test_generate_from_two_threads_at_once(checkpoints: dict[str, Checkpoint]) -> None:
     """Before calls queued, the threads stepped one engine together: answers went missing, or its queues broke."""
     rounds = 8
-    with LLM(
-        str(checkpoints["gpt2"].path), dtype="float32", device="cpu", device_memory="512MiB", max_model_len=128
-    ) as llm:
+    with small_llm(checkpoints["gpt2"].path, max_model_len=128) as llm:
         expected = {first: llm.generate(prompt(first), PARAMS)[0].outputs[0].token_ids for first in (1, 20)}
         beams = llm.beam_search(prompt(5), BeamSearchParams(beam_width=2, max_tokens=8))[0].sequences[0].tokens
         got: dict[int, list[list[int]]] = {1: [], 20: []}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from serve_adapter import REFUSED_SEATS, ServeAdapter
 from test_engine_processes import are_gone, keepers, wait_for
+from tiny_configs import llama_config
 
 from kvplan.engines.interface import StartedEngine
 from kvplan.engines.serving.keeper import descendants
@@ -26,20 +27,13 @@ from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
 from kvplan.sweeps.worker.protocol import Event
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
+CONFIG = llama_config(
+    intermediate_size=128,
+    vocab_size=256,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    torch_dtype="float32",
+)
 ENGINE = AdaptedEngine(ServeAdapter())
 LONG = {"num_prompts": 16, "input_len": "32", "output_len": "1900"}
 """A load that takes far longer than it takes to notice that it has begun."""

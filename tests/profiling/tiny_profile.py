@@ -6,22 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tiny_configs import gpt2_config
+
 from kvplan.profiling.plan import make_profile_plan
 from kvplan.profiling.session import ProfileOutcome, new_directory, run_profile
 from kvplan.sweeps.options import SweepOptions
 
-TINY_CONFIG: dict[str, Any] = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_head": 4,
-    "n_layer": 2,
-    "n_positions": 256,
-    "vocab_size": 128,
-    "activation_function": "gelu_new",
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+TINY_CONFIG: dict[str, Any] = gpt2_config(
+    n_positions=256, activation_function="gelu_new", bos_token_id=0, eos_token_id=0
+)
 
 
 def write_tiny_model(directory: Path) -> Path:

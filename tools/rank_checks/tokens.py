@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dense_models import DenseCheckpoint
-from mixture_models import MIXTURES
 from rank_cases import CELLS, RANDOM, SMOLLM2_SETTINGS, Asked, check_memory, load, real_text
-from small_models import Checkpoint
+from small_models import MIXTURES, Checkpoint
 
 from kvplan_engine import LLM, EngineError
 from sweeping import smollm2_gguf

@@ -6,23 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_configs import llama_config
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.adapters.library import dummy_adapter
 from kvplan_engine.adapters.sites import sites_of
 from kvplan_engine.description.parameters import num_parameters
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 160,
-    "max_position_embeddings": 128,
-}
+LLAMA: dict[str, Any] = llama_config(vocab_size=160)
 SETTINGS: dict[str, Any] = {"device": "cpu", "device_memory": "384MiB", "max_model_len": 64, "dtype": "float32"}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
 PROMPT = {"prompt_token_ids": [5, 6, 7, 8]}

@@ -8,28 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 from adapter_files import save_adapter
-from engine_answers import shrink_pool
+from engine_answers import check_logprobs, drawn_prompts, logits_behind, shrink_pool, small_llm
 from gguf_files import GgufCheckpoint
 from peft import PeftModel
-from small_models import VOCAB_SIZE, Checkpoint
+from small_models import Checkpoint
 
 from kvplan_engine import LLM, LoRARequest, SamplingParams
 
 NUM_TOKENS = 8
 PROMPT_LENGTHS = (1, 5, 17, 40, 61, 33, 9, 25)
-TOLERANCE = 1e-4
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 
 
 def engine_of(path: Path, **settings: object) -> LLM:
-    usual = {"dtype": "float32", "device": "cpu", "device_memory": "384MiB", "max_num_batched_tokens": 24}
-    usual |= {"max_num_seqs": 6, "max_model_len": 96, "block_size": 3, "enable_lora": True}
-    return LLM(str(path), **usual | settings)
+    usual = {"device_memory": "384MiB", "max_num_batched_tokens": 24, "max_num_seqs": 6, "max_model_len": 96}
+    return small_llm(path, **usual | {"block_size": 3, "enable_lora": True} | settings)
 
 
 def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(1, VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
+    return drawn_prompts(PROMPT_LENGTHS, seed=5)
 
 
 def check(llm: LLM, checkpoint: Checkpoint | GgufCheckpoint, wanted: Sequence[LoRARequest | None]) -> None:
@@ -39,20 +36,19 @@ def check(llm: LLM, checkpoint: Checkpoint | GgufCheckpoint, wanted: Sequence[Lo
     for prompt, request, output in zip(texts, wanted, found, strict=True):
         (answer,) = output.outputs
         tokens = list(answer.token_ids)
-        logits = _logits(checkpoint, request, prompt + tokens)[len(prompt) - 1 : -1]
+        logits = _logits(checkpoint, request, prompt, tokens)
         assert logits.argmax(-1).tolist() == tokens
-        chosen = torch.tensor([each[token] for token, each in zip(tokens, answer.logprobs or (), strict=True)])
-        assert (chosen - logits.log_softmax(-1).amax(-1)).abs().max() < TOLERANCE
+        check_logprobs(logits, answer)
 
 
-def _logits(checkpoint: Checkpoint | GgufCheckpoint, request: LoRARequest | None, tokens: list[int]) -> torch.Tensor:
-    ids = torch.tensor([tokens])
-    with torch.no_grad():
-        if request is None:
-            return checkpoint.model(ids).logits[0].float()
-        adapted = PeftModel.from_pretrained(checkpoint.model, request.path)
-        logits = adapted(ids).logits[0].float()
-        adapted.unload()
+def _logits(
+    checkpoint: Checkpoint | GgufCheckpoint, request: LoRARequest | None, prompt: list[int], tokens: list[int]
+) -> torch.Tensor:
+    if request is None:
+        return logits_behind(checkpoint.model, prompt, tokens)
+    adapted = PeftModel.from_pretrained(checkpoint.model, request.path)
+    logits = logits_behind(adapted, prompt, tokens)
+    adapted.unload()
     return logits
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks, check_pool
-from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, FoundBundles
+from kvplan_engine.blocks.block_table import BlockTable, FoundBundles
 from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 
@@ -25,40 +24,6 @@ def test_uncached_blocks_are_reused_last_in_first_out_and_cached_ones_least_rece
     assert pool.allocate(6) == [2, 3, 4, 5, 1, 0]
     assert pool.num_evictions == 2
     assert pool.find(b"head") is None
-
-
-def test_allocate_is_all_or_nothing() -> None:
-    pool = BlockPool(3, uniform_layout(4))
-    pool.allocate(2)
-    with pytest.raises(NoFreeBlocks):
-        pool.allocate(2)
-    assert pool.num_free_blocks == 1
-    check_pool(pool)
-
-
-def test_cached_block_comes_back_into_use_without_being_taken() -> None:
-    pool = BlockPool(2, uniform_layout(4))
-    (block, _) = pool.allocate(2)
-    pool.cache(block, b"hash")
-    pool.free([block])
-    assert pool.find(b"hash") == block
-    pool.share([block])
-    assert pool.num_free_blocks == 0
-    with pytest.raises(NoFreeBlocks):
-        pool.allocate(1)
-
-
-def test_fork_copies_only_the_partly_filled_block_and_only_when_it_is_written() -> None:
-    pool = BlockPool(8, uniform_layout(4))
-    parent = BlockTable(pool)
-    parent.reserve(0, 6)  # blocks 0 and 1, the second half full
-    child = parent.fork()
-    assert pool.num_used_blocks == 2
-    assert child.reserve(6, 7) == [BlockCopy(source=1, target=2)]
-    assert parent.blocks == [0, 1]
-    assert child.blocks == [0, 2]
-    assert parent.reserve(6, 7) == []  # alone again: written in place
-    check_pool(pool, [parent.blocks, child.blocks])
 
 
 def test_prefix_lookup_leaves_the_last_token_to_compute() -> None:

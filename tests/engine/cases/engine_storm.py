@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from engine_answers import shrink_pool
+from engine_answers import shrink_pool, small_llm
 from multi_token_models import MultiTokenCheckpoint
 from small_models import VOCAB_SIZE, Checkpoint
 
@@ -68,10 +68,8 @@ def run_storm(
 ) -> Storm:
     """Send ``num_requests`` through engines of all settings, ``per_round`` through each."""
     storm, rng = Storm(), random.Random(seed)
-    usual: dict[str, object] = {"dtype": "float32", "device": "cpu", "device_memory": "512MiB"}
-    usual |= {"max_model_len": _MAX_MODEL_LEN}
-    plain = LLM(str(checkpoint.path), **usual, enable_prefix_caching=False, max_num_seqs=64)
-    llm = LLM(str(checkpoint.path), **usual, speculative_config=speculative_config)
+    plain = small_llm(checkpoint.path, max_model_len=_MAX_MODEL_LEN, enable_prefix_caching=False, max_num_seqs=64)
+    llm = small_llm(checkpoint.path, max_model_len=_MAX_MODEL_LEN, speculative_config=speculative_config)
     while storm.num_requests < num_requests:
         budget = rng.choice((1, 2, 3, 5, 8, 13, 16, 31, 64))
         llm.engine.reconfigure(

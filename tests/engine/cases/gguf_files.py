@@ -9,8 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from dense_models import DENSE, SIZES, Dense, DenseCheckpoint
-from window_models import WINDOWED
+from dense_models import DenseCheckpoint
+from small_models import DENSE, SIZES, WINDOWED, Dense
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
+
+from engine_answers import ragged_prompts
 
 from kvplan_engine import LLM
 from kvplan_engine.requests.request import Sequence
 
+LIMITS: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 96, "max_num_batched_tokens": 256}
+"""Of engines that speculate."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+def prompts() -> list[list[int]]:
+    return [prompt[:length] for prompt, length in zip(ragged_prompts()[3:], (28, 41, 25), strict=True)]
 
 
 class Guesses:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -117,6 +118,32 @@ def add_greedy(engine: Engine, prompts: list[list[int]], num_tokens: int) -> lis
 
 def add_beams(engine: Engine, prompts: list[list[int]], params: BeamSearchParams) -> list[Any]:
     return [engine.add_beam_search(f"beams {i}", prompt, params) for i, prompt in enumerate(prompts)]
+
+
+def answers_in_turn(
+    llm: LLM, watch: Watch, cell: Cell, prompts: Sequence[list[int]], num_tokens: int, again: Sequence[int] = (0, 1, 1)
+) -> list[tuple[int, list[int]]]:
+    """Prompts by number and their greedy answers: all at once, then those of ``again`` where they may be cached."""
+    together, found = range(len(prompts)), []
+    for order in [together, *([number] for number in again)] if cell.prefix_caching else [together]:
+        requests = add_greedy(llm.engine, [prompts[number] for number in order], num_tokens)
+        watch.run()
+        found += zip(order, greedy_tokens(requests), strict=True)
+    watch.check(cell)
+    return found
+
+
+def check_in_turn(
+    llm: LLM, watch: Watch, cell: Cell, prompts: Sequence[list[int]], expected: Sequence[list[int]]
+) -> None:
+    for number, tokens in answers_in_turn(llm, watch, cell, prompts, len(expected[0])):
+        assert tokens == expected[number], f"{cell}: prompt {number}"
+
+
+def check_drafted(llm: LLM) -> None:
+    """Some drafts were right and some were wrong."""
+    stats = llm.get_stats()
+    assert 0 < stats["spec_decode_num_accepted_tokens"] < stats["spec_decode_num_draft_tokens"]
 
 
 def greedy_tokens(requests: list[Any]) -> list[list[int]]:

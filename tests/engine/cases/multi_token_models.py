@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 import transformers
-from dense_models import SIZES
-from latent_models import LATENTS
-from mixture_models import MIXTURES
 from safetensors.torch import load_file, save_file
+from small_models import LATENTS, MIXTURES, SIZES
 
 _GAIN, _EMBEDDING, _NOISE = 0.2, 8.0, 0.02
 """Of what layers add to the stream, of the embedding, and in the projection: by these some of the drafts are right."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matrix_cells import Cell, Watch, add_greedy, greedy_tokens, set_up
+from engine_answers import random_prompts
+from matrix_cells import Cell, Watch, answers_in_turn, set_up
 
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
@@ -44,28 +44,18 @@ class Asked:
     def answers(self, llm: LLM, cell: Cell, folder: Path) -> dict[int, list[list[int]]]:
         """Tokens by prompt, for each time it was asked. AssertionError where ``cell`` is not what happened."""
         set_up(llm, cell, folder, pool_tokens=self.pool_tokens)
-        watch = Watch(llm.engine)
         answers: dict[int, list[list[int]]] = {number: [] for number in range(len(self.prompts))}
-        together = tuple(answers)
-        for order in [together, *((number,) for number in self.again)] if cell.prefix_caching else [together]:
-            requests = add_greedy(llm.engine, [self.prompts[number] for number in order], self.num_tokens)
-            watch.run()
-            for number, tokens in zip(order, greedy_tokens(requests), strict=True):
-                answers[number].append(tokens)
-        watch.check(cell)
+        watch = Watch(llm.engine)
+        for number, tokens in answers_in_turn(llm, watch, cell, self.prompts, self.num_tokens, self.again):
+            answers[number].append(tokens)
         return answers
 
 
-def _random_prompts() -> list[list[int]]:
-    rng = np.random.default_rng(11)
-    return [rng.integers(1, 384, length).tolist() for length in (28, 41, 25)]
-
-
-RANDOM = Asked(_random_prompts(), pool_tokens=80, num_tokens=8, again=(0, 1, 1))
+RANDOM = Asked(random_prompts(28, 41, 25, seed=11), pool_tokens=80, num_tokens=8, again=(0, 1, 1))
 """For models with random weights and 384 tokens."""
 
 SMOLLM2_SETTINGS: Mapping[str, Any] = {"device_memory": "1GiB", "quantization": "none", "max_num_seqs": 6}
-_TEXTS = (
+TEXTS = (
     "The history of the printing press began in the middle of the fifteenth century, when Johannes Gutenberg, a "
     "goldsmith from Mainz, cast letters of metal that could be used again and again, in another order each time",
     "In the year 1492, three ships left the harbour of Palos in the south of Spain, and after five weeks on the open "
@@ -75,7 +65,7 @@ _TEXTS = (
 
 def real_text(llm: LLM) -> Asked:
     """For SmolLM2: the beginnings of two texts."""
-    prompts = [llm.tokenizer.encode(text)[:length] for text, length in zip(_TEXTS, (36, 30), strict=True)]
+    prompts = [llm.tokenizer.encode(text)[:length] for text, length in zip(TEXTS, (36, 30), strict=True)]
     return Asked(prompts, pool_tokens=68, num_tokens=6, again=(0,))
 
 

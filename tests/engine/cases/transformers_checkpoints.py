@@ -6,95 +6,27 @@ blocks of three tokens, in a small pool; and once more, from the prefix cache.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import small_models
 import torch
 import transformers
-from dense_models import SIZES
-from small_models import VOCAB_SIZE
+from engine_answers import check_likeliest, drawn_prompts, hold_blocks, small_llm
+from small_models import ARCHITECTURES, TABLES
 
-from kvplan_engine import LLM, SamplingParams
+from kvplan_engine import LLM
 
 _SPREAD = 0.15
 """Of weights: with transformers' own 0.02 the likeliest tokens would be near ties."""
-_DELTA: dict[str, Any] = SIZES | {
-    "num_hidden_layers": 4,
-    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-}
-_MAMBA2: dict[str, Any] = SIZES | {
-    "num_hidden_layers": 4,
-    "mamba_n_heads": 6,
-    "mamba_d_head": 16,
-    "mamba_d_state": 24,
-    "mamba_n_groups": 2,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 8,
-    "hidden_size": 48,
-}
-TOLERANCE = 1e-4
 _LONGEST = 96
-OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_next": ("Qwen3NextConfig", _DELTA),
-    "qwen3_5": ("Qwen3_5TextConfig", _DELTA),
-    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", _DELTA),
-    "olmo_hybrid": ("OlmoHybridConfig", _DELTA | {"linear_num_value_heads": 2}),
-    "gemma3n": (
-        "Gemma3nTextConfig",
-        SIZES
-        | {"num_hidden_layers": 5, "head_dim": 16, "hidden_size_per_layer_input": 24, "sliding_window": 20}
-        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] + ["full_attention"] * 2}
-        | {"num_kv_shared_layers": 2, "intermediate_size": [80] * 5, "vocab_size_per_layer_input": VOCAB_SIZE}
-        | {"laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 5, "tie_word_embeddings": True},
-    ),
-    "dbrx": (
-        "DbrxConfig",
-        {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "vocab_size": VOCAB_SIZE}
-        | {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}}
-        | {"ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}},
-    ),
-    "Llama4ForCausalLM": (
-        "Llama4TextConfig",
-        SIZES
-        | {"num_hidden_layers": 4, "head_dim": 16, "attention_chunk_size": 16, "intermediate_size_mlp": 96}
-        | {"num_local_experts": 4, "num_experts_per_tok": 1, "no_rope_layers": [1, 1, 1, 0]},
-    ),
-    "bamba-unlimited": ("BambaConfig", _MAMBA2 | {"attn_layer_indices": [2]}),
-}
-"""Those that no other table names."""
 
 
 def tabled_models() -> dict[str, tuple[str, dict[str, Any]]]:
     """The models of the equality tests' tables: transformers' class of configs, and what it is made with."""
-    found = dict(OTHERS)
-    for name in small_models.ARCHITECTURES:
-        config = small_models._config(name)
-        found[name] = (type(config).__name__, config.to_diff_dict())
-    for file in sorted(Path(__file__).parent.glob("*_models.py")):
-        tables = [table for table in vars(import_module(file.stem)).values() if isinstance(table, dict)]
-        for table in tables:
-            found |= {name: made for name, model in table.items() if (made := _made_with(model)) is not None}
-    return found
-
-
-def _made_with(model: object) -> tuple[str, dict[str, Any]] | None:
-    if isinstance(model, tuple) and len(model) >= 2 and str(model[0]).endswith("Config"):
-        return model[0], model[1]
-    config = getattr(model, "config", None)
-    if isinstance(config, str) and config.endswith("Config"):
-        return config, model.values  # type: ignore[attr-defined]
-    return None
+    found = {name: TABLES["small"][name] for name in ARCHITECTURES}
+    for table in ("others", "dense", "latents", "mamba", "mixtures", "states", "windowed"):
+        found |= TABLES[table]
+    return {name: (model.config, model.values) for name, model in found.items()}
 
 
 def small_checkpoint(config: Any, folder: Path) -> Any:
@@ -123,32 +55,15 @@ def config_of(name: str, values: dict[str, Any]) -> Any:
 
 def engine_of(path: Path, **settings: Any) -> LLM:
     """An engine whose pool holds little more than one of the longest sequences."""
-    usual = {"dtype": "float32", "device": "cpu", "device_memory": "384MiB", "max_num_batched_tokens": 24}
-    usual |= {"max_num_seqs": 4, "max_model_len": _LONGEST, "block_size": 3, "model_impl": "transformers"}
-    llm = LLM(str(path), **usual | settings)  # type: ignore[arg-type]
-    memory, layout = llm.engine.memory, llm.engine.scheduler.pool.layout
-    taken = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes
-    wanted = taken + int((1.3 * layout.blocks_for(_LONGEST, 24) + 1.5) * memory.block_bytes)
-    llm.engine.reconfigure(gpu_memory_utilization=wanted / memory.device_total_bytes)
+    usual = {"device_memory": "384MiB", "max_num_batched_tokens": 24, "max_num_seqs": 4, "max_model_len": _LONGEST}
+    llm = small_llm(path, **usual | {"block_size": 3, "model_impl": "transformers"} | settings)
+    hold_blocks(llm, int(1.3 * llm.engine.scheduler.pool.layout.blocks_for(_LONGEST, 24) + 1.5))
     return llm
 
 
 def check_answers(model: Any, llm: LLM, lengths: tuple[int, ...], num_tokens: int) -> None:
     """Each token is the likeliest after those before, by the class alone, with its log-probability."""
-    generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(1, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
-    for prompt, output in zip(
-        prompts, llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params), strict=True
-    ):
-        (answer,) = output.outputs
-        tokens = list(answer.token_ids)
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-        assert logits.argmax(-1).tolist() == tokens
-        assert answer.logprobs is not None
-        found = torch.tensor([each[token] for token, each in zip(tokens, answer.logprobs, strict=True)])
-        assert (found - logits.log_softmax(-1).amax(-1)).abs().max() < TOLERANCE
+    check_likeliest(model, llm, drawn_prompts(lengths), num_tokens)
 
 
 def check_class(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_configs import llama_config
 
 from kvplan_engine import EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config
@@ -27,15 +28,7 @@ PROFILES = {
 }
 """A shipped profile of each architecture and the number of parameters that its publisher states."""
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-}
+LLAMA = llama_config(vocab_size=100)
 
 
 def attention_of(source: Any) -> Attention:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_configs import gpt2_config, llama_config
 
 from kvplan_engine import EngineError
 from kvplan_engine.checkpoints.families import family_of
@@ -16,14 +17,7 @@ from kvplan_engine.checkpoints.loaders import load_weights, read_config
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, weight_fingerprint
 
-CONFIG = {
-    "architectures": ["GPT2LMHeadModel"],
-    "n_embd": 16,
-    "n_head": 2,
-    "n_layer": 1,
-    "n_positions": 8,
-    "vocab_size": 20,
-}
+CONFIG = gpt2_config(n_embd=16, n_head=2, n_layer=1, n_positions=8, vocab_size=20)
 MODEL = read_config(CONFIG)
 
 
@@ -163,15 +157,7 @@ def test_a_config_that_is_no_config_is_one_sentence(tmp_path: Path, text: str, s
         read_config(tmp_path)
 
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "vocab_size": 20,
-    "rms_norm_eps": 1e-6,
-}
+LLAMA = llama_config(num_hidden_layers=1, num_attention_heads=2, vocab_size=20, rms_norm_eps=1e-06)
 
 
 @pytest.mark.parametrize("size", [float("inf"), float("nan"), "many", [1], {"a": 1}, 10**400], ids=range(6))

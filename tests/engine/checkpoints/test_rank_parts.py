@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from dense_models import DenseCheckpoint
-from mixture_models import MIXTURES
-from small_models import Checkpoint
+from small_models import MIXTURES, Checkpoint
 
 from kvplan.paths import profiles_dir
 from kvplan_engine import EngineError

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_configs import gpt2_config, llama_config
 
 from kvplan import settings
 from kvplan.catalog.reader import read_config as read_spec
@@ -25,28 +26,10 @@ ERRORS = {"fp8": 0.03, "fp8-block": 0.03, "int8": 0.01, "awq": 0.13, "gptq": 0.1
 }
 """Root mean square of the differences, relative to the weights': an upper limit for normal ones."""
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 192,
-    "intermediate_size": 320,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 160,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-}
-GPT2: dict[str, Any] = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "n_embd": 96,
-    "n_head": 4,
-    "n_layer": 2,
-    "n_positions": 128,
-    "vocab_size": 160,
-}
+LLAMA: dict[str, Any] = llama_config(
+    hidden_size=192, intermediate_size=320, vocab_size=160, rms_norm_eps=1e-05, torch_dtype="bfloat16"
+)
+GPT2: dict[str, Any] = gpt2_config(n_embd=96, vocab_size=160)
 MIXTRAL = LLAMA | {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",

@@ -9,46 +9,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from dense_models import DENSE, RENAMED, DenseCheckpoint
-from engine_answers import shrink_pool
-from latent_models import LATENTS
-from mixture_models import MIXTURES
-from small_models import VOCAB_SIZE
+from dense_models import DenseCheckpoint
+from engine_answers import check_likeliest, drawn_prompts, shrink_pool, small_llm
+from small_models import DENSE, LATENTS, MIXTURES, RENAMED
 
-from kvplan_engine import LLM, SamplingParams
+from kvplan_engine import LLM
 from kvplan_engine.description.mixers import FULL
 
 NUM_TOKENS = 10
 PROMPT_LENGTHS = (1, 5, 17, 40, 70, 33)
-TOLERANCE = 1e-4
 
 
 def prompts_of(checkpoint: DenseCheckpoint) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    drawn = [torch.randint(1, VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
-    return [prompt for prompt in drawn if len(prompt) >= checkpoint.shortest]
+    return [prompt for prompt in drawn_prompts(PROMPT_LENGTHS) if len(prompt) >= checkpoint.shortest]
 
 
 def engine_of(path: Path, **settings: object) -> LLM:
-    usual = {"dtype": "float32", "device": "cpu", "device_memory": "384MiB", "max_num_batched_tokens": 24}
-    return LLM(str(path), **usual | {"max_num_seqs": 4, "max_model_len": 96, "block_size": 3} | settings)
+    usual = {"device_memory": "384MiB", "max_num_batched_tokens": 24, "max_num_seqs": 4, "max_model_len": 96}
+    return small_llm(path, **usual | {"block_size": 3} | settings)
 
 
 def check_answers(checkpoint: DenseCheckpoint, llm: LLM, prompts: list[list[int]]) -> None:
-    """Each token is transformers' likeliest after the prompt and the tokens before, with its log-probability."""
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        (answer,) = output.outputs
-        tokens = list(answer.token_ids)
-        with torch.no_grad():
-            logits = checkpoint.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
-        assert logits.argmax(-1).tolist() == tokens
-        want = logits.log_softmax(-1).amax(-1)
-        assert answer.logprobs is not None
-        found = torch.tensor([each[token] for token, each in zip(tokens, answer.logprobs, strict=True)])
-        assert (found - want).abs().max() < TOLERANCE
+    check_likeliest(checkpoint.model, llm, prompts, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("name", [*DENSE, *RENAMED, *MIXTURES, *LATENTS])

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from covering import covering_part
-from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool
+from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool, small_llm
 from small_models import ARCHITECTURES, Checkpoint, greedy
 
 from kvplan_engine import LLM
@@ -33,17 +33,9 @@ def test_ragged_batches(
     Of the grid, CI runs a part in which any two values of its four axes meet.
     """
     prefix_caching = cache == "cached"
-    llm = LLM(
-        str(checkpoints[name].path),
-        dtype="float32",
-        device="cpu",
-        device_memory="512MiB",
-        attention_backend=backend,
-        max_num_batched_tokens=48,
-        max_num_seqs=4,
-        block_size=block_size,
-        enable_prefix_caching=prefix_caching,
-    )
+    settings = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "block_size": block_size}
+    settings |= {"attention_backend": backend, "enable_prefix_caching": prefix_caching}
+    llm = small_llm(checkpoints[name].path, **settings)
     assert llm.engine.model.attention.name == backend
     shrink_pool(llm, num_tokens=1024)  # as many as ever needed; checking a pool takes time by its blocks
     prompts = ragged_prompts()

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from dense_models import DenseCheckpoint
-from engine_answers import answer, shrink, shrink_pool
-from mamba_models import MAMBA
-from state_models import STATES, as_published
-from test_dense_equality import NUM_TOKENS, TOLERANCE, check_answers, engine_of, prompts_of
-from window_models import WINDOWED
+from dense_models import DenseCheckpoint, as_published
+from engine_answers import answer, check_logprobs, logits_behind, shrink, shrink_pool
+from small_models import MAMBA, STATES, WINDOWED
+from test_dense_equality import NUM_TOKENS, check_answers, engine_of, prompts_of
 
 from kvplan_engine import LLM, SamplingParams
 
@@ -77,12 +75,7 @@ def check_drawn(checkpoint: DenseCheckpoint, llm: LLM, prompts: list[list[int]])
         answers = [list(sample.token_ids) for sample in output.outputs]
         assert len({tuple(tokens) for tokens in answers}) == 3
         for tokens, sample in zip(answers, output.outputs, strict=True):
-            with torch.no_grad():
-                logits = checkpoint.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
-            want = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-            assert sample.logprobs is not None
-            found = torch.tensor([each[token] for token, each in zip(tokens, sample.logprobs, strict=True)])
-            assert (found - want).abs().max() < TOLERANCE
+            check_logprobs(logits_behind(checkpoint.model, prompt, tokens), sample)
 
 
 def test_forks_the_disk_and_steps_ahead(tmp_path: Path) -> None:
@@ -94,9 +87,7 @@ def test_forks_the_disk_and_steps_ahead(tmp_path: Path) -> None:
     check_answers(checkpoint, llm, prompts)
     check_drawn(checkpoint, llm, prompts)
     for prompt, tokens in zip(prompts, answer(llm, prompts, NUM_TOKENS), strict=True):  # without log-probabilities
-        with torch.no_grad():
-            logits = checkpoint.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        assert logits.argmax(-1).tolist() == tokens
+        assert logits_behind(checkpoint.model, prompt, tokens).argmax(-1).tolist() == tokens
     stats = llm.get_stats()
     assert stats["num_steps_ahead"] > 0
     assert stats["kv_disk_cache_hits"] > 0

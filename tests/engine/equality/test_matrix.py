@@ -12,11 +12,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from beam_reference import END_TOKENS, assert_same, reference
 from covering import covering_part
-from matrix_cells import ALL_CELLS, CELLS, Cell, Watch, add_beams, add_greedy, beam_answers, greedy_tokens, set_up
+from engine_answers import random_prompts, small_llm
+from matrix_cells import (
+    ALL_CELLS,
+    CELLS,
+    Cell,
+    Watch,
+    add_beams,
+    beam_answers,
+    check_in_turn,
+    set_up,
+)
 from small_models import ARCHITECTURES, OTHER_KINDS, Checkpoint, greedy
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError
@@ -40,13 +49,12 @@ GRID = covering_part([(*model, cell) for model in _MODELS for cell in CELLS], va
 
 
 def prompts() -> list[list[int]]:
-    rng = np.random.default_rng(11)
-    return [rng.integers(1, 384, length).tolist() for length in PROMPT_LENGTHS]
+    return random_prompts(*PROMPT_LENGTHS, seed=11)
 
 
 def searched_prompts() -> list[list[int]]:
     """The one that the greedy requests have left in the cache, and a new one, whose beams push it out."""
-    return [prompts()[1], np.random.default_rng(12).integers(1, 384, 33).tolist()]
+    return [prompts()[1], *random_prompts(33, seed=12)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +83,8 @@ def loaded() -> Iterator[dict[tuple[str, str], LLM]]:
 
 
 def load(checkpoint: Checkpoint, backend: str) -> LLM:
-    llm = LLM(
-        str(checkpoint.path),
-        dtype="float32",
-        device="cpu",
-        device_memory="512MiB",
-        attention_backend=backend,
-        max_num_batched_tokens=256,
-        max_num_seqs=8,
-        max_model_len=64,
-    )
+    limits = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 64}
+    llm = small_llm(checkpoint.path, attention_backend=backend, **limits)
     assert llm.engine.model.attention.name == backend
     llm.engine.model.config = replace(llm.engine.model.config, eos_token_ids=END_TOKENS)
     return llm
@@ -111,13 +111,7 @@ def test_tokens_are_those_of_transformers(
 
 def check_greedy(llm: LLM, cell: Cell, want: list[list[int]]) -> None:
     watch = Watch(llm.engine)
-    wanted = prompts()
-    orders = [(0, 1, 2), (0,), (1,), (1,)] if cell.prefix_caching else [(0, 1, 2)]
-    for order in orders:  # the later ones find what is left in the pool and in the tiers
-        requests = add_greedy(llm.engine, [wanted[i] for i in order], NUM_TOKENS)
-        watch.run()
-        assert greedy_tokens(requests) == [want[i] for i in order], f"{cell}: greedy"
-    watch.check(cell)
+    check_in_turn(llm, watch, cell, prompts(), want)
     if cell.chunked:
         assert watch.num_decodes_beside_chunks > 0, f"{cell}: decodes waited for the chunks"
     if cell.keeping == "swap":

@@ -15,20 +15,16 @@ import pytest
 import torch
 from beam_reference import assert_same, reference
 from covering import covering_part
+from engine_answers import small_llm
 from matrix_cells import CELLS as ALL_CELLS
 from matrix_cells import Cell, Watch, add_beams, add_greedy, beam_answers, greedy_tokens, set_up
+from rank_cases import TEXTS
 from small_models import greedy
 
 from kvplan_engine import LLM, BeamSearchParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smollm2")]
 
-TEXTS = (
-    "The history of the printing press began in the middle of the fifteenth century, when Johannes Gutenberg, a "
-    "goldsmith from Mainz, cast letters of metal that could be used again and again, in another order each time",
-    "In the year 1492, three ships left the harbour of Palos in the south of Spain, and after five weeks on the open "
-    "sea, out of sight of any land, a sailor in the bow of the",
-)
 PROMPT_LENGTHS = (36, 30)  # both fit the pool, whatever the block size, until the second crosses the end of a block
 SEARCHED_TEXT = "Water boils at a lower temperature on a mountain than at the sea, because the pressure of the air"
 NUM_TOKENS = 6
@@ -60,17 +56,10 @@ def load(smollm2_path: Path) -> Iterator[Callable[[str], LLM]]:
 
     def load(backend: str) -> LLM:
         if backend not in loaded:
-            loaded[backend] = LLM(
-                str(smollm2_path),
-                dtype="float32",
-                device="cpu",
-                attention_backend=backend,
-                # plain torch would widen all weights in every step
-                quantization="none" if backend == "reference" else None,
-                max_model_len=64,
-                max_num_batched_tokens=256,
-                max_num_seqs=6,
-            )
+            limits = {"max_model_len": 64, "max_num_batched_tokens": 256, "max_num_seqs": 6, "device_memory": None}
+            # plain torch would widen all weights in every step
+            quantization = "none" if backend == "reference" else None
+            loaded[backend] = small_llm(smollm2_path, attention_backend=backend, quantization=quantization, **limits)
         assert loaded[backend].engine.model.attention.name == backend
         return loaded[backend]
 

@@ -12,12 +12,12 @@ from typing import cast
 
 import pytest
 import torch
-from dense_models import Dense, DenseCheckpoint
+from dense_models import DenseCheckpoint
 from engine_answers import shrink_pool
-from mamba_models import MAMBA
 from quantised_checkpoints import FORMATS, QuantisedCheckpoint, make_checkpoint
 from quantised_mixtures import MIXERS, MIXTURES, make_mixture
 from safetensors.torch import load_file, save_file
+from small_models import MAMBA, Dense
 from test_dense_equality import check_answers, engine_of, prompts_of
 
 from kvplan.catalog.models import resolve_model

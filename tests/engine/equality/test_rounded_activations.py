@@ -7,22 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_configs import llama_config
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.config import EVEN_QUANTIZATIONS, QUANTIZATIONS, EngineConfig
 from kvplan_engine.models.device_kernels import reference_kernels, select_kernels
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 128,
-}
+LLAMA: dict[str, Any] = llama_config(hidden_size=128, intermediate_size=256, vocab_size=256)
 TOKENS = [(7 * k + 3) % 256 for k in range(40)]
 
 

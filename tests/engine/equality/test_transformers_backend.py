@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from dense_models import SIZES
 from safetensors.torch import load_file, save_file
+from small_models import SIZES
 from transformers_checkpoints import check_answers, check_class, config_of, engine_of, small_checkpoint, tabled_models
 
 from kvplan_engine import LLM, EngineError, SamplingParams

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from dense_models import SIZES, DenseCheckpoint, randomise
-from state_models import STATES
+from dense_models import DenseCheckpoint, randomise
+from small_models import SIZES, STATES
 from test_dense_equality import check_answers, engine_of, prompts_of
 
 _VISION: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

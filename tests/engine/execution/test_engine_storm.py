@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool
+from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool, small_llm
 from engine_storm import run_storm
 from multi_token_models import MultiTokenCheckpoint
 from small_models import Checkpoint
@@ -62,9 +62,8 @@ class Failure(Exception):
 
 
 def start(checkpoint: Checkpoint, **settings: object) -> LLM:
-    defaults: dict[str, object] = {"max_num_batched_tokens": 48, "max_num_seqs": 6, "block_size": 8}
-    defaults |= {"dtype": "float32", "device": "cpu", "device_memory": "512MiB", "max_model_len": 96}
-    return LLM(str(checkpoint.path), **(defaults | settings))
+    limits = {"max_num_batched_tokens": 48, "max_num_seqs": 6, "block_size": 8, "max_model_len": 96}
+    return small_llm(checkpoint.path, **limits | settings)
 
 
 def owner_of(llm: LLM, place: str) -> tuple[Any, str]:

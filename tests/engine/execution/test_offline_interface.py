@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_answers import small_llm
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineError, SamplingParams
@@ -111,6 +112,5 @@ def test_gguf_is_a_format_of_files_alone(checkpoints: dict[str, Checkpoint]) -> 
 
 
 def test_a_model_without_a_template_says_so(checkpoints: dict[str, Checkpoint]) -> None:
-    llm = LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="512MiB")
-    with llm, pytest.raises(EngineError, match="tokenizer"):
+    with small_llm(checkpoints["llama"].path) as llm, pytest.raises(EngineError, match="tokenizer"):
         llm.chat(QUESTION, SHORT)

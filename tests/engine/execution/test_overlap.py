@@ -5,8 +5,11 @@ Inputs whose values the host has not processed yet come from where the step befo
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
-from engine_answers import NUM_TOKENS, ByteTokenizer, answer, answers_with_text, ragged_prompts, shrink_pool
+from covering import covering_part
+from engine_answers import NUM_TOKENS, ByteTokenizer, answer, answers_with_text, ragged_prompts, shrink_pool, small_llm
 from small_models import ARCHITECTURES, Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, SamplingParams
@@ -14,9 +17,8 @@ from kvplan_engine.requests.detokenizer import answer_text
 
 
 def start(checkpoint: Checkpoint, **settings: object) -> LLM:
-    defaults: dict[str, object] = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "block_size": 8}
-    defaults |= {"dtype": "float32", "device": "cpu", "device_memory": "512MiB", "async_scheduling": True}
-    return LLM(str(checkpoint.path), **(defaults | settings))
+    defaults = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "block_size": 8, "async_scheduling": True}
+    return small_llm(checkpoint.path, **defaults | settings)
 
 
 def greedy_params(num_tokens: int = NUM_TOKENS, **settings: object) -> SamplingParams:
@@ -24,9 +26,9 @@ def greedy_params(num_tokens: int = NUM_TOKENS, **settings: object) -> SamplingP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefix_caching", [False, True], ids=["uncached", "cached"])
-@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "block_size", "prefix_caching"), covering_part(product(ARCHITECTURES, (1, 8, 16, 32), (False, True)))
+)
 def test_ragged_batches_answer_as_without(
     checkpoints: dict[str, Checkpoint],
     expected_tokens: dict[str, list[list[int]]],
@@ -46,9 +48,9 @@ def test_ragged_batches_answer_as_without(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swap_space", [0, "16MiB"], ids=["recomputed", "swapped"])
-@pytest.mark.parametrize("block_size", [1, 8])
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "block_size", "swap_space"), covering_part(product(("gpt2", "mistral", "qwen3"), (1, 8), (0, "16MiB")))
+)
 def test_sequences_that_are_preempted_with_a_token_on_its_way(
     checkpoints: dict[str, Checkpoint],
     expected_tokens: dict[str, list[list[int]]],

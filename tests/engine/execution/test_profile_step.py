@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_configs import llama_config
 
 from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.execution import profile_step
@@ -14,20 +15,7 @@ from kvplan_engine.models import decoder
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.decoder_layer import DecoderLayer
 
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "vocab_size": 199,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float32",
-}
+_LLAMA = llama_config(num_hidden_layers=12, vocab_size=199, max_position_embeddings=512)
 _ONE_DENSE = _LLAMA | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from engine_answers import small_llm
 from small_models import Checkpoint
 
-from kvplan_engine import LLM, SamplingParams
+from kvplan_engine import SamplingParams
 from kvplan_engine.requests.outputs import PlainOutputs
 
 
 def test_outputs_of_plain_steps_and_of_ending_ones(checkpoints: dict[str, Checkpoint]) -> None:
-    llm = LLM(str(checkpoints["gpt2"].path), dtype="float32", device="cpu", device_memory="512MiB", max_model_len=64)
-    engine = llm.engine
+    engine = small_llm(checkpoints["gpt2"].path, max_model_len=64).engine
     lengths = {"a": 5, "b": 9, "c": 9}
     requests = {
         name: engine.add_request(
@@ -37,18 +37,3 @@ def test_outputs_of_plain_steps_and_of_ending_ones(checkpoints: dict[str, Checkp
         assert len(outputs) == len(then)
         assert [outputs[row].new_token_ids for row in range(len(outputs))] == [tokens for _, tokens in then]
         assert [output.new_token_ids for output in outputs[-1:]] == [then[-1][1]]
-
-
-def test_a_stop_token_ends_one_sequence_in_the_middle_of_plain_steps(checkpoints: dict[str, Checkpoint]) -> None:
-    llm = LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="512MiB", max_model_len=64)
-    prompts = [{"prompt_token_ids": [number + 1] * 4} for number in range(3)]
-    free = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
-    answer = free[1].outputs[0].token_ids
-    stop = answer[7]
-    params = [SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)] * 3
-    params[1] = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop_token_ids=(stop,))
-    stopped = llm.generate(prompts, params)
-    assert stopped[1].outputs[0].token_ids == answer[: answer.index(stop) + 1]
-    assert stopped[1].outputs[0].finish_reason == "stop"
-    for row in (0, 2):
-        assert stopped[row].outputs[0].token_ids == free[row].outputs[0].token_ids

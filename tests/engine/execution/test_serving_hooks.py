@@ -6,16 +6,16 @@ import subprocess
 import sys
 
 import pytest
+from engine_answers import hold_blocks, small_llm
 from small_models import Checkpoint
 
 import kvplan_engine
-from kvplan_engine import LLM, Engine, SamplingParams
+from kvplan_engine import Engine, SamplingParams
 
 
 @pytest.fixture
 def engine(checkpoints: dict[str, Checkpoint]) -> Engine:
-    llm = LLM(str(checkpoints["gpt2"].path), dtype="float32", device="cpu", device_memory="512MiB", max_model_len=64)
-    return llm.engine
+    return small_llm(checkpoints["gpt2"].path, max_model_len=64).engine
 
 
 def _params(**fields: object) -> SamplingParams:
@@ -55,30 +55,6 @@ def test_an_id_is_free_again_when_every_sample_was_aborted(engine: Engine) -> No
     _run(engine)
 
 
-def test_an_emptied_prefix_cache_finds_nothing_and_then_again(engine: Engine) -> None:
-    prompt = list(range(40))
-
-    def num_cached() -> int:
-        request = engine.add_request("a", prompt, _params(max_tokens=2))
-        _run(engine)
-        return request.num_cached_tokens
-
-    assert [num_cached(), num_cached()] == [0, 32]
-    assert engine.reset_prefix_cache()
-    stats = engine.get_stats()
-    assert stats["num_cached_blocks"] == 0
-    assert stats["num_free_blocks"] == stats["num_blocks"]
-    engine.check()
-    assert [num_cached(), num_cached()] == [0, 32]
-
-
-def test_the_prefix_cache_stays_while_requests_are_unfinished(engine: Engine) -> None:
-    engine.add_request("a", list(range(40)), _params())
-    assert not engine.reset_prefix_cache()
-    _run(engine)
-    assert engine.get_stats()["num_cached_blocks"] > 0
-
-
 def test_a_request_knows_when_it_was_first_scheduled(engine: Engine) -> None:
     request = engine.add_request("a", [1, 2, 3], _params())
     assert request.first_scheduled_seconds is None
@@ -92,11 +68,9 @@ def test_a_request_knows_when_it_was_first_scheduled(engine: Engine) -> None:
 
 
 def test_preemptions_are_counted_by_request(checkpoints: dict[str, Checkpoint]) -> None:
-    path = str(checkpoints["gpt2"].path)
-    with LLM(path, dtype="float32", device="cpu", device_memory="512MiB", max_model_len=64, block_size=4) as llm:
-        engine, memory = llm.engine, llm.engine.memory
-        spared = (memory.num_blocks - 24) * memory.block_bytes  # what is left holds less than two whole answers
-        engine.reconfigure(gpu_memory_utilization=0.9 - spared / memory.device_total_bytes)
+    with small_llm(checkpoints["gpt2"].path, max_model_len=64, block_size=4) as llm:
+        engine = llm.engine
+        hold_blocks(llm, 24)  # less than two whole answers
         requests = [engine.add_request(str(i), [i + 1] * 20, _params(max_tokens=40)) for i in range(2)]
         _run(engine)
         assert sum(request.num_preemptions for request in requests) == engine.get_stats()["num_preemptions"] > 0

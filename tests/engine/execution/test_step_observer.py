@@ -5,27 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from tiny_configs import llama_config
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.execution.loop.step_runner import Phase
 from kvplan_engine.kernels.cpu.library import LAYER_OPERATIONS
 from kvplan_engine.requests.step_plan import StepPlan
-
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "vocab_size": 199,
-    "max_position_embeddings": 96,
-    "torch_dtype": "float32",
-}
 
 
 class Notes:
@@ -48,17 +33,9 @@ class Notes:
 @pytest.fixture
 def engine() -> Engine:
     """At most 24 tokens a step, with one prompt of 40 tokens waiting, which gets three more."""
-    config = EngineConfig(
-        model=_LLAMA,
-        device="cpu",
-        dtype="float32",
-        load_format="dummy",
-        device_memory=160 * 1024**2,
-        max_num_batched_tokens=24,
-        max_num_seqs=4,
-        max_model_len=96,
-    )
-    made = Engine(config)
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 4, "max_model_len": 96, "device_memory": 160 * 1024**2}
+    model = llama_config(intermediate_size=64)  # its layers run in one call
+    made = Engine(EngineConfig(model=model, device="cpu", dtype="float32", load_format="dummy", **limits))
     made.add_request("a", list(range(40)), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
     return made
 

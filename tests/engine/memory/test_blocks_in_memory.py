@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import Checkpoint
+from tiny_configs import llama_config
 
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine import engine as engine_module
@@ -115,17 +116,9 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 HIDDEN, INNER = 768, 2304
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_hidden_layers": 10,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": 128,
-}
+CONFIG = llama_config(
+    hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=10, num_attention_heads=6, vocab_size=1024
+)
 LOADED: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "max_model_len": 64, "max_num_batched_tokens": 64}
 LARGEST_TENSOR = 2 * HIDDEN * INNER * torch.float32.itemsize
 """Gate and up as they are read, widened."""

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_configs import llama_config
 
 from kvplan_engine import LLM, ContextTooLong, EngineError, OutOfDeviceMemory, SamplingParams
 
 MIB = 1024**2
 
 # 100 MiB of float32 weights, small everything else
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 8192,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
+CONFIG = llama_config(
+    hidden_size=512,
+    intermediate_size=2048,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    vocab_size=8192,
+    max_position_embeddings=2048,
+    tie_word_embeddings=False,
+)
 
 _PRELUDE = """
 import json, sys

@@ -7,23 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_configs import llama_config
 
 from kvplan_engine import Engine, EngineConfig, OutOfDeviceMemory
 from kvplan_engine.memory.workspace import HostPool
 
-MODEL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 100,
-    "hidden_act": "silu",
-}
+MODEL = llama_config(max_position_embeddings=64)
 
 
 class FakeCudart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from engine_answers import answer, in_planes, shrink_pool
+from engine_answers import answer, in_planes, random_prompts, shrink_pool, small_llm
 from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
@@ -173,25 +173,14 @@ def test_the_mover_does_what_one_transfer_after_another_would(num_planes: int) -
 
 
 def swapping_llm(checkpoint: Checkpoint, **settings: object) -> LLM:
-    defaults: dict[str, object] = {
-        "dtype": "float32",
-        "device": "cpu",
-        "device_memory": "512MiB",
-        "max_num_batched_tokens": 48,
-        "max_num_seqs": 8,
-        "max_model_len": 96,
-        "block_size": 8,
-        "swap_space": "4MiB",
-        "preemption_mode": "swap",
-    }
-    return LLM(str(checkpoint.path), **(defaults | settings))
+    limits = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "max_model_len": 96, "block_size": 8}
+    return small_llm(checkpoint.path, **limits | {"swap_space": "4MiB", "preemption_mode": "swap"} | settings)
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True], ids=["uncached", "cached"])
 def test_nothing_that_was_swapped_is_computed_again(checkpoints: dict[str, Checkpoint], prefix_caching: bool) -> None:
     checkpoint = checkpoints["llama"]
-    rng = np.random.default_rng(2)
-    prompts = [rng.integers(1, 384, length).tolist() for length in (30, 25, 40, 9, 61, 33)]
+    prompts = random_prompts(30, 25, 40, 9, 61, 33, seed=2)
     want = greedy(checkpoint.model, prompts, 24)
     llm = swapping_llm(checkpoint, enable_prefix_caching=prefix_caching)
     shrink_pool(llm, num_tokens=128)
@@ -238,8 +227,7 @@ def test_parallel_samples_are_swapped_and_come_back_the_same(checkpoints: dict[s
 
 def test_a_swap_space_that_is_too_small_falls_back_to_recomputing(checkpoints: dict[str, Checkpoint]) -> None:
     checkpoint = checkpoints["gpt2"]
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(1, 384, 30).tolist() for _ in range(5)]
+    prompts = random_prompts(*[30] * 5)
     want = greedy(checkpoint.model, prompts, 24)
     llm = swapping_llm(checkpoint, swap_space=5 * 12288, enable_prefix_caching=False)
     shrink_pool(llm, num_tokens=96)

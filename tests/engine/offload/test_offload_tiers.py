@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from engine_answers import answer, shrink_pool
+from engine_answers import answer, random_prompts, shrink_pool, small_llm
 from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
@@ -78,25 +77,14 @@ def test_auto_neither_keeps_nor_loads_what_is_cheaper_to_compute() -> None:
 
 
 def tiered_llm(checkpoint: Checkpoint, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {
-        "dtype": "float32",
-        "device": "cpu",
-        "device_memory": "512MiB",
-        "max_num_batched_tokens": 48,
-        "max_num_seqs": 4,
-        "max_model_len": 96,
-        "block_size": 8,
-        "kv_host_cache_bytes": "1MiB",
-        "kv_load_policy": "always",
-    }
-    llm = LLM(str(checkpoint.path), **(defaults | settings))
+    limits = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "max_model_len": 96, "block_size": 8}
+    llm = small_llm(checkpoint.path, **limits | {"kv_host_cache_bytes": "1MiB", "kv_load_policy": "always"} | settings)
     shrink_pool(llm, num_tokens=96)
     return llm
 
 
-def prompts(count: int = 6, length: int = 50) -> list[list[int]]:
-    rng = np.random.default_rng(5)
-    return [rng.integers(1, 384, length).tolist() for _ in range(count)]
+def prompts() -> list[list[int]]:
+    return random_prompts(*[50] * 6, seed=5)
 
 
 def test_evicted_prefixes_are_found_in_host_memory(checkpoints: dict[str, Checkpoint]) -> None:

@@ -16,9 +16,8 @@ import torch
 from dense_models import DenseCheckpoint
 from guessing import NGRAM, Guesses, let_guess
 from matrix_cells import add_greedy, greedy_tokens
-from mixture_models import MIXTURES
 from rank_cases import CELLS, RANDOM, check_memory, load
-from small_models import VOCAB_SIZE, Checkpoint, greedy
+from small_models import MIXTURES, VOCAB_SIZE, Checkpoint, greedy
 
 from kvplan_engine import Engine, EngineError, SamplingParams
 from kvplan_engine.errors import RankDied

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_answers import shrink_pool
+from engine_answers import shrink_pool, small_llm
 from small_models import ARCHITECTURES, VOCAB_SIZE, Checkpoint
 
 from kvplan_engine import LLM, EngineError, RequestOutput, SamplingParams
@@ -18,7 +18,7 @@ PLAIN = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 def make_llm(checkpoint: Checkpoint, **settings: Any) -> LLM:
     settings = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "block_size": 8, **settings}
-    llm = LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+    llm = small_llm(checkpoint.path, **settings)
     shrink_pool(llm, num_tokens=2048)  # each step is followed by a check of every block
     return llm
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_answers import answer, ragged_prompts, shrink_pool
+from engine_answers import answer, ragged_prompts, shrink_pool, small_llm
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError, LoRARequest, SamplingParams
@@ -42,8 +42,7 @@ NO_PROMPTS: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def llm(checkpoints: dict[str, Checkpoint]) -> LLM:
-    path = str(checkpoints["llama"].path)
-    llm = LLM(path, dtype="float32", device="cpu", device_memory="512MiB", max_model_len=96)
+    llm = small_llm(checkpoints["llama"].path, max_model_len=96)
     shrink_pool(llm, num_tokens=2048)  # each step is followed by a check of every block
     return llm
 

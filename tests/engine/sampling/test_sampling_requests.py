@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from engine_answers import ByteTokenizer, ragged_prompts
+from engine_answers import ByteTokenizer, hold_blocks, ragged_prompts, random_prompts, small_llm
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineError, RequestOutput, SamplingParams
@@ -18,21 +17,13 @@ VOCAB = 384
 
 def make_llm(checkpoint: Checkpoint, **settings: Any) -> LLM:
     settings = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "block_size": 8, **settings}
-    llm = LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
-    shrink_pool(llm, 256)  # each step is followed by a check of every block
+    llm = small_llm(checkpoint.path, **settings)
+    hold_blocks(llm, 256)  # each step is followed by a check of every block
     return llm
 
 
-def shrink_pool(llm: LLM, num_blocks: int) -> None:
-    memory = llm.engine.memory
-    taken = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes
-    wanted = taken + num_blocks * memory.block_bytes + memory.block_bytes // 2
-    llm.engine.reconfigure(gpu_memory_utilization=wanted / memory.device_total_bytes)
-
-
 def prompts(*lengths: int) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(7)
-    return [{"prompt_token_ids": rng.integers(1, VOCAB, length).tolist()} for length in lengths]
+    return [{"prompt_token_ids": prompt} for prompt in random_prompts(*lengths, seed=7)]
 
 
 def tokens_of(outputs: list[RequestOutput]) -> list[list[list[int]]]:
@@ -49,7 +40,7 @@ def test_a_seed_decides_the_tokens_whatever_else_runs(checkpoints: dict[str, Che
     ]
     others = prompts(40, 9, 17, 30)
     llm = make_llm(checkpoints["llama"])
-    shrink_pool(llm, 120)
+    hold_blocks(llm, 120)
     alone = [tokens_of(llm.generate(prompt, one))[0] for prompt, one in zip(wanted, params, strict=True)]
     assert len({tuple(sample) for sample in alone[1]}) == 3, "samples of one prompt are the same"
     assert tokens_of(llm.generate(wanted, params)) == alone
@@ -57,7 +48,7 @@ def test_a_seed_decides_the_tokens_whatever_else_runs(checkpoints: dict[str, Che
     mixed = llm.generate([*others, *wanted], [noise] * len(others) + params)
     assert tokens_of(mixed[len(others) :]) == alone
     llm.engine.reconfigure(max_num_batched_tokens=16, max_model_len=64, enable_prefix_caching=False)
-    shrink_pool(llm, 16)
+    hold_blocks(llm, 16)
     assert tokens_of(llm.generate(wanted, params)) == alone
     assert llm.get_stats()["num_preemptions"] > 0
 
@@ -243,12 +234,10 @@ def answers(llm: LLM, params: list[SamplingParams], *, alone: bool) -> list[list
 def test_a_request_gets_the_same_tokens_whatever_runs_beside_it(
     checkpoints: dict[str, Checkpoint], dtype: str, pieces: str, temperature: float
 ) -> None:
-    path = str(checkpoints["llama"].path)
     params = [
         SamplingParams(temperature=temperature, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True) for seed in range(6)
     ]
-    settings: dict[str, object] = {"dtype": dtype, "device": "cpu", "device_memory": "512MiB", "max_model_len": 96}
-    with LLM(path, **settings, **PIECES["whole"]) as llm:
+    with small_llm(checkpoints["llama"].path, dtype=dtype, max_model_len=96, **PIECES["whole"]) as llm:
         wanted = answers(llm, params, alone=True)
         assert answers(llm, params, alone=True) == wanted
         llm.engine.reconfigure(**PIECES[pieces])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from beam_reference import END_TOKENS, assert_same, reference
+from engine_answers import hold_blocks, random_prompts, small_llm
 from small_models import ARCHITECTURES, Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError, SamplingParams
@@ -19,22 +20,13 @@ LENGTHS = (5, 30, 17)
 
 def make_llm(checkpoint: Checkpoint, *, end_tokens: tuple[int, ...] = END_TOKENS, **settings: Any) -> LLM:
     settings = {"max_num_batched_tokens": 48, "max_num_seqs": 32, "block_size": 8, **settings}
-    llm = LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+    llm = small_llm(checkpoint.path, **settings)
     llm.engine.model.config = replace(llm.engine.model.config, eos_token_ids=end_tokens)
     return llm
 
 
-def set_pool(llm: LLM, num_blocks: int) -> None:
-    memory = llm.engine.memory
-    taken = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes
-    wanted = taken + num_blocks * memory.block_bytes + memory.block_bytes // 2
-    llm.engine.reconfigure(gpu_memory_utilization=wanted / memory.device_total_bytes)
-    assert llm.engine.memory.num_blocks == num_blocks
-
-
 def prompts() -> list[list[int]]:
-    rng = np.random.default_rng(3)
-    return [rng.integers(1, VOCAB, length).tolist() for length in LENGTHS]
+    return random_prompts(*LENGTHS)
 
 
 def as_given(token_ids: list[list[int]]) -> list[dict[str, Any]]:
@@ -48,7 +40,7 @@ def test_as_transformers(checkpoints: dict[str, Checkpoint], name: str, length_p
     """Three prompts at once, each by itself in transformers; answers end at different lengths."""
     params = BeamSearchParams(beam_width=4, max_tokens=14, length_penalty=length_penalty)
     llm = make_llm(checkpoints[name])
-    set_pool(llm, 96)
+    hold_blocks(llm, 96)
     outputs = llm.beam_search(as_given(prompts()), params)
     for output, prompt in zip(outputs, prompts(), strict=True):
         assert_same(output.sequences, reference(checkpoints[name].model, prompt, params, END_TOKENS))
@@ -64,7 +56,7 @@ def test_widths_and_block_sizes(
 ) -> None:
     params = BeamSearchParams(beam_width=beam_width, max_tokens=12, early_stopping=early_stopping)
     llm = make_llm(checkpoints["qwen3"], block_size=block_size, attention_backend="reference")
-    set_pool(llm, 1024 // block_size)
+    hold_blocks(llm, 1024 // block_size)
     if beam_width == 1:  # transformers takes one beam for greedy search
         greedy = SamplingParams(temperature=0.0, max_tokens=12)
         want = [output.outputs[0].token_ids for output in llm.generate(as_given(prompts()), greedy)]
@@ -90,7 +82,7 @@ def test_no_beam_is_lost_when_memory_or_seats_are_short(
     settings = {"max_model_len": 48, "swap_space": swap_space, "enable_prefix_caching": prefix_caching}
     settings["preemption_mode"] = "swap" if swap_space else "recompute"
     llm = make_llm(checkpoints["llama"], max_num_seqs=max_num_seqs, **settings)
-    set_pool(llm, num_blocks)
+    hold_blocks(llm, num_blocks)
     outputs = llm.beam_search(as_given(prompts()), params)
     for output, prompt in zip(outputs, prompts(), strict=True):
         assert_same(output.sequences, reference(checkpoints["llama"].model, prompt, params, END_TOKENS))
@@ -104,7 +96,7 @@ def test_beside_other_requests(checkpoints: dict[str, Checkpoint]) -> None:
     """Searches and samples in one batch, in a pool that preempts both."""
     checkpoint = checkpoints["gpt2"]
     llm = make_llm(checkpoint, enable_prefix_caching=False, max_model_len=48)
-    set_pool(llm, 8)
+    hold_blocks(llm, 8)
     engine = llm.engine
     sampled = SamplingParams(n=2, seed=4, max_tokens=20, ignore_eos=True)
     alone = [tuple(c.token_ids) for c in llm.generate(as_given(prompts()[:1]), sampled)[0].outputs]
@@ -122,7 +114,7 @@ def test_beside_other_requests(checkpoints: dict[str, Checkpoint]) -> None:
 def test_beams_share_blocks_and_copy_only_tails(checkpoints: dict[str, Checkpoint]) -> None:
     """A fork copies at most its last, partly filled block, and the prompt is held once."""
     llm = make_llm(checkpoints["llama"], end_tokens=(), enable_prefix_caching=False)
-    set_pool(llm, 96)
+    hold_blocks(llm, 96)
     engine = llm.engine
     prompt = np.random.default_rng(1).integers(1, VOCAB, 61).tolist()
     request = engine.add_beam_search("r", prompt, BeamSearchParams(beam_width=6, max_tokens=20))
@@ -153,7 +145,7 @@ def count_copies(engine: Any) -> int:
 
 def test_abort_returns_every_block(checkpoints: dict[str, Checkpoint]) -> None:
     llm = make_llm(checkpoints["llama"], enable_prefix_caching=False, max_model_len=96)
-    set_pool(llm, 13)
+    hold_blocks(llm, 13)
     for num_steps in (1, 4, 9, 14):
         llm.engine.add_beam_search("r", prompts()[1], BeamSearchParams(beam_width=4, max_tokens=30, ignore_eos=True))
         for _ in range(num_steps):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from engine_answers import answer, shrink_pool
+from engine_answers import answer, random_prompts, shrink_pool, small_llm
 from scheduler_harness import SchedulerHarness
 from small_models import Checkpoint, greedy
 
-from kvplan_engine import LLM, EngineError, SamplingParams
+from kvplan_engine import EngineError, SamplingParams
 
 
 def harness(**settings: Any) -> SchedulerHarness:
@@ -98,20 +97,9 @@ def test_the_tokens_are_the_same_in_every_mode(
     checkpoints: dict[str, Checkpoint], scheduling: str, reservation: str
 ) -> None:
     checkpoint = checkpoints["llama-tied"]
-    rng = np.random.default_rng(4)
-    prompts = [rng.integers(1, 384, length).tolist() for length in (30, 5, 40, 61, 12)]
-    llm = LLM(
-        str(checkpoint.path),
-        dtype="float32",
-        device="cpu",
-        device_memory="512MiB",
-        max_num_batched_tokens=48,
-        max_num_seqs=3,
-        max_model_len=80,
-        block_size=8,
-        scheduling=scheduling,
-        kv_reservation=reservation,
-    )
+    prompts = random_prompts(30, 5, 40, 61, 12, seed=4)
+    limits = {"max_num_batched_tokens": 48, "max_num_seqs": 3, "max_model_len": 80, "block_size": 8}
+    llm = small_llm(checkpoint.path, scheduling=scheduling, kv_reservation=reservation, **limits)
     shrink_pool(llm, num_tokens=176)
     assert answer(llm, prompts, 16) == greedy(checkpoint.model, prompts, 16)
     stats = llm.get_stats()
@@ -122,15 +110,7 @@ def test_the_tokens_are_the_same_in_every_mode(
 def test_stats_tell_used_tokens_from_held_slots(checkpoints: dict[str, Checkpoint]) -> None:
     fragmentation = {}
     for reservation in ("paged", "contiguous"):
-        llm = LLM(
-            str(checkpoints["gpt2"].path),
-            dtype="float32",
-            device="cpu",
-            device_memory="512MiB",
-            max_model_len=128,
-            block_size=16,
-            kv_reservation=reservation,
-        )
+        llm = small_llm(checkpoints["gpt2"].path, max_model_len=128, block_size=16, kv_reservation=reservation)
         llm.engine.add_request("r", list(range(1, 21)), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
         llm.engine.step()
         stats = llm.engine.stats
@@ -146,15 +126,7 @@ def test_the_longest_stall_spans_the_steps_in_which_a_sequence_got_no_token(
 ) -> None:
     import kvplan_engine.execution.loop.step_loop as overlap
 
-    llm = LLM(
-        str(checkpoints["gpt2"].path),
-        dtype="float32",
-        device="cpu",
-        device_memory="512MiB",
-        max_num_batched_tokens=2,
-        max_num_seqs=4,
-        max_model_len=64,
-    )
+    llm = small_llm(checkpoints["gpt2"].path, max_num_batched_tokens=2, max_num_seqs=4, max_model_len=64)
     clock = iter(range(10_000))
     monkeypatch.setattr(overlap.time, "perf_counter", lambda: float(next(clock)))
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -120,6 +122,18 @@ class ServerProcess:
         except urllib.error.HTTPError as error:
             with error:
                 return HttpAnswer(error.code, error.read(), dict(error.headers))
+
+    def exchange(self, *pieces: bytes, pause: float = 0.0) -> bytes:
+        """All that the server says to ``pieces``, each with a pause behind it, until it closes the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
+            for piece in pieces:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it may have closed the connection by then
+                    connection.sendall(piece)
+                time.sleep(pause)
+            received = b""
+            while more := connection.recv(1 << 16):
+                received += more
+        return received
 
     def get(self, path: str) -> HttpAnswer:
         return self.request("GET", path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from small_models import VOCAB_SIZE
+from tiny_configs import llama_config
 
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.server.engine_client.routing import EngineLoad, PrefixMemory, Route, Router, prefix_chain
@@ -22,17 +23,7 @@ CONFIG: dict[str, Any] = {
     "kv_host_cache_bytes": 0,
     "kv_disk_cache_bytes": 0,
 }
-MODEL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 256,
-}
+MODEL = llama_config(vocab_size=VOCAB_SIZE, max_position_embeddings=256)
 
 
 def facts(num_blocks: int = 100, **config: Any) -> PoolFacts:

@@ -31,19 +31,6 @@ def strict(model_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def _answered(server: ServerProcess, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """All that the server says to ``pieces`` until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        for piece in pieces:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have closed the connection by then
-                connection.sendall(piece)
-            time.sleep(pause)
-        received = b""
-        while more := connection.recv(1 << 16):
-            received += more
-    return received
-
-
 def _head(*, size: int = 0, lines: int = 1, path: str = "/health") -> bytes:
     """A head of ``lines`` headers; ``size``: of all bytes that the parser hands on, four for each header included."""
     headers = [b"host: x", *(b"a%d: b" % number for number in range(lines - 2)), b"z: "]
@@ -67,7 +54,7 @@ def test_a_head_beyond_64_kib_or_100_lines_is_a_431(
     strict: ServerProcess, head: bytes, status: bytes, is_cut: bool
 ) -> None:
     pieces = [head[:30_000], head[30_000:60_000], head[60_000:]] if is_cut else [head]
-    assert _answered(strict, *pieces, pause=0.01 if is_cut else 0.0).startswith(b"HTTP/1.1 " + status)
+    assert strict.exchange(*pieces, pause=0.01 if is_cut else 0.0).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.parametrize("beginning", [
@@ -79,19 +66,19 @@ def test_a_head_beyond_64_kib_or_100_lines_is_a_431(
 ], ids=["header", "headers", "path", "chunk-extension", "trailer"])  # fmt: skip
 def test_a_head_without_an_end_is_a_431_and_is_not_kept(strict: ServerProcess, beginning: bytes) -> None:
     filling = b"a: b\r\n" * 100_000 if beginning.endswith(b"\n") else b"x" * 600_000
-    answer = _answered(strict, beginning, *[filling] * 8)
+    answer = strict.exchange(beginning, *[filling] * 8)
     assert answer.startswith(b"HTTP/1.1 431")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 431
     assert strict.get("/health").status == 200
 
 
 def test_empty_lines_without_an_end_are_refused(strict: ServerProcess) -> None:
-    assert _answered(strict, b"\r\n" * 40_000).startswith(b"HTTP/1.1 431")
+    assert strict.exchange(b"\r\n" * 40_000).startswith(b"HTTP/1.1 431")
 
 
 def test_the_bound_needs_no_key_and_spares_ordinary_errors(strict: ServerProcess) -> None:
     assert strict.post("/v1/completions", {"prompt": "a"}).status == 401
-    assert _answered(strict, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n" * 200).count(b"HTTP/") == 1
+    assert strict.exchange(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n" * 200).count(b"HTTP/") == 1
 
 
 def test_requests_before_a_bad_one_are_answered(strict: ServerProcess) -> None:
@@ -99,7 +86,7 @@ def test_requests_before_a_bad_one_are_answered(strict: ServerProcess) -> None:
     data = json.dumps({"prompt": [5], "max_tokens": 60, "stream": True, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\ncontent-length: %d\r\n\r\n"
     for bad, status in ((_head(lines=101), b"431"), (b"NONSENSE\r\n\r\n", b"400")):
-        answer = _answered(strict, head % len(data) + data + bad)
+        answer = strict.exchange(head % len(data) + data + bad)
         stream, end, refused = answer.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert stream.count(b'"text":') == 60
         assert end
@@ -110,11 +97,11 @@ def test_trailers_are_no_headers(strict: ServerProcess) -> None:
     """A key in a trailer would have come behind the check, or before it, by chance."""
     sent = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
     chunked = b"%x\r\n%b\r\n0\r\nauthorization: Bearer secret\r\n\r\n" % (len(COMPLETION), COMPLETION)
-    assert _answered(strict, sent + chunked).startswith(b"HTTP/1.1 401")
+    assert strict.exchange(sent + chunked).startswith(b"HTTP/1.1 401")
 
 
 def test_5000_pipelined_requests_are_answered_one_by_one(strict: ServerProcess) -> None:
-    answer = _answered(strict, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 5000 + LAST)
+    answer = strict.exchange(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 5000 + LAST)
     assert answer.count(b"HTTP/1.1 200") == 5001
 
 
@@ -122,25 +109,25 @@ def test_5000_pipelined_requests_are_answered_one_by_one(strict: ServerProcess) 
 
 
 def test_a_connection_without_a_request_is_closed(strict: ServerProcess) -> None:
-    assert _answered(strict) == b""
+    assert strict.exchange() == b""
 
 
 def test_a_head_that_dribbles_has_one_deadline_as_a_whole(strict: ServerProcess) -> None:
     began = time.monotonic()
-    answer = _answered(strict, b"GET /health HTTP/1.1\r\nhost: ", *[b"x"] * 20, pause=0.1)
+    answer = strict.exchange(b"GET /health HTTP/1.1\r\nhost: ", *[b"x"] * 20, pause=0.1)
     assert answer.startswith(b"HTTP/1.1 408")
     assert time.monotonic() - began < 60, "each byte made it longer"
 
 
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(strict: ServerProcess) -> None:
     request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-    assert _answered(strict, *[request] * 8, pause=0.2).count(b"HTTP/1.1 200") == 8
+    assert strict.exchange(*[request] * 8, pause=0.2).count(b"HTTP/1.1 200") == 8
 
 
 def test_a_body_that_nobody_reads_does_not_keep_its_connection(strict: ServerProcess) -> None:
     """It was answered before it was complete: a client could go on for ever."""
     sent = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
-    answer = _answered(strict, sent, *[b"x"] * 20, pause=0.1)
+    answer = strict.exchange(sent, *[b"x"] * 20, pause=0.1)
     assert answer.startswith(b"HTTP/1.1 401")
 
 

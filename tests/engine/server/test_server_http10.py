@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from typing import Any
 
 import pytest
@@ -18,17 +16,6 @@ COMPLETION = {"prompt": "the cache", "temperature": 0.0, "max_tokens": 12, "igno
 def _request(version: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     return f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
-
-
-def _received(server: ServerProcess, sent: bytes, *, reads_after: float = 0.0) -> bytes:
-    """All that the server says until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        connection.sendall(sent)
-        time.sleep(reads_after)
-        received = b""
-        while piece := connection.recv(1 << 16):
-            received += piece
-    return received
 
 
 def _choices(events: list[Any]) -> list[Any]:
@@ -47,16 +34,16 @@ def _check_stream(server: ServerProcess, body: dict[str, Any], answer: bytes) ->
 @pytest.mark.parametrize("fields", [{}, {"stop": ["never said"]}, {"echo": True}, {"logprobs": 2, "n": 3}])
 def test_a_stream_is_not_sent_in_chunks(server: ServerProcess, fields: dict[str, Any]) -> None:
     body = {**COMPLETION, **fields}
-    _check_stream(server, body, _received(server, _request("1.0", body)))
+    _check_stream(server, body, server.exchange(_request("1.0", body)))
 
 
 def test_a_stream_is_whole_when_its_client_reads_late(server: ServerProcess) -> None:
     body = {**COMPLETION, "max_tokens": 200, "n": 64}
-    _check_stream(server, body, _received(server, _request("1.0", body), reads_after=1.0))
+    _check_stream(server, body, server.exchange(_request("1.0", body), pause=1.0))
 
 
 def test_an_answer_in_chunks_may_come_before_on_the_same_connection(server: ServerProcess) -> None:
-    received = _received(server, _request("1.1", COMPLETION) + _request("1.0", COMPLETION))
+    received = server.exchange(_request("1.1", COMPLETION) + _request("1.0", COMPLETION))
     chunked, end, unframed = received.partition(b"\r\n0\r\n\r\n")
     assert b"\r\ntransfer-encoding: chunked" in chunked
     assert end
@@ -65,7 +52,7 @@ def test_an_answer_in_chunks_may_come_before_on_the_same_connection(server: Serv
 
 def test_whole_answers_and_errors_say_how_long_they_are(server: ServerProcess) -> None:
     for body, status in (({**COMPLETION, "stream": False}, 200), ({**COMPLETION, "max_tokens": -1}, 400)):
-        head, _, content = _received(server, _request("1.0", body)).partition(b"\r\n\r\n")
+        head, _, content = server.exchange(_request("1.0", body)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 %d" % status)
         assert b"\r\ncontent-length: %d\r\n" % len(content) in head
 
@@ -76,24 +63,12 @@ PLAIN = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%btransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
 
 
-def _answered(server: ServerProcess, *pieces: bytes) -> bytes:
-    """All that the server says to ``pieces``, sent one after the other, until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        for piece in pieces:
-            connection.sendall(piece)
-            time.sleep(0.01)
-        received = b""
-        while more := connection.recv(1 << 16):
-            received += more
-    return received
-
-
 @pytest.mark.parametrize("request_form", [PLAIN, CHUNKED], ids=["plain", "chunked"])
 @pytest.mark.parametrize("cut", [0, 20, 150, 230])
 def test_a_request_that_wishes_for_http2_keeps_its_body(server: ServerProcess, request_form: bytes, cut: int) -> None:
     sent = request_form % (WISH, len(BODY), BODY)
     last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    received = _answered(server, sent[:cut], sent[cut:] + sent + last)
+    received = server.exchange(sent[:cut], sent[cut:] + sent + last, pause=0.01)
     assert received.count(b"HTTP/1.1 200") == 3, received
     assert received.count(b'"completion_tokens":3') == 2
     assert b'"text_completion"' in received
@@ -101,7 +76,7 @@ def test_a_request_that_wishes_for_http2_keeps_its_body(server: ServerProcess, r
 
 def test_a_connection_that_is_to_close_closes(server: ServerProcess) -> None:
     wish = b"connection: close, Upgrade\r\nupgrade: h2c\r\n"
-    received = _answered(server, PLAIN % (wish, len(BODY), BODY))
+    received = server.exchange(PLAIN % (wish, len(BODY), BODY))
     assert received.startswith(b"HTTP/1.1 200")
     assert b"\r\nconnection: close" in received
 
@@ -109,8 +84,8 @@ def test_a_connection_that_is_to_close_closes(server: ServerProcess) -> None:
 def test_there_is_no_websocket_and_no_tunnel(server: ServerProcess) -> None:
     last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     wish = b"GET /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
-    received = _answered(server, wish + last)
+    received = server.exchange(wish + last)
     assert received.startswith(b"HTTP/1.1 405")
     assert received.count(b"HTTP/1.1 200") == 1
-    assert _answered(server, b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert server.exchange(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert "WebSocket" not in "".join(server.lines)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from covering import covering_part
 from dense_models import DenseCheckpoint
-from engine_answers import answer, ragged_prompts
-from matrix_cells import CELLS, Cell, Watch, add_greedy, greedy_tokens, set_up
-from small_models import Checkpoint, greedy
-from window_models import WINDOWED
+from engine_answers import answer, small_llm
+from guessing import LIMITS, prompts
+from matrix_cells import CELLS, Cell, Watch, check_drafted, check_in_turn, set_up
+from small_models import WINDOWED, Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.description.kept_units import kept_units
@@ -23,16 +23,9 @@ NUM_TOKENS = 24
 GRID = covering_part([(cell,) for cell in CELLS], strength=2, values_of=lambda cell: cell[0].values)
 
 
-def prompts() -> list[list[int]]:
-    return [prompt[:length] for prompt, length in zip(ragged_prompts()[3:], (28, 41, 25), strict=True)]
-
-
 def load(path: Path, drafter: Path | None, **settings: Any) -> LLM:
-    usual: dict[str, Any] = {"dtype": "float32", "device": "cpu", "device_memory": "512MiB", "max_num_seqs": 8}
-    usual |= {"max_model_len": 96, "max_num_batched_tokens": 256}
-    if drafter is not None:
-        usual["speculative_config"] = {"model": str(drafter), "num_speculative_tokens": 3}
-    return LLM(str(path), **usual | settings)
+    drafting = None if drafter is None else {"model": str(drafter), "num_speculative_tokens": 3}
+    return small_llm(path, **LIMITS | {"speculative_config": drafting} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +58,8 @@ def test_greedy_tokens_are_those_of_transformers(
 ) -> None:
     set_up(llm, cell, tmp_path, pool_tokens=96)
     watch = Watch(llm.engine)
-    for order in [(0, 1, 2), (0,), (1,), (1,)] if cell.prefix_caching else [(0, 1, 2)]:
-        requests = add_greedy(llm.engine, [prompts()[i] for i in order], NUM_TOKENS)
-        watch.run()
-        assert greedy_tokens(requests) == [expected[i] for i in order], f"{cell}: {order}"
-    watch.check(cell)
-    stats = llm.get_stats()
-    assert 0 < stats["spec_decode_num_accepted_tokens"] < stats["spec_decode_num_draft_tokens"]
+    check_in_turn(llm, watch, cell, prompts(), expected)
+    check_drafted(llm)
 
 
 def test_the_model_as_its_own_drafter_is_always_right(checkpoints: dict[str, Checkpoint]) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from covering import covering_part
-from engine_answers import ragged_prompts
-from matrix_cells import CELLS, Cell, Watch, add_greedy, greedy_tokens, set_up
+from engine_answers import small_llm
+from guessing import LIMITS, prompts
+from matrix_cells import CELLS, Cell, Watch, add_greedy, check_drafted, check_in_turn, greedy_tokens, set_up
 from multi_token_models import MULTI_TOKEN, MultiTokenCheckpoint
 from safetensors.torch import load_file
 from small_models import greedy
@@ -27,16 +28,9 @@ GRID = covering_part(
 )
 
 
-def prompts() -> list[list[int]]:
-    return [prompt[:length] for prompt, length in zip(ragged_prompts()[3:], (28, 41, 25), strict=True)]
-
-
 def load(path: Path, number: int | None = 3, **settings: Any) -> LLM:
-    usual: dict[str, Any] = {"dtype": "float32", "device": "cpu", "device_memory": "512MiB", "max_num_seqs": 8}
-    usual |= {"max_model_len": 96, "max_num_batched_tokens": 256}
-    if number is not None:
-        usual["speculative_config"] = {"method": "mtp", "num_speculative_tokens": number}
-    return LLM(str(path), **usual | settings)
+    drafting = None if number is None else {"method": "mtp", "num_speculative_tokens": number}
+    return small_llm(path, **LIMITS | {"speculative_config": drafting} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +83,8 @@ def test_drafts_are_those_of_the_definition(
         assert len(drafts) > 20 and {len(each) for _, each in drafts} >= {3}
         for token_ids, found in drafts:
             assert found == models[name].drafts(token_ids, len(found)), token_ids
+        check_drafted(llm)
         stats = llm.get_stats()
-        assert 0 < stats["spec_decode_num_accepted_tokens"] < stats["spec_decode_num_draft_tokens"]
         positions = stats["spec_decode_num_accepted_tokens_per_pos"]
         assert sum(positions) == stats["spec_decode_num_accepted_tokens"] and positions[0] >= positions[1]
 
@@ -109,13 +103,8 @@ def test_greedy_tokens_are_those_of_transformers(
     llm = loaded[name]
     set_up(llm, cell, tmp_path, pool_tokens=96)
     watch = Watch(llm.engine)
-    for order in [(0, 1, 2), (0,), (1,), (1,)] if cell.prefix_caching else [(0, 1, 2)]:
-        requests = add_greedy(llm.engine, [prompts()[i] for i in order], NUM_TOKENS)
-        watch.run()
-        assert greedy_tokens(requests) == [expected[name][i] for i in order], f"{cell}: {order}"
-    watch.check(cell)
-    stats = llm.get_stats()
-    assert 0 < stats["spec_decode_num_accepted_tokens"] < stats["spec_decode_num_draft_tokens"]
+    check_in_turn(llm, watch, cell, prompts(), expected[name])
+    check_drafted(llm)
 
 
 def test_drawn_tokens_are_those_without_drafts(models: dict[str, MultiTokenCheckpoint]) -> None:

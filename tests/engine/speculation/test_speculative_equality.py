@@ -16,12 +16,10 @@ import torch
 from beam_reference import END_TOKENS
 from covering import covering_part
 from dense_models import DenseCheckpoint
-from engine_answers import answer, answers_with_text, ragged_prompts, shrink
-from guessing import NGRAM, Guesses, let_guess
-from matrix_cells import CELLS, Cell, Watch, add_greedy, greedy_tokens, set_up
-from small_models import ARCHITECTURES, VOCAB_SIZE, Checkpoint, greedy
-from state_models import STATES
-from window_models import WINDOWED
+from engine_answers import answer, answers_with_text, ragged_prompts, shrink, small_llm
+from guessing import LIMITS, NGRAM, Guesses, let_guess, prompts
+from matrix_cells import CELLS, Cell, Watch, check_drafted, check_in_turn, set_up
+from small_models import ARCHITECTURES, STATES, VOCAB_SIZE, WINDOWED, Checkpoint, greedy
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError, SamplingParams
 from kvplan_engine.requests.request import number_sequences_from
@@ -33,13 +31,8 @@ GRID = covering_part(
 )
 
 
-def prompts() -> list[list[int]]:
-    return [prompt[:length] for prompt, length in zip(ragged_prompts()[3:], (28, 41, 25), strict=True)]
-
-
 def load(path: Path, **settings: Any) -> LLM:
-    usual = {"dtype": "float32", "device": "cpu", "device_memory": "512MiB", "max_num_seqs": 8, "max_model_len": 96}
-    return LLM(str(path), **usual | {"max_num_batched_tokens": 256, "speculative_config": NGRAM} | settings)
+    return small_llm(path, **LIMITS | {"speculative_config": NGRAM} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +65,8 @@ def test_greedy_tokens_are_those_of_transformers(
     texts = [prompt + tokens for prompt, tokens in zip(prompts(), want, strict=True)]
     watch = Watch(llm.engine)
     let_guess(llm, Guesses(texts, VOCAB_SIZE, share=0.6))
-    for order in [(0, 1, 2), (0,), (1,), (1,)] if cell.prefix_caching else [(0, 1, 2)]:
-        requests = add_greedy(llm.engine, [prompts()[i] for i in order], NUM_TOKENS)
-        watch.run()
-        assert greedy_tokens(requests) == [want[i] for i in order], f"{cell}: {order}"
-    watch.check(cell)
-    stats = llm.get_stats()
-    assert 0 < stats["spec_decode_num_accepted_tokens"] < stats["spec_decode_num_draft_tokens"]
+    check_in_turn(llm, watch, cell, prompts(), want)
+    check_drafted(llm)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "exaone4"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tiny_configs import llama_config
 
 from kvplan.calibrate.trials import read_trial_sets
 from kvplan.errors import KvplanError, UsageError
@@ -25,18 +26,9 @@ from kvplan.sweeps.worker.trial import run_trial
 from kvplan.sweeps.worker_host import EngineSource, make_order
 from kvplan.units import GIB
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 320,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 256,
-    "torch_dtype": "bfloat16",
-}
+LLAMA: dict[str, Any] = llama_config(
+    hidden_size=128, intermediate_size=320, vocab_size=512, max_position_embeddings=256, torch_dtype="bfloat16"
+)
 REQUESTS: dict[str, Any] = {"num_prompts": 8, "input_len": "4..12", "output_len": "2..6", "rerun": False}
 
 

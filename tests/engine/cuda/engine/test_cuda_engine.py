@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from engine_answers import answer, random_prompts
 from fake_gpu import FakeGpu, take_gpu
-from small_models import greedy
+from small_models import greedy, saved_model, wide_gpt2
 
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kvplan.memory import predict
@@ -20,6 +21,7 @@ from kvplan_engine.attention import cuda_plan
 from kvplan_engine.memory.step_buffers import ATTENTION_PARTS
 
 MIXTURES = ("mixtral", "ernie4_5_moe")
+LIMITS: dict[str, Any] = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
 NAMES = ("gpt2", "mistral", "qwen3", "cohere", "olmo2", "glm4", *MIXTURES)
 
 
@@ -58,12 +60,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, tor
     folder = tmp_path_factory.mktemp("wide")
     made = {}
     for name in (*NAMES, "long"):
-        torch.manual_seed(4)
-        config = _config(name)
-        config.initializer_range = 0.2
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        model.save_pretrained(folder / name)
-        made[name] = (str(folder / name), model)
+        made[name] = (str(folder / name), saved_model(_config(name), folder / name))
     return made
 
 
@@ -72,19 +69,10 @@ def test_greedy_tokens_are_transformers(
     models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: FakeGpu, name: str
 ) -> None:
     path, model = models[name]
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(1, 384, length).tolist() for length in (1, 9, 30, 17)]
-    llm = LLM(
-        path,
-        dtype="float32",
-        max_num_batched_tokens=32,
-        max_num_seqs=4,
-        max_model_len=64,
-    )
+    prompts = random_prompts(1, 9, 30, 17)
+    llm = LLM(path, dtype="float32", **LIMITS)
     assert llm.engine.model.attention.name == "cuda"
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-    assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, 6)
+    assert answer(llm, prompts, 6) == greedy(model, prompts, 6)
     assert ("choose_experts" in emulated_gpu.runtime.launched) == (name in MIXTURES)
 
 
@@ -93,24 +81,17 @@ def test_rows_of_logits_begin_where_kernels_read_16_bytes_at_once(
     tmp_path: Path, emulated_gpu: FakeGpu, quantization: str | None
 ) -> None:
     """A vocabulary of 381, as GPT-2's 50,257 is no multiple of 8: equal tokens, greedy and drawn, and equal bytes."""
-    torch.manual_seed(4)
-    config = transformers.GPT2Config(
-        n_embd=128, n_head=2, n_layer=1, vocab_size=381, n_positions=64, initializer_range=0.2
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path)
-    limits = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
-    prompts = [np.random.default_rng(3).integers(1, 381, length).tolist() for length in (1, 9, 30, 17)]
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    llm = LLM(str(tmp_path), dtype="float32", quantization=quantization, **limits)
+    model = wide_gpt2(tmp_path, n_layer=1, vocab_size=381)
+    prompts = random_prompts(1, 9, 30, 17, end=381)
+    llm = LLM(str(tmp_path), dtype="float32", quantization=quantization, **LIMITS)
     logits = llm.engine.serving.runner.workspace["logits"]
     assert (tuple(logits.shape), logits.stride()) == ((4, 381), (384, 1))
-    found = llm.generate(asked, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
-    drawn = llm.generate(asked, SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_tokens=8, ignore_eos=True))
+    found, params = answer(llm, prompts, 8), SamplingParams(top_p=0.9, seed=5, max_tokens=8, ignore_eos=True)
+    drawn = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     assert all(0 <= token < 381 for output in drawn for token in output.outputs[0].token_ids)
     if quantization is None:
-        assert [output.outputs[0].token_ids for output in found] == greedy(model, prompts, 8)
-    asked_settings = ServingSettings(dtype="float32", quantization=quantization or "auto", **limits)
+        assert found == greedy(model, prompts, 8)
+    asked_settings = ServingSettings(dtype="float32", quantization=quantization or "auto", **LIMITS)
     device = EngineDevice(emulated_gpu.total_bytes, kind="cuda")
     predicted = predict(resolve_model(str(tmp_path)), asked_settings, device)
     assert predicted.activation_bytes == llm.engine.memory.activation_bytes
@@ -124,7 +105,7 @@ def test_the_end_of_a_long_prompt_is_cut_and_tokens_are_transformers(
     """Five tokens behind 128 cached ones, in a replayed graph: two blocks for each KV head share what they see."""
     monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
     path, model = models["long"]
-    prompt = np.random.default_rng(3).integers(1, 384, 133).tolist()
+    (prompt,) = random_prompts(133)
     sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 1, "max_model_len": 160}
     llm = LLM(path, dtype="float32", **sizes)
     parts = llm.engine.serving.runner.workspace[ATTENTION_PARTS].zero_()
@@ -139,10 +120,8 @@ def test_prompts_by_warp_groups_are_transformers(
 ) -> None:
     """In chunks behind cached tokens, beside sequences that decode; to float16's rounding."""
     path, model = models["qwen3"]
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(1, 384, length).tolist() for length in (2, 45, 30)]
-    settings = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
-    llm = LLM(path, dtype="float16", attention_backend="cuda_wgmma", **settings)
+    prompts = random_prompts(2, 45, 30)
+    llm = LLM(path, dtype="float16", attention_backend="cuda_wgmma", **LIMITS)
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=1)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     assert "attention/prefill/prefill_wgmma.cu" in emulated_gpu.runtime.sources
@@ -158,13 +137,7 @@ def test_prompts_by_warp_groups_are_transformers(
 
 def test_samples_fork_on_the_device(models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: FakeGpu) -> None:
     """Copy-on-write goes through the device's own block copy."""
-    llm = LLM(
-        models["gpt2"][0],
-        dtype="float32",
-        max_num_batched_tokens=32,
-        max_num_seqs=4,
-        max_model_len=64,
-    )
+    llm = LLM(models["gpt2"][0], dtype="float32", **LIMITS)
     prompt = {"prompt_token_ids": [5, 6, 7, 8, 9]}
     (together,) = llm.generate([prompt], SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True))
     (alone,) = llm.generate([prompt], SamplingParams(n=1, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True))

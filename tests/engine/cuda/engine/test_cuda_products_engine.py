@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from adapter_files import save_adapter
+from engine_answers import drawn_prompts
 from fake_gpu import FakeGpu, take_gpu
 from gguf_files import GgufCheckpoint
 from late_gpu import LateGpu
@@ -28,8 +28,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(1, 384, (length,), generator=generator).tolist() for length in lengths]
+    return drawn_prompts(lengths, seed=5)
 
 
 def answers(llm: LLM, prompts: list[list[int]], adapters: list[LoRARequest | None] | None = None) -> list[list[int]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from engine_answers import answer, random_prompts
 from fake_gpu import MIB
 from fake_ranks import FakeRanks, RankGpu, storage_of
-from small_models import greedy
+from small_models import greedy, saved_model, wide_gpt2
 
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kvplan.launches import step_launches
@@ -27,14 +27,9 @@ SETTINGS = {"dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 4,
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
-    """Heads of 64, the smallest that the CUDA kernels have: one for each of two ranks."""
-    torch.manual_seed(4)
-    config = transformers.GPT2Config(n_embd=128, n_head=2, n_layer=2, vocab_size=384, n_positions=64)
-    config.initializer_range = 0.2
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    path = tmp_path_factory.mktemp("ranks") / "gpt2"
-    model.save_pretrained(path)
-    return path, model
+    """A head for each of two ranks."""
+    path = tmp_path_factory.mktemp("ranks")
+    return path, wide_gpt2(path)
 
 
 @pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (2, 2)])
@@ -44,8 +39,7 @@ def test_each_rank_computes_on_its_own_gpu_and_all_meet_in_the_same_order(
     path, model = gpt2
     total = num_ranks * num_stages
     fake = FakeRanks(monkeypatch, total)
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(1, 384, length).tolist() for length in (5, 40)]
+    prompts = random_prompts(5, 40)
     with LLM(str(path), **SETTINGS, tensor_parallel_size=num_ranks, pipeline_parallel_size=num_stages) as llm:
         runners = fake.runners(llm.engine.serving.runner)
         assert sorted(fake.gpus) == sorted(runners) == list(range(total))
@@ -54,9 +48,7 @@ def test_each_rank_computes_on_its_own_gpu_and_all_meet_in_the_same_order(
         uploads = {number: gpu.num_uploads for number, gpu in fake.gpus.items()}
         for gpu in fake.gpus.values():
             gpu.runtime.launched.clear()
-        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-        assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, NUM_TOKENS)
+        assert answer(llm, prompts, NUM_TOKENS) == greedy(model, prompts, NUM_TOKENS)
 
         for number, runner in runners.items():
             gpu = fake.gpus[number]
@@ -184,20 +176,16 @@ def test_the_launches_of_a_captured_step_over_ranks_are_those_predicted(
 
 def test_whole_experts_on_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """5 over 2 ranks; prompts, whose choices are sorted in the first layer, and decoding tokens."""
-    torch.manual_seed(4)
     config = transformers.Qwen2MoeConfig(
         hidden_size=128, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=2, vocab_size=384,
         max_position_embeddings=64, moe_intermediate_size=24, shared_expert_intermediate_size=48, num_experts=5,
-        num_experts_per_tok=2, initializer_range=0.2,
+        num_experts_per_tok=2,
     )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path)
+    model = saved_model(config, tmp_path)
     fake = FakeRanks(monkeypatch, 2)
-    prompts = [np.random.default_rng(3).integers(1, 384, length).tolist() for length in (5, 20)]
+    prompts = random_prompts(5, 20)
     with LLM(str(tmp_path), **SETTINGS, tensor_parallel_size=2, enable_expert_parallel=True) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-        assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, 3)
+        assert answer(llm, prompts, 3) == greedy(model, prompts, 3)
     for gpu in fake.gpus.values():
         assert {"choose_experts", "sort_pairs", "expert_product", "sum_experts"} <= set(gpu.runtime.launched)
 

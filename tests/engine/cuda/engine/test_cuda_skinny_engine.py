@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from engine_answers import random_prompts
 from fake_gpu import FakeGpu, take_gpu
 
 from kvplan_engine import LLM, SamplingParams
@@ -32,8 +32,7 @@ NUM_TOKENS = 5
 
 
 def prompts() -> list[list[int]]:
-    rng = np.random.default_rng(3)
-    return [rng.integers(1, 384, length).tolist() for length in LENGTHS]
+    return random_prompts(*LENGTHS)
 
 
 def make_model(name: str, folder: Path) -> torch.nn.Module:

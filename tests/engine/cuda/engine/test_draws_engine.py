@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from engine_answers import ByteTokenizer, answers_with_text
+from engine_answers import ByteTokenizer, answers_with_text, hold_blocks, random_prompts
 from fake_gpu import FakeGpu, take_gpu
 from guessing import NGRAM, Guesses, let_guess
 from late_gpu import LateGpu
@@ -54,8 +53,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def prompts() -> list[dict[str, list[int]]]:
-    rng = np.random.default_rng(3)
-    return [{"prompt_token_ids": rng.integers(1, VOCABULARY, length).tolist()} for length in LENGTHS]
+    return [{"prompt_token_ids": prompt} for prompt in random_prompts(*LENGTHS, end=VOCABULARY)]
 
 
 def answers(llm: LLM, params: list[SamplingParams] = PARAMS) -> list[list[list[int]]]:
@@ -88,9 +86,7 @@ def test_changed_logits_give_the_tokens_of_the_cpu(path: str, wanted: list[list[
     assert 6 <= len(wanted[-1][0]) < 14 and wanted[-1][0][-1] % 2 == 0
 
 
-@pytest.mark.parametrize(
-    "settings", [SYNCHRONOUS, FEW_GRAPHS | {"async_scheduling": False}, {"enforce_eager": True}, {}], ids=str
-)
+@pytest.mark.parametrize("settings", MODES, ids=str)
 def test_mixed_batches_draw_what_each_would_alone(
     path: str, wanted: list[list[list[int]]], settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,9 +112,7 @@ def test_preempted_sequences_draw_on(path: str, wanted: list[list[list[int]]], m
     """Their rows and counts may be others' meanwhile."""
     take_gpu(monkeypatch, FakeGpu())
     llm = start(path, max_num_seqs=6, **FEW_GRAPHS)
-    memory = llm.engine.memory
-    taken = memory.budget_bytes - memory.kv_pool_bytes
-    llm.engine.reconfigure(gpu_memory_utilization=(taken + 9.5 * memory.block_bytes) / memory.device_total_bytes)
+    hold_blocks(llm, 9)
     assert answers(llm) == wanted
     stats = llm.get_stats()
     assert stats["num_preemptions"] > 3

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_gpu import FakeGpu, take_gpu
+from tiny_configs import gpt2_config
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
@@ -43,15 +44,7 @@ CONFIGS = {
     "llama": COMMON | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "qwen2": COMMON | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
     "qwen3": COMMON | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 64},
-    "gpt2": {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "n_embd": 128,
-        "n_head": 2,
-        "n_layer": 3,
-        "n_positions": 64,
-        "vocab_size": 384,
-    },
+    "gpt2": gpt2_config(n_embd=128, n_head=2, n_layer=3, n_positions=64, vocab_size=384),
 }
 
 

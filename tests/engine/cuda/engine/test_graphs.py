@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np
 import pytest
 import torch
-import transformers
+from engine_answers import answer, random_prompts
 from fake_gpu import MIB, FakeGpu, take_gpu
-from small_models import greedy
+from small_models import greedy, wide_gpt2
 
-from kvplan_engine import LLM, OutOfDeviceMemory, SamplingParams
+from kvplan_engine import LLM, OutOfDeviceMemory
 from kvplan_engine.attention.layer_cache import ONLY_TABLE
 from kvplan_engine.execution.graphs import (
     PaddedBatches,
@@ -25,8 +24,6 @@ from kvplan_engine.memory.breakdown import BufferSpec
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import GraphSize
 
-VOCABULARY = 384
-
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
@@ -35,30 +32,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, torch.nn.Module]:
-    """Two layers with heads of 64, the smallest that the CUDA kernels have."""
-    torch.manual_seed(4)
-    config = transformers.GPT2Config(n_embd=128, n_head=2, n_layer=2, vocab_size=VOCABULARY, n_positions=64)
-    config.initializer_range = 0.2
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    path = tmp_path_factory.mktemp("wide") / "gpt2"
-    model.save_pretrained(path)
-    return str(path), model
+    path = tmp_path_factory.mktemp("wide")
+    return str(path), wide_gpt2(path)
 
 
 def start(path: str, **settings: object) -> LLM:
     defaults: dict[str, object] = {"max_num_batched_tokens": 32, "max_num_seqs": 5, "max_model_len": 64}
     return LLM(path, **(defaults | {"dtype": "float32", "enable_prefix_caching": False} | settings))
-
-
-def prompts_of(*lengths: int) -> list[list[int]]:
-    rng = np.random.default_rng(3)
-    return [rng.integers(1, VOCABULARY, length).tolist() for length in lengths]
-
-
-def answers(llm: LLM, prompts: list[list[int]], num_tokens: int = 10) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 # ---- sizes and padding
@@ -190,14 +170,14 @@ def test_no_garbage_is_collected_while_a_graph_is_captured() -> None:
 
 def test_replays_answer_as_eager_steps_and_as_transformers(gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu) -> None:
     path, model = gpt2
-    prompts = prompts_of(1, 9, 30, 17, 5, 3)  # batches of five, then fewer: every rung of the ladder, padded too
+    prompts = random_prompts(1, 9, 30, 17, 5, 3)  # batches of five, then fewer: every rung of the ladder, padded too
     llm = start(path)
-    assert answers(llm, prompts) == greedy(model, prompts, 10)
+    assert answer(llm, prompts, 10) == greedy(model, prompts, 10)
     stats = llm.get_stats()
     assert stats["num_graph_replays"] == stats["num_steps"] >= 10, "steps with prompts are replayed too"
     assert stats["num_steps_ahead"] >= 10
     llm.engine.reconfigure(enforce_eager=True, async_scheduling=False)
-    assert answers(llm, prompts) == greedy(model, prompts, 10)
+    assert answer(llm, prompts, 10) == greedy(model, prompts, 10)
     stats = llm.get_stats()
     assert stats["num_graph_replays"] == stats["num_steps_ahead"] == 0
     assert gpu.num_live_graphs == 0
@@ -207,7 +187,7 @@ def test_the_host_waits_for_a_step_when_the_next_one_runs(gpt2: tuple[str, torch
     llm = start(gpt2[0])
     gpu.mark().wait()  # the steps of the start are done
     gpu.events.clear()
-    answers(llm, prompts_of(4, 4), 8)
+    answer(llm, random_prompts(4, 4), 8)
     replays = "".join(event[0] for event in gpu.events)
     assert "swswsw" in replays
     assert replays.count("w") == 8
@@ -222,11 +202,11 @@ def test_a_replayed_step_launches_nothing_beside_its_graph(
     launched: list[str] = []
     kernel_of = gpu.runtime.kernel
     monkeypatch.setattr(gpu.runtime, "kernel", lambda variant: launched.append(variant.kernel) or kernel_of(variant))
-    answers(llm, prompts_of(4, 4), 8)
+    answer(llm, random_prompts(4, 4), 8)
     assert set(launched) == {"copy_inputs"}
     llm.engine.reconfigure(cudagraph_mode="full_decode_only")
     launched.clear()
-    answers(llm, prompts_of(4, 4), 8)
+    answer(llm, random_prompts(4, 4), 8)
     assert launched.count("sample_rows") == 1, "the step of the prompts is the only one without a graph"
 
 
@@ -246,7 +226,7 @@ def test_what_graphs_take_is_kept_back_before_the_pool_is_carved(
         assert memory.graph_bytes == 6 * gpu.graph_bytes  # four batch sizes, two numbers of tokens
         parts = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes + memory.graph_bytes
         assert memory.budget_bytes - parts == memory.kv_pool_bytes
-        answers(llm, prompts_of(9, 30), 4)
+        answer(llm, random_prompts(9, 30), 4)
         assert gpu.most_used_bytes <= gpu.total_bytes
         captures = gpu.num_captures
         llm.engine.reconfigure(gpu_memory_utilization=0.5)
@@ -268,8 +248,8 @@ def test_a_capture_that_finds_no_memory_is_classified_and_survived(
     assert "enforce_eager" in (info.value.hint or "")
     gpu.refuses_graph = None
     llm.engine.reconfigure(block_size=8)
-    prompts = prompts_of(9, 5)
-    assert answers(llm, prompts, 5) == greedy(gpt2[1], prompts, 5)
+    prompts = random_prompts(9, 5)
+    assert answer(llm, prompts, 5) == greedy(gpt2[1], prompts, 5)
 
 
 @pytest.mark.parametrize(
@@ -296,9 +276,9 @@ def test_memory_that_ends_while_running_is_survived(gpt2: tuple[str, torch.nn.Mo
     graphs, runner.graphs = runner.graphs, None
     runner.workspace.scratch = fail  # type: ignore[method-assign]
     with pytest.raises(OutOfDeviceMemory) as info:
-        answers(llm, prompts_of(9))
+        answer(llm, random_prompts(9), 10)
     assert info.value.phase == "runtime"
     assert gpu.capture == replay and graphs is not None
     llm.engine.reconfigure()
-    prompts = prompts_of(9, 5)
-    assert answers(llm, prompts, 5) == greedy(gpt2[1], prompts, 5)
+    prompts = random_prompts(9, 5)
+    assert answer(llm, prompts, 5) == greedy(gpt2[1], prompts, 5)

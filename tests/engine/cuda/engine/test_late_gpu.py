@@ -6,46 +6,33 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from dense_models import SIZES, Dense, DenseCheckpoint
+from dense_models import DenseCheckpoint
+from engine_answers import answer, logits_behind, random_prompts
 from fake_gpu import take_gpu
 from late_gpu import LateGpu
-from mamba_models import MAMBA
-from small_models import VOCAB_SIZE, greedy
-from state_models import STATES
+from small_models import MAMBA, SIZES, STATES, VOCAB_SIZE, Dense, greedy, saved_model
 
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.execution.inputs import staging
 
-VOCABULARY = 384
-
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, torch.nn.Module]:
-    torch.manual_seed(4)
     config = transformers.LlamaConfig(
         hidden_size=128,
         num_attention_heads=2,
         num_key_value_heads=1,
         intermediate_size=96,
         num_hidden_layers=2,
-        vocab_size=VOCABULARY,
+        vocab_size=VOCAB_SIZE,
         max_position_embeddings=64,
         tie_word_embeddings=False,
     )
-    config.initializer_range = 0.2
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    path = tmp_path_factory.mktemp("late") / "llama"
-    model.save_pretrained(path)
-    return str(path), model
-
-
-def prompts_of(*lengths: int) -> list[list[int]]:
-    rng = np.random.default_rng(3)
-    return [rng.integers(1, VOCABULARY, length).tolist() for length in lengths]
+    path = tmp_path_factory.mktemp("late")
+    return str(path), saved_model(config, path)
 
 
 def run_late(llm: LLM, gpu: LateGpu, prompts: list[list[int]], num_tokens: list[int]) -> list[list[int]]:
@@ -68,7 +55,7 @@ def test_tokens_are_the_same_when_the_device_is_late(
 ) -> None:
     path, model = llama
     gpu = take_gpu(monkeypatch, LateGpu())
-    prompts = prompts_of(*LENGTHS)
+    prompts = random_prompts(*LENGTHS)
     wanted = [greedy(model, [prompt], number)[0] for prompt, number in zip(prompts, NUM_TOKENS, strict=True)]
     sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64, "enable_prefix_caching": False}
     llm = LLM(path, dtype="float32", **(sizes | settings))
@@ -86,7 +73,7 @@ def test_a_prompt_in_many_pieces_is_read_as_it_was_written(
 ) -> None:
     """A piece that is not a prompt's last samples nobody, so nobody waits for its inputs to be read."""
     gpu = take_gpu(monkeypatch, LateGpu())
-    prompt = {"prompt_token_ids": prompts_of(59)[0]}
+    prompt = {"prompt_token_ids": random_prompts(59)[0]}
     params = SamplingParams(temperature=temperature, seed=7, max_tokens=4, ignore_eos=True)
     sizes = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "max_model_len": 64, "enable_prefix_caching": False}
     llm = LLM(llama[0], dtype="float32", async_scheduling=async_scheduling, **sizes)
@@ -104,7 +91,7 @@ def test_host_memory_would_be_overwritten_too_early_if_nobody_waited_for_it(
     gpu = take_gpu(monkeypatch, LateGpu())
     monkeypatch.setattr(staging, "_NUM_COPIES", 1)
     monkeypatch.setattr(staging.InTurn, "fill", lambda self: nullcontext(self._copies[0]))
-    prompts = prompts_of(*LENGTHS)
+    prompts = random_prompts(*LENGTHS)
     wanted = [greedy(model, [prompt], number)[0] for prompt, number in zip(prompts, NUM_TOKENS, strict=True)]
     sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64, "enable_prefix_caching": False}
     llm = LLM(path, dtype="float32", **sizes)
@@ -132,15 +119,12 @@ def test_greedy_tokens_are_transformers(name: str, tmp_path: Path, monkeypatch: 
     gpu = take_gpu(monkeypatch, LateGpu())
     checkpoint = DenseCheckpoint(name, tmp_path, MODELS)
     llm = LLM(str(checkpoint.path), dtype="float32", max_num_batched_tokens=16, max_num_seqs=4, max_model_len=48)
-    prompts = [np.random.default_rng(3).integers(1, VOCAB_SIZE, length).tolist() for length in (1, 9, 30)]
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    prompts = random_prompts(1, 9, 30)
     with gpu.late(llm.engine):
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        tokens = list(output.outputs[0].token_ids)
-        with torch.no_grad():  # all at once: transformers' own decoding treats the limits of steps in another way
-            logits = checkpoint.model(torch.tensor([prompt + tokens])).logits[0]
-        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
+        answers = answer(llm, prompts, 6)
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        # all at once: transformers' own decoding treats the limits of steps in another way
+        assert logits_behind(checkpoint.model, prompt, tokens).argmax(-1).tolist() == tokens
     assert KERNELS[name] in gpu.runtime.launched
     assert gpu.most_queued > 20, "nothing was late"
     stats = llm.get_stats()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import MIB, FakeGpu, take_gpu
+from tiny_configs import gpt2_config
 
 from kvplan.sweeps.worker import trial as worker_trial
 from kvplan.sweeps.worker.engine_host import EngineHost
@@ -18,14 +19,7 @@ from kvplan.sweeps.worker.trial import run_trial
 from kvplan.workload.requests import RequestSpec
 from kvplan_engine.models.decoder import Decoder
 
-MODEL = {
-    "architectures": ["GPT2LMHeadModel"],
-    "n_embd": 64,
-    "n_head": 1,
-    "n_layer": 1,
-    "vocab_size": 300,
-    "n_positions": 64,
-}
+MODEL = gpt2_config(n_embd=64, n_head=1, n_layer=1, vocab_size=300, n_positions=64)
 SETTINGS = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 64, "block_size": 16}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from cuda_cases import AttentionCase, Batch, attend, build_batch, largest_error, tolerance
+from engine_answers import logits_behind, random_prompts
 from fake_gpu import FakeGpu, take_gpu
+from small_models import saved_model
 
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.attention import cuda_plan
@@ -152,7 +153,6 @@ def test_what_the_kernel_has_not_is_attended_to_one_by_one(options: dict) -> Non
 def test_samples_behind_one_prompt_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight samples, and two requests behind the cached prefix, in replayed graphs; to float16's rounding."""
     take_gpu(monkeypatch, FakeGpu())
-    torch.manual_seed(4)
     config = transformers.Qwen3Config(
         hidden_size=128,
         intermediate_size=96,
@@ -162,18 +162,12 @@ def test_samples_behind_one_prompt_are_those_of_transformers(tmp_path: Path, mon
         num_key_value_heads=1,
         head_dim=64,
         max_position_embeddings=160,
-        initializer_range=0.2,
     )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path)
-    sizes = {
-        "max_num_batched_tokens": 160,
-        "max_num_seqs": 8,
-        "max_model_len": 160,
-        "cudagraph_mode": "full_decode_only",
-    }
-    llm = LLM(str(tmp_path), dtype="float16", attention_backend="cuda_cascade", **sizes)
-    prompt = np.random.default_rng(3).integers(1, 384, 133).tolist()
+    model = saved_model(config, tmp_path)
+    sizes = {"max_num_batched_tokens": 160, "max_num_seqs": 8, "max_model_len": 160}
+    settings = {"attention_backend": "cuda_cascade", "cudagraph_mode": "full_decode_only"}
+    llm = LLM(str(tmp_path), dtype="float16", **settings, **sizes)
+    (prompt,) = random_prompts(133)
     asked = SamplingParams(n=8, temperature=1.0, seed=5, max_tokens=3, ignore_eos=True, logprobs=0)
     (samples,) = llm.generate([{"prompt_token_ids": prompt}], asked)
     (found,) = llm.engine.model.attention._planner._shared_memory.values()
@@ -183,10 +177,8 @@ def test_samples_behind_one_prompt_are_those_of_transformers(tmp_path: Path, mon
     assert found[:2].tolist() == [128] * 2, "as the last step left it"
     assert llm.engine.get_stats()["num_graph_replays"] >= 4, "steps that decode are replayed"
     for output in (samples, *cached):
-        start = len(output.prompt_token_ids)
         for sample in output.outputs:
-            tokens = torch.tensor([*output.prompt_token_ids, *sample.token_ids])
-            with torch.no_grad():
-                rows = torch.log_softmax(model(tokens[None]).logits[0], -1)
-            expected = rows[torch.arange(start - 1, len(tokens) - 1), tokens[start:]].sum()
+            tokens = list(sample.token_ids)
+            rows = torch.log_softmax(logits_behind(model, list(output.prompt_token_ids), tokens), -1)
+            expected = rows.gather(1, torch.tensor(tokens)[:, None]).sum()
             assert sample.cumulative_logprob == pytest.approx(float(expected), abs=0.1)

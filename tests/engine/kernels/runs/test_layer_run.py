@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tiny_configs import gpt2_config, llama_config
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.kernels.cpu.library import load_kernels
@@ -21,28 +22,10 @@ from kvplan_engine.layers.projection import Projection
 from kvplan_engine.models.decoder_layer import DecoderLayer
 
 _SHARED = {"vocab_size": 199, "max_position_embeddings": 96, "torch_dtype": "float32"}
-GPT2 = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "n_embd": 48,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 96,
-    **_SHARED,
-}
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    **_SHARED,
-}
+GPT2 = gpt2_config(n_embd=48, n_layer=3, n_positions=96, **_SHARED)
+LLAMA = llama_config(
+    hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, head_dim=8, **_SHARED
+)
 
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}  # each head of queries and keys normed
 
@@ -87,18 +70,8 @@ MODELS = {
 
 def start_engine(config: dict[str, object], dtype: str) -> Engine:
     """An engine with 24 tokens a step and a pool of zeros."""
-    engine = Engine(
-        EngineConfig(
-            model=config,
-            device="cpu",
-            dtype=dtype,
-            load_format="dummy",
-            device_memory=160 * 1024**2,
-            max_num_batched_tokens=24,
-            max_num_seqs=4,
-            max_model_len=96,
-        )
-    )
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 4, "max_model_len": 96, "device_memory": 160 * 1024**2}
+    engine = Engine(EngineConfig(model=config, device="cpu", dtype=dtype, load_format="dummy", **limits))
     assert engine.serving.runner.kv is not None
     engine.serving.runner.kv.planes.zero_()
     return engine
