@@ -429,8 +429,8 @@ class Frontier:
         best = self._best_of(best, plain)
         for _ in range(_PLAYS_OF_SEATS if best.waits else 0):
             best = self._best_of(best, [each for each in plain if each.choice.has_budget_of(best.choice)])
-        for _ in range(_PLAYS_OF_SEATS if best.waits else 0):  # a tail grows less with a seat than averages do
-            more = (one_seat_more(each, best.choice.max_num_seqs) for each in plain)
+        if best.waits:  # a tail grows less with a seat than averages do
+            more = (one_seat_more(each, best.choice.max_num_seqs) for each in plain[:_MOST_BUDGETS])
             best = min([best, *(self._play(each) for each in more if each is not None)], key=rank)
         self._met = [best if each is first else each for each in self._met]
 
