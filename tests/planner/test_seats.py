@@ -100,7 +100,7 @@ def test_graphs_are_left_out_where_only_their_memory_holds_the_load(capsys: pyte
 
 
 def test_users_who_think_wait_for_seats_too() -> None:
-    """Of 30 users who read for 5 s some ten are in progress on each of two pairs of cards, which is too many."""
+    """Of 30 users who read for five seconds ten or so have a request on each of two pairs of cards: too many."""
     best = plan(users=30, think_time="5s", slo=["tpot:40"]).deployments[0]
     assert best.verdict.meets and best.waits and best.num_gpus == 4
     seats, middle = best.choice.max_num_seqs, best.served.middle

@@ -242,6 +242,14 @@ def with_fewer_seats(found: Candidate, most_tpot: float | None = None) -> Candid
     return fewer if fewer is not None and fewer.waits and fewer.may_keep(goal) else None
 
 
+def one_seat_more(found: Candidate, seats: int | None) -> Candidate | None:
+    """``found`` with a seat more on each engine than ``seats``; None where its pool may not hold them, or nobody would
+    wait then."""
+    wanted = (seats or 0) + 1
+    more = _in_line(found.basis, found.choice, found.replicas, wanted * found.choice.layout.data_parallel_size)
+    return more if more is not None and more.waits and more.choice.max_num_seqs == wanted else None
+
+
 def _most_tpot(found: Candidate, bounds: Sequence[Bound]) -> float:
     """Seconds on average in closed form that keep ``bounds`` as surely as the goal asks, by the interval of such."""
     goal, interval = found.basis.request.goal, found.model.error_interval("tpot")

@@ -21,7 +21,7 @@ from kvplan.planner.choices.candidate import Candidate
 from kvplan.planner.choices.deployment import DeploymentChoice, Miss, PlannedDeployment
 from kvplan.planner.choices.evaluation import evaluate, too_slow
 from kvplan.planner.choices.formats import FormatPair
-from kvplan.planner.choices.sizing import candidate, least_replicas, least_that_answer, with_fewer_seats
+from kvplan.planner.choices.sizing import candidate, least_replicas, least_that_answer, one_seat_more, with_fewer_seats
 from kvplan.planner.search.averages import cost_of_tokens, fewest, tpot_to_keep, would_keep
 from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
 
@@ -408,7 +408,8 @@ class Frontier:
             again = self._candidate(played.choice.for_all(played.choice.max_num_batched_tokens), count)
             if not isinstance(again, Candidate) or (for_all and again.waits):
                 return False
-            return would_keep(again, found, played, share)
+            keeps = would_keep(again, found, played, share)
+            return keeps or (not for_all and with_fewer_seats(again, tpot_to_keep(played)) is not None)
 
         next_count = entry.replicas + 1
         more = None if next_count > most else fewest(most, may_keep, next_count)
@@ -428,6 +429,9 @@ class Frontier:
         best = self._best_of(best, plain)
         for _ in range(_PLAYS_OF_SEATS if best.waits else 0):
             best = self._best_of(best, [each for each in plain if each.choice.has_budget_of(best.choice)])
+        if best.waits:  # a tail grows less with a seat than averages do
+            more = (one_seat_more(each, best.choice.max_num_seqs) for each in plain[:_MOST_BUDGETS])
+            best = min([best, *(self._play(each) for each in more if each is not None)], key=rank)
         self._met = [best if each is first else each for each in self._met]
 
     def _best_of(self, best: PlannedDeployment, others: Sequence[Candidate]) -> PlannedDeployment:
