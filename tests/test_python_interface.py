@@ -268,6 +268,13 @@ def test_a_plan_without_deployments_says_in_arguments_what_would_help() -> None:
     assert (caught.value.hint or "").startswith("use other GPUs (leave out gpu)")
 
 
+def test_a_frame_without_pandas_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match=r"to_frame\(\) needs pandas") as caught:
+        kvplan.gpus("h100").to_frame()
+    assert caught.value.hint == "pip install pandas"
+
+
 def test_nothing_but_the_standard_library_is_loaded() -> None:
     program = (
         "import sys; before = {name.partition('.')[0] for name in sys.modules}; import kvplan\n"
