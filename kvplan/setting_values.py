@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kvplan.errors import UsageError
-from kvplan.settings import KNOBS, Knob, ServingSettings
+from kvplan.settings import FLAG_WORDS, KNOBS, Knob, ServingSettings
 from kvplan.units import parse_bit_rate, parse_bytes, parse_tokens
 
 _SHORT_NUMBER: Final = re.compile(r"-?\d{1,18}")
@@ -32,6 +32,10 @@ def _read(knob: Knob, value: Any) -> Any:
     if knob.kind == "tokens":
         text = str(value).strip()  # a whole number is left to the check, which names the option
         return int(text) if _SHORT_NUMBER.fullmatch(text) else parse_tokens(text)
+    if knob.kind == "flag" and value not in (True, False):
+        if str(value).casefold() not in FLAG_WORDS:
+            raise UsageError(f"{knob.option} is yes or no, got '{value}'.", hint=" or ".join(FLAG_WORDS))
+        return FLAG_WORDS[str(value).casefold()]
     if knob.kind == "name":
         return knob.canonical_name(str(value))
     return _number(knob, value)

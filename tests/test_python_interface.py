@@ -229,6 +229,17 @@ def test_the_room_of_estimates_is_the_function_too() -> None:
             "use ctx=1024 or less",
         ),
         (lambda: kvplan.estimate(), "No model is given.", 'for example kvplan.estimate("llama-3.1-8b")'),
+        (
+            lambda: kvplan.plan("gpt2", users=4, max_gpus=2.5),
+            "max_gpus must be a whole number, got 2.5.",
+            "for example max_gpus=4",
+        ),  # type: ignore[arg-type]
+        (lambda: kvplan.estimate("gpt2", enforce_eager="on"), "enforce_eager is yes or no, got 'on'.", "false or true"),
+        (
+            lambda: kvplan.plan("gpt2", users=4, like="ls"),
+            "The pasted command does not start vLLM's server.",
+            "for example vllm serve Qwen/Qwen3-8B --max-model-len 32768",
+        ),
         (lambda: kvplan.models(5), "search must be text, got 5.", None),  # type: ignore[arg-type]
     ],
 )
@@ -237,7 +248,17 @@ def test_errors_name_arguments(call: Callable[[], object], message: str, hint: s
         call()
     assert caught.value.message == str(caught.value) == message
     assert hint is None or caught.value.hint == hint
-    assert "--" not in (caught.value.hint or "")
+    assert "--" not in (caught.value.hint or "").partition("vllm serve")[0]
+
+
+def test_flags_and_assumptions_are_read_as_the_command_reads_them() -> None:
+    graphs = [
+        kvplan.estimate("gpt2", gpu="l4", enforce_eager=each).deployments[0].graph_bytes
+        for each in ("false", False, "true", True)
+    ]
+    assert graphs[0] == graphs[1] > graphs[2] == graphs[3] == 0
+    assumed = kvplan.estimate("llama-3.1-8b", gpu="h100", ctx="1k", assume={"num_key_value_heads": 4})
+    assert assumed.kv_bytes_per_token == 65_536
 
 
 def test_a_plan_without_deployments_says_in_arguments_what_would_help() -> None:
@@ -245,6 +266,13 @@ def test_a_plan_without_deployments_says_in_arguments_what_would_help() -> None:
     with pytest.raises(KvplanError) as caught:
         _ = nothing.best
     assert (caught.value.hint or "").startswith("use other GPUs (leave out gpu)")
+
+
+def test_a_frame_without_pandas_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match=r"to_frame\(\) needs pandas") as caught:
+        kvplan.gpus("h100").to_frame()
+    assert caught.value.hint == "pip install pandas"
 
 
 def test_nothing_but_the_standard_library_is_loaded() -> None:

@@ -20,7 +20,7 @@ Failure = TypeVar("Failure", bound=KvplanError)
 _KINDS: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "str": (str, "text"),
     "Path": (os.PathLike, "a path"),
-    "int": (Real, "a number"),
+    "int": (Real, "a whole number"),
     "float": (Real, "a number"),
     "bool": (bool, "True or False"),
     "Mapping": (Mapping, "a dict"),
@@ -30,8 +30,10 @@ _KINDS: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
 """Annotations of arguments: what a value of each is, and its name for people."""
 _OTHER_OPTIONS: Final = {"--from": "start", "--to": "end", "--device-memory": "device_memory"}
 _OPTION: Final = re.compile(r"--[a-z][\w-]*")
-_VALUE: Final = re.compile(r"[ =](\d[\w.,%@-]*|[a-z]\w*[:@=][\w.:@=-]+)(?<![.,-])")
+_VALUE: Final = re.compile(r"[ =](\d[\w.,%@-]*|[a-z]\w*[:@=][\w.,:@=-]+)(?<![.,-])")
 """What follows an option as its value: a number or a text that begins with one, ``ttft:500``, ``vllm@0.19``."""
+_COMMAND: Final = re.compile(r"\b(?:vllm serve|kvplan [a-z]+) ")
+"""Where a command begins, whose options stay options."""
 
 
 def checks_arguments(settings: Sequence[str] = ()) -> Callable[[Function], Function]:
@@ -80,8 +82,8 @@ def _words(names: Iterable[str]) -> dict[str, str]:
 
 def _reworded(sentence: str, words: Mapping[str, str]) -> str:
     """``use --ctx 1024 or less`` -> ``use ctx=1024 or less``; options that are no arguments stay."""
-    parts, place = [], 0
-    for found in _OPTION.finditer(sentence):
+    parts, place, command = [], 0, _COMMAND.search(sentence)
+    for found in _OPTION.finditer(sentence, 0, command.start() if command else len(sentence)):
         name = words.get(found[0])
         if name is None:
             continue
@@ -114,12 +116,15 @@ def _check_type(name: str, value: Any, annotation: str) -> None:
     kinds = [_KINDS[each] for part in annotation.split(" | ") if (each := part.split("[")[0].strip()) in _KINDS]
     wanted = tuple(kind for kind, _ in kinds)
     is_other = any(isinstance(value, kind) and word not in annotation for word, kind in _NARROWER.items())
+    is_other |= isinstance(value, float) and "float" not in annotation and value % 1 != 0
     if not kinds or (isinstance(value, wanted) and not is_other):
         return
     named = list(dict.fromkeys(word for _, word in kinds))
     words = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} or {named[-1]}"
     example = _EXAMPLES.get(name)
-    hint = f"for example {name}={example}" if example else "its docstring says what it is"
+    if example is None and ("int" in annotation or "float" in annotation):
+        example = "4"
+    hint = None if example is None else f"for example {name}={example}"
     raise UsageError(f"{name} must be {words}, got {value!r}.", hint=hint)
 
 
@@ -132,6 +137,7 @@ _EXAMPLES: Final = {
     "slo": '"ttft:500 tpot:50"',
     "gpu": '"h100", or ["l4", "8xh200"]',
     "price": '{"h100": 2.5}',
+    "api_price": '{"in": 0.6, "out": 2.4}',
     "assume": '{"head_dim": 128}',
     "speculative_config": '{"method": "mtp", "num_speculative_tokens": 1}',
     "quantization": '"fp8"',

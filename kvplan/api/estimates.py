@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ def estimate(
     quantization: str = "auto",
     kv_cache_dtype: str = "auto",
     engine: str = "vllm",
-    assume: Mapping[str, str] | None = None,
+    assume: Mapping[str, object] | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     from_log: str | Path | None = None,
     calibration: str | None = None,
@@ -109,7 +110,7 @@ def estimate(
     choice = EngineChoice.parse(engine)
     if model is None and from_log is None:
         raise UsageError("No model is given.", hint='for example kvplan.estimate("llama-3.1-8b")')
-    spec = None if model is None else resolve_model(str(model), assumptions=assume)
+    spec = None if model is None else resolve_model(str(model), assumptions=_texts(assume))
     named = [parse_gpu_count(name) for name in texts(gpu)]
     asked = named_settings(settings, speculative_config, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if ctx is not None and max_model_len is not None:
@@ -131,6 +132,11 @@ def estimate(
 
         known = with_results(known, paths, of_estimate(spec, asked, gpus, choice))
     return Estimate(answer_question(spec, question, gpus, choice, known, learned))
+
+
+def _texts(assume: Mapping[str, object] | None) -> dict[str, str]:
+    """Values for keys of the config as ``--assume`` has them: JSON."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in (assume or {}).items()}
 
 
 def _only(gpus: Sequence[GpuCount]) -> GpuCount | None:

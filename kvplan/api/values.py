@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvplan.catalog.speculation.config import with_speculative_config
+from kvplan.errors import UsageError
 from kvplan.setting_values import read_settings
 from kvplan.settings import KNOBS, ServingSettings
 
@@ -53,7 +54,10 @@ def texts(values: object) -> Sequence[str]:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Return rows as a DataFrame. Needs pandas."""
-    import pandas
+    """Return rows as a DataFrame. UsageError without pandas."""
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise UsageError("to_frame() needs pandas, which is not installed.", hint="pip install pandas") from None
 
     return pandas.DataFrame(rows)

@@ -42,12 +42,17 @@ _CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
 """A model's folder in the Hugging Face cache."""
 
 
+def shown_name(logged: str | None) -> str | None:
+    """The model as people call it: the repository's id where the log has its folder in the Hugging Face cache."""
+    cached = _CACHED.search(logged or "")
+    return "/".join(cached.groups()) if cached else logged
+
+
 def _names(logged: str | None) -> list[str]:
     """The model as logged; of a path that is not here, its last part may be a known name."""
     if logged is None:
         return []
-    cached = _CACHED.search(logged)
-    if cached:
-        return ["/".join(cached.groups())]
+    if _CACHED.search(logged):
+        return [shown_name(logged) or logged]
     last = logged.rstrip("/").rsplit("/", 1)[-1]
     return [last] if logged.startswith(("/", "~", ".")) and not os.path.exists(logged) else [logged]

@@ -11,6 +11,7 @@ from kvplan.reports.html.caches_page import caches_page
 from kvplan.reports.pictures import draw_picture
 from kvplan.reports.plots import caches
 from kvplan.reports.plots.canvas import drawing
+from kvplan.runs.storage.files import write_whole
 
 
 def write_cache_report(answer: CacheAnswer, plot: Path | None, page: Path | None) -> None:
@@ -21,16 +22,6 @@ def write_cache_report(answer: CacheAnswer, plot: Path | None, page: Path | None
     if plot is not None:
         if plot.suffix.lower() != ".png":
             raise KvplanError(f"Pictures of caches are PNG files: {plot}.", hint="name a .png file")
-        _write(plot, picture.png)
+        write_whole(plot, picture.png)
     if page is not None:
-        _write(page, caches_page(answer, picture).encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise KvplanError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            hint="name a file in a directory that is there and can be written to",
-        ) from error
+        write_whole(page, caches_page(answer, picture))

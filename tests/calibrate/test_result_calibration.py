@@ -274,6 +274,12 @@ def test_measured_kernels_are_believed_where_results_tell_nothing() -> None:
     assert believing.simulate(base).seconds < plain.simulate(base).seconds  # all-reduces as they were measured
 
 
+def test_what_was_read_of_a_folder_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = DATA / "vllm-bench-sweep"
+    assert main(["calibrate", str(sweep), "--model", "gpt2", "--gpu", "cpu", "--out", "-"]) == 0
+    assert f"{sweep}: 2 JSON files in 2 folders read" in capsys.readouterr().out
+
+
 def test_one_load_of_vllm_bench_serve(capsys: pytest.CaptureFixture[str]) -> None:
     serve = str(DATA / "vllm-bench-serve" / "serve-c4-detailed.json")
     options = ["--model", "smollm2-135m", "--gpu", "cpu", "--engine", "vllm@0.32", "--dtype", "bfloat16"]

@@ -157,6 +157,10 @@ def test_a_picture_and_a_page(trace: Path, tmp_path: Path, capsys: pytest.Captur
     assert "google/gemma-3-27b" in text and "Hits over GiB" in text and "<img" in text
     _, _, error = run(f"cache {trace} llama-3.1-8b --plot {tmp_path / 'curve.svg'}", capsys)
     assert "Pictures of caches are PNG files" in error
+    code, _, error = run(
+        f"cache {trace} llama-3.1-8b --kv-cache-dtype auto --html {tmp_path / 'none' / 'x.html'}", capsys
+    )
+    assert code == 1 and "could not be written: No such file" in error and "check that" in error
 
 
 @pytest.mark.parametrize(

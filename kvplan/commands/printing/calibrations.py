@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kvplan.calibrate.results.readers.kvplan_sweep import is_kvplan_sweep
 from kvplan.calibrate.results.reading import result_files
 from kvplan.commands.printing.render import print_sentence, print_table
 from kvplan.units import plural
@@ -88,10 +88,10 @@ def print_learned(found: ResultCalibration) -> None:
     models = ", ".join(matched.models)
     where = f"served by {engine} on {matched.device.as_text()}"
     print_sentence(f"{_counts(found)} of {models}, {where}", indent="", further="  ")
-    for path in filter(Path.is_dir, found.paths):
+    for path in (each for each in found.paths if each.is_dir() and not is_kvplan_sweep(each)):
         files = result_files(path)
         folders = plural(len({each.parent for each in files}), "folder")
-        print_sentence(f"{path}: {plural(len(files), 'file')} of results, in {folders}")
+        print_sentence(f"{path}: {plural(len(files), 'JSON file')} in {folders} read")
     for reason, count in matched.excluded.items():
         print_sentence(f"{count} more excluded: {reason}")
     alike = sum(not each.result.has_lengths for each in matched.loads)

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.explaining.explanation import LogAccount, difference_gib
+from kvplan.explaining.named_model import shown_name
 from kvplan.explaining.stated_settings import named_settings
 from kvplan.explaining.ways_out import in_words_of
 from kvplan.settings import KNOBS
@@ -23,7 +24,7 @@ def print_explanation(answer: LogAccount, *, as_markdown: bool = False) -> None:
     further, indent = ("  ", "- ") if as_markdown else ("    ", "  ")
     log, predicted = answer.log, answer.predicted
     where = "a CPU" if log.device == "cpu" else answer.gpu.id if answer.gpu else "an unknown GPU"
-    started = f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}"
+    started = f"{log.engine} {log.version or '(version not printed)'}: {shown_name(log.model) or 'a model'} on {where}"
     print_sentence(started, indent="", further="  ")
     settings = [
         _option(name, value) for name, value in named_settings(log.settings).items() if name not in _SAID_ELSEWHERE
