@@ -111,6 +111,7 @@ OUTLIERS = {
     "V151": B12X,
     "V152": B12X,
     "V153": B12X,
+    "S008": "2.3 GiB of weights on each GPU, of a modified build with kernels of its own.",
     "V225": "5 GiB of non-torch memory that other processes took.",
     "W027": UNIFIED,
 }
