@@ -146,6 +146,8 @@ def test_a_cache_is_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(frame.columns) == printed(capsys, *words, "--format", "csv").splitlines()[0].split(",")
     with pytest.raises(UsageError, match=r"kvplan\.cache has no argument 'max_num_seq'"):
         kvplan.cache(trace, "gpt2", max_num_seq=4)
+    with pytest.raises(UsageError, match=r"kvplan\.cache has no argument 'device_memory'"):
+        kvplan.cache(trace, "gpt2", device_memory="40GiB")
     with pytest.raises(UsageError, match=r"^nvme: "):
         kvplan.cache(trace, "gpt2", nvme="much")
 
@@ -248,6 +250,8 @@ def test_errors_name_arguments(call: Callable[[], object], message: str, hint: s
         call()
     assert caught.value.message == str(caught.value) == message
     assert hint is None or caught.value.hint == hint
+    if hint is not None and sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == [f"hint: {hint}"]
     assert "--" not in (caught.value.hint or "").partition("vllm serve")[0]
 
 
