@@ -45,16 +45,17 @@ def checks_arguments(settings: Sequence[str] = ()) -> Callable[[Function], Funct
     def decorate(function: Function) -> Function:
         own = inspect.signature(function).parameters
         names = [name for name, each in own.items() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        shorter = ("device_memory",) if "device_memory_bytes" in settings else ()
 
         @functools.wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
-            for name in given:
-                if name not in (*names, *settings, "device_memory"):
-                    raise _unknown(function.__name__, name, names, settings)
-            for name, value in (*zip(names, args, strict=False), *given.items()):
-                if name in names and value is not None:
-                    _check_type(name, value, str(own[name].annotation))
             try:
+                for name in given:
+                    if name not in (*names, *settings, *shorter):
+                        raise _unknown(function.__name__, name, names, settings)
+                for name, value in (*zip(names, args, strict=False), *given.items()):
+                    if name in names and value is not None:
+                        _check_type(name, value, str(own[name].annotation))
                 return function(*args, **given)
             except KvplanError as error:
                 raise in_arguments_of(function, error)  # noqa: B904 - it is the same one
